@@ -57,6 +57,7 @@ def code_task(record: Mapping[str, Any], kind: str, prompt: str) -> CodeTask:
     """
     try:
         task = _KINDS[kind](record, prompt)
+    # records are foreign: a missing field and one of another type are the same to whoever reads the message
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the tests do not have the shape of a {kind} record ({error!r})") from None
     return replace(task, tests=released_tests(task.tests))
@@ -75,6 +76,7 @@ def released_tests(tests: Mapping[str, Any]) -> dict[str, Any]:
     known = {name: value for name, value in tests.items() if name not in _RELEASED_NAMES and name != "type"}
     for name, own in _RELEASED_NAMES.items():
         if tests.get(name) is not None:
+            # the released name wins where both stand
             known.setdefault(own, tests[name])
     return known
 
@@ -102,6 +104,7 @@ def _given(record: Mapping[str, Any], prompt: str) -> CodeTask:
     tolerance = known.pop("atol", None) or record.get("atol")
     if tolerance:
         known.setdefault("float_tolerance", tolerance)
+    # EvalPlus gives further inputs without outputs: its reference solution judges them
     if record.get("plus_inputs") and record.get("entry_point") and record.get("reference_solution"):
         plus = {"fn_name": record["entry_point"], "inputs": _parsed(record, "plus_inputs")}
         shown = _statement(record, known, prompt)[0]
@@ -361,6 +364,7 @@ def _code_contests(record: Mapping[str, Any], prompt: str) -> CodeTask:
     if record.get("memory_limit_bytes"):
         limits["memory_limit_mb"] = int(record["memory_limit_bytes"]) >> 20
     tests = {"inputs": inputs, "outputs": outputs, **limits}
+    # a few known wrong programs, by which a checker can be examined
     wrong = _in_python(record.get("incorrect_solutions"), "incorrect_solutions")[:4]
     solutions = _in_python(record.get("solutions"), "solutions")
     return _with_solutions({"tests": tests}, prompt, solutions, wrong_solutions=wrong)
@@ -374,6 +378,7 @@ def _in_python(value: Any, name: str) -> list[str]:
         raise ValueError(f"field {name!r} must be an object of languages and solutions, got {type(value).__name__}")
     programs = _texts(value.get("solution"), f"{name}.solution")
     languages = list(value.get("language") or ())
+    # 3 is Python 3 in this data set
     return [text for language, text in zip(languages, programs, strict=False) if language == 3]
 
 

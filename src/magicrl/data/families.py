@@ -116,6 +116,7 @@ def unique_problems(
         raise ValueError(f"split must be train, validation or test, got {split!r}")
     found: dict[str, Problem] = {}
     stream = family.stream(seed=seed, split=split, levels=levels)
+    # a bound: with few distinct instances the stream would repeat them for ever
     for problem in islice(stream, 50 * count + 1000):
         found.setdefault(problem.id if split == "train" else problem.key, problem)
         if len(found) == count:

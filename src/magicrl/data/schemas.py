@@ -65,6 +65,7 @@ def read_turns(value: Any) -> Turns | None:
     if not isinstance(value, list):
         return None
     messages = [_message(entry, number) for number, entry in enumerate(cast("list[Any]", value), start=1)]
+    # the assistant's last turn is the answer; the conversation that is asked ends before it
     answer = messages.pop().content if len(messages) > 1 and messages[-1].role == "assistant" else None
     if not messages or messages[-1].role != "user":
         got = f"the role {messages[-1].role!r}" if messages else "no message"
@@ -76,6 +77,7 @@ def read_turns(value: Any) -> Turns | None:
 
 def _from_text(text: str) -> Any:
     """The list of messages that a text is the JSON of; None for any other text."""
+    # only what begins like a list of messages is parsed
     start = text.lstrip()[:200]
     if not start.startswith("[") or ('"role"' not in start and '"from"' not in start):
         return None
@@ -96,6 +98,7 @@ def _message(entry: Any, number: int) -> Message:
     content: Any = fields.get("content", fields.get("value"))
     if isinstance(content, list):  # the parts of a multimodal message
         parts: list[Any] = content
+        # text parts alone; an image would be lost
         if all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
             content = "".join(part["text"] for part in parts)
     if not isinstance(content, str) or not content.strip():
@@ -246,7 +249,9 @@ class RecordReader:
             Quarantined: the record is whole, but has no answer or no usable tests.
             ValueError: a field has the wrong type; names file, line and field.
         """
+        # columns without a value do not count: parquet gives every row all of them
         present = tuple(name for name, value in row.record.items() if value is not None)
+        # once for all rows that have these columns
         if present not in self._found:
             self._found[present] = self._schema(row, present)
         name, schema = self._found[present]
@@ -260,6 +265,7 @@ class RecordReader:
         """The first schema that fits, else the columns by their names."""
         own = self.fields
         known = catalogue()
+        # a column that the user named wins over every known schema
         if own.prompt is None and own.answer is None:
             for name, schema in known.schemas.items():
                 if all(column in present for column in (*schema.prompt, *schema.needs)) and (
@@ -556,6 +562,7 @@ class _RowReader:
             raise self._error(name, f"must be text, a number or a list of them, got {kind} ({value!r:.40})", remedy)
         text = str(value).strip()
         marked = _marked(text)
+        # a whole worked solution as the gold would match no answer
         if marked is None and self.schema.worked and text:
             raise Quarantined(
                 f"no answer: the text of field {name!r} has neither a box nor a last line with ####; "

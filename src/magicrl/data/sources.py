@@ -36,6 +36,7 @@ def fingerprint(problems: Iterable[Problem]) -> str:
     digest = hashlib.sha256()
     for p in problems:
         fields: list[Any] = [p.id, p.prompt, list(p.golds), p.verifier, p.source, p.level]
+        # only where there is one, so that checksums of problems without a context stay what they were
         if p.context:
             fields.append([[message.role, message.content] for message in p.context])
         line = json.dumps(fields, ensure_ascii=True)
@@ -412,6 +413,7 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
     aside: list[SetAside] = []
     solutions: dict[str, tuple[str, ...]] = {}
     for read in read_problems(place, _reader(source, place, key)):
+        # a broken record is an error of the file; one without an answer is only set aside
         if isinstance(read, Rejected) and not read.quarantined:
             raise read.error
         reason = read.reason if isinstance(read, Rejected) else _against(read.problem, source.difficulty_of)
@@ -432,6 +434,7 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
             problems[problem.id] = problem
             if read.solutions:
                 solutions[problem.id] = read.solutions
+        # in the loop, so that a hub set is not read to its end for its first rows
         if source.count is not None and len(problems) == source.count:
             break
     if not problems:

@@ -398,6 +398,7 @@ class WordProblems:
         return write_chain(extra["steps"], items=extra["items"], tell=extra["tell"], style=self.options, rng=rng)
 
     def _stream(self, seed: int, split: Split, levels: tuple[int, ...]) -> Iterator[Problem]:
+        # the split in the seed: no split's stream follows another's
         rng = np.random.default_rng([seed, _SPLITS.index(split), 0x57])
         stories = self.stories(split)
         seen: set[str] = set()

@@ -130,6 +130,7 @@ def _read(path: Path) -> Iterator[RolloutGroup]:
         table = pq.read_table(path, columns=[name for name in there if name not in _VERDICT])
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is no parquet file of rollouts: {error}") from error
+    # verdicts are not needed to replay, and older recordings lack the later columns
     missing = [name for name in SCHEMA.names if name not in (*there, *_VERDICT, *_LATER)]
     if missing:
         raise ValueError(f"{path} lacks the columns {', '.join(missing)}; it is no recording of rollouts")
@@ -194,6 +195,7 @@ class ReplayEngine(RolloutEngine):
         """``ValueError`` if a draw stands twice, or there is no group at all."""
         self._recorded: dict[int, RolloutGroup] = {}
         for group in groups:
+            # by draw, not by problem: one problem may be drawn twice
             if self._recorded.setdefault(group.request.draw, group) is not group:
                 raise ValueError(f"draw {group.request.draw} was recorded twice")
         if not self._recorded:
@@ -239,6 +241,7 @@ class ReplayEngine(RolloutEngine):
                     f"draw {draw} was recorded with {what} {was}, asked for is {wanted}; replay a run with its own "
                     "data, seed and sampling settings"
                 )
+        # a shorter T would have cut it: no engine could have given this response
         longest = max(len(completion) for completion in group.completions)
         if longest > request.sampling.max_tokens:
             raise ValueError(

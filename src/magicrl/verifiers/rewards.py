@@ -151,6 +151,7 @@ class RewardFunction:
         try:
             if isinstance(returned, Exception):
                 raise returned
+            # inside the try: iterating over what a user's code returned may raise as well
             scores = list(returned) if self.settings.batched else [returned]
             if len(scores) != count:
                 raise TypeError(f"a batched reward must return {count} scores, got {len(scores)}")
@@ -178,6 +179,7 @@ class RewardFunction:
     def failed(self, problem: Problem, reason: str, seconds: float = 0.0) -> Verdict:
         """The verdict where there is no score; the first of its kind is told."""
         kind = reason.partition(":")[0]
+        # one warning a kind of error: a reward that always fails would write one for every response
         if kind not in self._warned:
             self._warned.add(kind)
             _log.warning(
@@ -190,6 +192,7 @@ class RewardFunction:
 
 
 def _number(name: str, value: Any) -> float:
+    # float("0.5") would work, and hide that the function returns text
     if isinstance(value, str) or value is None:
         raise TypeError(f"{name} must be a number, got {value!r:.60}")
     number = float(value)
@@ -216,6 +219,7 @@ def function_spec(reference: str, function: Any) -> VerifierSpec:
 def _here(made: RewardFunction) -> Callable[[Problem, Sequence[str]], Sequence[Verdict] | Future[list[Verdict]]]:
     if not made.is_async:
         return made.judge
+    # one for all problems: the limit holds over all groups, not for each
     turns = asyncio.Semaphore(made.settings.concurrency)
     return lambda problem, responses: asyncio.run_coroutine_threadsafe(
         made.awaited(problem, responses, turns), _event_loop()
@@ -272,6 +276,7 @@ class RewardProtocol(WorkerProtocol):
         return self._made.failed(item.problem, limit, seconds)
 
     def final(self, item: Item, verdict: Verdict) -> bool:
+        # a reward that raised would raise again; only a lost worker is worth a second try
         return verdict.status != "worker_lost"
 
     def give_up(self, item: Item, verdict: Verdict) -> None:

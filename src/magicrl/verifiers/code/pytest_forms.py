@@ -97,11 +97,13 @@ class approx:
         return self._same(found, self.expected)
 
     def _same(self, found: Any, wanted: Any) -> bool:
+        # numpy's arrays and scalars; of the type, so that a stand-in of the program's is not asked
         found, wanted = (one.tolist() if hasattr(type(one), "tolist") else one for one in (found, wanted))
         if isinstance(wanted, Mapping) and isinstance(found, Mapping):
             return found.keys() == wanted.keys() and all(self._same(found[key], wanted[key]) for key in wanted)
         if isinstance(wanted, Sequence) and not isinstance(wanted, str | bytes):
             return isinstance(found, Sequence) and len(found) == len(wanted) and all(map(self._same, found, wanted))
+        # as in pytest: what is no number is compared exactly
         if isinstance(wanted, bool) or not isinstance(wanted, int | float | complex):
             return type(found) is not type(self) and bool(found == wanted)
         if not isinstance(found, int | float | complex):
@@ -112,6 +114,7 @@ class approx:
             return self._nan_ok and found != found and wanted != wanted
         if math.isinf(abs(wanted)) or math.isinf(abs(found)):
             return False
+        # pytest's own defaults; a stated absolute tolerance switches the default relative one off
         absolute = 1e-12 if self._abs is None else self._abs
         relative = (1e-6 if self._abs is None else 0.0) if self._rel is None else self._rel
         return abs(found - wanted) <= max(absolute, relative * abs(wanted))
@@ -145,6 +148,7 @@ class _Mark:
         self.mark = (name, given, named or {})
 
     def __call__(self, *given: Any, **named: Any) -> Any:
+        # `@mark` gets the function at once, `@mark(...)` its arguments first
         bare = self.mark[1:] == ((), {})
         if bare and not (len(given) == 1 and not named and callable(given[0])):
             return _Mark(self.mark[0], given, named)
@@ -283,8 +287,10 @@ class _Test:
         made = bound(**self.arguments(bound))
         self.values.pop("request") if before is None else self.values.update(request=before)
         if inspect.isgenerator(made):
+            # what stands behind the yield runs when the test has ended
             steps, made = made, next(made)
             self.end.callback(next, steps, None)
+        # of a class, module or session: made once; a parameter makes another one for each value
         wide = getattr(function, _FIXTURE).get("scope") not in _CASE_WIDE and name not in self.params
         if wide:
             self.shared[name] = made
@@ -314,6 +320,7 @@ def run(namespace: Mapping[str, Any]) -> None:
 def _class(kind: type, fixtures: Mapping[str, Any], shared: dict[str, Any], wide: list[Any]) -> None:
     members = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("__")}
     own = {**fixtures, **_fixtures_of(members)}
+    # in the order in which they are written, as pytest runs them; dir() sorts by name
     order = sorted(members, key=lambda name: getattr(getattr(members[name], "__code__", None), "co_firstlineno", 0))
     if "setup_class" in members:
         members["setup_class"]()

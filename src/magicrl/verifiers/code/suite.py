@@ -122,6 +122,7 @@ def parse_trusted(source: str) -> ast.Module:
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: it does not parse.
     """
+    # of the whole interpreter, so it is put back
     limit = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     try:
@@ -148,6 +149,7 @@ def wanted_names(tree: ast.Module, entry: str | None) -> list[str]:
     names = [call.func.id for call in calls if isinstance(call.func, ast.Name)]
     for call in calls:
         if isinstance(call.func, ast.Name) and call.func.id == "check":
+            # `check(f)`: what is given to it is the program's, without being called here
             names += [node.id for node in call.args if isinstance(node, ast.Name)]
     foreign = [name for name in dict.fromkeys(names) if name not in own and not hasattr(builtins, name)]
     loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - own
@@ -184,6 +186,7 @@ def _calls(tree: ast.Module, entries: set[str], check: str | None) -> Iterable[C
             raise _NotSimple
     if checker is not None and not called and check is not None:
         called.append(check)
+    # check() without a call, a call without check(), or several candidates
     if (checker is None) != (not called) or len(called) > 1:
         raise _NotSimple
     for entry in called:
@@ -223,9 +226,11 @@ def _assertion(statement: ast.Assert, entries: dict[str, str]) -> Iterable[CallC
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in entries
     ]
     if not calls:
+        # HumanEval's tests hold such lines
         if isinstance(statement.test, ast.Constant) and statement.test.value is True:
             return
         raise _NotSimple
+    # f(1) == f(2) has no expected value outside of the program
     if len(calls) > 1:
         raise _NotSimple
     (call,) = calls
@@ -236,6 +241,7 @@ def _assertion(statement: ast.Assert, entries: dict[str, str]) -> Iterable[CallC
     named = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
     test = statement.test
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        # either side may be the call; the other must be a value that is known without the program
         for one, other in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
             if one is call:
                 expected = _literal(other)
@@ -254,6 +260,7 @@ def _literal(node: ast.expr) -> Any:
         pass
     expression = ast.Expression(node)
     _check_safe(expression)
+    # evaluated in the judge itself, so only after every node was found harmless
     names = {"__builtins__": {}, **_SAFE_CALLS, "math": SimpleNamespace(**_SAFE_MATHS)}
     try:
         value = eval(compile(ast.fix_missing_locations(expression), "<literal>", "eval"), names)
@@ -301,6 +308,7 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
         SuiteError: no tests, an interactive problem, or a malformed field.
     """
     tests = tests_object(tests)
+    # what stands inside `tests` wins over what stands beside it
     merged: dict[str, Any] = {**(extra or {}), **{k: v for k, v in tests.items() if v is not None}}
     for name in _INTERACTIVE:
         if merged.get(name):
@@ -404,6 +412,7 @@ def _json(text: str, field: str) -> Any:
         return json.loads(text)
     except ValueError:
         try:
+            # not JSON: some sets write arguments as Python does (True, single quotes)
             return ast.literal_eval(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
             raise SuiteError(f"field {field!r}: {text[:60]!r} is no JSON value") from error

@@ -40,6 +40,7 @@ def encode(value: Any, other: Hook | None = None) -> Any:
         return None
     encoder = _ENCODERS.get(type(value))
     if encoder is None:
+        # a subclass: the first base that fits, so that datetime stands before date
         encoder = next((one for base, one in _ENCODERS.items() if isinstance(value, base)), _encode_odd)
     return encoder(value, other)
 
@@ -49,6 +50,7 @@ def _many(items: Iterable[Any], other: Hook | None) -> list[Any]:
 
 
 def _int(value: int, other: Hook | None = None) -> Any:
+    # beyond 64 bits in hexadecimal: decimal digits of long integers take quadratic time and are limited
     exact = int.__add__(value, 0)
     return exact if -_SMALL <= exact < _SMALL else {"i": hex(exact)}
 
@@ -97,6 +99,7 @@ def _encode_odd(value: Any, other: Hook | None) -> Any:
     if isinstance(value, Generator) and other is not None and (encoded := other(value)) is not None:
         return encoded  # it may have no end
     if not callable(value) and hasattr(kind, "__iter__") and kind.__module__ in ("builtins", "itertools"):
+        # one more than is allowed shows that there are too many, without reading an endless iterator
         items = list(itertools.islice(value, MAX_ITEMS + 1))
         if len(items) > MAX_ITEMS:
             raise NotPlainError(f"an iterator of more than {MAX_ITEMS} items")
@@ -144,6 +147,7 @@ def _nodes(value: Any) -> tuple[str, list[Any]] | None:
             raise NotPlainError(f"a linked list or tree of more than {_MAX_NODES} nodes")
     if not is_tree:
         return "linked", found[:-1]  # the last is its end
+    # LeetCode leaves the missing children of the last level out
     while found and found[-1] is None:
         found.pop()
     return "tree", found
@@ -159,6 +163,7 @@ def decode(value: Any, other: Hook | None = None) -> Any:
         return [decode(item, other) for item in value]
     if type(value) is not dict:
         return value
+    # what crosses is hostile: any shape that `encode` does not make is an error
     if len(value) != 1:
         raise ValueError(f"a tagged value has {len(value)} tags")
     (tag, content), *_ = value.items()
@@ -263,6 +268,7 @@ def tree(items: Iterable[Any], node: Callable[..., Any] = TreeNode) -> Any:
 
 def present_cpu(each: float, left: float) -> float:
     """CPU seconds of the next test when ``left`` remain for all together. Both sides of the sandbox reckon so."""
+    # a test that is begun at all gets a moment, or a start alone would use its time up
     return max(0.05, min(each, left))
 
 

@@ -105,6 +105,7 @@ class Token:
 
 def tokens_of(text: str) -> list[Token] | None:
     """The tokens of ``text``, or None when it is too long or holds something no answer holds."""
+    # refused before it is cut up
     if len(text) > 4 * MAX_TOKENS:
         return None
     found: list[Token] = []
@@ -200,12 +201,14 @@ def _words(found: list[Token], content: str, command: str, spaced: bool) -> None
     inner = content.strip()
     math = command in ("mathrm", "mathbf", "mathit", "mathsf", "boldsymbol", "bm", "operatorname")
     upright = inner in FUNCTIONS - {"sec", "sqrt"} if not math else inner in FUNCTIONS - {"sqrt"}
+    # \mathrm{sin} is the function; \text{sec} is a second
     if upright or (math and inner in _WRITTEN_ALIASES):
         found.append(Token("fn", _ALIASES.get(inner, inner), spaced, roman=True))
         return
     if math and (inner in _COMMANDS_IN_WORDS or (len(inner) == 1 and inner.isalpha())):
         found.append(Token("sym" if len(inner) == 1 else "cmd", inner, spaced, roman=True))
         return
+    # "+ const" behind an antiderivative is a C
     if inner.casefold().rstrip(".") in ("const", "constant") and found and found[-1].text == "+":
         found.append(Token("sym", "C", spaced))
         return

@@ -71,6 +71,7 @@ def depths(tokens: Sequence[Token]) -> list[int] | None:
             if not stack:
                 return None
             partner = stack.pop()
+            # half-open intervals close with the other bracket
             if partner != mark and not {partner, mark} <= {"(", "["}:
                 return None
         found.append(len(stack))
@@ -195,6 +196,7 @@ def clock_time(tokens: Sequence[Token]) -> Clock | None:
         return None
     values = [value for value in match.groups()[:3] if value]
     seconds = sum(int(value) * unit for value, unit in zip(values, (3600, 60, 1), strict=False))
+    # 3:05 is a time; 3:5 may be a ratio as well
     padded = any(value.startswith("0") for value in values)
     ratio = None if half or padded or len(values) < 2 else Ratio(tuple(number(int(value)) for value in values))
     return Clock(seconds, half, ratio)
@@ -223,6 +225,7 @@ def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[Seque
         if bracketed and plain and (not at or tokens[at - 1].kind != "op"):
             marks.append(at)
     labels = [tokens[at + 1].text for at in marks]
+    # two labels at least, from the first token on, and in their order: (a) and (c) are no answer to parts
     if len(marks) < 2 or marks[0] or not any(labels == list(order[: len(labels)]) for order in _LABELS):
         return []
     found: list[Sequence[Token]] = []
@@ -323,6 +326,7 @@ def _in_words(low: list[str]) -> Answer | None:
         words = words[:-1] if words[-1] == "of" else words
     quantified = bool(_QUANTIFIERS & set(words) or _PLURALS & set(words))
     rest = [word for word in words if word not in _QUANTIFIERS and word not in ("numbers", "number", "values", "value")]
+    # a bare `integer` is a word, `integers` are the set
     if not quantified or not rest or (rest == words and words[-1] in ("integer", "number")):
         return None
     kinds = [_KINDS[word] for word in rest if word in _KINDS]
@@ -371,6 +375,7 @@ def date_of(tokens: Sequence[Token]) -> Text | None:
     if any(token.kind not in ("word", "num", "lbrace", "rbrace") and token.text not in "^,." for token in tokens):
         return None
     others = [word for word in words if word not in _DAY_WORDS and not _month(word, months[0])]
+    # the day before the year, in whichever order they stood
     days = sorted(days, key=int)
     return None if others or int(days[0]) > 31 else Text((months[0], *days))
 
@@ -393,6 +398,7 @@ def stated(tokens: Sequence[Token], levels: Sequence[int]) -> tuple[Sequence[Tok
     name, value = tokens[:at], tokens[at + 1 :]
     if not name or not value or tokens[0].kind != "word" or all(token.kind == "word" for token in value):
         return None
+    # "the maximum is 5 or 6" and "is not 5" say no value
     if any(token.kind == "sep" or token.text.casefold() in _DOUBTING for token in tokens):
         return None
     plain = all(token.kind in ("word", "sym", "lbrace", "rbrace", "op", "num") for token in name)

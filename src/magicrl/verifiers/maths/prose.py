@@ -101,6 +101,7 @@ def final_answer(text: str, *, choice: bool) -> str | None:
         >>> final_answer("We get 3 + 4 = 7. So the answer is 7 apples.", choice=False)
         '7'
     """
+    # what a model writes behind its answer: control tokens, a polite last sentence
     text = _CONTROL.sub("", text)
     text = _HOPE.sub("", text.strip()).strip()
     text = "".join(str(unicodedata.decimal(char)) if char.isdecimal() and char > "\x7f" else char for char in text)
@@ -120,11 +121,14 @@ def _on_one_line(span: re.Match[str]) -> str:
 
 def _anchored(text: str) -> str | None:
     """What the last announcement names; an announcement that names nothing is none."""
+    # from the end: the last announcement that names something counts
     for anchor in reversed(list(_ANCHOR.finditer(text))):
+        # "the answer" in the middle of a sentence announces nothing: a verb or a colon must follow
         if not _STRONG.search(anchor[0]):
             continue
         rest = text[anchor.end() : anchor.end() + _MAX_SEGMENT]
         segment = _SENTENCE.split(rest, maxsplit=1)[0] if not rest.startswith(("\\[", "$$")) else rest
+        # "the answer is not 5 but 6"
         if _DENIED.match(segment):
             _, turn, segment = segment.partition(" but ")
             if not turn:
@@ -147,6 +151,7 @@ def _first_value(segment: str) -> str | None:
     whole = _NAME.sub("", segment.strip().rstrip(".").strip())
     if _bare_formula(whole):
         return whole
+    # of "f(2) = 4 + 3 = 7" the last side
     equals = segment.rfind("=")
     if equals >= 0:
         segment = segment[equals + 1 :]
@@ -218,12 +223,14 @@ def _last_value(text: str) -> str | None:
     displayed = list(_MATH.finditer(text))
     sentences = [sentence for sentence in _SENTENCE.split(text) if sentence and sentence.strip()]
     for sentence in reversed(sentences[-_MAX_SENTENCES:]):
+        # bold print marks the result within its sentence
         bold = [found for found in _BOLD.findall(sentence) if re.search(r"\d|\$", found)]
         part = bold[-1] if bold else sentence
         spans = list(_MATH.finditer(part))
         if not spans and (formula := _assigned(part)) is not None:
             return formula
         after = part[spans[-1].end() :] if spans else part
+        # a value behind the last formula comes later, so it wins: "with $n = 3$ we get 12"
         values = list(_LATEX.finditer(after)) or list(_NUMBER.finditer(after))
         if values and not (spans and _PERCENT.match(after)):
             return _plain_run(after, values)
@@ -253,6 +260,7 @@ def _choice(text: str) -> list[str]:
     for anchor in reversed(list(_ANCHOR.finditer(text))):
         segment = _SENTENCE.split(text[anchor.end() : anchor.end() + _MAX_SEGMENT], maxsplit=1)[0]
         segment = _FORMULA_LETTER.sub(r"\1", segment)
+        # without its reason first: "B, because A is wrong" names one letter
         if letters := _letters(_REASON.sub("", segment)) or _letters(segment):
             return letters
     called = [match["letter"] for match in _CALLED_RIGHT.finditer(text) if not _NEGATED.search(text[: match.start()])]
@@ -271,6 +279,7 @@ def _letters(part: str) -> list[str]:
     found: list[str] = []
     for match in _LETTER.finditer(part):
         after = part[match.end() : match.end() + 10]
+        # "A" may be an article and "I" a pronoun: both go on with a word in small letters
         article = (
             match["letter"] in "AI"
             and match[0] == match["letter"]

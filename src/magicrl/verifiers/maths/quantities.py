@@ -42,12 +42,14 @@ def _load() -> dict[str, Unit]:
     table: dict[str, Unit] = {}
     for row in data["unit"]:
         powers = (re.fullmatch(r"([A-Za-z]+)(-?\d*)", part) for part in row["dimension"].split())
+        # sorted, so that equal dimensions are equal tuples
         dimension = tuple(sorted((part[1], int(part[2] or 1)) for part in powers if part is not None))
         size, letters, names = Fraction(row["size"]), row.get("letters", "").split(), row["names"].split()
         table |= dict.fromkeys((*letters, *names), Unit("unit", dimension, size))
         if row.get("metric"):
             for prefix, power in data["prefixes"]["letters"].items():
                 for letter in letters:
+                    # a unit of that very name wins over a prefix and a letter
                     table.setdefault(prefix + letter, Unit("unit", dimension, size * Fraction(10) ** power))
             for prefix, power in data["prefixes"]["names"].items():
                 unit = Unit("unit", dimension, size * Fraction(10) ** power)
@@ -114,9 +116,11 @@ def _known(words: list[str]) -> Unit | None:
             continue
         if word in ("*", "of") or (word == "-" and found and at < len(words) and words[at] in UNITS):
             continue
+        # "square" and "cubic" stand before the unit, "squared" and "cubed" behind it
         if word.casefold() in _SQUARE and not word.casefold().endswith("ed"):
             power = _SQUARE[word.casefold()]
             continue
+        # short units depend on case (mW, MW); longer names do not
         entry = UNITS.get(word) or (UNITS.get(word.casefold()) if len(word) > 2 else None)
         if entry is None:
             return None
@@ -164,6 +168,7 @@ def _noun(tokens: Sequence[Token], words: list[str], trusted: bool) -> Unit | No
     if any(token.kind != "word" for token in tokens):
         return None
     low = [word.casefold() for word in words]
+    # a gold's words were chosen by its author; an answer's may deny or hedge
     if not trusted and (len(low) > _MAX_WORDS or any(word in _DOUBTS for word in low)):
         return None
     if not all(word.replace("-", "").replace("'", "").isalpha() for word in low):
@@ -346,6 +351,7 @@ def added(items: Sequence[Answer]) -> Answer | None:
         size = Fraction(1, 3600)
     elif any(one.kind != "unit" or one.dimension != units[0].dimension for one in units):
         return None
+    # the larger unit first: "30 seconds and 12 minutes" are two answers
     if any(small.factor >= large.factor for large, small in pairwise(units)):
         return None
     parts = tuple(number(size * unit.factor) * tree for (tree, _), unit in zip(found, units, strict=True))

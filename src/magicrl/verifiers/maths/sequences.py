@@ -45,6 +45,7 @@ _LETTER_INDEX = re.compile(r"(?P<letter>[a-z])(?P<shift>[+-]\d{1,3})?")
 
 def continued(first: Sequence[Expr], last: Sequence[Expr]) -> Dotted | None:
     """The rule behind two or more items before the dots and those after them (none: no end); None if there is none."""
+    # a_1, a_2 grow in their subscripts: as functions of them the rule can count
     before = [indexed(item) for item in first]
     after = [indexed(item) for item in last]
     item = _rule(before[0], before[1]) if len(before) > 1 else None
@@ -55,6 +56,7 @@ def continued(first: Sequence[Expr], last: Sequence[Expr]) -> Dotted | None:
     end = _place(item, after[-1])
     if end is None or same_value(_at(item, end), after[-1]) is not True:
         return None
+    # every item behind the dots must lie on the rule, counted from the end
     for back, shown in enumerate(reversed(after)):
         if same_value(_at(item, end - number(back)), shown) is not True:
             return None
@@ -71,6 +73,7 @@ def expanded(dotted: Dotted) -> list[Answer] | None:
 
 def series(kind: str, before: Sequence[Expr], last: Expr, place: str) -> Expr | None:
     """``before`` and what the dots and ``last`` add to it, as a sum or product; the first items may stand apart."""
+    # 1 + 1 + 2 + 4 + ... : the first items may not belong to the rule
     for start in range(len(before)):
         found = continued(before[start:], [last])
         if found is not None and found.last is not None:
@@ -172,6 +175,7 @@ def same_progressions(gold: Answer, answer: Answer, ours: str, theirs: str) -> b
     steps = complete(_ratio(step, unit) for _, step in (*left, *right))
     if steps is None:
         return False
+    # the least common multiple of fractions: a period of all progressions
     common = Fraction(lcm(*(step.numerator for step in steps)), gcd(*(step.denominator for step in steps)))
     turns = [int(abs(common / step)) for step in steps]
     if sum(turns) > _MOST_CLASSES:
@@ -189,6 +193,7 @@ def same_progressions(gold: Answer, answer: Answer, ours: str, theirs: str) -> b
     met = all(
         any(_congruent(a, b, period) for b in mine) for mine, yours in ((other, one), (one, other)) for a in yours
     )
+    # equal numbers, too: two members of one class would count twice
     return len(one) == len(other) and met
 
 
@@ -212,6 +217,7 @@ def _ratio(step: Expr, unit: Expr) -> Fraction | None:
     value = number_value(ratio)
     if value is None or abs(value) > 10**6:
         return None
+    # from 1000 bits: a guess that is then shown, not believed
     guess = value.limit_denominator(1000)
     return guess if same_value(number(guess) * unit, step) is True else None
 
