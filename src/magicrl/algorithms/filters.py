@@ -20,6 +20,7 @@ class PassCount:
 
     @staticmethod
     def of(group: ScoredGroup) -> PassCount:
+        # `correct` is False where a response was cut or not judged
         return PassCount(correct=int(group.correct.sum()), counted=int(group.counted.sum()))
 
     @property

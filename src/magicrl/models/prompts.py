@@ -29,6 +29,7 @@ class PromptEncoder:
         """``ValueError`` if the tokenizer has no end token, or its chat template does not work."""
         self._tokenizer = tokenizer
         self._max_prompt_tokens = max_prompt_tokens
+        # names that a message could hold as text, and the tokenizer would take for control tokens
         self._special = tuple(str(token) for token in tokenizer.all_special_tokens)
         turn = end_of_turn_token(tokenizer)
         end = turn if turn is not None else cast("int | None", tokenizer.eos_token_id)

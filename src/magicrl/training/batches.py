@@ -37,6 +37,7 @@ def train_samples(
     ``group_index`` is the group's place in ``groups``. A response that could not be judged has left its
     group: it is neither in the mean nor in the loss.
     """
+    # of whole groups, before responses that were not judged leave them
     advantages = scored_advantages(groups, mask=mask, normalise_std=normalise_std, advantage=advantage)
     return [
         _sample(group, i, j, float(advantages[i][j]))
@@ -101,6 +102,7 @@ def with_policy_mask(batch: TrainBatch, mask_of: Callable[[Tensor, float], Tenso
     for sample, part in zip(batch.samples, parts, strict=True):
         mask = part
         if sample.loss_mask is not None:
+            # False at tokens without loss, where nobody reads it
             mask = np.zeros(len(sample.tokens), dtype=np.bool_)
             mask[sample.loss_mask] = part
         samples.append(dataclasses.replace(sample, policy_mask=mask))

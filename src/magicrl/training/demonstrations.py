@@ -60,6 +60,7 @@ def trial_batches(config: SftConfig, policy: LoadedModel) -> list[list[TrainSamp
             continue
         shown = encoded_solutions(phase, policy, number)
         longest = max((sample for samples in shown for sample in samples), key=len)
+        # the longest in the place of another: the batch is as large as the phase's are
         batches.append([longest, *next(_of_solutions(config, number, shown, 0))[1:]])
     return batches
 
@@ -204,6 +205,7 @@ def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Probl
     key = f"phases.{number}.data"
     with under(key):
         loaded = load_source(phase.data, key=key)
+    # by key, so that `data.holdout` of the run means the same problems
     held = held_out_keys(loaded.problems, phase.holdout)
     shown = [
         (problem, loaded.solutions[problem.id])

@@ -66,6 +66,7 @@ class LocalLearner:
         self._model = model if self._lora is None else self._lora.model
         # float64 is the tests' own: a slow reference is matched to its last digits
         compute = torch.float64 if model.dtype == torch.float64 else resolve_dtype(settings.dtype)
+        # a tied parameter stands once: `named_parameters` gives each tensor under its first name
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         # before the model is rounded below: the masters keep what was loaded
         self._optimizer = MasterOptimizer(trained, learning.optimizer, compute)
@@ -386,6 +387,7 @@ class MasterOptimizer:
     def _refresh(self) -> None:
         if not self._shared:
             for name, parameter in self._compute.items():
+                # rounded anew from the master each time, so that rounding does not add up
                 parameter.data.copy_(self._masters[name])
 
 

@@ -170,6 +170,7 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
     correct = np.concatenate([g.correct[g.counted] for g in groups]).astype(np.float32)
     truncated = np.concatenate([g.truncated[g.counted] for g in groups])
     lengths = np.array([len(c) for g in groups for c in g.group.completions])
+    # a group that nobody could judge has no mean
     judged = [g for g in groups if g.counted.any()]
     # r_nontrunc of J = E[p_nontrunc * r_nontrunc] (Fig. 6)
     finished = correct[~truncated]

@@ -218,6 +218,7 @@ def loss_inputs(
     Raises:
         ValueError: some samples carry a kind of log-probs and others do not.
     """
+    # all arrays: response tokens alone, sample after sample, as the packed batch has them
     lengths = np.array(response_lengths)
 
     def floats(kind: str) -> Tensor | None:

@@ -82,6 +82,7 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
     if data.holdout:
         train, test["holdout"], copies = _hold_out(train, data.holdout)
         in_test += copies
+    # test prompts that are too long are an error in any case: dropping some would change what is measured
     for key, problems, sources in (
         ("data.validation", [p for part in validation for p in part], data.validation),
         *(
@@ -240,12 +241,14 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
         if here:
             # the learner asks this as well, but only once the run has begun
             check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.model.share_prompts)
+    # the problems in this model's tokens: their lengths decide about context and memory
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, encoder)
     _check_demonstrated(shown, data, config)
     tests = (p for problems in data.test.values() for p in problems)
     longest = max(encoder.length(p) for p in (*data.train, *data.validation, *tests))
     check_context(config, policy, longest)
+    # of what is only read later, that it can be read
     if config.reference.model is not None:
         with under("reference.model"):
             load_shell(config.reference.model)

@@ -152,6 +152,7 @@ class RunFolder:
     def finish(self, status: str, **facts: Any) -> None:
         """Mark the run as ``finished``, ``stopped`` or ``failed``."""
         document = self._facts()
+        # an error may quote a URL with the password in it
         shown = {key: without_secrets(value) if isinstance(value, str) else value for key, value in facts.items()}
         document |= {"status": status, "ended": now(), **shown}
         write_atomically(self._run, json.dumps(document, indent=1))
