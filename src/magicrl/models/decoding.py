@@ -349,6 +349,7 @@ class _Step:
         self.graph: Any = None
         self._decoder = decoder
         self._attention = _StaticAttention(cache, shape)
+        # tokens, places, prompt lengths, lengths held; then the row of each place of the prompts' table
         sizes = [*[shape.rows] * 4, shape.prompts * shape.members]
         self._inputs = torch.zeros(sum(sizes), dtype=torch.int64, device=cache.device)
         self._parts = self._inputs.split(sizes)

@@ -181,6 +181,7 @@ class PrefillAttention:
         self._runs = [(run, list(run.slots), cache.prompts.spans(run.length)) for run in runs]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        # prompts of one length meet in one call, without padding
         grouped = query.shape[1] != key.shape[1]
         outputs: list[Tensor] = []
         for run, slots, spans in self._runs:
@@ -311,6 +312,7 @@ class RowAttention:
         """``[n, kv_heads, heads of each, columns]`` attention weights, in working precision."""
         kv_heads = q.shape[1]
         if self._scores is None:
+            # one table for all layers of a step
             self._scores = torch.empty(*q.shape[:3], self._columns, dtype=self._wide, device=q.device)
         scores = self._scores
         queries = self._sharing.gather(q)

@@ -160,6 +160,7 @@ def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
             model.generation_config = GenerationConfig.from_pretrained(folder)
     except _LOADER_ERRORS as error:
         raise _unloadable(source, error) from error
+    # buffers (rotary frequencies) stand in no file: they are computed, so they need memory
     for name, buffer in list(model.named_buffers()):
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, torch.empty_like(buffer, device="cpu"))

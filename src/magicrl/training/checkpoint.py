@@ -242,6 +242,7 @@ def _sha256(path: Path) -> str:
 
 
 def _flush(path: Path) -> None:
+    # for reading: a folder cannot be opened otherwise, and fsync needs no more
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -110,6 +110,7 @@ class LocalLearner:
                 self._optimizer.forget()  # nothing of this update is kept, whoever catches the error
                 raise NotFiniteError(not_finite_loss(name, value, self.version + 1), culprit)
         self._optimizer.step(controls.learning_rate, norm)
+        # a finite gradient can still carry a weight out of range, and the step cannot be taken back: the run stops
         if not self._optimizer.weights_are_finite():
             raise NotFiniteError(not_finite_weights(self.version, controls.learning_rate), None)
         return UpdateMetrics(values={**values, "grad_norm": norm, "learning_rate": controls.learning_rate})
@@ -376,6 +377,7 @@ class MasterOptimizer:
         for name, master in self._masters.items():
             master.copy_(state[f"weights/{name}"])
             if steps:
+                # on the master's device and in its precision, wherever the state was read
                 self._adam.state[master] = {
                     "step": torch.tensor(float(steps), device=master.device),
                     **{m: torch.empty_like(master).copy_(state[f"{m}/{name}"]) for m in _MOMENTS},
