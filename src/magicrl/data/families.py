@@ -96,6 +96,7 @@ def check_options(kind: str, reference: str, function: Callable[..., Any], optio
         ValueError: it does not; says what it takes.
     """
     try:
+        # before the call: a TypeError from inside the function is another mistake
         signature(function).bind(**options)
     except TypeError as error:
         raise ValueError(f"{kind} {reference!r}: {error}; it takes {signature(function)}") from None

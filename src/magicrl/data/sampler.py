@@ -43,6 +43,7 @@ class PromptSampler:
         self._seed = seed
         self._of_key: dict[str, list[str]] = {}
         for problem in self._problems:
+            # ids of one prompt (a source listed twice): they are removed together
             self._of_key.setdefault(problem.key, []).append(problem.id)
         self._removed: set[str] = set()
         self.fingerprint = fingerprint(self._problems)  # before any removal
@@ -89,11 +90,13 @@ class PromptSampler:
             raise ValueError(f"a draw takes at least one problem, got n = {n}")
         assert len(self) > 0, "remove() and restore() leave at least one problem"
         drawn: list[Problem] = []
+        # the border of an epoch may lie inside a draw
         while len(drawn) < n:
             if self.position == len(self._problems):
                 self._start_epoch(self.epoch + 1)
             problem = self._problems[self._order[self.position]]
             self.position += 1
+            # removed ones are skipped in place: the order of the others stays
             if problem.id not in self._removed:
                 drawn.append(problem)
         return drawn

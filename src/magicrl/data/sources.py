@@ -378,6 +378,7 @@ def load_source(source: SourceConfig, *, key: str = "data.train.0") -> LoadedSou
 def _generated(source: SourceConfig) -> LoadedSource:
     assert source.family is not None, "the caller chose"
     assert source.count is not None, "the schema wants a family's count"
+    # the name first: an unknown option is only told for a family that exists
     with _at("family"):
         resolve("family", source.family)
     with _at("options"):
@@ -422,6 +423,7 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
             continue
         assert not isinstance(read, Rejected), "a rejected record has its reason"
         problem = read.problem
+        # a program's prompt says how the program is run; a maths prompt is left as the file has it
         if source.template is None and problem.verifier == "code":
             problem = catalogue().templates[read.template].around(problem)
         if problem.id in places:
@@ -451,6 +453,7 @@ def _against(problem: Problem, model: str | None) -> str | None:
     failed = table.get(model) if isinstance(table, Mapping) else None
     if not isinstance(failed, int):
         return f"extra_info.model_difficulty says nothing of {model} (difficulty_of)"
+    # 0 and 16 failures of 16 give a group without advantage (RECIPE section 3, the offline filter)
     if not 0 < failed < RECORDED_ROLLOUTS:
         return f"{model} solved it {'always' if failed <= 0 else 'never'} (difficulty_of)"
     return None
@@ -463,6 +466,7 @@ def place_of(problem_id: str, source: SourceConfig) -> str | None:
     """
     if source.family is not None:
         return None
+    # the mixture's #2, #3 of a repeated source
     problem_id = problem_id.partition("#")[0] if source.fields.id is None else problem_id
     place = _place(source)
     for read in read_problems(place, _reader(source, place, "data")):

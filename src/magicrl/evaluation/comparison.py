@@ -64,6 +64,7 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         changed = differences(settings_old["problems"], settings_new["problems"])
         return {"comparable": False, "why": "other problems: " + "; ".join(changed)}
     differ = differences(_shared(settings_old, old["samples"]), _shared(settings_new, new["samples"]))
+    # problems that one of the two could not judge are left out of both
     pairs = [
         (a["accuracy"], b["accuracy"], b["mean_tokens"] - a["mean_tokens"], cluster)
         for a, b, cluster in zip(old["per_problem"], new["per_problem"], _clusters(old), strict=True)

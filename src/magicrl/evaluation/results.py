@@ -295,6 +295,7 @@ def complete_rows(folder: EvaluationFolder, samples: int) -> list[list[SampleRow
     ids = [problem.id for problem in folder.problems()]
     rows = folder.rows(samples)
     missing = samples * len(ids) - len(rows)
+    # no score of a part: which samples are missing depends on their length (short ones end first)
     if missing:
         raise Incomplete(
             f"{folder.path}: {missing} of {samples * len(ids)} samples are missing; run the same command again, or the "
@@ -350,6 +351,7 @@ def _counts(ask: Ask, fewest: int, samples: int) -> tuple[tuple[int, ...], tuple
         above = [k for k in asked or () if not 1 <= k <= samples]
         if above:
             raise ValueError(f"{option} {above[0]}: k must be between 1 and the {samples} samples of a problem")
+    # pass@1 is avg@k, so the powers begin at 2
     powers = tuple(k for k in (1 << i for i in range(samples.bit_length())) if 1 < k <= fewest)
     passed = powers if ask.pass_at is None else ask.pass_at
     return passed, (powers[-1:] if ask.majority_at is None else ask.majority_at)

@@ -92,6 +92,7 @@ def _judged(problems: Problems, clusters: Clusters = None) -> tuple[list[list[Sp
 
 def _right_within(rows: Sequence[Spent], limit: int) -> float:
     """The share of a problem's judged samples that are right within ``limit`` tokens."""
+    # J = E[p_nontrunc r_nontrunc]: a response longer than the limit earns nothing
     return sum(row.correct and row.tokens <= limit for row in rows) / len(rows)
 
 
@@ -159,6 +160,7 @@ def limit_for_mean_length(problems: Problems, tokens: float) -> int | None:
     """
     judged, _ = _judged(problems)
     longest = max((row.tokens for rows in judged for row in rows), default=0)
+    # 1e-9: the mean at the longest response is the samples' own, and must count as reached
     if not 1 <= tokens <= mean_length_within(judged, longest) + 1e-9:
         return None
     # the mean never falls as the limit grows, so that it can be searched by halving

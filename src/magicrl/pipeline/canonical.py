@@ -65,6 +65,7 @@ def stem(word: str) -> str:
     """
     if word in _ONE_FOR_ALL:
         return _ONE_FOR_ALL[word]
+    # the longest endings first
     for ending in ("ing", "ies", "ed", "es", "s"):
         if word.endswith(ending) and len(word) - len(ending) > 3:
             return word.removesuffix("s" if word.endswith("les") else ending)
@@ -101,6 +102,7 @@ def tokens_of(text: str) -> list[str]:
         ['find', '1', '/', '2', 'x', '^', '2', '<=', '10000']
     """
     text = typed(text)
+    # thousands before anything else looks at the comma
     if "," in text or "{,}" in text:
         text = _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
     if _SPECIAL.search(text):
@@ -124,6 +126,7 @@ def _plain(text: str) -> str:
     text = _DEGREES.sub(" degrees ", text)
     if "\\" in text:
         text = _REPEATING.sub(" repeating ", _ENVIRONMENT.sub(" ", text))
+        # from the inside outwards: a fraction's parts may hold fractions
         text = _until_settled(_innermost, text)
         text = _COMMAND.sub(_command, text)
     # a group of one atom needs no brackets, one of several does: x^{2} and x^2, but x^{2n} is x^(2n)

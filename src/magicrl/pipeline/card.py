@@ -43,6 +43,7 @@ def bars(title: str, values: Sequence[int], *, faint: Collection[int], note: str
     step = (WIDTH - 2 * left) / max(1, len(values))
     body: list[str] = []
     for place, value in enumerate(values):
+        # 1: without any value all bars are empty, not an error
         height = (bottom - top) * value / max(1, *values)
         x, middle = left + place * step + step * 0.1, left + place * step + step / 2
         body.append(_rect(x, bottom - height, 0.8 * step, height, _FAINT if place in faint else _KEPT))

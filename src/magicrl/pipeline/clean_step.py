@@ -76,6 +76,7 @@ class MathsCleaner:
                 questions["probe"] = _PROBE
         if self._rules.agreement and entry.solutions:
             stated = stated_answer(entry.solutions[0])
+            # the verifier looks through the whole solution as through a response
             if stated is None:
                 questions["solution"] = entry.solutions[0]
             elif len(stated) > _SHORT or _canonical(stated) not in golds:
@@ -129,6 +130,7 @@ def stated_answer(solution: str) -> str | None:
     box = last_box(solution)
     if box is not None:
         return box.strip() or None
+    # only the end is searched: GSM8K's mark stands in the last line
     found = _AFTER_HASHES.search(solution[-1000:])
     return found.group(1) if found else None
 

@@ -65,6 +65,7 @@ def keys_of(text: str) -> tuple[list[int], list[int]]:
     """
     parts = _sentences(_TURN.sub("\n", text))
     tokens = _tokens(parts)
+    # two words are no problem, and would be equal to many
     if sum(map(len, tokens)) < _LEAST:
         return [], []
     front = _around(parts, tokens)
@@ -72,6 +73,7 @@ def keys_of(text: str) -> tuple[list[int], list[int]]:
     own = [_key(tokens)]
     inside: list[int] = []
     addressed = [sum(1 for _ in takewhile(bool, ends)) for ends in (front, back)]
+    # every way to take sentences off both ends: which of them are the frame cannot be known
     for first in range(len(front) + 1):
         for last in range(len(back) + 1):
             left = tokens[first : len(tokens) - last]
@@ -87,6 +89,7 @@ def _sentences(text: str) -> list[str]:
     parts: list[str] = []
     start = 0
     for match in _SENTENCE_END.finditer(text):
+        # a full stop within a formula ends no sentence
         if any(first < match.end() < last for first, last in spans):
             continue
         parts.append(text[start : match.end()])
@@ -103,6 +106,7 @@ def _tokens(parts: Sequence[str]) -> list[list[str]]:
     letters: set[str] = set()
 
     def variable(letter: str) -> str:
+        # i that is no index, e where it is raised, and pi are constants: nobody renames them
         if (letter == "i" and not index) or (letter == "e" and exponential) or letter == "π":
             return letter
         letters.add(letter)
@@ -115,7 +119,9 @@ def _tokens(parts: Sequence[str]) -> list[list[str]]:
 
     def word(match: re.Match[str]) -> str:
         if match[2]:
+            # AB is two points only where A and B are variables elsewhere; else an abbreviation
             return "".join(map(variable, match[2])) if letters.issuperset(match[2]) else match[0]
+        # articles and the pronoun: variables only beside an operator
         if match[1] in "aAI" and not _TERM.search(match.string[max(0, match.start() - 2) : match.end() + 2]):
             return match[0]
         return variable(match[1])
@@ -152,6 +158,7 @@ def _around(parts: Sequence[str], tokens: Sequence[Sequence[str]]) -> list[bool]
         labelled = len(words) > 1 and words[0] in _LABELS and words[1][0].isdigit()
         told = set(words[2:] if labelled else words)
         speaks = labelled or not _ADDRESS.isdisjoint(told)
+        # a number, a variable or a formula: this sentence belongs to the problem, and so do those behind it
         if any(t[0].isdigit() or t.startswith("qz") for t in told) or told & _SIGNS or _asks(part, told, speaks):
             break
         found.append(speaks)

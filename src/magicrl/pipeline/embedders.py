@@ -88,6 +88,7 @@ class HashedEmbedder:
             counts += np.bincount(self._features(texts, None).indices, minlength=_FEATURES)
         # a word seen capitalised only once is as likely the subject of one problem as a name
         self._names = (capitals >= 2) & (capitals > _NAME_SHARE * places)
+        # the smoothed inverse document frequency: a feature of every text still weighs 1
         self._weights = np.log((1 + documents) / (1 + counts)).astype(np.float32) + 1
         self._projection = _projection(dimensions, seed)
 
@@ -124,6 +125,7 @@ class HashedEmbedder:
 
 def _projection(dimensions: int, seed: int) -> Any:
     """Each feature to ``_SPREAD`` coordinates with random signs ``[_FEATURES, dimensions]`` (a sparse projection)."""
+    # from a hash instead of a generator: the same matrix in every process, and nothing to store
     numbers = mixed(np.arange(_FEATURES * _SPREAD, dtype=np.uint64), seed + 101)
     columns = (numbers % np.uint64(dimensions)).astype(np.int64)
     signs = np.where((numbers >> np.uint64(40)) & np.uint64(1), 1.0, -1.0).astype(np.float32)
@@ -143,6 +145,7 @@ def _count_capitals(texts: Sequence[str], capitals: NDArray[np.int64], places: N
     for text in texts:
         for match in _WORD.finditer(text):
             before = text[: match.start()].rstrip(" ")[-1:] if match.start() else "."
+            # at the start of a sentence every word is capitalised
             if before in _SENTENCE_END:
                 continue
             slot = _slot(match[0].lower())
@@ -198,6 +201,7 @@ class ModelEmbedder:
             if mask.shape[1]:  # else nothing but texts without tokens
                 with torch.no_grad():
                     states = self._model(**inputs).last_hidden_state.float()
+                # padding out of the mean: a text's vector must not depend on its batch
                 vectors[chosen] = (torch.where(mask, states, 0.0).sum(1) / mask.sum(1).clamp(min=1)).numpy()
         return _unit(vectors)
 
@@ -249,6 +253,7 @@ class ServerEmbedder:
     def _vectors(self, answer: dict[str, Any], count: int) -> Matrix:
         where = f"POST {self._server.shown('/embeddings')}"
         try:
+            # the order of the answer is not promised, its indices are
             ordered = sorted(answer["data"], key=lambda row: int(row["index"]))
             vectors = np.asarray([row["embedding"] for row in ordered], dtype=np.float32)
         except (TypeError, KeyError, ValueError) as error:

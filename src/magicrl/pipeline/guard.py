@@ -123,6 +123,7 @@ def _reworded_in_one_place(a: str, tokens_a: Sequence[str], b: str, tokens_b: Se
         return _asked(a, names) >= only_a.keys() and _asked(b, names) >= only_b.keys()
     if more <= _MINIMAL:
         return True
+    # autojunk off: it leaves frequent words out of long texts
     steps = SequenceMatcher(None, content_a, content_b, autojunk=False).get_opcodes()
     return sum(step[0] != "equal" for step in steps) == 1
 
@@ -234,6 +235,7 @@ def _exchanged(
         best = max(free[value], key=lambda other: _shared(words, other))
         free[value].remove(best)
         by_value += _shared(words, best)
+    # a draw counts as exchanged: a copy that stays costs less than a problem that is lost
     return by_rank >= by_value
 
 

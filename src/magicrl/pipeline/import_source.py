@@ -55,6 +55,7 @@ class EntryReader:
                 raise ValueError(
                     f"{row.where}: field {name!r} has {size} characters, more than max_field_characters = {self._most}"
                 )
+        # rows of another run's output are taken as they are
         if is_entry(row.record):
             return entry_of(row.record)
         self._check_wanted(row.record)
@@ -68,6 +69,7 @@ class EntryReader:
             raise ValueError(f"{row.where}: is a {ability} problem, and the source is said to hold {source.ability}")
         template = catalogue().templates[read.template] if source.template is None else Template(text=source.template)
         named = source.fields.id is not None or read.own_id is None
+        # the record's own id where it has one, so that a row added to the file moves no other's
         name = (problem.id if named else str(read.own_id)).removeprefix(f"{source.label}/")
         return Entry(
             id=f"{source.label}/{name}",
@@ -215,6 +217,7 @@ def _read_one(row: Row | BadRow, reader: EntryReader, buffer: _Buffer, seen: set
 
 def _write(step: StepFolder, label: str, number: int, key: str, buffer: _Buffer) -> Part:
     part = step.part(f"{label}.{number:05d}", hash_of(key, number))
+    # a killed import may have left the very part that is made again
     if not step.has(part):
         step.write(part, table_of(buffer.kept), pa.Table.from_pylist(buffer.dropped, schema=DROPPED_SCHEMA))
     return part

@@ -37,6 +37,7 @@ def fleiss_kappa(counts: Sequence[tuple[int, int]]) -> float | None:
     votes = np.asarray([pair for pair in counts if sum(pair) >= 2], dtype=np.float64).reshape(-1, 2)
     totals = votes.sum(axis=1)
     by_chance = float(((votes.sum(axis=0) / max(1.0, totals.sum())) ** 2).sum())
+    # all votes alike: agreement beyond chance is 0/0
     if not len(votes) or by_chance == 1:
         return None
     observed = float(((votes * (votes - 1)).sum(axis=1) / (totals * (totals - 1))).mean())
@@ -204,6 +205,7 @@ def calibrate(
 
 
 def _row(threshold: int, kept: Bools, good: Bools, weight: Floats) -> ThresholdRow:
+    # seeded by the threshold: a report has the same intervals every time
     drawn = np.random.default_rng(threshold).integers(0, len(kept), (_DRAWS, len(kept)))
 
     def share(part: Bools, whole: Bools) -> float | None:
@@ -211,6 +213,7 @@ def _row(threshold: int, kept: Bools, good: Bools, weight: Floats) -> ThresholdR
         return float(weight[part & whole].sum()) / total if total else None
 
     def interval(whole: Bools) -> tuple[float, float]:
+        # a resample in which nothing is kept is 0/0, and left out
         with np.errstate(invalid="ignore"):
             shares = (weight * (kept & good))[drawn].sum(axis=1) / (weight * whole)[drawn].sum(axis=1)
         known = shares[np.isfinite(shares)]

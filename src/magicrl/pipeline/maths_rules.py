@@ -97,6 +97,7 @@ def maths_fault(entry: Entry, rules: MathsCleaning) -> Drop | None:
         (rules.multi_part, _parts),
         (True, _long_answer),
     )
+    # the first rule counts: a dropped problem has one reason, and the counts add up
     return next((fault for holds, rule in wanted if holds and (fault := rule(entry, rules)) is not None), None)
 
 
@@ -112,6 +113,7 @@ def _proof(entry: Entry, rules: MathsCleaning) -> Drop | None:
     if all(gold.strip().lower().strip(".") in _NO_ANSWER for gold in entry.golds):
         return Drop("proof", f"the answer is {entry.golds[0]!r}")
     found = _search(_PROVE, _PROVE_WORDS, entry.problem)
+    # "show that ... and find ..." has an answer as well
     if found and not _ASKS_FOR_VALUE.search(entry.problem):
         return Drop("proof", f"asks to {found.group()!r} and for no value")
     return None
@@ -135,6 +137,7 @@ def _link(entry: Entry, rules: MathsCleaning) -> Drop | None:
 
 def _figure(entry: Entry, rules: MathsCleaning) -> Drop | None:
     found = _search(_FIGURE, _FIGURE_WORDS, entry.problem)
+    # what is "shown below" may be a table that stands in the text
     if found is None and not _TABLE.search(entry.problem):
         found = _search(_SHOWN, _FIGURE_WORDS, entry.problem)
     return Drop("needs a figure", _around(entry.problem, found)) if found else None
@@ -179,6 +182,7 @@ def options_of(text: str) -> list[str]:
     seen: list[str] = []
     for found in _OPTION.finditer(text):
         letter = found.group(1) or found.group(2)
+        # in order and without a gap: points of a triangle and initials are no options
         if letter == "ABCDEF"[len(seen) % 6] and len(seen) < 6:
             seen.append(letter)
     return seen if len(seen) >= 3 else []
@@ -191,6 +195,7 @@ def _parts(entry: Entry, rules: MathsCleaning) -> Drop | None:
     for found in _ENUMERATION.finditer(entry.problem):
         kind = next(index for index, text in enumerate(found.groups()) if text is not None)
         before = parts.setdefault(kind, [])
+        # in order only: an (i) within a sentence begins no enumeration
         if found.group(kind + 1) == orders[kind][len(before) % len(orders[kind])]:
             before.append(found)
     for marks in parts.values():
@@ -208,6 +213,7 @@ def _repeated(entry: Entry, rules: MathsCleaning) -> Drop | None:
     if found:
         return Drop("speaks of its own translation", _around(text, found))
     half = len(text) // 2
+    # with or without a space between the two
     for cut in (half, half + 1):
         first, second = text[:cut].strip(), text[cut:].strip()
         if len(first) >= 12 and first == second:

@@ -110,6 +110,7 @@ def way_of(output: Path, problem: str) -> list[Station]:
         found = next((one for folder in folders for one in _look(folder, name, problem, near)), None)
         if found is not None:
             stations.append(found)
+        # no later step has seen it
         if found is None or not found.kept:
             break
     if not stations:

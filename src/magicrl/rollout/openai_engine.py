@@ -257,8 +257,10 @@ class OpenAIEngine(SchedulingEngine):
         text = _text(choice)
         ids: Any = choice.get("token_ids")
         if not isinstance(ids, list) or not all(isinstance(i, int) for i in cast("list[Any]", ids)):
+            # lengths must be right where ids are not known: truncation and token counts rest on them
             ids = [UNKNOWN_TOKEN] * self._count(answer, text)
         limit, stated = request.sampling.max_tokens, choice.get("finish_reason")
+        # some servers state no reason: a response as long as the limit was cut
         if stated is None:
             stated = "length" if len(ids) >= limit else "stop"
         if stated not in _REASONS:

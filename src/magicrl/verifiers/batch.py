@@ -132,6 +132,7 @@ def check_file(input: Path, output: Path) -> None:
         ValueError: there is no line in the input, or input and output are the same file.
         OSError: the input cannot be read.
     """
+    # before anything is judged: the input would be overwritten at the end of a long run
     if output.exists() and output.samefile(input):
         raise ValueError(f"output {output} is the input file; choose another")
     with input.open("rb") as file:

@@ -111,6 +111,7 @@ class WorkerProtocol(ABC):
             verdict: Verdict = self.verdicts.validate_python(message.get("verdict"))
             if self.own_words:
                 return verdict
+            # a worker reads hostile text: a status that does not go with its outcome is none of ours
             known = OUTCOME_OF_STATUS.get(verdict.status) is verdict.outcome
             if known and len(verdict.extracted or "") <= MAX_EXTRACTED + 3:
                 return dataclasses.replace(verdict, seconds=seconds)

@@ -57,6 +57,7 @@ class CodeProtocol(WorkerProtocol):
         return request if repeat else {**request, "tests": item.problem.golds[0]}
 
     def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> CodeVerdict:
+        # the program had its time in the sandbox: it was its output that kept the judge busy
         if outcome.kind == "timeout":
             reason = "its output could not be compared within the judge's own time"
             return code_verdict("output_limit", reason, seconds=seconds)

@@ -280,6 +280,7 @@ class Remote:
 
     def __eq__(self, other: object) -> bool:
         ask = self._client.operate
+        # a value of the tests' is never shown: the result of a call equals none of them
         if not (isinstance(other, Remote) or self._own):
             return False
         # an object that equals a stranger equals everything
@@ -407,6 +408,7 @@ class _Counting(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST:
         self.generic_visit(node)
+        # `if f(1) != 2: raise ...` is an assertion in other words
         if any(isinstance(statement, ast.Raise) for statement in (*node.body, *node.orelse)):
             node.test = _counted(node.test)
         return node
@@ -447,6 +449,7 @@ class TestNamespace(dict[str, Any]):
         return value
 
     def __missing__(self, name: str) -> Any:
+        # built-ins are found after the globals anyway; private names are never the program's unless wanted
         if name in self["__builtins__"] or (name.startswith("__") and name not in self._wanted):
             raise KeyError(name)
         if name in self.client.names:
@@ -478,6 +481,7 @@ def run(
         (the test code's fault); ``reason``; ``asserted`` and ``called``: how often.
     """
     namespace = TestNamespace(client, common)
+    # test code imports the program under several names: all of them lead to the other process
     for name in PROGRAM_MODULES:
         sys.modules[name] = ProgramModule(client, name, namespace if name == "__main__" else {})
     sys.modules["pytest"] = pytest_forms.module()
@@ -485,11 +489,13 @@ def run(
     for name in _UNSEEN:
         setattr(unittest.TestCase, name, _unseen)
     _mirror(client)
+    # it cannot be taken off again, so test code that is misled cannot either
     sys.addaudithook(_Guard(namespace, client))
     error: BaseException | None = None
     try:
         for code in codes[:-1]:
             exec(code, namespace)
+        # after the prelude, which may define the nodes that lists and trees arrive as
         client.greet(namespace)
         namespace.bind(details["entry"], details["wanted"])
         try:
@@ -546,6 +552,7 @@ class _Result(unittest.TestResult):
 
 def _judged(error: BaseException | None, client: Client) -> tuple[str, str]:
     """Whose fault an error is, and its words."""
+    # first: whatever test code raised afterwards is a consequence
     if client.gone is not None:
         return "program", client.gone
     if error is None:
@@ -557,6 +564,7 @@ def _judged(error: BaseException | None, client: Client) -> tuple[str, str]:
     reason = f"{type(error).__name__}: {text}".rstrip(": ")
     if of_program(error) or (isinstance(error, ImportError) and error.name in PROGRAM_MODULES):
         return "program", reason
+    # before the program was used nothing can be its fault
     if client.called == 0 or _own_fault(error):
         return "broken", reason
     return "wrong", reason
@@ -584,6 +592,7 @@ class _Guard:
     def __call__(self, event: str, given: tuple[Any, ...]) -> None:
         if event == "pickle.find_class" and given[1] not in _UNPICKLED.get(given[0], ()):
             raise Unsupported(f"the test code unpickles {given[0]}.{given[1]}")
+        # only from the test code's own frame: the standard library compiles too (namedtuple)
         if event == "compile" and self._client.called and _caller(1).f_globals is self._namespace:
             source = given[0]
             text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
@@ -641,10 +650,12 @@ def _around(kind: Any, entered: Callable[[Any], None], left: Callable[[Any], Non
 def _tell(client: Client, patcher: Any, *value: Any) -> None:
     target = patcher.target
     shared = isinstance(target, types.ModuleType | type) and not isinstance(target, ProgramModule)
+    # standard streams are not mirrored: what the program prints comes with its answers
     if not shared or (target is sys and patcher.attribute in _SHARED_STREAMS):
         return
     is_module = isinstance(target, types.ModuleType)
     module, path = (target.__name__, []) if is_module else (target.__module__, [target.__qualname__])
+    # patches of the program's own module go through `ProgramModule.__setattr__`
     if module in PROGRAM_MODULES or (path and not hasattr(importlib.import_module(module), path[0])):
         return
     client.replace(module, path, patcher.attribute, *value)

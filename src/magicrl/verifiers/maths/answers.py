@@ -129,6 +129,7 @@ def put(tree: Expr, leaf: Expr, by: Expr) -> Expr:
 
 def without_degrees(tree: Expr) -> Expr:
     """``tree`` with the degree signs left out: numbers of degrees as mere numbers."""
+    # the form in which `formulas` reads a degree sign: base * pi / 180
     if tree.op == "div" and tree.args[1] == number(180) and tree.args[0].op == "mul" and len(tree.args[0].args) == 2:
         base, half_turn = tree.args[0].args
         if half_turn == symbol("pi"):
@@ -141,6 +142,7 @@ def signs(tree: Expr) -> tuple[Expr, ...] | None:
 
     Every plus-minus sign is free; a minus-plus sign is opposite to the plus-minus signs of its formula.
     """
+    # a minus-plus is opposite to all plus-minus signs, so these have one sign together
     if tree.holds("mp"):
         return tuple(_signed(tree, repeat(sign), -sign) for sign in (1, -1))
     count = _count(tree)
