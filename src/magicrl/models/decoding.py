@@ -173,6 +173,7 @@ class FusedDecoder:
     ) -> Tensor:
         """Logits ``[k, V]`` of packed ``tokens`` at ``positions`` (int64), after those that ``keep`` names or all."""
         for product in self.products:
+            # weights may have been written since the last pass
             product.refresh()
         x = self._base.embed_tokens(tokens)
         cos, sin = self._base.rotary_emb(x, positions[None])

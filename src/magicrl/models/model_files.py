@@ -192,6 +192,7 @@ class WeightFiles:
         self._names: dict[str, list[str]] = {}  # under which names of the files a weight of the model is found
         for name in self._shapes:
             first = tied.get(name, name)
+            # a tied weight stands in the files under either name, or under both
             same = [first, *(other for other, to in tied.items() if to == first)]
             self._names[name] = [key for key in same if key in self._file_of]
         self._check()
@@ -204,6 +205,7 @@ class WeightFiles:
         found, *others = (self._file_of[key].get_slice(key)[start:stop] for key in self._names[name])
         if not bool(found.isfinite().all()):
             raise ValueError(not_finite(name, self._source))
+        # two values for one parameter: whichever was taken, the other would be lost in silence
         if any(not bool((found == other).all()) for other in others):
             raise ValueError(
                 f"model {self._source}: its configuration ties {' and '.join(self._names[name])}, but its files hold "

@@ -122,6 +122,7 @@ class PromptEncoder:
     def _check_known(self, tokens: Sequence[int], text: str, what: str) -> None:
         unknown = cast("int | None", self._tokenizer.unk_token_id)
         if (
+            # there is no such token, the prompt has none, or a text spells its name
             unknown is None
             or unknown not in tokens
             or (self._symbols is None and str(self._tokenizer.unk_token) in text)

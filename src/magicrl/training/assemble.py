@@ -215,6 +215,7 @@ def make_engine(
         ),
     )
     engine = named_engine(rollout.engine, settings, key="rollout.engine")
+    # asynchronous: the learner measures it, on the whole buffer
     if config.entropy.estimator == "exact" and not (engine.capabilities.entropies or rollout.max_staleness):
         # it may hold processes and a GPU's memory
         engine.close()

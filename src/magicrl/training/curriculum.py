@@ -111,6 +111,7 @@ class StageSchedule:
         self._converged = bool(state["converged"])
         self._test = self._make_test()
         if self._test:
+            # its settings come from the recipe, the curve alone from the checkpoint
             self._test.restore(state["test"])
 
 

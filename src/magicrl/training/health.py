@@ -356,6 +356,7 @@ class HealthMonitor:
 
     def observe(self, metrics: StepMetrics) -> list[HealthFinding]:
         """Take one training step in; return what has newly gone wrong (or been noticed) at it."""
+        # sorted: a set's order differs between processes, and a resumed run is to write the same state
         kept = {k: metrics.values[k] for k in sorted(self._keys) if metrics.values.get(k) is not None}
         self._series.append(StepMetrics(step=metrics.step, stage=metrics.stage, values=kept))
         # an episode that was quiet for long enough is over, and its rule may speak again

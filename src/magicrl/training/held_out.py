@@ -108,6 +108,7 @@ def _shown(judged: JudgedGroup, temperature: float) -> dict[str, Any]:
     return {
         "temperature": temperature,
         "text": completion.text,
+        # cut at T is wrong, whatever the verifier found in its text, as in training
         "outcome": "wrong" if completion.truncated else verdict.outcome.value,
         "status": "truncated" if completion.truncated else verdict.status,
         "decided_by": verdict.decided_by,

@@ -121,6 +121,7 @@ class RunFolder:
             environment["brought"] = brought
         if self.resumed:
             document = self._facts()
+            # one an attempt: only in the first one's environment a resume is bit-identical
             document["environments"].append(environment)
             for ending in ("error", "ended", "learning"):
                 document.pop(ending, None)  # of the attempt before

@@ -104,6 +104,7 @@ class StopRequest:
             yield
         finally:
             self._deferring = False
+        # not reached where the block failed: its own error is the one to tell
         if self._asked is not None:
             raise Interrupted(self._asked)
 
@@ -176,6 +177,7 @@ def train(
         FloatingPointError: a loss or gradient was not finite.
         Interrupted: Ctrl-C or SIGTERM; a step in progress was finished and is in a checkpoint.
     """
+    # before the folder is made: a run that is refused leaves nothing behind
     ready = ready or check_run(config, output, resume=resume)
     # a second process in the folder is refused at once: two would mix their lines and checkpoints
     with StopRequest().watching() as stop, only_writer(output, wait=False):
@@ -192,6 +194,7 @@ def _train(
     stop: StopRequest,
     parts: LocalParts,
 ) -> None:
+    # before anything is computed: sums, and so bits, depend on the number of threads
     threads = set_threads(config)
     with contextlib.closing(parts.judge()) as judge:
         judge.warm_up(ready.data.verifiers())  # a broken installation is found now, not after a supervised start
@@ -300,6 +303,7 @@ class Session:
         """Test, train through every stage, test again, save the model; all of it from ``checkpoint`` on."""
         if checkpoint is not None:
             self._restore(checkpoint)
+            # a kill between writing and removing leaves a checkpoint more than is to be kept
             keep_last = self._config.checkpoint.keep_last
             remove_old(self._folder.checkpoints, keep_last=keep_last, keep=self._best_kept())
         self._warn()
