@@ -282,7 +282,7 @@ def unwrapped_text(value: str) -> str:
     try:
         packed = base64.b64decode(value, validate=True)
         unpacker = zlib.decompressobj()
-        # a bound: a few kilobytes of zlib can unpack to a gigabyte
+        # zlib packs a thousand to one: a megabyte could fill a machine
         data = unpacker.decompress(packed, MOST_BYTES)
     except (ValueError, zlib.error) as error:
         raise ValueError(f"private tests are not base64 of zlib data: {error}") from None

@@ -186,7 +186,7 @@ class JudgedGroup(NamedTuple):
 
 def evaluation_seed(run_seed: int, name: str) -> int:
     """A seed of its own for the evaluation ``name``, independent of the training run's random numbers."""
-    # 48 bits: a hash of both, so that no seed of a run can be one of its evaluations
+    # a hash of both: an evaluation does not draw the run's own random numbers
     return int.from_bytes(hashlib.sha256(f"{run_seed}/{name}".encode()).digest()[:6], "big")
 
 

@@ -407,7 +407,7 @@ class InProcessEngine(SchedulingEngine):
         table = self._work.rows
         sampled = sample_tokens(logits, table.column("temperature", rows), table.next_uniforms(rows), self._valid_vocab)
         tokens, logprobs, entropies = sampled.on_host()
-        # one NaN or infinity among a row's logits makes its log-prob NaN, so this looks at all of them
+        # one NaN or +inf among a row's logits makes its log-prob NaN, so this looks at all of them
         if not np.isfinite(logprobs).all():
             raise FloatingPointError(
                 f"the model's logits are not finite (policy version {self._version}); its weights are "

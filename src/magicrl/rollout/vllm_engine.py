@@ -216,8 +216,8 @@ class Asked:
 
         sampling, known = self.group.request.sampling, len(self.given)
         return SamplingParams(
-            # switched off one by one: log-probs must be those of the plain softmax at tau
             temperature=sampling.temperature,
+            # switched off one by one: log-probs must be those of the plain softmax at tau
             top_p=1.0,
             top_k=0,
             min_p=0.0,

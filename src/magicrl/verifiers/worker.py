@@ -186,7 +186,7 @@ class WorkerProcess:
         # only a signal can be the item's doing (`_CRASHES`); an exit of its own is the worker's
         if code is None or code >= 0:
             return Lost("worker closed its pipe" if code is None else f"worker exited ({code})")
-        # the kernel's limit, where a handler sets one for what the pool cannot interrupt
+        # the kernel's limit, a second net under the pool's own (`isolated.limit_cpu`)
         if -code == signal.SIGXCPU:
             return Exhausted("timeout", phase)
         return Exhausted("crash", phase) if -code in _CRASHES else Lost(f"worker ended by signal {-code}")

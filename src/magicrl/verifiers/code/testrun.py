@@ -449,7 +449,7 @@ class TestNamespace(dict[str, Any]):
         return value
 
     def __missing__(self, name: str) -> Any:
-        # built-ins are found after the globals anyway; private names are never the program's unless wanted
+        # built-ins are found behind the globals anyway; names such as __file__ are the program's only if wanted
         if name in self["__builtins__"] or (name.startswith("__") and name not in self._wanted):
             raise KeyError(name)
         if name in self.client.names:
