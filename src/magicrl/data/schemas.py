@@ -538,6 +538,7 @@ class _RowReader:
         named = self.reader.fields.level is not None
         value = self._value(self.schema.level, "level") if named else self.row.record.get(self.schema.level)
         found = re.fullmatch(r"(?:[A-Za-z ]*[ ])?(\d+)(?:\.0)?", str(value).strip())
+        # True is an int in Python, but no level
         if found is not None and not isinstance(value, bool):
             return int(found.group(1))
         if named:

@@ -78,6 +78,7 @@ class Meter:
     ) -> None:
         self._gpus, self._workers, self._served = gpus, workers, served
         self._started = now()
+        # a name that no other call or shard has: each writes its own account
         self._path = folder / f"{self._started.replace(':', '')}-{os.getpid()}-{time.monotonic_ns()}.json"
         self._samples = 0
         self._began = self._written = time.monotonic()
@@ -215,6 +216,7 @@ def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping
         "means": means(accuracy, [(result["preset"] or {}).get("name") for result in results.values()]),
         "usage": total_usage([result["usage"] for result in results.values()], ask.price),
     }
+    # only what was sampled as Table 13 was stands beside it
     comparable = {n: r["accuracy"]["mean"] for n, r in results.items() if not r["table13"]["differs"]}
     if comparable:
         document["table13"] = {"rows": beside(comparable), "note": table13().note}
@@ -231,6 +233,7 @@ def _earlier(output: Path, scored: Mapping[str, Mapping[str, Any]], ask: Ask) ->
     for path in sorted(output.glob("*/job.json")):
         folder = EvaluationFolder(path.parent)
         if path.parent.name not in scored and folder.job().decides["engine"] in engines:
+            # of an earlier call that was stopped: left out, no error of this one
             with contextlib.suppress(Incomplete):
                 found[path.parent.name] = result_of(folder, relaxed)
     return found

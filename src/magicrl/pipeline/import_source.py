@@ -231,6 +231,7 @@ def _taken_up(step: StepFolder, label: str, key: str) -> tuple[list[Part], set[s
     while True:
         part = step.part(f"{label}.{len(parts):05d}", hash_of(key, len(parts)))
         dropped = step.dropped / part.path.name
+        # both files, or the part is read again: the number of its rows says where to go on
         if not step.has(part) or part_key(dropped) != part.key:
             return parts, seen, read
         ids: list[str] = read_part(part.path, ["id"]).column("id").to_pylist()
@@ -276,6 +277,7 @@ def _rows(source: PipelineSource, files: list[Path]) -> Iterator[Row | BadRow]:
         name, shown_name = str(path), without_secrets(str(path))
         for row in read_place(path, None, splits=(source.split or "train",), subset=source.subset):
             where = row.where if shown_name == name else row.where.replace(name, shown_name)
+            # numbered through all files, since ids are made of it
             yield replace(row, index=index, where=where)
             index += 1
 

@@ -200,6 +200,7 @@ class ReplayEngine(RolloutEngine):
                 raise ValueError(f"draw {group.request.draw} was recorded twice")
         if not self._recorded:
             raise ValueError("there are no recorded rollouts to replay")
+        # entropies can be promised only if every response has them
         told = all(c.sampler_entropies is not None for group in self._recorded.values() for c in group.completions)
         self.capabilities = Capabilities(entropies=told)
         # what the recording engine has shown to serve

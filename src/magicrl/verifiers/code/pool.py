@@ -48,6 +48,7 @@ class CodeProtocol(WorkerProtocol):
         self.plan = WorkerPlan(
             handler="magicrl.verifiers.code.pool:CodeHandler",
             hello=dataclasses.asdict(options),
+            # of the worker itself, which only compares: programs have their time in the sandbox
             cpu_limit=_JUDGE_CPU_SECONDS,
             stall_limit=_STALL_SECONDS + _STALL_FACTOR * (options.total_seconds or 12 * seconds),
         )
@@ -285,6 +286,7 @@ def disagreements(judge: CodeJudge, suite: Suite, solutions: Sequence[str]) -> l
         outputs = [row[index] for row in given]
         known = [output for output in outputs if output is not None]
         text = isinstance(case, StdinCase)
+        # with the first that ran: one that differs is enough
         if any(not _same(known[0], other, suite.float_tolerance, text=text) for other in known[1:]):
             found.append(index)
     return found

@@ -383,6 +383,7 @@ def _joined(value: Any, field: str) -> str:
 
 
 def _outputs(tests: Mapping[str, Any], count: int) -> list[Any]:
+    # a checker may judge by the input alone
     if "outputs" not in tests and tests.get("checker"):
         return [None] * count
     outputs = _list(tests, "outputs")
@@ -404,6 +405,7 @@ def _call_cases(tests: Mapping[str, Any], name: str) -> tuple[list[Case], bool]:
         else:
             positional, named = list(given) if isinstance(given, list) else [given], {}
         cases.append(CallCase(entry=name, positional=positional, named=named, expected=wanted))
+    # lists of one everywhere: whether the list is a wrap cannot be told, so the judge takes either reading
     wrapped = bool(outputs) and all(isinstance(item, list) and len(item) == 1 for item in outputs)
     return cases, wrapped
 

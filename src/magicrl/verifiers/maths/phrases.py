@@ -157,6 +157,7 @@ def words_of(tokens: Sequence[Token]) -> tuple[str, ...]:
     for at, following in enumerate(words[1:]):
         if words[at] in ("a", "an") and counts_one(following):
             words[at] = "one"
+    # nothing but an article: then it is what was said
     return tuple(word for word in words if word and word not in _ARTICLES) or tuple(words)
 
 
@@ -233,6 +234,7 @@ def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[Seque
         part = tokens[start + 3 : end]
         while part and part[-1].kind == "sep":
             part = part[:-1]
+        # (1) + 2 is a formula that begins with a bracket
         if not part or (label in "12345678" and part[0].kind == "op"):
             return []
         found.append(part)
