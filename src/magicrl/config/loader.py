@@ -102,6 +102,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def brought_files(config: BaseModel) -> dict[str, str]:
     """SHA-256 of every file that a setting brings something from (``file.py:name``), by the setting's dotted key."""
     found: dict[str, str] = {}
+    # no default brings a file
     for key, value in leaves(config.model_dump(mode="json", exclude_defaults=True)).items():
         for place, text in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if isinstance(text, str) and re.search(r"\.py:\w+$", text) and Path(text.rpartition(":")[0]).is_file():
@@ -310,6 +311,7 @@ def _explain_one(schema: type[BaseModel], dotted: str, details: ErrorDetails) ->
         known = sorted({str(name) for field in fields for name in get_args(field.annotation)})
         said = f"unknown {key} {tag!r}" if tag else f"{key} is missing"
         return f"{dotted}: {said}; {_nearest(tag, known, 'known')}"
+    # pydantic puts these words before those of our validators
     message = details["msg"].removeprefix("Value error, ")
     if kind in ("model_type", "dict_type"):
         message = f"must be a table, [{dotted}]"

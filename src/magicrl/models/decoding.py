@@ -203,6 +203,7 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
     layers that are no plain linear layers (adapters, quantised ones), rotary embeddings of a part of the head.
     """
     plain_norms = _KNOWN.get(type(model).__name__)
+    # a class of the same name from elsewhere may compute something else
     if plain_norms is None or not type(model).__module__.startswith("transformers.models."):
         return None
     base, mistral = model.get_decoder(), type(model).__name__ == "MistralForCausalLM"
@@ -210,6 +211,7 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         linear = (*projections, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        # not `isinstance`: a quantised layer, or one with an adapter, may be a subclass
         if any(type(module) is not nn.Linear for module in linear):
             return None
         # Mistral's layers ask the config, where Qwen's has a value that its layers may not use
@@ -296,6 +298,7 @@ class _StaticAttention(RowAttention):
 
     def __init__(self, cache: SlotCache, shape: StepShape) -> None:
         self._shape = shape
+        # a tier's block begins where the one before it ends
         starts = [0, *(tokens for _, tokens in shape.tiers[:-1])]
         parts = [(start, tokens) for start, (_, tokens) in zip(starts, shape.tiers, strict=True)]
         self._parts = parts
@@ -430,6 +433,7 @@ class StaticDecoder:
     def _room(self, cache: SlotCache) -> Tensor:
         """``[rows, V]`` where every step leaves its logits."""
         if self._logits is None or len(self._logits) < cache.rows:
+            # one buffer for all steps: a graph writes to the address that it was captured with
             head = self._model.get_output_embeddings().weight
             self._logits = torch.zeros(cache.rows, len(head), dtype=head.dtype, device=head.device)
             self._steps.clear()  # they write to the old one

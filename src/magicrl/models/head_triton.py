@@ -45,6 +45,7 @@ def _logits(
     total = tl.zeros((TOKENS, WORDS), dtype=tl.float32)
     for start in range(0, WIDTH, INNER):
         column = start + inner
+        # 64 bits: a row's number times its stride may not fit into 32
         left = tl.load(
             hidden + rows[:, None].to(tl.int64) * hidden_row + column[None, :] * hidden_col,
             mask=(rows[:, None] < row_end) & (column[None, :] < WIDTH), other=0.0,
@@ -53,6 +54,7 @@ def _logits(
             weight + words[None, :].to(tl.int64) * weight_row + column[:, None] * weight_col,
             mask=(words[None, :] < word_end) & (column[:, None] < WIDTH), other=0.0,
         )  # fmt: skip
+        # no TF32: a float32 model is to be computed in float32
         total = tl.dot(left, right, total, input_precision="ieee")
     # the product is rounded as a matrix product of this dtype rounds it, so that both backends mean one model
     total = total.to(hidden.dtype.element_ty).to(tl.float32)
@@ -134,6 +136,7 @@ def gradient_kernel(
         hidden, weight, bias, rows, words, row_end, word_end, hidden_row, hidden_col, weight_row, weight_col,
         SCALE, SOFTCAP, TEMPERATURE, WIDTH, WITH_BIAS, TOKENS, WORDS, INNER,
     )  # fmt: skip
+    # beyond the last word: anything finite, since it is not stored
     logits = tl.where(words[None, :] < word_end, logits, 0.0)
     factor = tl.load(constants + rows, mask=inside, other=0.0)[:, None]
     if WITH_ENTROPY:
@@ -152,6 +155,7 @@ def gradient_kernel(
 
 
 _WIDE, _NARROW = Tiles(words=256), Tiles(words=128)
+# stages x inner x (rows + words) x bytes of a bfloat16
 _WIDE_NEEDS_BYTES = 3 * 64 * (128 + 256) * 2
 
 

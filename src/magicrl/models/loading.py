@@ -47,6 +47,7 @@ def peak_mb(device: torch.device) -> float:
     """Most memory so far, MiB: what torch held of the GPU for this process; on a CPU the process's resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
+    # Linux counts it in KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
@@ -173,6 +174,7 @@ def describe_policy(
 ) -> LoadedModel:
     """The record of a model in memory; ``ValueError`` if it has no end token or states no context length."""
     ends = _end_tokens(model, tokenizer, folder)
+    # so that `generate` of the saved model stops where magicrl stops
     model.generation_config.eos_token_id = cast(Any, sorted(ends))
     head = model.get_output_embeddings()
     assert head is not None, "a causal LM has an output head"
@@ -214,6 +216,7 @@ def save_policy(
         model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     if generation:
+        # of a copy: what the card recommends is the folder's, not the model's in memory
         recommended = copy.deepcopy(model.generation_config)
         recommended.update(**generation)
         recommended.save_pretrained(partial)
@@ -305,6 +308,7 @@ def _warn_of_unused(names: Sequence[str], source: str) -> None:
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
     stated: Any = getattr(model.generation_config, "eos_token_id", None)
+    # as `generate` reads them: the generation config first
     if stated is None:
         stated = getattr(model.config.get_text_config(), "eos_token_id", None)
     named: list[Any] = stated if isinstance(stated, list) else [stated]

@@ -113,6 +113,7 @@ def weight_paths(folder: Path, name: str) -> list[Path]:
     Raises:
         ValueError: there are none, or not all of them.
     """
+    # the index says which files there should be, a folder only which there are
     if (folder / INDEX).is_file():
         listed = read_object(folder / INDEX).get("weight_map")
         if not isinstance(listed, dict) or not listed:

@@ -112,6 +112,7 @@ _TEMPLATE = (
 def make_byte_tokenizer(max_context: int) -> PreTrainedTokenizerFast:
     """One token a byte of UTF-8, and four control tokens; its chat template opens a reasoning block, as R1's does."""
     symbols = [_PAD, _END, _USER, _ASSISTANT, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    # no merges: a token is a byte
     backend = Tokenizer(BPE(vocab={symbol: number for number, symbol in enumerate(symbols)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
@@ -202,6 +203,7 @@ def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenize
     with quiet_bars():
         read = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
     quantized = cast(PreTrainedModel, read)
+    # its weights are float32 by now: a config that says quantised would have them read as such
     config = copy.deepcopy(quantized.config)
     if hasattr(config, "quantization_config"):
         delattr(config, "quantization_config")

@@ -110,6 +110,7 @@ class LocalParts:
         with under("run.device"):
             device = resolve_device(self._config.run.device)
         with under("start.model"):
+            # whatever `model.dtype` is: the masters are made of these
             return load_policy(start, dtype="float32", device=device)
 
     def learner(self, policy: LoadedModel) -> Learner:
@@ -254,6 +255,7 @@ def make_reference(config: TrainConfig, start: Path | str) -> ReferenceModel | N
     if config.reference.mode == "none" and "ref_logprobs" not in Objective(LearnerSettings.of(config)).needs:
         return None
     with under("reference.model"):
+        # in the precision of the passes: a frozen model needs no master weights
         policy = load_policy(
             config.reference.model or start, dtype=config.model.dtype, device=resolve_device(config.run.device)
         )

@@ -155,6 +155,7 @@ def entropy_metrics(
     for estimator, estimate in estimates.items():
         values[f"entropy/{estimator}/mean"] = estimate.mean
         values[f"entropy/{estimator}/standard_error"] = estimate.standard_error
+    # a controller of one's own has no c to tell
     if isinstance(controller, AdaptiveEntropyController):
         values |= {"entropy/c": controller.c, "entropy/target": controller.target}
     return values
@@ -231,6 +232,7 @@ def merge_updates(updates: Sequence[UpdateMetrics]) -> Values:
         elif key.endswith("_min"):
             value = column.min()
         elif key == "learning_rate":
+            # the last one: a mean over a warm-up is no rate that was used
             value = column[-1]
         else:
             value = np.average(column, weights=weights)
@@ -306,6 +308,7 @@ class StalenessMeter:
         begun = np.array([age[c.policy_version] for *_, c in completions])
         fresh = [(d, i, c) for d, i, c in completions if c.policy_version == newest]
         gaps = [np.abs(old_logprobs[d, i] - c.sampler_logprobs) for d, i, c in fresh]
+        # one for every age up to the bound, so that all steps have the same keys
         shares = np.bincount(tokens, minlength=self._most + 1) / len(tokens)
         return {
             "staleness/mean": float(tokens.mean()),
@@ -375,6 +378,7 @@ class Throughput:
         if shape is not None:
             learned = update_flops(shape, trained, adapters=self._adapters)
             made = generation_flops(shape, sampled)
+        # a learner goes through prompts as well; an engine's speed is of the tokens that it samples
         computed = (
             ("learner", learner, trained.prompts + trained.predicted, learned, _seconds(values, "time/train")),
             ("engine", engine, sampled.predicted, made, generating),

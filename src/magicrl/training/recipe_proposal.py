@@ -340,6 +340,7 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
     """The sizes that fit the model's answers, its context and the time; ``solved``: after a supervised start."""
     size, expected = group_size(look.per_problem)
     longest = setting.prompt_lengths[-1]
+    # the median, as they are ascending
     prompt = setting.prompt_lengths[len(setting.prompt_lengths) // 2]
     # half of the context at least is the answer's
     prompt_limit = min(longest, setting.context // 2)
@@ -517,10 +518,12 @@ def _why_extract(extract: str) -> str:
 
 
 def _name(model: str) -> str:
+    # a recipe is shared: no password of a URL
     return without_secrets(model.rstrip("/").rsplit("/", 1)[-1]).lower() or "run"
 
 
 def _text(value: str) -> str:
+    # a JSON string is a TOML string
     return json.dumps(value, ensure_ascii=False)
 
 

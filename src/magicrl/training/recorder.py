@@ -100,6 +100,7 @@ class RunFolder:
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error}; choose another --output") from None
 
+        # of a resumed run the one that its checkpoints carry: settings that may change would change the hash
         self.owner = str(self._facts()["config_hash"]) if self.resumed else config_hash(config)
 
     def _facts(self) -> dict[str, Any]:

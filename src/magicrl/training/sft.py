@@ -223,6 +223,7 @@ def run_sft(
         # asked again inside: another process may have made it while this one waited
         with only_writer(partial, wait=True):  # several runs may want the same start model: one makes it
             found = _finished(config, output) or _make(config, output, partial, on_step, checkpoint_seconds)
+    # also what a process left that was killed behind its last move
     shutil.rmtree(partial, ignore_errors=True)
     return found
 
@@ -243,6 +244,7 @@ def _make(
         record = _record(config, journal, policy)
         model = partial / "model"
         learner.save_hf(model)
+    # before the folder gets its name: a model without its record is taken for somebody else's
     (model / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
     (model / "recipe.toml").write_text(to_toml(config, output.absolute()), encoding="utf-8")
     (model / "README.md").write_text(_card(config, policy), encoding="utf-8")
