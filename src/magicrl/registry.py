@@ -81,13 +81,14 @@ def names(kind: str) -> tuple[str, ...]:
     return tuple(sorted({*BUILTINS[kind], *entry_points(group=f"magicrl.{kind}").names}))
 
 
-def check(kind: str, reference: str) -> None:
-    """Whether ``reference`` can be meant, without running anything of the user's.
+def check(kind: str, reference: str) -> str:
+    """``reference`` itself if it can be meant, without running anything of the user's.
 
     Raises:
         ValueError: an unknown name (says the nearest known one), a file or a module that is not there.
     """
     _checked(kind, reference)
+    return reference
 
 
 def _checked(kind: str, reference: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ Names follow the report's symbols: ``rollout_batch`` is D_R, ``mini_batch`` D_T,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -16,12 +17,7 @@ from magicrl.registry import check, is_builtin
 
 def _door(kind: str) -> AfterValidator:
     """A reference of this kind; what it names is there, and nothing of it has been run."""
-
-    def checked(reference: str) -> str:
-        check(kind, reference)
-        return reference
-
-    return AfterValidator(checked)
+    return AfterValidator(partial(check, kind))
 
 
 LossName = Annotated[Reference, _door("loss")]
@@ -77,8 +73,7 @@ class ModelConfig(Section):
     dtype: DType = "bfloat16"
     """Compute precision of learner and reference."""
     gradient_checkpointing: bool = False
-    """Compute each layer's activations again in the backward pass, attention not: less memory, up to a third more
-    time."""
+    """Compute layers' activations (not attention) anew in the backward pass: less memory, up to a third more time."""
     checkpoint_above_tokens: int | None = Field(default=None, ge=1)
     """The same for micro-batches of more tokens than this only: long responses fit, short ones stay fast."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
@@ -94,13 +89,11 @@ class AlgorithmConfig(Section):
     """The update: Eq. 3.1 by default."""
 
     loss: LossName = "magic"
-    """`magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, or your own `LossRow`, `file.py:ROW`
-    (docs/own.md)."""
+    """`magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, or your own `file.py:ROW` (docs/own.md)."""
     advantage: AdvantageName = "group"
     """Rewards to advantages: `group` (the group's mean and deviation), or your own function, `file.py:function`."""
     reducer: ReducerName | None = None
-    """How tokens weigh: `global_tokens`, `response_mean`, `sequence_sum`, `constant`, or your own function; default:
-    the loss row's own."""
+    """How tokens weigh: `global_tokens`, `response_mean`, `sequence_sum`, `constant`, your own; default: the row's."""
     advantage_mask: Literal["none", "before", "after"] = "none"
     """What a truncated response is to the group: ``none`` keeps it (reward 0), ``before`` leaves it out of mean and
     deviation, ``after`` sets its advantage to 0."""
@@ -205,11 +198,9 @@ class VllmConfig(Section):
     """What only vLLM has, for ``rollout.engine = "vllm"``."""
 
     cache_mb: int | None = Field(default=None, ge=1)
-    """Size of the key/value cache in MiB; default: ``rollout.memory_limit_mb`` on a CPU, what ``gpu_share`` leaves on a
-    GPU."""
+    """MiB of the key/value cache; default: ``rollout.memory_limit_mb`` on a CPU, what ``gpu_share`` leaves on a GPU."""
     gpu_share: float | None = Field(default=None, gt=0, le=1)
-    """Share of a GPU's memory for weights and cache; default: 0.9 of a GPU of its own, 0.6 of one that it uses in turn
-    with the learner (on one machine, or ``cluster.rollout.colocated``), whose weights and moments stay."""
+    """Share of a GPU's memory for weights and cache; default: 0.9 of a GPU of its own, 0.6 of one shared in turns."""
     eager: bool | None = None
     """Without compiled graphs: starts sooner, samples slower on a GPU; default: on a CPU only."""
 
@@ -218,8 +209,7 @@ class RolloutConfig(Section):
     """The rollout engine and how it samples."""
 
     engine: EngineName = "in_process"
-    """``vllm``: vLLM on this machine (docs/engines.md); ``replay`` feeds recorded rollouts; or your own as
-    ``file.py:function`` or ``module:function``."""
+    """``vllm``: on this machine (docs/engines.md); ``replay``: recorded rollouts; or your own, ``file.py:function``."""
     temperature: float = Field(default=1.0, gt=0)
     """tau, of training rollouts and of the policy that learns."""
     dtype: DType | None = None
@@ -230,22 +220,19 @@ class RolloutConfig(Section):
     """Upper limit of the key/value cache; fewer rows are used when they would not fit."""
     start_order: Literal["longest_first", "issued"] = "longest_first"
     """Which groups start first where a step has more responses than ``max_rows``: those whose problems had the longest
-    responses when they were last drawn, or in the order of their draws. Which groups are used is the same, and so are
-    their random numbers."""
+    responses when last drawn, or in the order of draws. Groups used and their random numbers are the same."""
     vllm: VllmConfig = VllmConfig()
     replay: FilePath | None = None
     """Folder of recorded rollouts, for ``engine = "replay"``."""
     max_sampler_gap: float = Field(default=0.25, gt=0)
-    """Mean absolute gap of the learner's and the sampler's log-probs above which the run stops: such an engine
-    serves other weights than the learner's. Not checked when ``weight_lag`` > 0; when
-    ``max_staleness`` > 0, over the responses of the newest weights alone."""
+    """Mean absolute gap of the learner's and the sampler's log-probs above which the run stops: the engine serves other
+    weights. Not checked with ``weight_lag``; with ``max_staleness`` over responses of the newest weights alone."""
     weight_lag: int = Field(default=0, ge=0)
-    """Updates of the loop that the engine's weights are behind (off-policy studies without a cluster). The denominator
-    of rho stays the learner's own policy before the step: with one SGD step a training step rho is exactly 1 whatever
-    the lag, and only ``algorithm.correction`` weighs the difference."""
+    """Updates that the engine's weights are behind (off-policy studies without a cluster). The denominator of rho stays
+    the learner's own policy before the step: only ``algorithm.correction`` weighs the difference."""
     max_staleness: int = Field(default=0, ge=0)
-    """Most training steps between the policy that began a group and the learner that trains on it. 0: synchronous; from
-    1 on the engine is asked that many steps ahead and goes on while the learner updates (docs/asynchronous.md)."""
+    """Most training steps between the policy that began a group and the learner that trains on it; from 1 on the engine
+    is asked that many steps ahead and goes on while the learner updates (docs/asynchronous.md)."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
@@ -288,7 +275,6 @@ class SourceConfig(Section):
     """A data set of the Hugging Face hub."""
     source: SourceName | None = None
     """Your own function as ``file.py:read``; gives records (dicts, read as a file's) or problems."""
-    # generated families
     seed: int = Field(default=0, ge=0)
     """Of a family's problems."""
     count: int | None = Field(default=None, ge=1)
@@ -301,24 +287,21 @@ class SourceConfig(Section):
     """Keyword arguments of the family or function; of a folder or hub data set ``subset`` and ``revision``."""
     label_noise: float = Field(default=0.0, ge=0, le=1)
     """Share of the problems that get another one's answer: for studies of wrong labels."""
-    # files
     fields: FieldMapping = FieldMapping()
     difficulty_of: str | None = None
-    """A model's name in the released schema's ``model_difficulty``: its offline filter as recorded there. Problems that
-    it failed 0 or 16 times of 16, and those without its figure, are set aside."""
+    """A model's name in the released schema's ``model_difficulty``: problems that it failed 0 or 16 times of 16, and
+    those without its figure, are set aside."""
     template: str | None = None
-    """Text around each prompt (the last turn of a conversation); holds ``{prompt}``. Default: none; for code sets what
-    says how the tests call the program."""
+    """Text around each prompt; holds ``{prompt}``. Default: none; for code sets what says how tests call it."""
     verifier: RewardName | None = None
-    """``maths``, ``exact``, ``code``, or a reward of your own, such as ``my_reward.py:score`` (docs/verifiers.md).
-    Default: the family's own; ``code`` for problems with tests, else ``maths``."""
+    """``maths``, ``exact``, ``code``, or a reward of your own, ``my_reward.py:score`` (docs/verifiers.md). Default: the
+    family's own; ``code`` for problems with tests, else ``maths``."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [name for name in ("family", "path", "hub", "source") if getattr(self, name) is not None]
-        if len(given) != 1:
-            got = ", ".join(given) or "none"
-            raise ValueError(f"a source needs exactly one of family, path, hub, source; given: {got}")
+        given = ", ".join(name for name in ("family", "path", "hub", "source") if getattr(self, name) is not None)
+        if not given or "," in given:
+            raise ValueError(f"a source needs exactly one of family, path, hub, source; given: {given or 'none'}")
         if self.template is not None and "{prompt}" not in self.template:
             raise ValueError(f"template must hold {{prompt}}, got {self.template!r}")
         if self.family is not None and self.difficulty_of is not None:
@@ -455,8 +438,7 @@ class VerifierConfig(Section):
     extract: Literal["lenient", "box"] = "box"
     """``box``: only a ``\\boxed{}`` is an answer; ``lenient``: also what the text ends with."""
     time_limit: float = Field(default=10.0, gt=0)
-    """CPU seconds of one maths answer or of a program in one test. Ten for the programs, which share the setting; maths
-    alone (`magicrl verify math`) takes two, and its formulas stop after less than one in any case."""
+    """CPU seconds of one maths answer, or of a program in one test."""
     workers: int = Field(default=1, ge=1)
     """Processes that judge."""
     memory_limit_mb: int = Field(default=4096, ge=256)
@@ -482,8 +464,7 @@ class LoggingConfig(Section):
     samples: int = Field(default=6, ge=0)
     """Test problems whose responses are shown before and after."""
     trackers: tuple[TrackerName, ...] = ()
-    """Where the metrics are copied to, beside ``metrics.jsonl``: ``tensorboard``, ``wandb``, ``trackio`` (each an extra
-    of the same name), or one of your own (docs/trackers.md)."""
+    """Where metrics are copied to: ``tensorboard``, ``wandb``, ``trackio`` (extras), or your own (docs/trackers.md)."""
     project: str = Field(default="magicrl", min_length=1)
     """Groups runs in W&B and trackio."""
 
@@ -519,11 +500,9 @@ class RolloutPlacement(Section):
     threads: int | None = Field(default=None, ge=1)
     """torch threads of a replica; default: ``cpus``, at least 1."""
     colocated: bool = False
-    """Each replica uses the GPUs of ``tensor_parallel`` learner ranks in turn with them: it gives its memory back while
-    they learn. For ``rollout.engine = "vllm"``, synchronous."""
+    """Replicas and learner ranks use the same GPUs in turns. For ``rollout.engine = "vllm"``, synchronous."""
     weight_copy: Literal["object_store", "direct"] = "object_store"
-    """How new weights get there: gathered by the learner and fetched by each replica from Ray's object store, or
-    ``direct`` from the learner's ranks to vLLM's workers by vLLM's own transfer (NCCL on GPUs, gloo on CPUs)."""
+    """Through Ray's object store, or ``direct``: from learner ranks to vLLM's workers by its transfer (NCCL, gloo)."""
     restarts: int = Field(default=8, ge=0)
     """Replicas that may be lost and replaced in one run before it stops."""
 
