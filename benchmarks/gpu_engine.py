@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
+from bench_models import random_prompts, speed_engine, submit
 from common import rounded
 from gpu_device import copy_rate, forget_peak, name_of, now, peak_gib, product_rate, random_model
 
@@ -16,7 +16,6 @@ from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.planning.costs import DecodeCost, Efficiency, System, decode_cost
 from magicrl.planning.hardware import load_hardware
 from magicrl.planning.shapes import ModelShape
-from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine
 
 
@@ -50,31 +49,18 @@ def make_engine(case: EngineCase, device: str, *, static: bool) -> InProcessEngi
     """With random weights; ``static``: steps of fixed shapes, which CUDA captures as graphs."""
     register_attention()
     model = random_model(case.shape, torch.bfloat16, device, attn_implementation=ATTENTION_NAME).eval()
-    vocab, context = case.shape.vocabulary, case.prompt_tokens + case.generated
-    engine = InProcessEngine(
-        model, end_tokens=frozenset(), decode=lambda tokens: "", valid_vocab=vocab, max_context=context,
-        max_rows=case.rows, memory_limit_mb=case.cache_mb, device=device, static_steps=static,
+    engine = speed_engine(
+        model, case.rows, case.prompt_tokens + case.generated, memory_limit_mb=case.cache_mb, device=device,
+        static_steps=static,
     )  # fmt: skip
     engine.load_weights({name: p.detach() for name, p in model.named_parameters()}, 0)
     return engine
 
 
-def submit(engine: InProcessEngine, case: EngineCase, seed: int) -> None:
+def ask(engine: InProcessEngine, case: EngineCase, seed: int) -> None:
     """Ask for the whole batch."""
-    problem = Problem(id="speed", prompt="", golds=("",), verifier="exact", source="benchmark")
-    sampling = SamplingParams(temperature=1.0, max_tokens=case.generated, seed=0)
-    prompts = np.random.default_rng(seed).integers(1, case.shape.vocabulary, (case.prompts, case.prompt_tokens))
-    requests = [
-        RolloutRequest(
-            draw=number,
-            problem=problem,
-            prompt_tokens=frozen_tokens(prompt),
-            group_size=case.samples,
-            sampling=sampling,
-        )
-        for number, prompt in enumerate(prompts)
-    ]
-    engine.submit(requests)
+    prompts = random_prompts(case.prompts, case.prompt_tokens, case.shape.vocabulary, seed)
+    submit(engine, prompts, case.samples, [case.generated] * case.prompts)
 
 
 def seconds_of_turns(turn: Callable[[], object], count: int, device: str) -> list[float]:
@@ -94,7 +80,7 @@ def engine_case(case: EngineCase, device: str, side: int, size: int, *, static: 
     engine = make_engine(case, device, static=static)
     seconds: list[float] = []
     for number in range(case.generations):
-        submit(engine, case, number)
+        ask(engine, case, number)
         # the first turn computes the prompts and samples twice
         seconds = seconds_of_turns(engine.turn, case.generated - 1, device)
     assert engine.rows == case.rows, f"only {engine.rows} of {case.rows} rows fit into {case.cache_mb} MiB of cache"

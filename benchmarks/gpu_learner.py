@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bench_models import sample_of
 from common import rounded
 from gpu_device import forget_peak, name_of, now, peak_gib, planned_with, product_rate, random_model
 
@@ -22,7 +23,7 @@ from magicrl.planning.costs import sequence_work, update_flops
 from magicrl.planning.hardware import GIB, Hardware, peak_flops
 from magicrl.planning.memory import LearnerMemory, LearnerSetup, learner_memory
 from magicrl.planning.shapes import ModelShape
-from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
+from magicrl.records import TrainBatch
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
@@ -82,16 +83,8 @@ def make_learner(case: LearnerCase, device: str, *, lora: bool) -> LocalLearner:
 def batch_of(case: LearnerCase) -> TrainBatch:
     """One response of random tokens."""
     rng = np.random.default_rng(0)
-    sample = TrainSample(
-        prompt_tokens=frozen_tokens(rng.integers(1, case.shape.vocabulary, PROMPT)),
-        tokens=frozen_tokens(rng.integers(1, case.shape.vocabulary, case.tokens)),
-        advantage=1.0,
-        group_index=0,
-        sample_index=0,
-        sampler_logprobs=frozen_floats(np.zeros(case.tokens)),
-        policy_version=0,
-    )
-    return TrainBatch.of([sample])
+    prompt, tokens = (rng.integers(1, case.shape.vocabulary, size) for size in (PROMPT, case.tokens))
+    return TrainBatch.of([sample_of(prompt, tokens, 1.0)])
 
 
 def learner_case(case: LearnerCase, device: str, side: int) -> dict[str, Any]:

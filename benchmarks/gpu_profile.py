@@ -19,7 +19,7 @@ from typing import Any
 
 from common import rounded
 from gpu_device import forget_peak, name_of, now
-from gpu_engine import EngineCase, make_engine, seconds_of_turns, submit
+from gpu_engine import EngineCase, ask, make_engine, seconds_of_turns
 from gpu_learner import CONTROLS, LearnerCase, batch_of, make_learner, needs_lora, planned_with
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -115,7 +115,7 @@ def decode_profile(case: EngineCase, device: str) -> dict[str, Any]:
     for mode, static in (("plain", False), ("graphs", True)):
         forget_peak(device)
         engine = make_engine(case, device, static=static)
-        submit(engine, case, 0)
+        ask(engine, case, 0)
         turns = case.generated - 1 - STEPS
         seconds = statistics.median(seconds_of_turns(engine.turn, turns, device)[turns // 2 :])
         kinds = profiled(lambda: [engine.turn() for _ in range(STEPS)], case.shape.vocabulary, device)  # noqa: B023

@@ -1,6 +1,6 @@
 """The same texts scored by magicrl and by lm-evaluation-harness, and every disagreement put in a class.
 
-Texts: the stored samples of evaluations (``eval_smollm2.py`` makes some), the written-out solutions that come with
+Texts: the stored samples of evaluations (``magicrl eval``), the written-out solutions that come with
 GSM8K and MATH-500 under their own gold, and the same solutions under the gold of the next problem. lm_eval lives in
 an environment of its own and is run there (``harness_peer.py``):
 
@@ -28,8 +28,8 @@ from typing import Any
 from common import parser_of, write_figure
 
 from magicrl.evaluation.provenance import environment_facts, git_commit, now
-from magicrl.evaluation.samples import EvaluationFolder, SampleRow
-from magicrl.records import Problem, Verdict
+from magicrl.evaluation.samples import EvaluationFolder
+from magicrl.records import Problem
 from magicrl.verifiers.pool import VerifierPool
 
 FORMS = {"gsm8k": "number", "svamp": "number", "math500": "maths"}
@@ -63,21 +63,17 @@ def sampled(folder: Path) -> Iterator[Item]:
             golds = {row["id"]: row["golds"][0] for row in map(json.loads, lines)}
         for row in evaluation.rows():
             if row.counted:
-                yield _from_row(f"{folder.name}/{row.problem}/{row.sample}", f"samples, {name}", form, golds, row)
-
-
-def _from_row(key: str, texts: str, form: str, golds: Mapping[str, str], row: SampleRow) -> Item:
-    return Item(
-        key=key,
-        texts=texts,
-        form=form,
-        gold=golds[row.problem],
-        response=row.text,
-        correct=row.correct,
-        judged_correct=row.outcome == "correct",
-        cut=row.truncated,
-        extracted=row.extracted,
-    )
+                yield Item(
+                    key=f"{folder.name}/{row.problem}/{row.sample}",
+                    texts=f"samples, {name}",
+                    form=form,
+                    gold=golds[row.problem],
+                    response=row.text,
+                    correct=row.correct,
+                    judged_correct=row.outcome == "correct",
+                    cut=row.truncated,
+                    extracted=row.extracted,
+                )
 
 
 def solutions(data: Path) -> Iterator[tuple[str, str, str, str]]:
@@ -97,31 +93,28 @@ def solutions(data: Path) -> Iterator[tuple[str, str, str, str]]:
 def written_out(data: Path, workers: int) -> Iterator[Item]:
     """Solutions under their own gold, and under the gold of the next problem of the set."""
     known = list(solutions(data))
+    pairs: list[tuple[str, Problem, str, str]] = []
+    for form in ("number", "maths"):
+        rows = [row for row in known if row[1] == form]
+        for (name, _, own, text), (_, _, other, _) in zip(rows, [*rows[1:], rows[0]], strict=True):
+            for texts, gold in ((f"solutions, {form}", own), (f"another's solutions, {form}", other)):
+                problem = Problem(id=name, prompt="?", golds=(gold,), verifier="maths", source="solutions")
+                pairs.append((texts, problem, form, text))
     with VerifierPool(workers=workers, time_limit=10.0) as pool:
-        pending: list[tuple[str, str, str, str, str, Any]] = []
-        for form in ("number", "maths"):
-            rows = [row for row in known if row[1] == form]
-            for (name, _, own, text), (_, _, other, _) in zip(rows, [*rows[1:], rows[0]], strict=True):
-                for texts, gold in ((f"solutions, {form}", own), (f"another's solutions, {form}", other)):
-                    problem = Problem(id=name, prompt="?", golds=(gold,), verifier="maths", source="solutions")
-                    pending.append((name, texts, form, gold, text, pool.submit(problem, [text])))
-        for name, texts, form, gold, text, ticket in pending:
+        tickets = [pool.submit(problem, [text]) for _, problem, _, text in pairs]
+        for (texts, problem, form, text), ticket in zip(pairs, tickets, strict=True):
             (verdict,) = pool.result(ticket)
-            yield _judged(name, texts, form, gold, text, verdict)
-
-
-def _judged(name: str, texts: str, form: str, gold: str, text: str, verdict: Verdict) -> Item:
-    return Item(
-        key=f"{texts}/{name}",
-        texts=texts,
-        form=form,
-        gold=gold,
-        response=text,
-        correct=verdict.correct,
-        judged_correct=verdict.correct,
-        cut=False,
-        extracted=verdict.extracted,
-    )
+            yield Item(
+                key=f"{texts}/{problem.id}",
+                texts=texts,
+                form=form,
+                gold=problem.golds[0],
+                response=text,
+                correct=verdict.correct,
+                judged_correct=verdict.correct,
+                cut=False,
+                extracted=verdict.extracted,
+            )
 
 
 def peer_scores(python: Path, items: Iterable[Item]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
@@ -220,18 +213,16 @@ def main() -> None:
         "tables": tables(items, peers),
     }
     write_figure(given.figure, document)
-    by_key = {item.key: item for item in items}
     for texts, scorers in document["tables"].items():
         for scorer, cell in scorers.items():
             counts = ", ".join(f"{name} {cell[name]}" for name in list(cell)[1:5])
-            sys.stdout.write(f"{texts} | {scorer}: {counts}\n")
+            print(f"{texts} | {scorer}: {counts}")
             for name, found in cell["classes"].items():
-                sys.stdout.write(f"    {found['count']:5d}  {name}\n")
-                if given.show and given.show in name:
-                    for key in found["ids"]:
-                        item = by_key[key]
-                        read = peers[key]["read"][scorer]
-                        sys.stdout.write(f"{key} gold={item.gold!r} ours={item.extracted!r} theirs={read!r}\n")
+                print(f"    {found['count']:5d}  {name}")
+                shown = [item for item in items if given.show and given.show in name and item.key in found["ids"]]
+                for item in shown:
+                    read = peers[item.key]["read"][scorer]
+                    print(f"{item.key} gold={item.gold!r} ours={item.extracted!r} theirs={read!r}")
 
 
 if __name__ == "__main__":

@@ -12,38 +12,33 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
-import subprocess
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from datetime import date
+from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import math_verify
-from common import parser_of, write_figure
+from common import FIGURES, ROOT, fill, parser_of, value_in, write_figure
 from maths_sets import Pair, golds, hostile, labelled
 from near_misses import near_misses
 from rewrites import rewrites
 
+from magicrl.evaluation.provenance import git_commit
 from magicrl.records import Outcome, Problem
-from magicrl.training.recorder import write_atomically
 from magicrl.verifiers import JudgeOptions, VerifierPool
 from magicrl.verifiers.base import verifier_spec
 from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 
 NEAR_MISSES = 10_000
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "verifiers.md"
-FIGURES = ROOT / "docs" / "figures" / "maths-verifier.json"
-MARKED = re.compile(r"(?P<shown>[\d.]+)<!--=(?P<path>[\w.]+)-->")
+FIGURE = FIGURES / "maths-verifier.json"
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--output", type=Path, required=True)
+    parser = parser_of(__doc__, FIGURE)
     parser.add_argument("--show", action="store_true", help="print the wrong verdicts (they quote the data)")
     arguments = parser.parse_args()
     verifier = warm_verifier()
@@ -54,9 +49,7 @@ def main() -> None:
         "command": "python benchmarks/maths_verifier.py --output docs/figures/maths-verifier.json",
         "versions": {name: version(name) for name in ("math-verify", "latex2sympy2_extended", "sympy", "python-flint")},
         "date": date.today().isoformat(),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip(),
+        "commit": git_commit(),
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
         "development": {
             "ours": errors(pairs, correct),
@@ -75,21 +68,8 @@ def main() -> None:
                 print(pair.number, pair.label, pair.golds, repr(pair.response[-100:]))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     write_figure(arguments.output, document)
-    if arguments.output.resolve() == FIGURES.resolve():
-        write_atomically(PAGE, filled(PAGE.read_text(), document))
-
-
-def filled(page: str, document: dict[str, Any]) -> str:
-    """The page with every number before a marker ``<!--=path-->`` as ``document`` has it, with as many decimals."""
-
-    def number(match: re.Match[str]) -> str:
-        value: Any = document
-        for key in match["path"].split("."):
-            value = value[key]
-        decimals = len(match["shown"].partition(".")[2])
-        return f"{value:.{decimals}f}<!--={match['path']}-->"
-
-    return MARKED.sub(number, page)
+    if arguments.output.resolve() == FIGURE:
+        fill(PAGE, partial(value_in, document))
 
 
 def warm_verifier() -> MathsVerifier:

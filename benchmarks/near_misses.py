@@ -47,6 +47,20 @@ def drawn(
                 yield name, gold, changed
 
 
+def told(*forms: tuple[str, tuple[str, ...]]) -> Change:
+    """A change of golds of a form, which a pattern gives: into one of its texts, where ``@1`` is the first group."""
+
+    def change(gold: str, numbers: random.Random) -> str | None:
+        for pattern, texts in forms:
+            match = re.fullmatch(pattern, gold)
+            if match is not None:
+                text = numbers.choice(texts) if len(texts) > 1 else texts[0]
+                return re.sub(r"@(\d)", lambda spot, found=match: found[int(spot[1])], text)
+        return None
+
+    return change
+
+
 def _spots(pattern: str, text: str) -> list[re.Match[str]]:
     """Matches outside commands and upright text."""
     hidden = [match.span() for match in _COMMAND.finditer(text)]
@@ -177,23 +191,17 @@ def power_of_ten(gold: str, numbers: random.Random) -> str | None:
     return numbers.choice([*ways, gold + "0", gold + "00", f"0.{gold}"])
 
 
-def inverse(gold: str, numbers: random.Random) -> str | None:
-    """A fraction upside down, as a wrong mixed number, or as a ratio the wrong way round."""
-    match = re.fullmatch(r"\\frac\{(\d+)\}\{(\d+)\}", gold)
-    if match is None or match[1] == match[2] or "0" in match.groups():
-        return None
-    top, bottom = match.groups()
-    return numbers.choice((rf"\frac{{{bottom}}}{{{top}}}", rf"1\frac{{{top}}}{{{bottom}}}", f"{bottom}:{top}"))
-
-
-def angle(gold: str, numbers: random.Random) -> str | None:
-    """Degrees as wrong radians, as minutes, or the number alone as radians."""
-    match = re.fullmatch(r"(\d+)\s*\^(?:\\circ|\{\\circ\})", gold)
-    if match is None or match[1] == "0":
-        return None
-    degrees = match[1]
-    ways = (rf"\frac{{{degrees}\pi}}{{360}}", rf"{degrees}\text{{ radians}}", rf"{degrees}^\circ 30'", rf"{degrees}'")
-    return numbers.choice(ways)
+# a fraction upside down, as a wrong mixed number, or as a ratio the wrong way round
+inverse = told(
+    (r"\\frac\{(?!(\d+)\}\{\1\}$)(?!0\})(\d+)\}\{(?!0\})(\d+)\}", (r"\frac{@3}{@2}", r"1\frac{@2}{@3}", "@3:@2"))
+)
+# degrees as wrong radians, as minutes, or the number alone as radians
+angle = told(
+    (
+        r"(?!0\D)(\d+)\s*\^(?:\\circ|\{\\circ\})",
+        (r"\frac{@1\pi}{360}", r"@1\text{ radians}", r"@1^\circ 30'", "@1'"),
+    )
+)
 
 
 def cells(gold: str, numbers: random.Random) -> str | None:

@@ -1,6 +1,6 @@
 """A million synthetic problems through the pipeline: seconds, problems a second, peak memory.
 
-    python benchmarks/pipeline_million.py --folder runs/million --output docs/figures/pipeline-million.json
+    python benchmarks/pipeline_million.py --folder runs/million     # docs/figures/pipeline-million.json
 
 The problems are made from a seed: sums in words with a solution; known shares of them are proofs, need a figure, have a
 wrong solution, an unreadable record, or are copies. What the pipeline drops must be exactly these. One process does all
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import parser_of
+from common import FIGURES, parser_of, write_figure
 
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.pipeline.build import build
@@ -26,22 +26,10 @@ from magicrl.pipeline.pipeline_schema import PipelineConfig
 from magicrl.pipeline.stats import counts_of
 
 SHARES = {"proof": 0.02, "needs a figure": 0.02, "solution disagrees": 0.02, "unreadable record": 0.001, "copy": 0.05}
-THINGS = [
-    "apples",
-    "stones",
-    "letters",
-    "coins",
-    "bricks",
-    "pages",
-    "lamps",
-    "chairs",
-    "seeds",
-    "ropes",
-    "boats",
-    "maps",
-]
-PLACES = ("farm", "harbour", "school", "library", "mill", "station", "market", "garden", "workshop", "forest", "castle")
-NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ida", "Jon", "Kim", "Lea", "Max", "Nora", "Olaf")
+THINGS = ["apples", "stones", "letters", "coins", "bricks", "pages", "lamps", "chairs", "seeds", "ropes", "boats"]
+THINGS += ["maps"]
+PLACES = ["farm", "harbour", "school", "library", "mill", "station", "market", "garden", "workshop", "forest", "castle"]
+NAMES = ["Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ida", "Jon", "Kim", "Lea", "Max", "Nora", "Olaf"]
 
 
 def write_problems(path: Path, count: int) -> dict[str, int]:
@@ -100,30 +88,29 @@ def config_for(path: Path, workers: int) -> PipelineConfig:
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, FIGURES / "pipeline-million.json")
     parser.add_argument("--folder", type=Path, required=True, help="empty or not there yet")
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     path, run = options.folder / "problems.jsonl", options.folder / "run"
     planted = write_problems(path, options.count)
+    config = config_for(path, options.workers)
     spent: list[float] = []
-    began, before = time.monotonic(), _cpu()
-    build(config_for(path, options.workers), output=run, watcher=Watcher())
-    spent.append(_cpu() - before)
-    wall, peak = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    before = _cpu()
-    build(config_for(path, options.workers), output=run, watcher=Watcher())
-    spent.append(_cpu() - before)
+    walls: list[float] = []
+    for _ in range(2):  # the second finds that nothing has changed
+        began, before = time.monotonic(), _cpu()
+        build(config, output=run, watcher=Watcher())
+        spent.append(_cpu() - before)
+        walls.append(time.monotonic() - began)
     document = {
         "problems": options.count,
         "workers": options.workers,
-        "wall_seconds": round(wall, 1),
+        "wall_seconds": round(walls[0], 1),
         "cpu_seconds": round(spent[0], 1),
         "problems_per_cpu_second": round(options.count / spent[0], 1),
-        "peak_gib": round(peak / 2**20, 2),
+        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
         "unchanged_rerun_cpu_seconds": round(spent[1], 1),
         "disk_gib": round(sum(file.stat().st_size for file in run.rglob("*") if file.is_file()) / 2**30, 2),
         "planted": planted,
@@ -134,10 +121,8 @@ def main() -> None:
         "load": os.getloadavg(),
         "environment": environment_facts(),
     }
-    text = json.dumps(document, indent=1)
-    if options.output is not None:
-        options.output.write_text(text + "\n")
-    print(text)
+    write_figure(options.output, document)
+    print(json.dumps(document, indent=1))
 
 
 def _cpu() -> float:

@@ -12,17 +12,17 @@ import re
 from collections.abc import Iterator
 from fractions import Fraction
 
-from near_misses import Change, drawn
+from near_misses import Change, drawn, told
 
-_INTEGER = re.compile(r"-?\d{1,15}")
+INTEGER, FRACTION = r"-?\d{1,15}", r"(-?)\\d?frac\{(\d+)\}\{(\d+)\}"
+NAMED = r"(?:[a-z]|[fgh]\([a-z]\))\s*=\s*([^=<>,;\\]+)"
+UNIT = r"(-?[\d.]+)\s*\\(?:text|mbox|mathrm)\{{\s*({})\.?\}}"
+_INTEGER, _FRACTION = re.compile(INTEGER), re.compile(FRACTION)
 _DECIMAL = re.compile(r"-?\d+\.\d+")
-_FRACTION = re.compile(r"(-?)\\d?frac\{(\d+)\}\{(\d+)\}")
 _ANY_FRACTION = re.compile(r"\\[dt]?frac(?=\{)")
 _SMALL = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _END = r"(?:-?\d+(?:/\d+)?|-?\\frac\{\d+\}\{\d+\}|-?\\infty|\+?\\infty)"
 _INTERVAL = re.compile(rf"(?:\\left)?([(\[])({_END}),\s*({_END})(?:\\right)?([)\]])")
-_NAMED = re.compile(r"(?:[a-z]|[fgh]\([a-z]\))\s*=\s*([^=<>,;\\]+)")
-_UNITS = re.compile(r"(-?[\d.]+)\s*\\(?:text|mbox|mathrm)\{\s*([a-z]+(?: [a-z]+)?)\.?\}")
 _GLYPHS = {
     r"\pi": "π", r"\infty": "∞", r"\le": "≤", r"\leq": "≤", r"\ge": "≥", r"\geq": "≥", r"\times": "×", r"\cdot": "·",
     r"\pm": "±", r"\cup": "∪", r"^\circ": "°", r"^{\circ}": "°", r"\theta": "θ", r"\alpha": "α", r"\in": "∈",
@@ -39,9 +39,7 @@ def fraction_command(gold: str, numbers: random.Random) -> str | None:
     return _ANY_FRACTION.sub(lambda _: numbers.choice(("\\dfrac", "\\tfrac", "\\cfrac")), gold)
 
 
-def slash(gold: str, numbers: random.Random) -> str | None:
-    match = _FRACTION.fullmatch(gold)
-    return f"{match[1]}{match[2]}/{match[3]}" if match else None
+slash = told((FRACTION, ("@1@2/@3",)))
 
 
 def unreduced(gold: str, numbers: random.Random) -> str | None:
@@ -50,9 +48,7 @@ def unreduced(gold: str, numbers: random.Random) -> str | None:
     return rf"{match[1]}\frac{{{int(match[2]) * by}}}{{{int(match[3]) * by}}}" if match else None
 
 
-def sign_inside(gold: str, numbers: random.Random) -> str | None:
-    match = _FRACTION.fullmatch(gold)
-    return rf"\frac{{-{match[2]}}}{{{match[3]}}}" if match and match[1] else None
+sign_inside = told((r"-\\d?frac\{(\d+)\}\{(\d+)\}", (r"\frac{-@1}{@2}",)))
 
 
 def mixed(gold: str, numbers: random.Random) -> str | None:
@@ -108,12 +104,8 @@ def in_words(gold: str, numbers: random.Random) -> str | None:
     return rf"\text{{{_SMALL[int(gold)]}}}" if re.fullmatch(r"\d|1[0-2]", gold) else None
 
 
-def named(gold: str, numbers: random.Random) -> str | None:
-    """A bare value gets a name, a named one loses it."""
-    match = _NAMED.fullmatch(gold)
-    if match is not None:
-        return match[1]
-    return numbers.choice("xynk") + " = " + gold if _INTEGER.fullmatch(gold) or _FRACTION.fullmatch(gold) else None
+# a bare value gets a name, a named one loses it
+named = told((NAMED, ("@1",)), (f"{INTEGER}|{FRACTION}", tuple(f"{letter} = @0" for letter in "xynk")))
 
 
 def layout(gold: str, numbers: random.Random) -> str | None:
@@ -198,26 +190,17 @@ def listed(gold: str, numbers: random.Random) -> str | None:
     )
 
 
-def angle(gold: str, numbers: random.Random) -> str | None:
-    match = re.fullmatch(r"(\d+)\s*(?:\^\\circ|\^\{\\circ\})", gold)
-    if match is None:
-        return None
-    ways = [rf"{match[1]}\text{{ degrees}}", match[1], f"{match[1]}°", rf"\frac{{{match[1]}\pi}}{{180}}"]
-    return numbers.choice([*ways, rf"\angle ABC = {gold}"])
-
-
-def unit(gold: str, numbers: random.Random) -> str | None:
-    """A unit set another way, or left to the question."""
-    match = _UNITS.fullmatch(gold)
-    if match is None:
-        return None
-    ways = [
-        match[1],
-        f"{match[1]} {match[2]}",
-        rf"{match[1]}\ \mathrm{{{match[2]}}}",
-        rf"{match[1]}~\text{{{match[2]}}}",
-    ]
-    return numbers.choice(ways if " " not in match[2] else [ways[0], ways[1], ways[3]])
+angle = told(
+    (
+        r"(\d+)\s*(?:\^\\circ|\^\{\\circ\})",
+        (r"@1\text{ degrees}", "@1", "@1°", r"\frac{@1\pi}{180}", r"\angle ABC = @0"),
+    )
+)
+# a unit set another way, or left to the question
+unit = told(
+    (UNIT.format("[a-z]+"), ("@1", "@1 @2", r"@1\ \mathrm{@2}", r"@1~\text{@2}")),
+    (UNIT.format("[a-z]+ [a-z]+"), ("@1", "@1 @2", r"@1~\text{@2}")),
+)
 
 
 def percent(gold: str, numbers: random.Random) -> str | None:
@@ -230,9 +213,7 @@ def percent(gold: str, numbers: random.Random) -> str | None:
     )
 
 
-def money(gold: str, numbers: random.Random) -> str | None:
-    match = re.fullmatch(r"\\\$\s?(\d[\d,]*(?:\.\d+)?)", gold)
-    return numbers.choice((match[1], rf"{match[1]} \text{{ dollars}}", f"${match[1]}$")) if match else None
+money = told((r"\\\$\s?(\d[\d,]*(?:\.\d+)?)", ("@1", r"@1 \text{ dollars}", "$@1$")))
 
 
 def matrix(gold: str, numbers: random.Random) -> str | None:
@@ -254,39 +235,18 @@ def text(gold: str, numbers: random.Random) -> str | None:
     return numbers.choice([*ways, rf"\text{{{match[1]}.}}"])
 
 
-def based(gold: str, numbers: random.Random) -> str | None:
-    match = re.fullmatch(r"(\d+)_\{?(\d{1,2})\}?", gold)
-    if match is None:
-        return None
-    ways = [f"{match[1]}_{{{match[2]}}}", f"({match[1]})_{{{match[2]}}}", rf"{match[1]}\text{{ (base {match[2]})}}"]
-    return numbers.choice([*ways, f"{match[1]}_{{({match[2]})}}"])
-
-
-def ratio(gold: str, numbers: random.Random) -> str | None:
-    match = re.fullmatch(r"(\d+)\s*:\s*(\d+)", gold)
-    if match is None or int(match[2]) >= 60 or len(match[2]) == 2:
-        return None
-    return numbers.choice(
-        (rf"{match[1]} \text{{ to }} {match[2]}", rf"\frac{{{match[1]}}}{{{match[2]}}}", f"{match[1]} : {match[2]}")
+based = told(
+    (r"(\d+)_\{?(\d{1,2})\}?", ("@1_{@2}", "(@1)_{@2}", r"@1\text{ (base @2)}", "@1_{(@2)}")),
+)
+ratio = told((r"(\d+)\s*:\s*(\d)", (r"@1 \text{ to } @2", r"\frac{@1}{@2}", "@1 : @2")))
+choice = told(
+    (
+        r"\(?\\text(?:bf)?\{\(?([A-F])\)?\}\)?",
+        ("@1", "(@1)", r"\textbf{(@1)}", r"\text{Option @1}", "@1."),
     )
-
-
-def choice(gold: str, numbers: random.Random) -> str | None:
-    match = re.fullmatch(r"\(?\\text(?:bf)?\{\(?([A-F])\)?\}\)?", gold)
-    if match is None:
-        return None
-    return numbers.choice(
-        (match[1], f"({match[1]})", rf"\textbf{{({match[1]})}}", rf"\text{{Option {match[1]}}}", f"{match[1]}.")
-    )
-
-
-def product(gold: str, numbers: random.Random) -> str | None:
-    """A product with its sign written, or turned round."""
-    match = re.fullmatch(r"(-?\d+)([a-z]|\\pi|\\sqrt\{\d+\}|i)", gold)
-    if match is None:
-        return None
-    ways = [rf"{match[1]}\cdot {match[2]}", rf"{match[1]} \times {match[2]}", f"{match[1]}*{match[2]}"]
-    return numbers.choice([*ways, rf"{match[2]} \cdot ({match[1]})"])
+)
+# a product with its sign written, or turned round
+product = told((r"(-?\d+)([a-z]|\\pi|\\sqrt\{\d+\}|i)", (r"@1\cdot @2", r"@1 \times @2", "@1*@2", r"@2 \cdot (@1)")))
 
 
 def chain(gold: str, numbers: random.Random) -> str | None:
@@ -297,11 +257,12 @@ def chain(gold: str, numbers: random.Random) -> str | None:
     return f"{part} + {int(gold) - part} = {gold}" if int(gold) >= part else None
 
 
-def stated(gold: str, numbers: random.Random) -> str | None:
-    if not re.fullmatch(r"-?\d{1,6}|\\frac\{\d+\}\{\d+\}", gold):
-        return None
-    lead = numbers.choice(("The answer is", "the final answer is", "The value is", "Answer:"))
-    return rf"\text{{{lead} }} {gold}"
+stated = told(
+    (
+        r"-?\d{1,6}|\\frac\{\d+\}\{\d+\}",
+        tuple(rf"\text{{{lead} }} @0" for lead in ("The answer is", "the final answer is", "The value is", "Answer:")),
+    )
+)
 
 
 def prose(gold: str, numbers: random.Random) -> str | None:
@@ -326,10 +287,10 @@ def prose(gold: str, numbers: random.Random) -> str | None:
 
 UNBOXED = frozenset(("prose",))
 REWRITES: dict[str, Change] = {
-    one.__name__: one
-    for one in (
-        fraction_command, slash, unreduced, sign_inside, mixed, decimal, thousands, scientific, in_words, named, layout,
-        glyphs, root, turned_sum, inequality, interval, listed, angle, unit, percent, money, matrix, text, based, ratio,
-        choice, product, chain, stated, prose,
-    )
+    "fraction_command": fraction_command, "slash": slash, "unreduced": unreduced, "sign_inside": sign_inside,
+    "mixed": mixed, "decimal": decimal, "thousands": thousands, "scientific": scientific, "in_words": in_words,
+    "named": named, "layout": layout, "glyphs": glyphs, "root": root, "turned_sum": turned_sum,
+    "inequality": inequality, "interval": interval, "listed": listed, "angle": angle, "unit": unit,
+    "percent": percent, "money": money, "matrix": matrix, "text": text, "based": based, "ratio": ratio,
+    "choice": choice, "product": product, "chain": chain, "stated": stated, "prose": prose,
 }  # fmt: skip

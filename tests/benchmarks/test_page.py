@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import benchmark_page
+import common
 import pytest
+from benchmark_page import PAGE, value_at
 
 
 def test_every_marked_number_is_its_files_number() -> None:
-    text = benchmark_page.PAGE.read_text()
-    marked = list(benchmark_page.MARKED.finditer(text))
+    text = PAGE.read_text()
+    marked = list(common.MARKED.finditer(text))
     assert len(marked) == text.count("<!--="), "a marker without a number before it"
     assert len(marked) > 10
     for match in marked:
-        value = benchmark_page.value_at(match["file"], match["path"])
-        assert match["text"] == benchmark_page.shown(value, match["text"]), match[0]
+        assert match["text"] == common.shown(value_at(match["path"]), match["text"]), match[0]
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ def test_every_marked_number_is_its_files_number() -> None:
     [(2.345, "9.9", "2.3"), (0.4171, "3%", "42%"), (1520.4, "7", "1520"), (0.05554, "1.0%", "5.6%")],
 )
 def test_numbers_keep_their_decimals(value: float, like: str, expected: str) -> None:
-    assert benchmark_page.shown(value, like) == expected
+    assert common.shown(value, like) == expected
