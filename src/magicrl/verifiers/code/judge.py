@@ -249,8 +249,7 @@ class _Trial:
         )
         total = options.total_seconds
         self._left = 12 * self._limits.cpu_seconds if total is None else total
-        functions = not isinstance(suite.cases[0], StdinCase)
-        self._program = Program(source, prelude=suite.prelude if functions or suite.prelude else None)
+        self._program = Program(source, prelude=suite.prelude)
         self._heavy = bool(_HEAVY.search(source) or (suite.prelude and _HEAVY.search(suite.prelude)))
         builtin = checker is None or checker.kind == "builtin"
         self._referee = None if checker is None or builtin else Referee(sandbox, checker, self._limits)
@@ -306,6 +305,7 @@ class _Trial:
                     return found
             except CheckerFailed as error:
                 return [*found, ("infrastructure_error", str(error))]
+        # a program that kills itself looks the same, and must not escape its verdict
         if lost.killed:
             return [("runtime_error", "killed from outside twice")]
         return [("infrastructure_error", str(lost))]
