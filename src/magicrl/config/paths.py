@@ -164,6 +164,7 @@ def located_reference(value: Any, info: ValidationInfo) -> Any:
 
 
 def _written(value: str | None, info: FieldSerializationInfo) -> str | None:
+    # what is not absolute was never located: a name, or a path of a configuration made in Python
     folder = (info.context or {}).get("folder")
     return value if folder is None or value is None or not os.path.isabs(value) else os.path.relpath(value, folder)
 

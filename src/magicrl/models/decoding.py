@@ -141,6 +141,7 @@ class _Layer:
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
         """``x`` and result ``[tokens, d]``; ``cos`` and ``sin`` ``[tokens, 1, head_dim]``, ``sin`` with its signs."""
         heads = self.qkv(self.before_attention(x)).unflatten(-1, (-1, self.head_dim))
+        # [tokens, query + key + value heads, head_dim]: queries and keys are rotated, values are not
         rotated, value = heads.split([self.queries + self.keys, self.keys], dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = rotated.split([self.queries, self.keys], dim=1)
@@ -183,6 +184,7 @@ class FusedDecoder:
         cos, sin = cos[0, :, None], sin[0, :, None]
         for layer in self._layers:
             x = layer(x, cos, sin, context)
+        # the head is needed only where a token is to be sampled
         x = x if keep is None else x.index_select(0, keep)
         return self._head(self._norm(x))
 
@@ -253,6 +255,7 @@ class StepShape:
         rows = min(_power_of_two(len(owners)), cache.rows)
         tiers: list[tuple[int, int]] = []
         reached, widest = rows, cache.responses.whole[0].shape[3]
+        # lengths descend, so the first row of each part is its longest
         for tier in range(_TIERS):
             first = 0 if tier == _TIERS - 1 else reached // 2  # the longest row that is read no further
             # + 1: the new token; spare rows have no other

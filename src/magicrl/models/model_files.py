@@ -57,6 +57,7 @@ def find_model(name: str) -> Path:
         raise RecipeError(f"model {name} is a file; give the folder that holds config.json", key="")
     if re.match(r"[a-z][a-z0-9+.-]*:/", name):
         raise RecipeError(f"model {name} is a URL; give a model folder, or a hub name such as owner/name", key="")
+    # what the hub takes for a name; anything else can only be a path
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):
         made = "name an existing one, or make it with `magicrl sft`"
         raise RecipeError(f"model folder {name} does not exist{_similar(folder)}; {made}", key="")

@@ -469,6 +469,7 @@ class SharedPromptContext:
         cut = self._prompt_tokens
         # a prompt sees itself alone, so its hidden states are the same for all of its responses
         own = self._own.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scaling)
+        # responses of one token each, which predict nothing: prompts are the whole input
         if not self._buckets:
             return own
         keys, values = (x[0, :, :cut].transpose(0, 1) for x in (key, value))

@@ -244,6 +244,7 @@ class PolicyScorer:
     def _check_head(self) -> None:
         """Compare with the model's own logits once: a head that does more than a product must not go unnoticed."""
         vocab = self._options.valid_vocab or cast(int, self.model.config.get_text_config().vocab_size)
+        # some words are enough: each one's log-prob has the sum over all of them in it
         words = torch.arange(min(vocab, _PROBED_WORDS), device=self.device)
         positions = torch.arange(2, device=self.device)[None]
         context = PackedContext([2], self.device)

@@ -136,6 +136,7 @@ def make_miniature(config: Mapping[str, Any], folder: Path, *, max_context: int,
     """
     register_attention()
     tokenizer = make_byte_tokenizer(max_context)
+    # not stated: every query head has a key/value head of its own
     heads, groups = int(config["num_attention_heads"]), int(config.get("num_key_value_heads") or 0)
     # as many queries a key/value head as the real model has, as far as the heads allow
     kept = min(groups or heads, MOST_HEADS // 2)

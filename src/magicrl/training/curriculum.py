@@ -235,6 +235,7 @@ def _measured(
 def filter_table(problems: Sequence[Problem], counts: Mapping[str, PassCount]) -> list[dict[str, Any]]:
     """Per level: how many problems were never (0/N), always (N/N) and sometimes solved (kept)."""
     by_level: dict[int | None, list[PassCount]] = {}
+    # those without a level come last
     for problem in sorted(problems, key=lambda p: math.inf if p.level is None else p.level):
         by_level.setdefault(problem.level, []).append(counts[problem.key])
     return [

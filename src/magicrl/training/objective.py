@@ -89,6 +89,7 @@ class Objective:
 
     def __init__(self, settings: LearnerSettings) -> None:
         algorithm = settings.algorithm
+        # names travel to the ranks, never what they name: each process resolves them (`magicrl.registry`)
         self.row = brought("algorithm.loss", loss_row, algorithm.loss)
         self.correction = brought("algorithm.correction", correction_of, algorithm.correction)
         self._reducer = self.row.reducer

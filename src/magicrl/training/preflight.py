@@ -154,6 +154,7 @@ def _without_conflicts(train: Sequence[Problem]) -> tuple[list[Problem], int]:
 
 
 def _same_golds(one: Problem, other: Problem) -> bool:
+    # neither order nor white space makes other golds
     return one is other or {" ".join(g.split()) for g in one.golds} == {" ".join(g.split()) for g in other.golds}
 
 

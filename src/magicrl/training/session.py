@@ -265,6 +265,7 @@ class Session:
         # prompts that the online filter has removed; they stay in the accuracy curve as solved
         self._solved = 0
         self._steps_done = 0
+        # one limit before and after: the two tests differ by the weights alone
         self._test_tokens = config.evaluation.max_tokens or config.stages[-1].max_tokens
         self._validation = Validation(
             config.evaluation,

@@ -103,6 +103,7 @@ def phase_schedule(
 
     def at(step: int) -> float:
         if step < warmup_steps:
+            # + 1: the first step has a rate, too
             return rate * (step + 1) / warmup_steps
         if decay == "constant":
             return rate
@@ -177,6 +178,7 @@ def supervised_start(start: StartConfig, models_root: Path) -> tuple[SftConfig, 
         raise RecipeError(str(error), key="start.sft") from error
     named = models_root / recipe.run.name
     hashed = models_root / f"{recipe.run.name}-{recipe_hash(recipe)}"
+    # a recipe that has begun under its longer name stays there, whoever has the short one by now
     begun = hashed.exists() or _partial(hashed).exists()
     return recipe, hashed if begun or _is_of_another(recipe, named) else named
 
