@@ -385,3 +385,59 @@ def test_real_files_are_read(kind: str, path: str, count: int, shared_data: Path
     assert len(trained.problems) == len(entries)
     if kind not in ("deepmath", "svamp", "released") and "math_train" not in path:
         assert all(entry.solutions for entry in entries)
+
+
+READ = """
+from magicrl.records import Problem
+
+def cards(count, verifier="maths"):
+    for i in range(count):
+        yield {"question": f"What is {i} + 1?", "answer": str(i + 1)}
+    yield Problem(id="own", prompt="What is 6 x 7?", golds=("42",), verifier=verifier, source="mine", level=2)
+    yield "no record"
+"""
+
+
+def test_a_source_of_ones_own_is_read_into_the_pipeline(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "read.py").write_text(READ)
+    tree: dict[str, Any] = {"sources": [{"source": "read.py:cards", "options": {"count": 2}}]}
+    run(tree)
+    kept = run.kept("sources/read")
+    assert [(entry.id, entry.golds) for entry in kept] == [
+        ("read/read-0", ("1",)),
+        ("read/read-1", ("2",)),
+        ("read/own", ("42",)),
+    ]
+    assert (kept[-1].prompt, kept[-1].data_source, kept[-1].level) == ("What is 6 x 7?", "mine", 2)
+    assert kept[0].prompt != kept[0].problem, "a record has the text around it that a file's has"
+    (dropped,) = run.dropped("sources/read")
+    assert "expected a record (a dict)" in dropped["detail"]
+    before = run.files()
+    run(tree)
+    assert run.files() == before
+    (tmp_path / "read.py").write_text(READ.replace("6 x 7", "7 x 6"))
+    run(tree)
+    assert run.kept("sources/read")[-1].prompt == "What is 7 x 6?", "a changed function is called anew"
+    tree["sources"][0]["options"]["verifier"] = "exact"
+    run(tree)
+    assert "read problems of maths and code" in run.dropped("sources/read")[0]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"source": "red.py:cards"}, r"there is no file .*red\.py"),
+        ({"source": "card"}, "unknown source 'card'.*Known: "),
+        ({"source": "read.py:card"}, r"has no 'card'; did you mean 'cards'\?"),
+        ({"source": "read.py:cards"}, "missing a required argument: 'count'"),
+        ({"source": "read.py:cards", "hub": "a/b"}, "one of path, hub, source; given: hub, source"),
+        ({"path": "x.jsonl", "options": {"count": 1}}, "options are the arguments of a function"),
+    ],
+)
+def test_a_source_that_cannot_be_is_refused_before_anything_is_read(
+    run: Any, tmp_path: Path, source: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "read.py").write_text(READ)
+    with pytest.raises(ValueError, match=said):
+        run({"sources": [source]})
+    assert not run.output.exists()

@@ -19,7 +19,7 @@ from magicrl.config.loader import to_toml
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import only_writer, write_atomically
 from magicrl.pipeline.frame import Context, Step, Watcher, in_processes, run_step, start_worker
-from magicrl.pipeline.import_source import import_source, source_files
+from magicrl.pipeline.import_source import brought_place, import_source, source_files
 from magicrl.pipeline.parts import Part, told_when_full
 from magicrl.pipeline.pipeline_schema import (
     AnyStep,
@@ -98,12 +98,16 @@ def make_step(settings: AnyStep, config: PipelineConfig) -> Step[Any]:
 
 
 def check_needs(config: PipelineConfig, output: Path) -> None:
-    """Find the models, judges' servers and test sets of all steps, so that the last does not fail for want of one.
+    """Find the functions of all sources, and the models, judges' servers and test sets of all steps, so that the last
+    does not fail for want of one.
 
     Raises:
         RecipeError: one is not there (with its key); the text says what makes it.
         ValueError: the hub cannot be reached, or a package is missing.
     """
+    for number, source in enumerate(config.sources):
+        with under(f"sources.{number}"):
+            brought_place(source)
     for number, (step, name) in enumerate(zip(config.steps, config.step_names(), strict=True)):
         with under(f"steps.{number}"):
             if isinstance(step, DifficultyStep):
@@ -128,6 +132,7 @@ def check_needs(config: PipelineConfig, output: Path) -> None:
 
 
 def _check_files(source: PipelineSource) -> None:
+    brought_place(source)
     missing = [path for path in source_files(source) if not path.exists()]
     if missing:
         raise RecipeError(f"{missing[0]}: no such file", key="path")

@@ -131,7 +131,9 @@ def write_card(config: PipelineConfig, output: Path, mix: StepFolder, files: Map
 
 def _origin(source: PipelineSource) -> str:
     row = source.row
-    place = ", ".join(Path(path).name for path in source.paths) or source.hub or (row.hub if row is not None else "")
+    brought = Path(source.source or "").name  # ``read.py:cards``
+    named = ", ".join(Path(path).name for path in source.paths) or source.hub or brought
+    place = named or (row.hub if row is not None else "")
     title = row.title if row is not None else source.label
     return without_secrets(f"{title} ({place}{', ' + source.revision if source.revision else ''})")
 

@@ -16,15 +16,38 @@ import pyarrow as pa
 from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.data.data_files import read_hub, read_place
 from magicrl.data.schemas import Template, catalogue
-from magicrl.data.sources import BadRow, Quarantined, RecordReader, Row
+from magicrl.data.sources import BadRow, Place, Quarantined, Read, RecordReader, Row
 from magicrl.files import write_atomically
 from magicrl.pipeline.entry import DROPPED_SCHEMA, Ability, Entry, entry_of, is_entry, table_of
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part, told_when_full
 from magicrl.pipeline.pipeline_schema import PipelineSource
+from magicrl.records import Problem
+from magicrl.registry import fingerprint
 
 
 class NotWanted(ValueError):
     """A well-formed record that the source's settings leave out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenProblem(Row):
+    """A problem that a function of the user's gave in a record's place."""
+
+    problem: Problem
+
+
+def brought_place(source: PipelineSource) -> Place | None:
+    """Where a function of the user's gives the records; None for other sources.
+
+    Raises:
+        RecipeError: it cannot be found, or does not take the options.
+    """
+    if source.source is None:
+        return None
+    try:
+        return Place.called("source", source.source, source.options)
+    except ValueError as error:
+        raise RecipeError(str(error), key="source") from error
 
 
 class EntryReader:
@@ -59,10 +82,7 @@ class EntryReader:
         if is_entry(row.record):
             return entry_of(row.record)
         self._check_wanted(row.record)
-        try:
-            read = self._reader.read(row)
-        except Quarantined as error:
-            raise ValueError(f"{row.where}: {error}") from None
+        read = self._read(row)
         source, problem = self.source, read.problem
         ability: Ability = "code" if problem.verifier == "code" else "math"
         if source.ability is not None and source.ability != ability:
@@ -87,6 +107,21 @@ class EntryReader:
             difficulty=_recorded_difficulty(problem.extra),
             notes=read.notes,
         )
+
+    def _read(self, row: Row) -> Read:
+        if not isinstance(row, GivenProblem):
+            try:
+                return self._reader.read(row)
+            except Quarantined as error:
+                raise ValueError(f"{row.where}: {error}") from None
+        problem = row.problem
+        if problem.verifier not in ("maths", "code") or not problem.golds:
+            raise ValueError(
+                f"{row.where}: verifier {problem.verifier!r} with {len(problem.golds)} gold answers; the steps of a "
+                "pipeline read problems of maths and code, with golds"
+            )
+        "".join((problem.prompt, *problem.golds, *(turn.content for turn in problem.context))).encode()
+        return Read(where=row.where, problem=problem, schema="problem", columns=((), None), template="bare")
 
     def _check_wanted(self, record: Mapping[str, Any]) -> None:
         for column, values in self.source.only.items():
@@ -163,8 +198,9 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
     """
     step = StepFolder(folder)
     files = source_files(source)
-    settings = source.model_dump(mode="json", exclude={"path"})  # the files' names and content decide, not their place
-    key = hash_of(IMPORT_VERSION, settings, [_checksum(path) for path in files], most_characters)
+    settings = source.model_dump(mode="json", exclude={"path", "source"})  # names and content decide, not their place
+    brought = None if source.source is None else (Path(source.source).name, fingerprint(source.source))
+    key = hash_of(IMPORT_VERSION, settings, brought, [_checksum(path) for path in files], most_characters)
     done = _finished(step, key)
     if done is not None:
         return done
@@ -263,6 +299,15 @@ def source_files(source: PipelineSource) -> list[Path]:
 
 
 def _rows(source: PipelineSource, files: list[Path]) -> Iterator[Row | BadRow]:
+    place = brought_place(source)
+    if place is not None:
+        for index, item in enumerate(place.rows()):
+            if isinstance(item, Problem):
+                record = {"id": item.id, "prompt": item.prompt, "golds": item.golds}
+                yield GivenProblem(index=index, where=f"{place.name}, {item.id}", record=record, problem=item)
+            else:
+                yield item
+        return
     if not files:
         row = source.row
         name = source.hub or (row.hub if row is not None else None)

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from magicrl.config.loader import load_config, shipped_table
 from magicrl.config.paths import FilePath, FilePaths, located_folder
-from magicrl.config.schema import DType, EngineName, FieldMapping, Section
+from magicrl.config.schema import DType, EngineName, FieldMapping, Section, SourceName
 from magicrl.verifiers.base import Extract, Reasoning
 
 
@@ -226,13 +226,17 @@ class PipelineFields(FieldMapping):
 
 
 class PipelineSource(Section):
-    """One source: a known kind, or a file by its columns; from the hub, from files, or from a local folder."""
+    """One source: a known kind, or a file by its columns; from the hub, files, a local folder, or a function."""
 
     name: str | None = None  # of its rows and its folder; default: the kind, else the file's stem
     kind: str = "auto"  # a row of ``magicrl data import --list``, for where the set lies and its licence
     path: FilePaths | None = None
     """Files (``*`` stands for any), or a folder that ``datasets`` can load; default: the kind's hub data set."""
     hub: str | None = None
+    source: SourceName | None = None
+    """Your own function as ``file.py:read``; gives records or problems. A change in what it reads is not noticed."""
+    options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
+    """Keyword arguments of the function."""
     subset: str | None = None
     split: str | None = None
     revision: str | None = None  # of the hub data set. Without one a change there is not noticed by a rerun
@@ -252,10 +256,13 @@ class PipelineSource(Section):
             near = difflib.get_close_matches(self.kind, kinds, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known: auto, {', '.join(kinds)}"
             raise ValueError(f"unknown kind {self.kind!r}; {hint}")
-        if self.path is not None and self.hub is not None:
-            raise ValueError("a source has a path or a hub name, not both")
-        if self.path is None and self.hub is None and self.kind == "auto":
-            raise ValueError("a source needs a path, a hub name, or a kind that has one")
+        given = [name for name in ("path", "hub", "source") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"a source has one of path, hub, source; given: {', '.join(given)}")
+        if not given and self.kind == "auto":
+            raise ValueError("a source needs a path, a hub name, a function (source), or a kind that has a hub name")
+        if self.options and self.source is None:
+            raise ValueError("options are the arguments of a function (source); remove them")
         if self.template is not None and "{prompt}" not in self.template:
             raise ValueError(f"template must hold {{prompt}}, got {self.template!r}")
         return self
@@ -269,7 +276,8 @@ class PipelineSource(Section):
     def label(self) -> str:
         """The name, made where none is given: letters, digits, dot, dash and underscore."""
         path = self.path[0] if isinstance(self.path, tuple) else self.path
-        made = self.kind if self.kind != "auto" else Path(path or self.hub or "").stem
+        where = path or self.hub or (self.source or "").rpartition(":")[0] or self.source
+        made = self.kind if self.kind != "auto" else Path(where or "").stem
         return re.sub(r"[^\w.-]+", "-", self.name or made).strip(".-") or "source"
 
     @property
