@@ -375,6 +375,7 @@ class DecodeAttention(RowAttention):
             reached = self._rows if places is not None else int((lengths > start).sum())
             seen = np.minimum(lengths[:reached] - start, width)
             mask = None
+            # a block that every row fills needs no mask
             if seen.min() < width:
                 hidden = np.where(np.arange(width) < seen[:, None], 0.0, -np.inf)
                 mask = torch.from_numpy(hidden).to(self._device, self._wide)[:, None, None, :]

@@ -284,6 +284,7 @@ def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
         width = lengths[parts[-1][0]] if parts else 0
         # a bucket is as wide as its first, which is its longest
         waste = width - lengths[index]
+        # + 1: the share that the bucket would have with this one in it
         if not parts or padding + waste > MAX_ATTENTION_PADDING * width * (len(parts[-1]) + 1):
             parts.append([])
             padding = waste = 0

@@ -166,6 +166,7 @@ def encoded_solutions(phase: SftPhaseConfig, policy: LoadedModel, number: int = 
     encoder = PromptEncoder(policy.tokenizer, policy.max_context)
     shown: list[tuple[TrainSample, ...]] = []
     whole = 0
+    # where the prompt ends in an opened <think>, what is shown has to close it
     reasoning = opens_reasoning(policy.tokenizer, encoder)
     for problem, texts in worked_solutions(phase, number):
         whole += len(texts)

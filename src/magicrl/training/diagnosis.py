@@ -165,6 +165,7 @@ def answers_of(groups: Sequence[JudgedGroup], *, max_tokens: int, judging: Judgi
     return SampledAnswers(
         groups=len(groups),
         max_tokens=max_tokens,
+        # of all groups: one that nobody could judge gave no signal either
         mixed=sum(0 < group.mean() < 1 for group in right) / len(groups),
         correct=float(np.concatenate(right).mean()),
         truncated=float(np.mean([c.truncated for group in judged for c in group.group.completions])),

@@ -292,6 +292,7 @@ class MasterOptimizer:
 
     def gradient_of(self, parameter: Tensor) -> Tensor | None:
         """What a backward pass may add ``parameter``'s gradient to itself; None if it is not trained."""
+        # a tied head's weight is the embedding's: both passes add to one gradient
         for name, trained in self._compute.items():
             if trained is parameter:
                 master = self._masters[name]

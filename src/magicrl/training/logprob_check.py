@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, TrainSample
 from magicrl.training.protocols import Learner, TrainingStopped
 
+# 2 prompts x 4 samples x 16 tokens: a mean over 128 tokens at most, after every copy
 PROBES = 2
 SAMPLES = 4
 TOKENS = 16

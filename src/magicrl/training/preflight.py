@@ -228,6 +228,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     here = config.cluster is None
     with under("run.device"):
         device = resolve_device(config.run.device) if here else torch.device("cpu")
+    # keys of what the start model is shown solutions of: no test may hold them
     shown: set[str] = set()
     if config.start.model is None:
         recipe, folder = supervised_start(config.start, output.parent / "models")
