@@ -343,6 +343,10 @@ class Verdict:
         """What the response earns by itself, before truncation is looked at."""
         return float(self.correct) if self.score is None else self.score
 
+    def earned(self, *, truncated: bool) -> float:
+        """The reward in training; being cut at T must not pay: 0 then, or the score if that is less."""
+        return min(0.0, self.reward) if truncated else self.reward
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredGroup:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import completion, request
 from safetensors.torch import save_file
 
+from magicrl.evaluation.job import JudgedGroup
 from magicrl.evaluation.statistics import Difference, paired_scores
 from magicrl.models.model_files import weights_differ
-from magicrl.records import StepMetrics
+from magicrl.records import Outcome, RolloutGroup, StepMetrics, Verdict
 from magicrl.training.diagnosis import (
     ANY_JUDGING,
     SUCCESS,
@@ -109,6 +111,18 @@ def test_recorded_steps_are_averaged() -> None:
     assert seen is not None
     assert (seen.groups, seen.mixed, seen.answered, seen.max_tokens) == (16, 0.25, 0.5, 64)
     assert answers_in([]) is None
+
+
+def test_a_group_of_differing_scores_has_a_signal_though_all_are_wrong() -> None:
+    def judged(*scores: float) -> JudgedGroup:
+        group = RolloutGroup(
+            request=request(0, [1], size=len(scores)), completions=tuple(completion([2]) for _ in scores)
+        )
+        verdicts = tuple(Verdict(outcome=Outcome.WRONG, status="graded", score=score) for score in scores)
+        return JudgedGroup(group, verdicts)
+
+    seen = answers_of([judged(0.1, 0.4), judged(0.3, 0.3)], max_tokens=8, judging=ANY_JUDGING)
+    assert (seen.mixed, seen.correct) == (0.5, 0.0)
 
 
 def test_answers_that_nobody_could_judge_are_no_diagnosis() -> None:

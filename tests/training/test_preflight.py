@@ -148,13 +148,18 @@ TWINS = {
 
 
 class Encoder:
-    """Every prompt is one token."""
+    """Every prompt is one token, but for long ones."""
 
     def encode(self, problem: Problem) -> list[int]:
+        if not self.fits(problem):
+            raise ValueError(f"problem {problem.id!r}: too long")
         return [1]
 
     def fits(self, problem: Problem) -> bool:
-        return True
+        return "long" not in problem.prompt
+
+    def length(self, problem: Problem) -> int:
+        return 1 if self.fits(problem) else 99
 
 
 def load(folder: Path, rows: list[dict[str, str]], *settings: str) -> RunData:
@@ -198,6 +203,16 @@ def test_the_first_of_two_golds_counts(tmp_path: Path, caplog: pytest.LogCapture
     assert [(p.id, p.golds) for p in data.train] == [("own-0", ("5",)), ("own-1", ("5",)), ("own-2", ("1",))]
     assert data.dropped_conflicting == 1
     assert "1 of 4 problems have the prompt of an earlier one and other golds ('own-0' and 'own-3'" in caplog.text
+
+
+def test_long_prompts_are_dropped_from_the_holdout_too(tmp_path: Path) -> None:
+    rows = [{"problem": text + " long" * (n % 3 == 0), "answer": "1"} for n, text in enumerate(ASKED)]
+    data = load(tmp_path, rows, "data.holdout=30", "data.overlong_prompts=drop")
+    assert 0 < len(data.test["holdout"]) < 30
+    assert all("long" not in p.prompt for p in (*data.train, *data.test["holdout"]))
+    assert len(data.train) + len(data.test["holdout"]) == 40
+    with pytest.raises(ValueError, match="7 of 30 prompts are too long"):
+        load(tmp_path, rows, "data.holdout=30")
 
 
 def test_a_holdout_of_every_prompt_is_refused(tmp_path: Path) -> None:

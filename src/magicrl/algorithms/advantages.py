@@ -50,7 +50,7 @@ def score_group(group: RolloutGroup, verdicts: Sequence[Verdict]) -> ScoredGroup
     )
     # read-only as all arrays of records: metrics, filters and samples share it
     counted.flags.writeable = False
-    earned = [min(0.0, verdict.reward) if completion.truncated else verdict.reward for completion, verdict in pairs]
+    earned = [verdict.earned(truncated=completion.truncated) for completion, verdict in pairs]
     rewards = frozen_floats(np.where(counted, earned, 0.0))
     return ScoredGroup(group=group, verdicts=tuple(verdicts), rewards=rewards, counted=counted)
 

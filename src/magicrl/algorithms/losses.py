@@ -23,7 +23,7 @@ from magicrl.registry import BUILTINS, resolve
 
 MAX_LOG_RATIO = 20.0
 """Log ratios of two policies are held within +-20: e^20 is no ratio of two versions of one policy, and exp must not
-overflow. It holds for rho, for sampler corrections and, upwards, for the reference's ratio in k3."""
+overflow. It holds for rho, for m2po's weights (those of tis and mis have a cap) and, upwards, for k3's ratio."""
 
 Need: TypeAlias = Literal["old_logprobs", "ref_logprobs", "entropy"]
 """What is not there for nothing: the learner's log-probs from before the step's first update (rho's denominator; with

@@ -333,7 +333,7 @@ class DataConfig(Section):
     max_prompt_tokens: int = Field(default=2048, ge=1)
     """Longer prompts are an error, or dropped (below)."""
     overlong_prompts: Literal["error", "drop"] = "error"
-    """What to do with training prompts over the limit; validation and test prompts are always an error."""
+    """What to do with training prompts over the limit, held-out ones among them; those of a test set are an error."""
     difficulty_filter: DifficultyFilterConfig | None = None
     online_filter: bool = True
     """At a stage change drop prompts whose every response was correct in their last visit."""

@@ -179,6 +179,12 @@ class JudgedGroup(NamedTuple):
         return np.array([v.correct and not c.truncated for c, v in pairs], dtype=np.bool_)
 
     @property
+    def rewards(self) -> NDArray[np.float64]:
+        """``[G]``: what each would earn in training."""
+        pairs = zip(self.group.completions, self.verdicts, strict=True)
+        return np.array([v.earned(truncated=c.truncated) for c, v in pairs])
+
+    @property
     def counted(self) -> NDArray[np.bool_]:
         """``[G]``: False where the verifier could not judge."""
         return np.array([v.outcome is not Outcome.NOT_JUDGED for v in self.verdicts], dtype=np.bool_)

@@ -165,8 +165,8 @@ def answers_of(groups: Sequence[JudgedGroup], *, max_tokens: int, judging: Judgi
     return SampledAnswers(
         groups=len(groups),
         max_tokens=max_tokens,
-        # of all groups: one that nobody could judge gave no signal either
-        mixed=sum(0 < group.mean() < 1 for group in right) / len(groups),
+        # by reward, as training rejects; of all groups: one that nobody could judge gave no signal either
+        mixed=sum(len(np.unique(group.rewards[group.counted])) > 1 for group in judged) / len(groups),
         correct=float(np.concatenate(right).mean()),
         truncated=float(np.mean([c.truncated for group in judged for c in group.group.completions])),
         answered=answered_share([g.group.completions for g in judged], [g.verdicts for g in judged]),

@@ -80,9 +80,12 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
     train, conflicting = _without_conflicts(train)
     # after conflicts are gone, so that a held-out prompt has one set of golds
     if data.holdout:
-        train, test["holdout"], copies = _hold_out(train, data.holdout)
+        train, held, copies = _hold_out(train, data.holdout)
         in_test += copies
-    # test prompts that are too long are an error in any case: dropping some would change what is measured
+        # of one file with the training problems: where these may lose long prompts, so may they
+        fitting = [p for p in held if encoder.fits(p)] if data.overlong_prompts == "drop" else held
+        test["holdout"] = fitting or held
+    # a test set that somebody made is measured whole: there a prompt that is too long is an error in any case
     for key, problems, sources in (
         ("data.validation", [p for part in validation for p in part], data.validation),
         *(

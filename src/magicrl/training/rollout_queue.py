@@ -249,7 +249,7 @@ class RolloutQueue:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``, after the sampler is restored and the engine has the weights of that time.
+        """Inverse of ``state``, once the engine has the weights of that time.
 
         What was in flight goes on, or is issued again where the engine cannot go on with it: no prompt is skipped.
         """
