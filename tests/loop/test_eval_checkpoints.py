@@ -75,12 +75,14 @@ def test_every_validation_draws_anew(toy_recipe: Path, tmp_path: Path) -> None:
     assert len({row["validation/length/mean"] for row in rows}) > 1
 
 
-OVERRIDES = ("stages.0.max_steps=2", "stages.1.max_steps=2", "checkpoint.keep_last=9", "evaluation.every=0")
-
-
 @pytest.fixture
 def finished(toy_recipe: Path, tmp_path: Path) -> Path:
-    train(load_train_recipe(toy_recipe, OVERRIDES), tmp_path / "run", NullObserver(), resume=False)
+    train(
+        load_train_recipe(toy_recipe, (*NEVER, "checkpoint.keep_last=9")),
+        tmp_path / "run",
+        NullObserver(),
+        resume=False,
+    )
     return tmp_path / "run"
 
 
@@ -93,22 +95,9 @@ def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(fin
     file = tmp_path / "sums.jsonl"
     file.write_text("".join(json.dumps({"problem": p.prompt, "answer": p.golds[0]}) + "\n" for p in problems))
     before, output = snapshot(finished), tmp_path / "eval"
-    asked = ["eval", "--run", str(finished), "--follow", "--benchmark", str(file), "--verifier", "exact"]
-    rest = [
-        "--samples",
-        "2",
-        "--max-tokens",
-        "16",
-        "--template",
-        "{prompt}",
-        "--threads",
-        "1",
-        "--workers",
-        "1",
-        "--output",
-        str(output),
-    ]
-    assert app([*asked, *rest], result_action="return_value") == 0
+    words = f"eval --run {finished} --follow --benchmark {file} --verifier exact --samples 2 --max-tokens 16"
+    words += f" --threads 1 --workers 1 --output {output} --template"
+    assert app([*words.split(), "{prompt}"], result_action="return_value") == 0
     steps = [folder.name for folder in checkpoint_folders(finished)]
     assert steps == ["step-000002", "step-000004"]
     comparison = json.loads((output / "comparison.json").read_text())
@@ -118,13 +107,10 @@ def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(fin
     assert len(checksums) == 2, "two checkpoints are two models"
     assert snapshot(finished) == before
     assert not any((output / "models").iterdir()), "the weights are not kept twice"
-
-
-def test_an_exported_checkpoint_is_the_model_of_its_step(finished: Path, tmp_path: Path) -> None:
     last = export_checkpoint(finished, checkpoint_folders(finished)[-1], tmp_path / "last")
     there, saved = load_file(last / "model.safetensors"), load_file(finished / "model" / "model.safetensors")
     assert there.keys() == saved.keys()
-    assert all(torch.equal(there[name], saved[name]) for name in saved)
+    assert all(torch.equal(there[name], saved[name]) for name in saved), "the last checkpoint is the run's model"
 
 
 def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finished: Path, tmp_path: Path) -> None:

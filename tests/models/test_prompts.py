@@ -117,6 +117,8 @@ def test_a_conversation_without_a_template_is_an_error() -> None:
 def test_overlong_and_empty_prompts_name_the_problem() -> None:
     encoder = PromptEncoder(make_tokenizer(["a", "b"], 16), 3)
     assert encoder.encode(problem("a b a")).tolist() == [2, 3, 2]
+    assert encoder.fits(problem("a b a"))
+    assert not encoder.fits(problem("a b a b"))
     with pytest.raises(ValueError, match=r"'p-17': its prompt has 4 tokens, more than max_prompt_tokens = 3"):
         encoder.encode(problem("a b a b"))
     with pytest.raises(ValueError, match="'p-17' has an empty prompt"):
@@ -144,9 +146,3 @@ def test_word_lookup_agrees_with_the_tokenizer_and_control_words_are_unknown() -
         encoder.encode_response("a <pad>")
     with pytest.raises(ValueError, match="response: the tokenizer does not know"):
         encoder.encode_response("a <end> b")
-
-
-def test_fits() -> None:
-    encoder = PromptEncoder(make_tokenizer(["a"], 16), 2)
-    assert encoder.fits(problem("a a"))
-    assert not encoder.fits(problem("a a a"))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magicrl.config.schema import TinyModelConfig
-from magicrl.models.loading import load_policy, save_policy
 from magicrl.models.small_models import make_tiny, make_tokenizer
 
 SYMBOLS = ("L", "S1", "S2", ":", ",", "0", "1", "2")
@@ -53,18 +49,3 @@ def test_unusable_symbols_are_refused(symbol: str) -> None:
 def test_heads_must_divide_the_width() -> None:
     with pytest.raises(ValueError, match="multiple of heads 3"):
         make_tiny(TinyModelConfig(heads=3), SYMBOLS, seed=0)
-
-
-def test_folder_is_plain_hugging_face(tmp_path: Path) -> None:
-    model, tokenizer = make_tiny(TinyModelConfig(max_context=32), SYMBOLS, seed=3)
-    folder = save_policy(model, tokenizer, tmp_path / "tiny")
-    assert not list(folder.glob("*.py"))
-    plain = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
-    state = plain.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    read = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    assert read("L 0 1")["input_ids"] == tokenizer("L 0 1")["input_ids"]
-    assert read.decode(read("L , :")["input_ids"]) == "L , :"
-    loaded = load_policy(folder)
-    assert loaded.end_tokens == frozenset({tokenizer.eos_token_id})
-    assert (loaded.max_context, loaded.valid_vocab) == (32, len(SYMBOLS) + 2)

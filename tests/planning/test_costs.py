@@ -36,6 +36,9 @@ MACHINE = Hardware(
 )
 HALF = Efficiency(kv=0.25, step_overhead=1.0, learner=0.5, other=0.1, weights=0.5, matmul=0.5, network=0.5)
 TOY_SYSTEM = System(TOY, MACHINE, HALF)
+WORK = LearnerWork(
+    tokens=40, mean_context=5, responses=4, variation=0, sgd_steps=1, micro_batch_tokens=10, recompute=False
+)
 
 
 def test_parameters_of_a_toy_are_those_counted_by_hand() -> None:
@@ -104,33 +107,25 @@ def test_learner_by_hand() -> None:
     assert forward_flops(TOY, 10, 5) == 10 * forward
     assert learner_flops(TOY, 10, 5, recompute=False) == 30 * forward
     assert learner_flops(TOY, 10, 5, recompute=True) == 40 * forward - 10 * 2 * 40  # the head is not computed again
-    work = LearnerWork(
-        tokens=1000, mean_context=5, responses=10, variation=0, sgd_steps=1, micro_batch_tokens=1000, recompute=False
-    )
+    work = replace(WORK, tokens=1000, responses=10, micro_batch_tokens=1000)
     optimizer = 28 * TOY.parameters / 50
     assert learner_seconds(TOY_SYSTEM, work, 1) == pytest.approx(3000 * forward / 500 + optimizer)
     assert logprob_seconds(TOY_SYSTEM, 10, 5, 2) == pytest.approx(10 * forward / 1000)
 
 
 def test_many_small_micro_batches_are_bound_by_communication() -> None:
-    work = LearnerWork(
-        tokens=40, mean_context=5, responses=4, variation=0, sgd_steps=1, micro_batch_tokens=10, recompute=False
-    )
     # two accelerators, one node: 2 micro-batches each gather 2 x 2 bytes and reduce 4, of half the parameters, at 5/s
-    seconds = learner_seconds(TOY_SYSTEM, work, 2)
+    seconds = learner_seconds(TOY_SYSTEM, WORK, 2)
     assert seconds == pytest.approx(2 * 0.5 * TOY.parameters * 8 / 5 + 28 * TOY.parameters / 2 / 50)
-    assert learner_seconds(TOY_SYSTEM, work, 4) > seconds / 2  # beyond the node the network is slower
+    assert learner_seconds(TOY_SYSTEM, WORK, 4) > seconds / 2  # beyond the node the network is slower
 
 
 def test_ranks_beyond_the_number_of_samples_stand_idle() -> None:
     fast = replace(MACHINE, link=1e12, network=1e12, bandwidth=1e12)
-    work = LearnerWork(
-        tokens=40, mean_context=5, responses=4, variation=0, sgd_steps=1, micro_batch_tokens=10, recompute=False
-    )
-    times = {gpus: learner_seconds(System(TOY, fast, HALF), work, gpus) for gpus in (2, 4, 8)}
+    times = {gpus: learner_seconds(System(TOY, fast, HALF), WORK, gpus) for gpus in (2, 4, 8)}
     assert times[2] == pytest.approx(2 * times[4])
     assert times[8] == pytest.approx(times[4])
-    assert learner_seconds(System(TOY, fast, HALF), work, 8, 2) == pytest.approx(times[8] / 2)
+    assert learner_seconds(System(TOY, fast, HALF), WORK, 8, 2) == pytest.approx(times[8] / 2)
 
 
 def test_the_fullest_rank_sets_the_pace() -> None:

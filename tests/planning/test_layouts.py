@@ -16,7 +16,7 @@ from magicrl.cli.main import app
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import ClusterConfig
 from magicrl.planning.hardware import GIB, load_hardware
-from magicrl.planning.layouts import Demand, accelerators, candidates, check_stated, refusal, remedies
+from magicrl.planning.layouts import Demand, Placed, accelerators, candidates, check_stated, refusal, remedies
 from magicrl.planning.planner import Options, demand, make_plan
 from magicrl.planning.shapes import load_shape
 
@@ -88,6 +88,12 @@ def cluster(**parts: dict[str, int | bool]) -> ClusterConfig:
     return ClusterConfig.model_validate(parts)
 
 
+def placed_of(parts: dict[str, dict[str, int | bool]], gpus: int) -> Placed:
+    found = check_stated(DEMAND, cluster(**parts), gpus).placed
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
 def test_released_recipes_fit_as_they_state(path: Path) -> None:
     config = load_train_recipe(path)
@@ -138,10 +144,8 @@ def test_a_remedy_makes_it_fit() -> None:
 
 
 def test_offloading_leaves_a_shard_of_the_weights() -> None:
-    plain = check_stated(DEMAND, cluster(learner={"ranks": 8}), 64).placed
-    spared = check_stated(DEMAND, cluster(learner={"ranks": 8, "offload_optimizer": True}), 64).placed
-    assert plain is not None
-    assert spared is not None
+    plain = placed_of({"learner": {"ranks": 8}}, 64)
+    spared = placed_of({"learner": {"ranks": 8, "offload_optimizer": True}}, 64)
     # 16 bytes a parameter become 2, over eight ranks
     assert (plain.learner.total - spared.learner.total) / GIB == pytest.approx(14 * SEVEN.parameters / 8 / GIB)
 
@@ -159,14 +163,11 @@ def test_a_cache_too_small_for_one_sample_asks_for_tensor_parallelism() -> None:
 def test_colocated_replicas_need_no_accelerators_and_live_beside_the_learners_state() -> None:
     parts = {"learner": {"ranks": 16}, "rollout": {"replicas": 16, "colocated": True}}
     assert accelerators(cluster(**parts)) == 16
-    placed = check_stated(DEMAND, cluster(**parts), 16).placed
-    assert placed is not None
+    placed = placed_of(parts, 16)
     assert placed.engine.learner == placed.learner.resident > 0
-    split = check_stated(DEMAND, cluster(learner={"ranks": 16}, rollout={"replicas": 16}), 32).placed
-    assert split is not None
+    split = placed_of({"learner": {"ranks": 16}, "rollout": {"replicas": 16}}, 32)
     assert split.engine.cache > placed.engine.cache
-    spared = check_stated(DEMAND, cluster(**(parts | {"learner": {"ranks": 16, "offload_optimizer": True}})), 16).placed
-    assert spared is not None
+    spared = placed_of(parts | {"learner": {"ranks": 16, "offload_optimizer": True}}, 16)
     # master weights and moments, 12 bytes a parameter over 16 ranks, less the bf16 shard that stays
     assert (spared.engine.cache - placed.engine.cache) / GIB == pytest.approx(10 * SEVEN.parameters / 16 / GIB)
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicrl.config.loader import load_train_recipe
+from magicrl.config.schema import TrainConfig
 from magicrl.planning.costs import System, load_calibration
 from magicrl.planning.hardware import load_hardware
 from magicrl.planning.layouts import candidates, place
@@ -31,15 +32,21 @@ from magicrl.planning.planner import (
     workload,
 )
 from magicrl.planning.shapes import load_shape
-from magicrl.planning.workload import Lengths, read_measured
+from magicrl.planning.workload import Lengths, Workload, read_measured
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = ROOT / "studies/bases/paper-7b.toml"
+CONFIG = load_train_recipe(PAPER)
 SEVEN, H800 = load_shape("DeepSeek-R1-Distill-Qwen-7B"), load_hardware("H800-80G")
 
 
+def work_of(config: TrainConfig, options: Options) -> Workload:
+    (stage,) = config.stages
+    return workload(config, stage, options, stage_lengths(stage, stage.max_tokens, options))
+
+
 def test_a_plan_adds_up() -> None:
-    plan = make_plan(load_train_recipe(PAPER), SEVEN, H800, Options(gpus=32))
+    plan = make_plan(CONFIG, SEVEN, H800, Options(gpus=32))
     (stage,) = plan.stages
     parts = stage.parts
     assert stage.seconds == pytest.approx(parts.rollout + parts.learn + parts.other)
@@ -53,18 +60,17 @@ def test_a_plan_adds_up() -> None:
 
 def test_the_recipe_decides_the_workload() -> None:
     config = load_train_recipe(PAPER, ["stages.0.mini_batch=16", "algorithm.reuse=2", "reference.mode=monitor"])
-    (stage,) = config.stages
     options = Options(gpus=32)
-    lengths = stage_lengths(stage, stage.max_tokens, Options(gpus=1))
-    work = workload(config, stage, options, lengths)
+    work = work_of(config, options)
     assert (work.sgd_steps, work.reuse, work.forwards) == (8, 2, 2)
     assert (work.kept, work.prompt, work.recompute) == (0.6, 256, False)
     everything = load_train_recipe(
-        PAPER, ["algorithm.reject_zero_advantage=false", "model.gradient_checkpointing=true"]
+        PAPER,
+        ["stages.0.mini_batch=16", "algorithm.reject_zero_advantage=false", "model.gradient_checkpointing=true"],
     )
-    plain = workload(everything, stage, options, lengths)
+    plain = work_of(everything, options)
     assert (plain.kept, plain.sgd_steps, plain.forwards, plain.recompute) == (1.0, 4, 1, True)
-    assert stage_lengths(stage, stage.max_tokens, Options(gpus=1, mean_length=5000)).mean == pytest.approx(5000)
+    assert work_of(config, Options(gpus=1, mean_length=5000)).lengths.mean == pytest.approx(5000)
     assert demand(config, SEVEN, H800, options).longest == 16384 + 2048
     alone = demand(config, SEVEN, H800, Options(gpus=1))
     assert alone.rows == config.rollout.max_rows
@@ -72,11 +78,9 @@ def test_the_recipe_decides_the_workload() -> None:
 
 
 def test_time_is_monotone_in_the_work_and_in_the_updates() -> None:
-    config = load_train_recipe(PAPER)
-    plan = make_plan(config, SEVEN, H800, Options(gpus=32))
+    plan = make_plan(CONFIG, SEVEN, H800, Options(gpus=32))
     layout, efficiency = plan.placed.layout, plan.calibration.efficiency
-    (stage,) = config.stages
-    work = workload(config, stage, plan.options, stage_lengths(stage, stage.max_tokens, Options(gpus=1)))
+    work = work_of(CONFIG, plan.options)
 
     def seconds(**changes: int) -> float:
         return timing(System(SEVEN, H800, efficiency), replace(work, **changes), layout, 0)[1]
@@ -90,11 +94,9 @@ def test_time_is_monotone_in_the_work_and_in_the_updates() -> None:
 
 
 def test_overlap_pays_and_the_schedules_are_ordered() -> None:
-    config = load_train_recipe(PAPER)
-    (stage,) = config.stages
     options = Options(gpus=32)
-    work = workload(config, stage, options, stage_lengths(stage, stage.max_tokens, Options(gpus=1)))
-    plan = make_plan(config, SEVEN, H800, replace(options, staleness=1))
+    work = work_of(CONFIG, options)
+    plan = make_plan(CONFIG, SEVEN, H800, replace(options, staleness=1))
     layout = plan.placed.layout
     assert not layout.colocated
     efficiency = plan.calibration.efficiency
@@ -103,9 +105,8 @@ def test_overlap_pays_and_the_schedules_are_ordered() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    config = load_train_recipe(PAPER)
     with pytest.raises(ValueError, match=r"does not fit on 1 x H800-80G.*What would make it fit, each alone: --gpus 4"):
-        make_plan(config, SEVEN, H800, Options(gpus=1))
+        make_plan(CONFIG, SEVEN, H800, Options(gpus=1))
     for options, text in (
         ({"gpus": 0}, "--gpus"),
         ({"gpus": 1, "staleness": -1}, "--staleness"),
@@ -132,12 +133,9 @@ def test_a_runs_own_lengths_and_survivors_replace_the_assumptions(tmp_path: Path
     assert measured.kept == 24 / 64
     assert measured.lengths.sigma == pytest.approx(0.5, rel=1e-3)
     assert measured.lengths.median == pytest.approx(900, rel=1e-2)
-    config = load_train_recipe(PAPER)
-    (stage,) = config.stages
-    options = Options(gpus=8, measured=measured)
-    lengths = stage_lengths(stage, stage.max_tokens, options)
-    assert (lengths.limit, lengths.median) == (16384, measured.lengths.median)
-    assert workload(config, stage, options, lengths).kept == 24 / 64
+    work = work_of(CONFIG, Options(gpus=8, measured=measured))
+    assert (work.lengths.limit, work.lengths.median) == (16384, measured.lengths.median)
+    assert work.kept == 24 / 64
     with pytest.raises(ValueError, match="use one of them"):
         Options(gpus=8, measured=measured, mean_length=100)
     with pytest.raises(ValueError, match="not the metrics of a run"):
@@ -145,9 +143,8 @@ def test_a_runs_own_lengths_and_survivors_replace_the_assumptions(tmp_path: Path
 
 
 def test_a_known_time_outside_the_gpus_replaces_the_fitted_one() -> None:
-    config = load_train_recipe(PAPER)
-    fitted = make_plan(config, SEVEN, H800, Options(gpus=32))
-    known = make_plan(config, SEVEN, H800, Options(gpus=32, other=0.0))
+    fitted = make_plan(CONFIG, SEVEN, H800, Options(gpus=32))
+    known = make_plan(CONFIG, SEVEN, H800, Options(gpus=32, other=0.0))
     assert "other" not in known.calibration.unknowns
     assert known.calibration.covariance.shape == (3, 3)
     assert all(e.other == 0 for e in known.calibration.drawn(3))
@@ -159,8 +156,7 @@ def test_the_best_asynchronous_layout_is_the_best_of_all_when_played() -> None:
     config = load_train_recipe(PAPER, ["stages.0.rollout_batch=16"])
     options = Options(gpus=16, staleness=3)
     plan = make_plan(config, SEVEN, H800, options)
-    (stage,) = config.stages
-    work = workload(config, stage, options, stage_lengths(stage, stage.max_tokens, options))
+    work = work_of(config, options)
     played = [
         timing(System(SEVEN, H800, plan.calibration.efficiency), work, placed.layout, 3, draws=1)[1]
         for placed in candidates(demand(config, SEVEN, H800, options), 16)
@@ -168,10 +164,6 @@ def test_the_best_asynchronous_layout_is_the_best_of_all_when_played() -> None:
     ]
     assert plan.stages[0].seconds <= 1.05 * min(played)
     assert not plan.placed.layout.colocated
-
-
-CONFIG = load_train_recipe(ROOT / "studies/bases/paper-7b.toml")
-SEVEN, H800 = load_shape("DeepSeek-R1-Distill-Qwen-7B"), load_hardware("H800-80G")
 
 
 @pytest.fixture(scope="module")

@@ -47,21 +47,20 @@ def test_keys_that_are_given_make_the_arms_alone(arm_folders: list[Path]) -> Non
         group_runs(runs, ["algorithm.los"])
 
 
-def test_a_start_model_a_seed_is_no_arm_a_seed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("start", "told"),
+    [("study/seed-{seed}/start", "study/seed-*/start"), ("study/seed-0/start", "study/seed-0/start")],
+    ids=["one a seed", "one for all"],
+)
+def test_a_start_model_makes_no_arm_a_seed(start: str, told: str, tmp_path: Path) -> None:
     folders = [write_arm(tmp_path / str(seed), seed) for seed in (0, 1)]
     for seed, folder in enumerate(folders):
         with (folder / "config.toml").open("a") as file:
-            file.write(f'\n[start]\nmodel = "study/seed-{seed}/start"\n')
-    assert len(group_runs([read_run(folder) for folder in folders])) == 1
-
-
-def test_a_start_model_that_all_seeds_share_is_no_arm_either(tmp_path: Path) -> None:
-    folders = [write_arm(tmp_path / str(seed), seed) for seed in (0, 1)]
-    for folder in folders:
-        with (folder / "config.toml").open("a") as file:
-            file.write('\n[start]\nmodel = "study/seed-0/start"\n')
-    settings = run_settings([read_run(folder) for folder in folders])
-    assert settings[0]["start.model"] == "study/seed-0/start"
+            file.write(f'\n[start]\nmodel = "{start.format(seed=seed)}"\n')
+    runs = [read_run(folder) for folder in folders]
+    assert len(group_runs(runs)) == 1
+    settings = run_settings(runs)
+    assert settings[0]["start.model"] == told
     assert differing(settings) == ["run.seed"]
 
 

@@ -179,11 +179,6 @@ def test_a_line_shorter_than_its_window_is_still_smoothed() -> None:
     assert running_mean((), 25) == ()
 
 
-def test_running_mean_of_a_straight_line_is_the_line() -> None:
-    line = line_of(*(2.0 * i for i in range(40)))
-    assert [y for _, y in running_mean(line, 7)] == pytest.approx([y for _, y in line])
-
-
 def test_no_mean_reaches_across_a_stage_change() -> None:
     step = line_of(*([0.0] * 30 + [1.0] * 30))
     smooth, raw = with_running_mean("x", step, 0, [31.0])
@@ -263,18 +258,10 @@ def test_points_land_where_the_axes_say() -> None:
     assert frame.y(1.0) == TOP
     assert frame.y(0.25) == pytest.approx(frame.bottom - 0.25 * (frame.bottom - TOP))
     assert f'd="M{LEFT:.1f} {frame.bottom:.1f}L{WIDTH - RIGHT:.1f} {TOP:.1f}"' in draw(CHART)
-
-
-def test_values_outside_a_fixed_axis_stay_in_the_plot() -> None:
-    frame = frame_of(CHART)
-    assert frame.y(7.0) == TOP
+    assert frame.y(7.0) == TOP, "values outside a fixed axis stay in the plot"
     assert frame.y(-7.0) == frame.bottom
-
-
-def test_limits_are_drawn_as_steps_and_raw_values_have_no_legend() -> None:
-    frame = frame_of(CHART)
-    assert f"H{frame.x(9.0):.1f}L{frame.x(9.0):.1f} {frame.y(0.6):.1f}" in draw(CHART)
-    assert [entry.label for entry in legend(CHART)] == ["up", "limit"]
+    assert f"H{frame.x(9.0):.1f}L{frame.x(9.0):.1f} {frame.y(0.6):.1f}" in draw(CHART), "limits are steps"
+    assert [entry.label for entry in legend(CHART)] == ["up", "limit"], "raw values have no legend"
 
 
 @pytest.mark.parametrize("ys", [(), (0.3,), (0.0, 0.0, 0.0), (1e-9, 2e-9), (1e12, -1e12)])
@@ -300,24 +287,23 @@ def test_stacked_areas_reach_up_to_their_sum() -> None:
     assert tops == {round(frame.y(v), 1) for v in (2.0, 4.0, 6.0)}
 
 
-def test_intervals_are_drawn_with_their_ends() -> None:
-    rows = [IntervalRow(label="0 <greedy>", before=Interval(mean=0.0, low=0.0, high=0.5), after=None)]
-    drawn = intervals_view("k", "t", rows, "", best=0.5).svg
-    ElementTree.fromstring(drawn)
-    whisker = re.search(r'class="whisker s4" x1="([\d.]+)" x2="([\d.]+)"', drawn)
-    target = re.search(r'class="target" x1="([\d.]+)"', drawn)
-    assert whisker is not None
-    assert target is not None
-    assert whisker.group(2) == target.group(1), "both stand at one half"
-    assert "0 &lt;greedy&gt;" in drawn
-
-
 def interval(low: float, mean: float, high: float) -> Interval:
     return Interval(mean=mean, low=low, high=high)
 
 
 def drawn(rows: list[IntervalRow], best: float | None = None) -> str:
     return intervals_view("k", "t", rows, "", best=best).svg
+
+
+def test_intervals_are_drawn_with_their_ends() -> None:
+    svg = drawn([IntervalRow(label="0 <greedy>", before=interval(0.0, 0.0, 0.5), after=None)], best=0.5)
+    ElementTree.fromstring(svg)
+    whisker = re.search(r'class="whisker s4" x1="([\d.]+)" x2="([\d.]+)"', svg)
+    target = re.search(r'class="target" x1="([\d.]+)"', svg)
+    assert whisker is not None
+    assert target is not None
+    assert whisker.group(2) == target.group(1), "both stand at one half"
+    assert "0 &lt;greedy&gt;" in svg
 
 
 def test_the_axis_begins_at_zero_and_ends_above_the_highest_interval() -> None:

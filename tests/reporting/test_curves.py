@@ -181,17 +181,10 @@ def test_the_mean_is_over_the_same_runs_at_every_step_and_longer_ones_go_on_alon
         (2.0, 0.4, 0.2, 0.6, 2),
     ]
     assert curve.tails == ((2, ((2.0, 0.6), (3.0, 0.9), (4.0, 1.0))),)
-
-
-def test_steps_that_a_run_lacks_are_left_out_not_guessed() -> None:
-    curve = arm_curve([((1.0, 1.0), (3.0, 3.0)), ((1.0, 1.0), (2.0, 5.0), (3.0, 3.0))])
-    assert [p.step for p in curve.points] == [1.0, 3.0]
-
-
-def test_runs_without_a_common_step_are_drawn_alone() -> None:
-    curve = arm_curve([((1.0, 1.0), (2.0, 2.0)), ((5.0, 5.0), (6.0, 6.0))])
-    assert curve.points == ()
-    assert [run for run, _ in curve.tails] == [0, 1]
+    lacking = arm_curve([((1.0, 1.0), (3.0, 3.0)), ((1.0, 1.0), (2.0, 5.0), (3.0, 3.0))])
+    assert [p.step for p in lacking.points] == [1.0, 3.0], "a step that a run lacks is not guessed"
+    apart = arm_curve([((1.0, 1.0), (2.0, 2.0)), ((5.0, 5.0), (6.0, 6.0))])
+    assert (apart.points, [run for run, _ in apart.tails]) == ((), [0, 1])
 
 
 def test_long_curves_keep_their_ends() -> None:

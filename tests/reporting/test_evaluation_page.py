@@ -39,18 +39,8 @@ def test_every_block_is_there_and_hostile_responses_stay_text(evaluation_folders
     assert parsed.count("img") == 0
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "Add &lt;b&gt;a&lt;/b&gt;" in page
-
-
-def test_scores_have_intervals_and_the_difference_is_paired(evaluation_folders: list[Path], tmp_path: Path) -> None:
-    page = written(evaluation_folders, tmp_path)
-    assert "66.7 %" in page
-    assert "50.0 %" in page
-    assert "−16.7" in page
-    assert "1 / 2 problems" in page
-
-
-def test_scaling_figures_say_when_they_are_exact(evaluation_folders: list[Path], tmp_path: Path) -> None:
-    page = written(evaluation_folders, tmp_path)
+    for difference in ("66.7 %", "50.0 %", "−16.7", "1 / 2 problems"):
+        assert difference in page, "with intervals, paired"
     assert EXACT in page
     assert "Exact only while the sampler does not know the limit and no forced answer is used." in page
     for key in ("over_limits", "efficiency", "pass_at_k", "maj_at_k"):

@@ -17,6 +17,8 @@ from magicrl.reporting.page import MOST_CHARACTERS, shortened
 from magicrl.reporting.read_folders import read_run
 from magicrl.reporting.run_page import provenance, write_report
 
+from .conftest import write_run
+
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 INSIDE_SVG = {"line", "path", "rect", "circle"}
 
@@ -48,12 +50,12 @@ class Page(HTMLParser):
         return sum(name == tag for name, _ in self.elements)
 
 
-@pytest.fixture
-def page(run_folder: Path) -> str:
-    return write_report(run_folder).read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_report(write_run(tmp_path_factory.mktemp("page") / "run")).read_text(encoding="utf-8")
 
 
-def test_the_page_asks_for_nothing_from_anywhere(page: str) -> None:
+def asks_for_nothing(page: str) -> Page:
     parsed = Page(page)
     for tag, attributes in parsed.elements:
         for name in ("src", "href", "srcset", "action", "data"):
@@ -62,10 +64,11 @@ def test_the_page_asks_for_nothing_from_anywhere(page: str) -> None:
     assert "@import" not in page
     assert "url(" not in page
     assert "http" not in re.sub(r'http-equiv|xmlns="http://www.w3.org/2000/svg"', "", page)
+    return parsed
 
 
-def test_what_a_model_wrote_stays_text(page: str) -> None:
-    parsed = Page(page)
+def test_the_page_asks_for_nothing_and_what_a_model_wrote_stays_text(page: str) -> None:
+    parsed = asks_for_nothing(page)
     assert parsed.count("script") == 2, "the values and the page's own script, nothing of a response"
     assert parsed.count("img") == 0
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page

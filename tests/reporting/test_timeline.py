@@ -41,12 +41,9 @@ def test_each_stage_shows_its_typical_and_its_slowest_step(rich_run: Path) -> No
     assert len(labels) == 3, "where all are alike one step stands for the stage"
 
 
-def test_work_of_two_workers_lies_in_two_lanes(rich_run: Path) -> None:
+def test_each_worker_has_its_lane_and_its_overlapping_work_a_second_one(rich_run: Path) -> None:
     row = rows_of(rich_run)[0]
     assert [[span.what for span in lane] for lane in row.lanes] == [["verify"], ["rollout", "train"]]
-
-
-def test_overlapping_work_of_one_worker_lies_in_two_lanes(rich_run: Path) -> None:
     path = rich_run / "timeline.jsonl"
     path.write_text(path.read_text().replace('"judge"', '"local"'))
     row = rows_of(rich_run)[0]
@@ -62,6 +59,8 @@ def test_bars_are_as_long_as_the_work(rich_run: Path) -> None:
     assert verify[1] / rollout[1] == pytest.approx(1.0 / (1 + 1 / 40), rel=0.01)
     assert sum(rollout) == pytest.approx(train[0], abs=0.2)
     assert [words for _, words in view.legend] == ["verify", "rollout", "train"]
+    exported = list(csv.DictReader(io.StringIO(base64.b64decode(view.csv.partition(",")[2]).decode())))
+    assert exported[0] == {"step": "1", "worker": "judge", "what": "verify", "start": "0.5", "end": "1.5"}
 
 
 def test_of_many_workers_those_that_worked_longest_and_shortest_are_drawn(run_folder: Path) -> None:
@@ -75,13 +74,6 @@ def test_of_many_workers_those_that_worked_longest_and_shortest_are_drawn(run_fo
     shown = ["local", *(f"replica {n}" for n in (*range(6), *range(14, 20)))]
     assert [lane[0].worker for lane in row.lanes] == shown, "and by their numbers: 2 before 14"
     assert row.label == "step 1, typical (without 8 workers in between)"
-
-
-def test_the_export_holds_the_spans(rich_run: Path) -> None:
-    rows = list(
-        csv.DictReader(io.StringIO(base64.b64decode(timeline_view(rows_of(rich_run)).csv.partition(",")[2]).decode()))
-    )
-    assert rows[0] == {"step": "1", "worker": "judge", "what": "verify", "start": "0.5", "end": "1.5"}
 
 
 def test_a_broken_span_is_named(rich_run: Path) -> None:

@@ -115,34 +115,25 @@ def test_solutions_take_turns(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("solution", "verifier", "gold", "response"),
+    ("solution", "verifier", "golds", "reasoning", "response"),
     [
-        ("2 + 3 = <<2+3=5>>5\n#### 5", "maths", "5", "2 + 3 = 5\nThe answer is \\boxed{5}."),
-        ("It is \\boxed{5}.", "maths", "5", "It is \\boxed{5}."),
-        ("apple is first", "exact", "apple", "apple is first\nThe answer is \\boxed{apple}."),
-        ("print(5)\n", "code", "{}", "```python\nprint(5)\n```"),
-        ("So:\n```python\nprint(5)\n```", "code", "{}", "So:\n```python\nprint(5)\n```"),
+        ("2 + 3 = <<2+3=5>>5\n#### 5", "maths", ("5",), False, "2 + 3 = 5\nThe answer is \\boxed{5}."),
+        ("It is \\boxed{5}.", "maths", ("5",), False, "It is \\boxed{5}."),
+        ("apple is first", "exact", ("apple",), False, "apple is first\nThe answer is \\boxed{apple}."),
+        ("print(5)\n", "code", ("{}",), False, "```python\nprint(5)\n```"),
+        ("So:\n```python\nprint(5)\n```", "code", ("{}",), False, "So:\n```python\nprint(5)\n```"),
+        # it closes the reasoning that the prompt opens
+        ("2 + 3\n#### 5", "maths", ("5",), True, "2 + 3\n</think>\n\nThe answer is \\boxed{5}."),
+        ("\\boxed{6/2}", "maths", ("6", "3"), True, "\\boxed{6/2}\n</think>\n\nThe answer is \\boxed{6/2}."),
+        ("Why\n</think>\n\n\\boxed{5}", "maths", ("5",), True, "Why\n</think>\n\n\\boxed{5}"),
+        ("print(5)", "code", ("{}",), True, "</think>\n\n```python\nprint(5)\n```"),
     ],
 )
-def test_a_solution_is_written_as_a_response(solution: str, verifier: str, gold: str, response: str) -> None:
-    problem = Problem(id="p", prompt="?", golds=(gold,), verifier=verifier, source="test")
-    assert as_response(solution, problem) == response
-
-
-@pytest.mark.parametrize(
-    ("solution", "verifier", "golds", "response"),
-    [
-        ("2 + 3\n#### 5", "maths", ("5",), "2 + 3\n</think>\n\nThe answer is \\boxed{5}."),
-        ("\\boxed{6/2}", "maths", ("6", "3"), "\\boxed{6/2}\n</think>\n\nThe answer is \\boxed{6/2}."),
-        ("Why\n</think>\n\n\\boxed{5}", "maths", ("5",), "Why\n</think>\n\n\\boxed{5}"),
-        ("print(5)", "code", ("{}",), "</think>\n\n```python\nprint(5)\n```"),
-    ],
-)
-def test_a_solution_closes_the_reasoning_that_the_prompt_opens(
-    solution: str, verifier: str, golds: tuple[str, ...], response: str
+def test_a_solution_is_written_as_a_response(
+    solution: str, verifier: str, golds: tuple[str, ...], reasoning: bool, response: str
 ) -> None:
     problem = Problem(id="p", prompt="?", golds=golds, verifier=verifier, source="test")
-    assert as_response(solution, problem, reasoning=True) == response
+    assert as_response(solution, problem, reasoning=reasoning) == response
 
 
 def test_it_is_learned_and_goes_on_after_a_kill(folder: Path) -> None:
