@@ -16,186 +16,9 @@ from magicrl.data.sources import load_source
 from magicrl.pipeline.pipeline_schema import known_kinds
 from magicrl.records import prompt_key
 
-TESTS = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
-ADD = "print(sum(map(int, input().split())))"
-# One made record in the columns of each real file: (record, golds or tests, solutions).
-RECORDS: dict[str, tuple[dict[str, Any], Any, tuple[str, ...]]] = {
-    "numina_math_1_5": (
-        {
-            "problem": "What is 2 + 3?",
-            "solution": "It is $\\boxed{5}$.",
-            "answer": "5",
-            "problem_type": "Algebra",
-            "question_type": "math-word-problem",
-            "problem_is_valid": "Yes",
-            "solution_is_valid": "Yes",
-            "source": "amc_aime",
-            "synthetic": False,
-        },
-        ("5",),
-        ("It is $\\boxed{5}$.",),
-    ),
-    "deepscaler": ({"problem": "What is 2 + 3?", "answer": "5", "solution": "\\boxed{5}"}, ("5",), ("\\boxed{5}",)),
-    "still3": ({"question": "What is 2 + 3?", "answer": "5"}, ("5",), ()),
-    "omni_math": (
-        {
-            "domain": ["Mathematics -> Algebra"],
-            "difficulty": 4.5,
-            "problem": "What is 2 + 3?",
-            "solution": "Five: 5.",
-            "answer": "5",
-            "source": "HMMT_2",
-        },
-        ("5",),
-        ("Five: 5.",),
-    ),
-    "aime_1983_2023": (
-        {"ID": "1999-7", "Year": 1999, "Problem Number": 7, "Question": "What is 2 + 3?", "Answer": "5", "Part": None},
-        ("5",),
-        (),
-    ),
-    "gsm8k": ({"question": "2 + 3?", "answer": "It is five.\n#### 5"}, ("5",), ("It is five.\n#### 5",)),
-    "math": (
-        {"problem": "2 + 3?", "level": "Level 2", "type": "Algebra", "solution": "\\boxed{5}"},
-        ("5",),
-        ("\\boxed{5}",),
-    ),
-    "deepmath": (
-        {
-            "question": "2 + 3?",
-            "final_answer": "5",
-            "difficulty": 4.5,
-            "topic": "Algebra",
-            "r1_solution_1": "a",
-            "r1_solution_2": "b",
-            "r1_solution_3": "a",
-        },
-        ("5",),
-        ("a", "b"),
-    ),
-    "svamp": ({"ID": "c-1", "Body": "Ann has 2", "Question": "And 3 more?", "Answer": 5.0}, ("5",), ()),
-    "olympiadbench": ({"question": "2 + 3?", "final_answer": ["5"], "solution": ["Five."]}, ("5",), ("Five.",)),
-    "leetcode": (
-        {
-            "task_id": "add",
-            "difficulty": "Easy",
-            "problem_description": "Add.",
-            "prompt": "from typing import List",
-            "starter_code": "class Solution:\n    def add(self, a, b):",
-            "completion": "class Solution: pass",
-            "entry_point": "Solution().add",
-            "test": "def check(candidate):\n    assert candidate(a = 1, b = 2) == 3",
-        },
-        {"entry_point": "Solution().add"},
-        ("class Solution: pass",),
-    ),
-    "taco": (
-        {
-            "question": "Add two numbers.",
-            "solutions": json.dumps([ADD]),
-            "starter_code": "",
-            "difficulty": "EASY",
-            "input_output": json.dumps(TESTS),
-            "name": None,
-            "source": "codeforces",
-            "url": "u",
-            "tags": "[]",
-            "time_limit": "2.0 seconds",
-            "memory_limit": "256.0 megabytes",
-        },
-        {**TESTS, "time_limit": 2.0, "memory_limit_mb": 256.0},
-        (ADD,),
-    ),
-    "apps": (
-        {
-            "problem_id": 7,
-            "question": "Add two numbers.",
-            "solutions": json.dumps([ADD]),
-            "starter_code": "",
-            "input_output": json.dumps(TESTS),
-            "difficulty": "introductory",
-            "url": "u",
-        },
-        TESTS,
-        (ADD,),
-    ),
-    "code_contests": (
-        {
-            "name": "1_A. Add",
-            "description": "Add two numbers.",
-            "public_tests": {"input": ["1 2"], "output": ["3"]},
-            "private_tests": {"input": ["2 2"], "output": ["4"]},
-            "generated_tests": {"input": [], "output": []},
-            "solutions": {"language": [2, 3], "solution": ["int main(){}", ADD]},
-            "incorrect_solutions": {"language": [3], "solution": ["print(0)"]},
-            "time_limit": {"seconds": 1, "nanos": 500000000},
-            "memory_limit_bytes": 268435456,
-        },
-        {"inputs": ["1 2", "2 2"], "outputs": ["3", "4"], "time_limit": 1.5, "memory_limit_mb": 256},
-        (ADD,),
-    ),
-    "code_contests_plus": (
-        {
-            "id": "1_A",
-            "title": "Add",
-            "description": "Add two numbers.",
-            "time_limit": 2000,
-            "memory_limit": 256,
-            "checker": "int main(){}",
-            "test_cases": [{"input": "1 2", "output": "3"}],
-            "correct_submissions": [{"code": "int main(){}", "language": "cpp"}, {"code": ADD, "language": "py3"}],
-        },
-        {"inputs": ["1 2"], "outputs": ["3"], "time_limit": 2.0, "memory_limit_mb": 256},
-        (ADD,),
-    ),
-    "humaneval": (
-        {
-            "task_id": "HumanEval/0",
-            "prompt": 'def add(a, b):\n    """Add."""\n',
-            "canonical_solution": "    return a + b\n",
-            "entry_point": "add",
-            "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
-        },
-        {"entry_point": "add"},
-        ('def add(a, b):\n    """Add."""\n    return a + b\n',),
-    ),
-    "mbpp": (
-        {
-            "task_id": 1,
-            "text": "Add.",
-            "code": "def add(a, b): return a + b",
-            "test_setup_code": "",
-            "test_list": ["assert add(1, 2) == 3"],
-            "challenge_test_list": [],
-        },
-        {"assert_case": ["assert add(1, 2) == 3"]},
-        ("def add(a, b): return a + b",),
-    ),
-    "livecodebench": (
-        {
-            "question_id": "1_A",
-            "question_content": "Add.",
-            "starter_code": "",
-            "metadata": "{}",
-            "public_test_cases": json.dumps([{"input": "1 2", "output": "3", "testtype": "stdin"}]),
-            "private_test_cases": "[]",
-            "contest_date": "2024-09-01T00:00:00",
-        },
-        {"inputs": ["1 2"], "outputs": ["3"]},
-        (),
-    ),
-    "released": (
-        {
-            "data_source": "train-math",
-            "prompt": [{"role": "user", "content": "2 + 3?"}],
-            "ability": "math",
-            "reward_model": {"ground_truth": '["5"]', "style": "rule"},
-            "extra_info": {"index": 4, "model_difficulty": {"R1-7B": 3, "R1-32B": None}},
-        },
-        ("5",),
-        (),
-    ),
-}
+# One made record in the columns of each real file, and the golds or tests and the solutions that are read from it.
+LINES = Path(__file__).with_name("records.jsonl").read_text(encoding="utf-8").splitlines()
+RECORDS: dict[str, dict[str, Any]] = {row["kind"]: row for row in map(json.loads, LINES)}
 
 
 def test_every_known_kind_has_a_record_here() -> None:
@@ -204,19 +27,19 @@ def test_every_known_kind_has_a_record_here() -> None:
 
 @pytest.mark.parametrize("kind", RECORDS)
 def test_a_record_in_the_columns_of_the_real_set_is_read(kind: str, write_rows: Callable[..., Path], run: Any) -> None:
-    record, golds, solutions = RECORDS[kind]
-    path = write_rows("rows.jsonl", [record])
+    expected = RECORDS[kind]
+    path = write_rows("rows.jsonl", [expected["record"]])
     for form in (kind, "auto"):
         run({"sources": [{"kind": form, "name": form, "path": str(path)}]})
         assert run.dropped(f"sources/{form}") == []
         (entry,) = run.kept(f"sources/{form}")
-        if isinstance(golds, tuple):
-            assert (entry.ability, entry.golds) == ("math", golds)
+        if "golds" in expected:
+            assert (entry.ability, list(entry.golds)) == ("math", expected["golds"])
             assert "\\boxed" in entry.prompt
         else:
             assert entry.ability == "code"
-            assert json.loads(entry.golds[0]).items() >= golds.items()
-        assert entry.solutions == solutions
+            assert json.loads(entry.golds[0]).items() >= expected["tests"].items()
+        assert list(entry.solutions) == expected["solutions"]
     if kind == "released":
         assert (entry.data_source, entry.difficulty) == ("train-math", {"R1-7B": 3})
 
@@ -250,8 +73,8 @@ def test_columns_name_what_a_known_form_does_not(write_rows: Callable[..., Path]
 
 
 def test_subsets_and_years_that_are_not_asked_for_are_counted(write_rows: Callable[..., Path], run: Any) -> None:
-    numina = RECORDS["numina_math_1_5"][0]
-    aime = RECORDS["aime_1983_2023"][0]
+    numina = RECORDS["numina_math_1_5"]["record"]
+    aime = RECORDS["aime_1983_2023"]["record"]
     sources = [
         {
             "kind": "numina_math_1_5",
@@ -362,21 +185,15 @@ def test_a_folder_is_read_by_datasets(tmp_path: Path, run: Any) -> None:
         ("svamp", "math/sets/svamp/SVAMP.json", 300),
         ("released", "math/sets/aime24/aime24.parquet", 30),
         ("leetcode", "code/sets/leetcode_train_v020_first600/data.jsonl", 100),
-        ("humaneval", "code/sets/humaneval/data.jsonl", 164),
+        ("humaneval", "code/sets/humaneval/data.jsonl", 100),
         ("mbpp", "code/sets/mbpp_full/data.jsonl", 300),
         ("apps", "code/sets/apps_train5/data.jsonl", 5),
     ],
 )
 def test_real_files_are_read(kind: str, path: str, count: int, shared_data: Path, run: Any) -> None:
-    run(
-        {
-            "sources": [
-                {"kind": kind, "name": "real", "path": str(shared_data / path), "limit": 300 if count == 300 else 100}
-            ]
-        }
-    )
+    run({"sources": [{"kind": kind, "name": "real", "path": str(shared_data / path), "limit": count}]})
     entries, dropped = run.kept("sources/real"), run.dropped("sources/real")
-    assert len(entries) + len(dropped) == min(count, 300 if count == 300 else 100)
+    assert len(entries) + len(dropped) == count
     assert len(dropped) <= 1, [row["detail"][:200] for row in dropped]
     assert all(entry.problem.strip() and entry.golds for entry in entries)
     (part,) = (run.output / "sources" / "real" / "kept").glob("*.parquet")
