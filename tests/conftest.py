@@ -12,12 +12,16 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # a shell that starts the suite in its background lets it ignore Ctrl-C, and every process of a test would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("no deadline", deadline=None)  # how long an example takes says how busy the machine is
+settings.load_profile("no deadline")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))  # they import each other by plain names
@@ -46,6 +50,21 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no ../shared beside this checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two folders with models that know the words of small sums: one architecture and different random weights."""
+    from magicrl.config.schema import TinyModelConfig
+    from magicrl.models.loading import save_policy
+    from magicrl.models.small_models import make_tiny
+
+    root = tmp_path_factory.mktemp("models")
+    config = TinyModelConfig(hidden_size=32, layers=1, heads=2, intermediate_size=64, max_context=96)
+    words = ("what", "is", "0", "1", "2", "3", "4", "+", "?")
+    for seed in (0, 1):
+        save_policy(*make_tiny(config, words, seed), root / str(seed))
+    return root / "0", root / "1"
 
 
 PATIENCE = 600.0

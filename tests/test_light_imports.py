@@ -1,4 +1,4 @@
-"""What the command line, reports and live displays are made of loads without torch, which takes seconds."""
+"""The command line, reports, live displays and pipeline steps without a model load no torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 LIGHT = """config.loader records cli.main cli.display cli.watch training.diagnosis training.health training.recorder
-    reporting.scores reporting.run_page reporting.comparison_page"""
+    reporting.scores reporting.run_page reporting.comparison_page pipeline.build pipeline.clean_step
+    pipeline.dedup_step pipeline.decontaminate_step pipeline.judge_step pipeline.mix_step"""
 PROGRAM = """
 import importlib, sys
 for name in sys.argv[1:]:

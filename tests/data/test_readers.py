@@ -10,6 +10,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from builders import write_lines
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import FieldMapping, SourceConfig
@@ -20,11 +21,6 @@ from magicrl.records import Message, Problem
 TURN = [{"role": "user", "content": "2 + 3?"}]
 SYSTEM = {"role": "system", "content": "Be brief."}
 SHARE = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "2 + 3?"}]
-
-
-def written(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def both(path: Path) -> list[Problem]:
@@ -61,7 +57,7 @@ def both(path: Path) -> list[Problem]:
     ],
 )
 def test_columns_are_known_by_their_names(tmp_path: Path, record: dict[str, Any], schema: str) -> None:
-    path = written(tmp_path / "own.jsonl", [record] * 2)
+    path = write_lines(tmp_path / "own.jsonl", [record] * 2)
     (problem, _) = both(path)
     assert problem.prompt.endswith("2 + 3?")
     assert problem.golds == ("5",)
@@ -80,10 +76,10 @@ def test_columns_are_known_by_their_names(tmp_path: Path, record: dict[str, Any]
     ],
 )
 def test_a_conversation_keeps_its_turns(tmp_path: Path, record: dict[str, Any]) -> None:
-    (problem,) = both(written(tmp_path / "chat.jsonl", [record]))
+    (problem,) = both(write_lines(tmp_path / "chat.jsonl", [record]))
     assert problem.messages == (Message("system", "Be brief."), Message("user", "2 + 3?"))
     assert problem.golds == ("5",)
-    (bare,) = both(written(tmp_path / "bare.jsonl", [{"prompt": TURN, "answer": "5"}]))
+    (bare,) = both(write_lines(tmp_path / "bare.jsonl", [{"prompt": TURN, "answer": "5"}]))
     assert bare.context == ()
     assert bare.key != problem.key, "a conversation is another problem than its last turn"
     assert recognise(tmp_path / "chat.jsonl").conversations == 1
@@ -91,7 +87,7 @@ def test_a_conversation_keeps_its_turns(tmp_path: Path, record: dict[str, Any]) 
 
 def test_training_says_how_tests_call_the_program_as_evaluation_does(tmp_path: Path) -> None:
     tests = {"inputs": ["1"], "outputs": ["2"]}
-    path = written(tmp_path / "code.jsonl", [{"question": "Add one.", "tests": tests}])
+    path = write_lines(tmp_path / "code.jsonl", [{"question": "Add one.", "tests": tests}])
     (trained,) = load_problems(SourceConfig(path=str(path)))
     (examined,) = load_benchmark(parse_asked(str(path)), Reading()).problems
     assert trained.prompt == examined.prompt
@@ -103,14 +99,14 @@ def test_training_says_how_tests_call_the_program_as_evaluation_does(tmp_path: P
 
 def test_the_box_is_asked_for_once_in_a_conversation(tmp_path: Path) -> None:
     system = {"role": "system", "content": "Put the answer into \\boxed{}."}
-    path = written(tmp_path / "chat.jsonl", [{"messages": [system, *TURN], "answer": "5"}])
+    path = write_lines(tmp_path / "chat.jsonl", [{"messages": [system, *TURN], "answer": "5"}])
     assert load_benchmark(parse_asked(str(path)), Reading()).problems[0].prompt == "2 + 3?"
 
 
 def test_what_is_rejected_is_told_with_place_and_reason(tmp_path: Path) -> None:
     good = {"question": "2 + 3?", "answer": "5"}
     rows = [good, {"question": "?", "answer": None}, {"q": "?", "answer": "1"}, {"question": 7, "answer": "1"}, good]
-    path = written(tmp_path / "own.jsonl", rows)
+    path = write_lines(tmp_path / "own.jsonl", rows)
     path.write_text(path.read_text() + "{broken\n")
     found = recognise(path)
     assert (found.rows, found.problems) == (6, 2)
@@ -123,8 +119,8 @@ def test_what_is_rejected_is_told_with_place_and_reason(tmp_path: Path) -> None:
     assert named.problems == 1
 
 
-def test_what_is_offered_can_be_written(tmp_path: Path) -> None:
-    path = written(tmp_path / "own.jsonl", [{"Frage": "2 + 3?", "Text": "", "Lösung": "5"}])
+def test_what_is_offered_can_be_write_lines(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "own.jsonl", [{"Frage": "2 + 3?", "Text": "", "Lösung": "5"}])
     with pytest.raises(ValueError, match=r"It has: Frage, Text, Lösung\. .*\.fields\.prompt=Frage --set data\."):
         load_problems(SourceConfig(path=str(path)))
     fields = FieldMapping(prompt="Frage")
@@ -164,7 +160,7 @@ def test_rows_of_a_folder_need_not_be_alike(tmp_path: Path) -> None:
     """``datasets`` itself refuses a column that is a number here and text there."""
     folder = tmp_path / "mixed"
     folder.mkdir()
-    written(folder / "train.jsonl", [{"prompt": "?", "answer": 1}, {"prompt": "??", "answer": ["a", "b"]}])
+    write_lines(folder / "train.jsonl", [{"prompt": "?", "answer": 1}, {"prompt": "??", "answer": ["a", "b"]}])
     assert [p.golds for p in load_problems(SourceConfig(path=str(folder)))] == [
         ("1",),
         ("a", "b"),

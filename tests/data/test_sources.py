@@ -17,16 +17,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from builders import problem, write_lines
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import FieldMapping, SourceConfig
 from magicrl.data.sources import MARK, fingerprint, load_mixture, load_problems, load_source, with_wrong_labels
 from magicrl.records import Problem, prompt_key, typed
-
-
-def write_lines(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-    return path
 
 
 def load(folder: Path, name: str, **options: Any) -> list[Problem]:
@@ -66,11 +62,6 @@ def test_json_csv_and_parquet_give_the_same_problems(tmp_path: Path) -> None:
     expected = load(tmp_path, "sums.jsonl")
     for kind in ("json", "csv", "parquet"):
         assert load(tmp_path, f"sums.{kind}") == expected
-
-
-def test_absolute_paths_do_not_move(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "sums.jsonl", TWO)
-    assert len(load(Path("/nowhere"), str(path))) == 2
 
 
 def test_hub_sets_load_through_datasets(tmp_path: Path) -> None:
@@ -133,11 +124,6 @@ def test_count_and_levels_choose(tmp_path: Path) -> None:
         load(tmp_path, "l.jsonl", levels=(1,))
 
 
-def test_the_verifier_can_be_chosen(tmp_path: Path) -> None:
-    write_lines(tmp_path / "v.jsonl", TWO)
-    assert {p.verifier for p in load(tmp_path, "v.jsonl", verifier="exact")} == {"exact"}
-
-
 # ---- the released schema ------------------------------------------------------------------------
 
 
@@ -160,11 +146,6 @@ def test_released_golds(tmp_path: Path, ground_truth: str, golds: tuple[str, ...
     assert problem.golds == golds
     assert (problem.id, problem.prompt, problem.source) == ("or1-0", "What is 2 + 3?", "train-math-numina")
     assert problem.extra["extra_info"] == {"index": 7, "model_difficulty": {"m": 3}}
-
-
-def test_format_auto_knows_the_released_schema_by_its_columns(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist([released('["5"]')]), tmp_path / "or1.parquet")
-    assert load(tmp_path, "or1.parquet")[0].golds == ("5",)
 
 
 def test_code_rows_are_problems_of_the_code_verifier(tmp_path: Path) -> None:
@@ -378,19 +359,12 @@ def test_fingerprint_sees_every_field_that_matters_and_the_order(tmp_path: Path)
     base = fingerprint(problems)
     assert base == fingerprint(load(tmp_path, "s.jsonl"))
     assert base == "5421f24e8f6e1fd021617571970d5d9f9f9f7f4f5dcbeb3ffc12e5875ff2e897"
-    p = problems[0]
-    changed = [
-        Problem(id="other", prompt=p.prompt, golds=p.golds, verifier=p.verifier, source=p.source),
-        Problem(id=p.id, prompt="other", golds=p.golds, verifier=p.verifier, source=p.source),
-        Problem(id=p.id, prompt=p.prompt, golds=("9",), verifier=p.verifier, source=p.source),
-        Problem(id=p.id, prompt=p.prompt, golds=p.golds, verifier="exact", source=p.source),
-        Problem(id=p.id, prompt=p.prompt, golds=p.golds, verifier=p.verifier, source="other"),
-        Problem(id=p.id, prompt=p.prompt, golds=p.golds, verifier=p.verifier, source=p.source, level=2),
-    ]
-    prints = {fingerprint([c, problems[1]]) for c in changed} | {fingerprint(problems[::-1]), fingerprint([p])}
+    first = replace(problems[0], extra={})
+    changes = [{"id": "other"}, {"prompt": "other"}, {"golds": ("9",)}, {"verifier": "exact"}, {"source": "other"}]
+    changed = [replace(first, **change) for change in [*changes, {"level": 2}]]
+    prints = {fingerprint([c, problems[1]]) for c in changed} | {fingerprint(problems[::-1]), fingerprint([first])}
     assert len(prints | {base}) == 9
-    plain = Problem(id=p.id, prompt=p.prompt, golds=p.golds, verifier=p.verifier, source=p.source)
-    assert fingerprint([plain, problems[1]]) == base
+    assert fingerprint([first, problems[1]]) == base
 
 
 # ---- real sets, where they are present ----------------------------------------------------------
@@ -422,9 +396,7 @@ def test_word_problem_sets_load(shared_data: Path, name: str, fields: FieldMappi
 
 
 def problems(golds: list[str]) -> list[Problem]:
-    return [
-        Problem(id=f"p{i}", prompt=f"q{i}", golds=(gold,), verifier="exact", source="s") for i, gold in enumerate(golds)
-    ]
+    return [problem(f"p{i}", f"q{i}", gold) for i, gold in enumerate(golds)]
 
 
 CLEAN = problems([str(i % 10) for i in range(2000)])
@@ -478,10 +450,6 @@ OTHER = [
 ]  # fmt: skip
 
 
-def problem(prompt: str, **more: str) -> Problem:
-    return Problem(id="a", prompt=prompt, golds=("1",), verifier="exact", source="doc", **more)
-
-
 @pytest.mark.parametrize(("one", "other"), SAME)
 def test_typesetting_makes_no_other_prompt(one: str, other: str) -> None:
     assert prompt_key(one) == prompt_key(other)
@@ -517,11 +485,11 @@ def test_all_messages_count() -> None:
 
 
 def test_a_problem_keeps_its_identity_in_a_wrapping_and_on_its_way() -> None:
-    one = problem("What is 2 + 3?")
+    one = problem("a", "What is 2 + 3?")
     wrapped = replace(one, prompt="Think. What is 2 + 3? Box it.", id="b")
-    assert one.key == wrapped.key == pickle.loads(pickle.dumps(one)).key != problem(wrapped.prompt).key
+    assert one.key == wrapped.key == pickle.loads(pickle.dumps(one)).key != problem("a", wrapped.prompt).key
 
 
 def test_a_template_is_a_cluster() -> None:
-    assert problem("a").cluster == problem(" A").cluster != problem("b").cluster
-    assert problem("a", template="t").cluster == problem("b", template="t").cluster
+    assert problem("a", "a").cluster == problem("a", " A").cluster != problem("a", "b").cluster
+    assert problem("a", "a", template="t").cluster == problem("a", "b", template="t").cluster

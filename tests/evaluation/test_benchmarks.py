@@ -12,12 +12,13 @@ import pickle
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_lines
 
 from magicrl.config.errors import RecipeError
 from magicrl.data.code_records import before_stub, unwrapped_text
@@ -26,11 +27,6 @@ from magicrl.records import Problem
 from magicrl.verifiers.pool import VerifierPool
 
 BOX = "\n\nPlease reason step by step, and put your final answer within \\boxed{}."
-
-
-def written(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def load(asked: str, **reading: Any) -> tuple[Problem, ...]:
@@ -57,7 +53,7 @@ def test_every_row_of_the_catalogue_can_be_asked_for() -> None:
 
 
 def test_what_a_benchmark_names(tmp_path: Path) -> None:
-    file = written(tmp_path / "my set.jsonl", [{"problem": "1+1?", "answer": 2}])
+    file = write_lines(tmp_path / "my set.jsonl", [{"problem": "1+1?", "answer": 2}])
     assert parse_asked(f"gsm8k={file}").name == "gsm8k"
     assert parse_asked(f"mine={file}").known is None
     assert parse_asked(str(file)).name == "my-set"
@@ -81,7 +77,7 @@ def test_maths_records_of_every_form(tmp_path: Path) -> None:
             "ability": "math",
         },
     ]
-    problems = load(str(written(tmp_path / "mine.jsonl", rows)))
+    problems = load(str(write_lines(tmp_path / "mine.jsonl", rows)))
     assert [p.golds[0] for p in problems] == ["02", "4", "6", "3", "8", "10", "012"]
     assert problems[0].id == "a"
     assert problems[1].id == "mine-1"
@@ -93,22 +89,22 @@ def test_maths_records_of_every_form(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_used_are_set_aside_with_their_place(tmp_path: Path) -> None:
     rows = [{"problem": "1+1?", "answer": ""}, {"problem": "2+2?", "answer": "4"}, {"text": "?"}]
-    file = written(tmp_path / "mine.jsonl", rows)
+    file = write_lines(tmp_path / "mine.jsonl", rows)
     loaded = load_benchmark(parse_asked(str(file)), Reading())
     assert len(loaded.problems) == 1
     assert [note.split(":")[0] for note in loaded.set_aside] == [f"{file}, line 1", f"{file}, line 3"]
     assert "no column of the problem is known. It has: text." in loaded.set_aside[1]
-    written(file, rows[:1])
+    write_lines(file, rows[:1])
     with pytest.raises(ValueError, match="no problem can be used"):
         load(str(file))
-    written(file, [rows[1] | {"id": 1}] * 2)
+    write_lines(file, [rows[1] | {"id": 1}] * 2)
     assert [p.id for p in load(str(file))] == ["1", "1#2"]
     with pytest.raises(ValueError, match="id '1' stands twice"):
         load(str(file), fields={"id": "id"})
 
 
 def test_columns_template_limit_and_verifier_can_be_given(tmp_path: Path) -> None:
-    file = written(tmp_path / "mine.jsonl", [{"q": f"{i}?", "a": str(i), "name": f"n{i}"} for i in range(5)])
+    file = write_lines(tmp_path / "mine.jsonl", [{"q": f"{i}?", "a": str(i), "name": f"n{i}"} for i in range(5)])
     fields = {"prompt": "q", "answer": "a", "id": "name"}
     problems = load(str(file), fields=fields, template="Q: {prompt}", limit=3, verifier="exact")
     assert [(p.id, p.prompt, p.verifier) for p in problems] == [(f"n{i}", f"Q: {i}?", "exact") for i in range(3)]
@@ -119,7 +115,7 @@ def test_columns_template_limit_and_verifier_can_be_given(tmp_path: Path) -> Non
 
 
 def test_a_random_part_is_the_same_every_time_and_grows(tmp_path: Path) -> None:
-    file = written(tmp_path / "mine.jsonl", [{"id": i, "problem": f"{i}?", "answer": i} for i in range(50)])
+    file = write_lines(tmp_path / "mine.jsonl", [{"id": i, "problem": f"{i}?", "answer": i} for i in range(50)])
     few, more, other = (
         [int(p.id) for p in load(str(file), limit=n, limit_seed=seed)] for n, seed in ((5, 0), (20, 0), (5, 1))
     )
@@ -132,7 +128,7 @@ def test_a_random_part_is_the_same_every_time_and_grows(tmp_path: Path) -> None:
 
 
 def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
-    file = written(tmp_path / "aime.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(30)])
+    file = write_lines(tmp_path / "aime.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(30)])
     assert load_benchmark(parse_asked(f"aime24={file}"), Reading()).whole
     assert not load_benchmark(parse_asked(f"aime24={file}"), Reading(limit=10)).whole
     assert not load_benchmark(parse_asked(str(file)), Reading()).whole
@@ -165,7 +161,7 @@ def test_code_records_of_every_form_are_judged_right(tmp_path: Path) -> None:
             "tests": {"type": "checker", "checker": "def sat(x: float):\n    return x == 8", "call": "sat(sol())"},
         },
     ]
-    problems = load(str(written(tmp_path / "code.jsonl", rows)))
+    problems = load(str(write_lines(tmp_path / "code.jsonl", rows)))
     assert [p.verifier for p in problems] == ["code"] * 6
     assert problems[0].prompt.startswith("Complete this Python function")
     assert "assert root(8) == 2" in problems[1].prompt
@@ -223,8 +219,8 @@ def test_livecodebench_records_with_packed_private_tests(tmp_path: Path) -> None
     ]
     folder = tmp_path / "lcb"
     folder.mkdir()
-    written(folder / "test.jsonl", rows[:2])
-    written(folder / "test2.jsonl", rows[2:])
+    write_lines(folder / "test.jsonl", rows[:2])
+    write_lines(folder / "test2.jsonl", rows[2:])
     problems = load(f"livecodebench={folder}")
     assert [p.id for p in problems] == ["first", "last"], "both ends of the report's window belong to it"
     tests = [json.loads(p.golds[0]) for p in problems]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import write_lines
 
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import LoadedBenchmark, Reading, load_benchmark, parse_asked
@@ -70,11 +71,16 @@ def results(path: Path | None) -> dict[str, Any]:
     return json.loads(path.read_text())["benchmarks"]["sums"]
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_models: tuple[Path, Path], same_sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Results of the first model, in one go."""
+    return results(run(tiny_models[0], same_sums, tmp_path_factory.mktemp("whole")))
+
+
 def test_an_interrupted_evaluation_goes_on_to_identical_samples(
-    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path, whole: dict[str, Any]
 ) -> None:
     model = tiny_models[0]
-    whole = results(run(model, sums, tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
         run(model, sums, tmp_path / "cut", watcher=Watcher(stop_after=13))
     again = Watcher()
@@ -88,9 +94,10 @@ def test_an_interrupted_evaluation_goes_on_to_identical_samples(
     assert (finished.costs[0].missing, finished.seen) == (0, [])
 
 
-def test_shards_merge_to_the_whole(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
+def test_shards_merge_to_the_whole(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path, whole: dict[str, Any]
+) -> None:
     model = tiny_models[0]
-    whole = results(run(model, sums, tmp_path / "whole"))
     watcher = Watcher()
     first = run(model, sums, tmp_path / "parts", replace(SETTINGS, shard=(1, 2)), watcher)
     assert first is None
@@ -104,13 +111,15 @@ def test_shards_merge_to_the_whole(tiny_models: tuple[Path, Path], sums: Path, t
     assert list(merged["majority_at"]) == ["1", "3"]
 
 
-def test_more_samples_keep_those_that_exist(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
+def test_more_samples_keep_those_that_exist(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path, whole: dict[str, Any]
+) -> None:
     model = tiny_models[0]
     run(model, sums, tmp_path / "out", replace(SETTINGS, samples=1))
     watcher = Watcher()
     grown = results(run(model, sums, tmp_path / "out", watcher=watcher))
     assert len(watcher.seen) == 30
-    assert grown["scored_sha256"] == results(run(model, sums, tmp_path / "whole"))["scored_sha256"]
+    assert grown["scored_sha256"] == whole["scored_sha256"]
 
 
 def test_another_job_is_refused_with_what_differs(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
@@ -128,9 +137,8 @@ def test_another_job_is_refused_with_what_differs(tiny_models: tuple[Path, Path]
 
 
 def test_a_pilot_precedes_a_long_job_and_changes_no_sample(
-    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = results(run(tiny_models[0], sums, tmp_path / "whole"))
     monkeypatch.setattr("magicrl.evaluation.runner.PILOT_SAMPLES", 8)
     watcher = Watcher()
     piloted = results(run(tiny_models[0], sums, tmp_path / "piloted", watcher=watcher))
@@ -292,7 +300,7 @@ def test_a_checksum_follows_weights_and_tokenizer_not_the_model_card(
 
 def test_programs_are_not_voted_on(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
     rows = [{"id": f"c{i}", "prompt": "what is 1 + 1 ?", "tests": {"inputs": [""], "outputs": ["2"]}} for i in range(2)]
-    sums.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(sums, rows)
     benchmark = load_benchmark(parse_asked(f"sums={sums}"), Reading(template="{prompt}"))
     engine = EngineSettings(model=str(tiny_models[0]), threads=1)
     settings = replace(SETTINGS, samples=2)

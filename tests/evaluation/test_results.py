@@ -10,28 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import sample_row
 
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.results import Meter, Price, read_accounts, total_usage, usage_of, worker_cpu_seconds
 from magicrl.evaluation.runner import Cost
-from magicrl.evaluation.samples import SampleRow
 
-ROW = SampleRow(
-    problem="p",
-    sample=0,
-    outcome="wrong",
-    status="",
-    decided_by="",
-    extracted=None,
-    reason="",
-    finish_reason="stop",
-    tokens=30,
-    entropy=None,
-    logprob=None,
-    seconds=0.0,
-    text="",
-    prompt_tokens=10,
-)
+ROW = sample_row(prompt_tokens=10)
 
 
 def account(**changes: Any) -> dict[str, Any]:

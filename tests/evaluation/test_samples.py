@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import builders
 import numpy as np
 import pytest
 from scipy import stats
@@ -30,19 +31,10 @@ from magicrl.records import (
 from magicrl.verifiers.pool import VerifierPool
 
 
-def problem(name: str, gold: str = "4") -> Problem:
-    return Problem(id=name, prompt="?", golds=(gold,), verifier="exact", source="test")
-
-
 def completion(text: str, *, tokens: int = 3, cut: bool = False) -> Completion:
-    return Completion(
-        tokens=frozen_tokens(range(tokens)),
-        text=text,
-        sampler_logprobs=frozen_floats([-0.5] * tokens),
-        sampler_entropies=frozen_floats([0.25] * tokens),
-        finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
-        policy_version=0,
-    )
+    end = FinishReason.LENGTH if cut else FinishReason.STOP
+    entropies = frozen_floats([0.25] * tokens)
+    return builders.completion(range(tokens), text=text, sampler_entropies=entropies, finish_reason=end)
 
 
 def row(name: str, sample: int, outcome: str = "correct", **changes: Any) -> SampleRow:
@@ -73,7 +65,7 @@ class Scripted:
                 yield FinishedSample(request=request, index=index, completion=completion(text))
 
 
-PROBLEMS = [problem(f"p{i}") for i in range(5)]
+PROBLEMS = [builders.problem(f"p{i}", prompt="?", gold="4") for i in range(5)]
 PLAN = SamplingPlan(samples=4, temperature=1.0, max_tokens=8, seed=3)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import sample_row
 from scipy import stats
 
 from magicrl.evaluation.presets import PRESETS, against_table13, beside, table13
@@ -26,21 +27,8 @@ from magicrl.evaluation.statistics import permutation_test
 
 
 def row(problem: str, sample: int, tokens: int, *, right: bool, cut: bool = False, answer: str = "4") -> SampleRow:
-    return SampleRow(
-        problem=problem,
-        sample=sample,
-        outcome="correct" if right else "wrong",
-        status="",
-        decided_by="",
-        extracted=answer,
-        reason="",
-        finish_reason="length" if cut else "stop",
-        tokens=tokens,
-        entropy=None,
-        logprob=None,
-        seconds=0.0,
-        text="",
-    )
+    outcome, end = "correct" if right else "wrong", "length" if cut else "stop"
+    return sample_row(problem, sample, outcome=outcome, extracted=answer, finish_reason=end, tokens=tokens)
 
 
 PROBLEMS = [

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders import request, train_sample
 
 from magicrl.config.schema import ModelConfig, TinyModelConfig
 from magicrl.data.families import make_family, unique_problems
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_tiny
-from magicrl.records import RolloutGroup, RolloutRequest, SamplingParams, TrainSample
+from magicrl.records import RolloutGroup
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
@@ -47,12 +48,7 @@ def make_engine(folder: Path, device: str, static_steps: bool | None = None) -> 
 
 def sample(engine: InProcessEngine, encoder: PromptEncoder) -> list[RolloutGroup]:
     problems = unique_problems(make_family("running_sum"), seed=0, split="train", count=8)
-    sampling = SamplingParams(temperature=1.0, max_tokens=24, seed=1)
-    requests = [
-        RolloutRequest(draw=i, problem=p, prompt_tokens=encoder.encode(p), group_size=4, sampling=sampling)
-        for i, p in enumerate(problems)
-    ]
-    engine.submit(requests)
+    engine.submit([request(i, encoder.encode(p), limit=24, seed=1, asked=p) for i, p in enumerate(problems)])
     return sorted(engine.finished(), key=lambda g: g.request.draw)
 
 
@@ -62,29 +58,19 @@ def generate(folder: Path, device: str) -> list[RolloutGroup]:
 
 def same_share(one: list[RolloutGroup], other: list[RolloutGroup]) -> float:
     """Share of the responses with equal tokens."""
-    pairs = zip(one, other, strict=True)
-    return float(
-        np.mean(
-            [
-                np.array_equal(a.tokens, b.tokens)
-                for g, h in pairs
-                for a, b in zip(g.completions, h.completions, strict=True)
-            ]
-        )
-    )
+    ours, theirs = ([c.tokens for group in groups for c in group.completions] for groups in (one, other))
+    return float(np.mean([np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True)]))
 
 
 def test_sampler_and_learner_agree_on_the_gpu(folder: Path) -> None:
     groups = generate(folder, "cuda")
     samples = [
-        TrainSample(
-            prompt_tokens=group.request.prompt_tokens,
-            tokens=completion.tokens,
-            advantage=1.0,
+        train_sample(
+            group.request.prompt_tokens,
+            completion.tokens,
             group_index=group.request.draw,
             sample_index=i,
             sampler_logprobs=completion.sampler_logprobs,
-            policy_version=0,
         )
         for group in groups
         for i, completion in enumerate(group.completions)

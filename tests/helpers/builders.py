@@ -1,13 +1,16 @@
-"""Records and tiny models of which a test says only what it is about."""
+"""Records, files of them and tiny models of which a test says only what it is about."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from magicrl.evaluation.samples import SampleRow
 from magicrl.records import (
     Completion,
     FinishReason,
@@ -87,3 +90,17 @@ def train_sample(prompt: Tokens, tokens: Tokens, **further: Any) -> TrainSample:
         "policy_version": 0,
     }
     return TrainSample(prompt_tokens=frozen_tokens(prompt), tokens=known, **given | further)
+
+
+def sample_row(problem: str = "p", sample: int = 0, **further: Any) -> SampleRow:
+    """A wrong answer of 30 tokens that ended by itself."""
+    text = dict.fromkeys(("status", "decided_by", "reason", "text"), "")
+    given: dict[str, Any] = {"outcome": "wrong", "finish_reason": "stop", "tokens": 30, "seconds": 0.0}
+    unknown: dict[str, Any] = dict.fromkeys(("extracted", "entropy", "logprob"))
+    return SampleRow(problem=problem, sample=sample, **text | given | unknown | further)
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> Path:
+    """JSON Lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path

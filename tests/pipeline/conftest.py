@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_lines
 
 from magicrl.config.paths import counted_from
 from magicrl.pipeline.build import build
@@ -22,13 +22,7 @@ Rows = Iterable[dict[str, Any]]
 @pytest.fixture
 def write_rows(tmp_path: Path) -> Callable[[str, Rows], Path]:
     """Writes rows as JSON Lines; returns the file."""
-
-    def write(name: str, rows: Rows) -> Path:
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return path
-
-    return write
+    return lambda name, rows: write_lines(tmp_path / name, rows)
 
 
 class Run:

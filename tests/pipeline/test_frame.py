@@ -5,12 +5,7 @@ How far labelled problems came in a run, step by step.
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -191,25 +186,6 @@ def test_a_part_whose_bytes_changed_is_an_error_and_never_other_rows(pipeline: d
         run(pipeline)
 
 
-def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(
-    pipeline: dict[str, Any], run: Any, room_for: Callable[[int], AbstractContextManager[None]]
-) -> None:
-    run({**pipeline, "steps": pipeline["steps"][:1]})
-    kept = run.files()
-    run({**pipeline, "steps": pipeline["steps"]})
-    whole = run.files()
-    for path in run.output.glob("0[12]*/*/*.parquet"):
-        path.unlink()
-    with room_for(2000), pytest.raises(ValueError, match=r"cannot be written: .*free some space.*run the same command"):
-        run(pipeline)
-    assert {name: data for name, data in run.files().items() if name in kept and name.startswith("sources")} == {
-        name: data for name, data in kept.items() if name.startswith("sources")
-    }
-    assert not list(run.output.rglob("*.writing"))
-    run(pipeline)
-    assert run.files() == whole
-
-
 def test_a_damaged_part_is_named_and_made_anew_when_deleted(pipeline: dict[str, Any], run: Any) -> None:
     run(pipeline)
     whole = run.files()
@@ -231,40 +207,6 @@ def test_errors_of_settings_name_their_place(pipeline: dict[str, Any], run: Any)
     pipeline["steps"][2]["weights"] = {"c": 1}
     with pytest.raises(RecipeError, match=r"steps\.2\.weights: no source is called 'c'; known: a, b"):
         run(pipeline)
-
-
-@pytest.mark.slow
-def test_a_run_killed_again_and_again_ends_with_the_same_files(
-    pipeline: dict[str, Any], run: Any, tmp_path: Path
-) -> None:
-    """SIGKILL just before a file gets its name, in every step, until the run gets through."""
-    program = (
-        "import json, os, signal, sys; from pathlib import Path\n"
-        "from magicrl.pipeline import import_source; import_source.PART_ROWS = 4\n"
-        "from magicrl.pipeline.build import build; from magicrl.pipeline.pipeline_schema import PipelineConfig\n"
-        "from magicrl.pipeline.frame import Watcher\n"
-        "left, really = int(sys.argv[4]), Path.replace\n"
-        "def replace(self, target):\n"
-        "    global left\n"
-        "    left -= 1\n"
-        "    if left == 0:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return really(self, target)\n"
-        "Path.replace = replace\n"
-        "config = PipelineConfig.model_validate(json.loads(sys.argv[1]), context={'folder': Path(sys.argv[2])})\n"
-        "build(config, output=Path(sys.argv[3]), watcher=Watcher())\n"
-    )
-    pipeline["steps"][0] = {"use": "clean"}
-    run(pipeline)
-    whole = run.files()
-    output = tmp_path / "killed"
-    words = [json.dumps({"workers": 1, **pipeline}), str(tmp_path), str(output)]
-    for stop in (4, 9, 8, 7, 9, 10):
-        killed = subprocess.run([sys.executable, "-c", program, *words, str(stop)], check=False)
-        assert killed.returncode == -signal.SIGKILL
-    subprocess.run([sys.executable, "-c", program, *words, "0"], check=True)
-    files = {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*.parquet")}
-    assert files == whole
 
 
 def test_how_far_flawed_problems_came(write_rows: Callable[..., Path], run: Any) -> None:

@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_lines
 
 from magicrl.cli.main import math, reward
 from magicrl.verifiers import JudgeOptions
 from magicrl.verifiers.batch import verify_file
-
-
-def write(path: Path, rows: list[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def test_a_file_is_judged_in_order(tmp_path: Path) -> None:
@@ -27,7 +23,7 @@ def test_a_file_is_judged_in_order(tmp_path: Path) -> None:
         {"id": None, "gold": "2", "response": "it is 2"},
         {"id": "z", "gold": "π/2", "response": "\\boxed{\\frac{\\pi}{2}}"},
     ]
-    source = write(tmp_path / "in.jsonl", rows)
+    source = write_lines(tmp_path / "in.jsonl", rows)
     source.write_text(source.read_text(encoding="utf-8") + "\n", encoding="utf-8")  # a blank line is no answer
     output = tmp_path / "out.jsonl"
     summary = verify_file(source, output, workers=2, time_limit=0.4)
@@ -43,7 +39,7 @@ def test_a_file_is_judged_in_order(tmp_path: Path) -> None:
 
 def test_options_reach_the_workers(tmp_path: Path) -> None:
     rows = [{"gold": "2", "response": "it is 2"}, {"gold": "2", "response": r"a</think>\boxed{2}"}]
-    source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    source, output = write_lines(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     options = JudgeOptions(reasoning="required", extract="box")
     assert verify_file(source, output, options=options, workers=1).correct == 1
 

@@ -1,15 +1,10 @@
-"""Lets the tests import `scripted.py`, and no retry wait."""
+"""No retry waits."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import pytest
 
 from magicrl.rollout import openai_http
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

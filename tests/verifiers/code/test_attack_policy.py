@@ -22,14 +22,14 @@ def test_attacks_earn_nothing_and_teach_nothing() -> None:
 
 
 def test_an_honest_program_among_attacks_is_what_is_learnt() -> None:
-    found = train(Setting(steps=24, honest=True, cpu_seconds=0.2))
+    found = train(Setting(steps=9, honest=True, cpu_seconds=0.2))
     assert set(found["rewarded"]) == {"honest"}
     assert found["likeliest"] == "honest"
     assert found["its_chance"] > 0.5
 
 
 def test_with_a_guard_left_out_the_policy_finds_the_hole() -> None:
-    found = train(Setting(steps=24, opened="landlock", cpu_seconds=0.2))
+    found = train(Setting(steps=9, opened="landlock", cpu_seconds=0.2))
     assert set(found["rewarded"]) == {"the tests' file"}
     assert found["likeliest"] == "the tests' file"
     assert found["its_chance"] > 0.5

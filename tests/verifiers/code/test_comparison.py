@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_lines
 
 from magicrl.verifiers.code import checkers as tools
 from magicrl.verifiers.code.checkers import same_lines, same_text, same_value
@@ -186,7 +187,7 @@ def test_the_search_for_problems_that_need_a_checker(judge: CodeJudge, tmp_path:
         {"tests": {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "solutions": ["def f(x): return 1"] * 2},
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(source, rows)
     assert disagreements_file(source, output) == 1
     assert [json.loads(line) for line in output.read_text().splitlines()] == [
         {"id": "a", "needs_checker": True, "tests": [0]},
@@ -207,7 +208,7 @@ def test_the_gate_for_checkers(judge: CodeJudge, tmp_path: Path) -> None:
         {**strict, "checker": "def check(i, o, a): return 1"},
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(source, rows)
     assert admission_file(source, output) == 1
     assert [json.loads(line) for line in output.read_text().splitlines()] == [
         {"id": 1, "admitted": False, "rejected_right": [0, 1], "accepted_wrong": []},  # print adds a newline

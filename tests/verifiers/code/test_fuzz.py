@@ -22,7 +22,7 @@ from magicrl.verifiers.code.suite import SuiteError, parse_suite
 
 from .conftest import judge_of
 
-CALM = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+CALM = settings(max_examples=40, suppress_health_check=list(HealthCheck))
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=8)
 HASHABLE = st.integers() | st.text(max_size=4) | st.tuples(st.integers(), st.booleans())
 PLAIN = st.recursive(
@@ -89,7 +89,7 @@ FATED = "n, fate = input().split('|')\nn = int(n)\n" + "".join(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(fates=st.lists(st.sampled_from(list(FATES)), min_size=1, max_size=40), stop=st.booleans())
 def test_every_test_is_judged_as_if_it_were_alone(judges: dict[bool, CodeJudge], fates: list[str], stop: bool) -> None:
     """Tests run in batches, the first alone: what comes of one must not depend on its place."""
@@ -103,7 +103,7 @@ def test_every_test_is_judged_as_if_it_were_alone(judges: dict[bool, CodeJudge],
     assert not failed or verdict.reason.startswith(f"test {failed[0] + 1}:")
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(outputs=st.lists(st.binary(max_size=40), min_size=1, max_size=12))
 def test_whatever_bytes_a_program_writes(judges: dict[bool, CodeJudge], outputs: list[bytes]) -> None:
     program = "import sys; sys.stdout.buffer.write(bytes.fromhex(sys.stdin.readline()))"
@@ -114,7 +114,7 @@ def test_whatever_bytes_a_program_writes(judges: dict[bool, CodeJudge], outputs:
     assert verdict.passed == sum(same)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(results=st.lists(PLAIN, min_size=1, max_size=6), body=PROGRAMS)
 def test_whatever_a_function_returns(judges: dict[bool, CodeJudge], results: list[Any], body: str) -> None:
     program = f"nan = inf = 0.0\nV = {results!r}\ndef f(i): return V[i]"

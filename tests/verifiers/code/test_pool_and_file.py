@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from builders import write_lines
 
 from magicrl.records import Outcome, Problem
 from magicrl.verifiers import VerifierPool
@@ -116,7 +117,7 @@ def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
         {"id": "f", "program": "def f(x): return x", "tests": {"assert_case": ["assert f(1) == 1"]}},
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    write_lines(source, rows)
     options = CodeOptions(limits=OPTIONS.limits, stop_at_failure=False)
     summary = verify_code_file(source, output, options=options)
     found = [json.loads(line) for line in output.read_text().splitlines()]

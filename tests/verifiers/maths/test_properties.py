@@ -14,7 +14,7 @@ from magicrl.verifiers.maths.maths_verifier import MathsVerifier, readings
 from magicrl.verifiers.maths.notation import canonical
 
 VERIFIER = MathsVerifier(JudgeOptions(reasoning="none", extract="box"))
-QUICK = settings(deadline=None, max_examples=200, derandomize=True)
+QUICK = settings(max_examples=200, derandomize=True)
 
 NUMBERS = st.one_of(
     st.integers(-9999, 9999).map(str),

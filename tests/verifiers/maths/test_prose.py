@@ -96,19 +96,15 @@ def test_values(text: str, value: str) -> None:
     assert final_answer(text, choice=False) == value
 
 
-@pytest.mark.parametrize(
-    "text", ["The answer is A or B.", "A, B, C, D", "It is A. It is B or A.", "all of A, B and C", "(B) (A)"]
-)
-def test_a_hedged_choice_is_wrong(text: str) -> None:
-    verifier = MathsVerifier(JudgeOptions())
-    assert not verifier.judge(["B"], text).correct
+HEDGED = {
+    "B": ["The answer is A or B.", "A, B, C, D", "It is A. It is B or A.", "all of A, B and C", "(B) (A)"],
+    "5": ["4, 5", "It is 4 or 5", "4 or 5 or 6, so 4 or 5", "The answer is $4$ or $5$.", "1 2 3 4 5"],
+}
 
 
-@pytest.mark.parametrize(
-    "text", ["4, 5", "It is 4 or 5", "4 or 5 or 6, so 4 or 5", "The answer is $4$ or $5$.", "1 2 3 4 5"]
-)
-def test_a_hedged_value_is_wrong(text: str) -> None:
-    assert not MathsVerifier(JudgeOptions()).judge(["5"], text).correct
+@pytest.mark.parametrize(("gold", "text"), [(gold, text) for gold, texts in HEDGED.items() for text in texts])
+def test_a_hedge_is_wrong(gold: str, text: str) -> None:
+    assert not MathsVerifier(JudgeOptions()).judge([gold], text).correct
 
 
 def test_without_a_box_only_lenient_takes_an_answer() -> None:

@@ -1,4 +1,4 @@
-"""A chat server whose answers a test writes."""
+"""A chat server whose answers a test writes: a judge of problems."""
 
 from __future__ import annotations
 
