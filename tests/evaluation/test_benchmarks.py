@@ -12,7 +12,7 @@ import pickle
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from magicrl.evaluation.benchmarks import Reading, catalogue, load_benchmark, pa
 from magicrl.records import Problem
 from magicrl.verifiers.pool import VerifierPool
 
+Verdicts = Callable[[Iterable[tuple[Problem, str]]], list[bool]]
 BOX = "\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
@@ -33,10 +34,16 @@ def load(asked: str, **reading: Any) -> tuple[Problem, ...]:
     return load_benchmark(parse_asked(asked), Reading(**reading)).problems
 
 
-def verdicts(pairs: Iterable[tuple[Problem, str]]) -> list[bool]:
+@pytest.fixture(scope="module")
+def verdicts() -> Iterator[Verdicts]:
+    """Judges pairs of a problem and a response, all in one pool."""
     with VerifierPool() as pool:
-        tickets = [pool.submit(problem, [text]) for problem, text in pairs]
-        return [pool.result(ticket)[0].correct for ticket in tickets]
+
+        def judged(pairs: Iterable[tuple[Problem, str]]) -> list[bool]:
+            tickets = [pool.submit(problem, [text]) for problem, text in pairs]
+            return [pool.result(ticket)[0].correct for ticket in tickets]
+
+        yield judged
 
 
 def program(text: str) -> str:
@@ -63,7 +70,7 @@ def test_what_a_benchmark_names(tmp_path: Path) -> None:
         load(f"gsm8k={tmp_path / 'none.jsonl'}")
 
 
-def test_maths_records_of_every_form(tmp_path: Path) -> None:
+def test_maths_records_of_every_form(tmp_path: Path, verdicts: Verdicts) -> None:
     rows = [
         {"problem": "1+1?", "answer": "02", "id": "a"},
         {"question": "2+2?", "answer": "so\n#### 4"},
@@ -137,7 +144,7 @@ def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
 STUB = 'import math\n\ndef half(x):\n    return x / 2\n\ndef root(x: float) -> float:\n    """Root of half.\n    """\n'
 
 
-def test_code_records_of_every_form_are_judged_right(tmp_path: Path) -> None:
+def test_code_records_of_every_form_are_judged_right(tmp_path: Path, verdicts: Verdicts) -> None:
     right = "import math\ndef root(x):\n    return math.sqrt(x / 2)"
     check = "def check(candidate):\n    assert candidate(8) == 2\n    assert abs(candidate(2) - half(2)) < 1e-9\n"
     rows: list[dict[str, Any]] = [
@@ -206,7 +213,7 @@ def live(name: str, day: str, kind: str, cases: list[dict[str, str]], **more: An
     }
 
 
-def test_livecodebench_records_with_packed_private_tests(tmp_path: Path) -> None:
+def test_livecodebench_records_with_packed_private_tests(tmp_path: Path, verdicts: Verdicts) -> None:
     echo = [{"input": f"{i}\n", "output": f"{2 * i}\n"} for i in range(4)]
     calls = [{"input": f"[{i}, 1]\n2", "output": str(i + 3)} for i in range(3)]
     starter = "class Solution:\n    def total(self, xs: List[int], y: int) -> int:\n        "
@@ -269,7 +276,7 @@ def test_development_files_load_as_they_are(shared_data: Path) -> None:
         assert not loaded.set_aside, path
 
 
-def test_aime_golds_are_scored_right_on_written_out_solutions(shared_data: Path) -> None:
+def test_aime_golds_are_scored_right_on_written_out_solutions(shared_data: Path, verdicts: Verdicts) -> None:
     """Zero-padded golds, one in degrees, and a set whose prompts ask for no box."""
     pairs: list[tuple[Problem, str]] = []
     golds: list[str] = []
@@ -294,7 +301,9 @@ def test_aime_golds_are_scored_right_on_written_out_solutions(shared_data: Path)
     ("name", "folder", "many"),
     [("humaneval", "humaneval", 40), ("humaneval_plus", "humanevalplus_mini", 3), ("mbpp", "mbpp_full", 20)],
 )
-def test_reference_solutions_pass_and_stubs_fail(shared_data: Path, name: str, folder: str, many: int) -> None:
+def test_reference_solutions_pass_and_stubs_fail(
+    shared_data: Path, verdicts: Verdicts, name: str, folder: str, many: int
+) -> None:
     path = shared_data / "code" / "sets" / folder / "data.jsonl"
     problems = load(f"{name}={path}", limit=many)
     references = [json.loads(line)["reference_solution"] for line in path.read_text().splitlines()[:many]]

@@ -44,33 +44,34 @@ def test_options_reach_the_workers(tmp_path: Path) -> None:
     assert verify_file(source, output, options=options, workers=1).correct == 1
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "not JSON"),
-        ("[1]", "expected an object, got list"),
-        ('{"response": "x"}', "field 'gold' is missing"),
-        ('{"gold": "x"}', "field 'response' is missing"),
-        ('{"gold": [], "response": "x"}', "field 'gold' must be a string or a list"),
-        ('{"gold": 5, "response": "x"}', "field 'gold' must be a string or a list of strings, none empty, got 5"),
-        ('{"gold": ["5", 6], "response": "x"}', "none empty, got ['5', 6]"),
-        ('{"gold": " ", "response": "x"}', "none empty, got ' '"),
-        ('{"gold": "5", "response": null}', "field 'response' must be a string, got None"),
-        ("[" * 100_000, "not JSON"),
-    ],
-)
-def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path, line: str, message: str) -> None:
+BROKEN = {
+    "{": "not JSON",
+    "[1]": "expected an object, got list",
+    '{"response": "x"}': "field 'gold' is missing",
+    '{"gold": "x"}': "field 'response' is missing",
+    '{"gold": [], "response": "x"}': "field 'gold' must be a string or a list",
+    '{"gold": 5, "response": "x"}': "field 'gold' must be a string or a list of strings, none empty, got 5",
+    '{"gold": ["5", 6], "response": "x"}': "none empty, got ['5', 6]",
+    '{"gold": " ", "response": "x"}': "none empty, got ' '",
+    '{"gold": "5", "response": null}': "field 'response' must be a string, got None",
+    "[" * 100_000: "not JSON",
+}
+
+
+def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     good = '{"id": "a", "gold": "5", "response": "5"}\n'
-    source.write_text(good + line + "\n" + good, encoding="utf-8")
+    source.write_text(good + "".join(f"{line}\n{good}" for line in BROKEN))
     summary = verify_file(source, output, workers=1)
     rows = [json.loads(text) for text in output.read_text().splitlines()]
-    assert [row["id"] for row in rows] == ["a", 2, "a"]
-    assert [row["correct"] for row in rows] == [True, False, True]
-    assert (rows[1]["status"], rows[1]["reason"]) == ("broken_line", summary.broken[0])
-    assert message in summary.broken[0]
-    assert "in.jsonl:2: " in summary.broken[0]
-    assert (summary.total, summary.correct, summary.not_judged) == (3, 2, 1)
+    assert (summary.total, summary.correct, summary.not_judged) == (21, 11, 10)
+    assert all((row["id"], row["correct"]) == ("a", True) for row in rows[::2])
+    for place, message in enumerate(BROKEN.values()):
+        row, told = rows[2 * place + 1], summary.broken[place]
+        assert (row["id"], row["correct"], row["status"]) == (2 * place + 2, False, "broken_line")
+        assert row["reason"] == told
+        assert message in told
+        assert f"in.jsonl:{2 * place + 2}: " in told
 
 
 def test_the_command_says_how_many_lines_it_could_not_read(tmp_path: Path) -> None:

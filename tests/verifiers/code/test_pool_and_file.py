@@ -134,26 +134,26 @@ def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
     assert (summary.total, summary.correct, summary.wrong, summary.not_judged) == (6, 4, 1, 1)
 
 
-@pytest.mark.parametrize(
-    ("row", "word"),
-    [
-        ("{", "not JSON"),
-        ("[]", "expected an object"),
-        ('{"tests": {}}', "exactly one of the fields"),
-        ('{"program": "x", "response": "y", "tests": {}}', "exactly one of the fields"),
-        ('{"program": 1, "tests": {}}', "'program' must be text"),
-        ('{"program": "x"}', "'tests' is missing"),
-        ('{"program": "x", "tests": 5}', "'tests' must be an object"),
-    ],
-)
-def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path, row: str, word: str) -> None:
+BROKEN = {
+    "{": "not JSON",
+    "[]": "expected an object",
+    '{"tests": {}}': "exactly one of the fields",
+    '{"program": "x", "response": "y", "tests": {}}': "exactly one of the fields",
+    '{"program": 1, "tests": {}}': "'program' must be text",
+    '{"program": "x"}': "'tests' is missing",
+    '{"program": "x", "tests": 5}': "'tests' must be an object",
+}
+
+
+def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path) -> None:
     judge_of("auto").close()
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     good = {"program": "print(input())", "tests": {"inputs": ["1"], "outputs": ["1"]}}
-    source.write_text(json.dumps(good) + "\n" + row + "\n")
+    source.write_text("\n".join([json.dumps(good), *BROKEN]) + "\n")
     summary = verify_code_file(source, output, options=OPTIONS)
-    first, second = [json.loads(line) for line in output.read_text().splitlines()]
+    first, *rest = [json.loads(line) for line in output.read_text().splitlines()]
     assert (first["id"], first["correct"]) == (1, True)
-    assert (second["id"], second["correct"], second["status"], second["total"]) == (2, False, "broken_line", 0)
-    assert word in second["reason"]
-    assert "in.jsonl:2: " in summary.broken[0]
+    for line, (row, word) in enumerate(zip(rest, BROKEN.values(), strict=True), start=2):
+        assert (row["id"], row["correct"], row["status"], row["total"]) == (line, False, "broken_line", 0)
+        assert word in row["reason"]
+        assert f"in.jsonl:{line}: " in summary.broken[line - 2]
