@@ -127,7 +127,7 @@ def test_a_reward_of_ones_own_judges_as_in_training(
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(REWARDS)
     lines = [{"prompt": "ab", "response": "x", "most": 4}, {"response": "xx", "most": 2}, {"response": "y"}]
-    write(Path("in.jsonl"), lines)
+    write_lines(Path("in.jsonl"), lines)
     reward(f"own.py:{name}", input=Path("in.jsonl"), output=Path("out.jsonl"), workers=1)
     first, second, failed = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
     assert [first["score"], second["score"]] == [0.25, 1.0]
@@ -140,7 +140,7 @@ def test_a_reward_of_ones_own_judges_as_in_training(
 
 
 def test_an_unknown_reward_lists_the_known_ones(tmp_path: Path) -> None:
-    source = write(tmp_path / "in.jsonl", [{"gold": "5", "response": "5"}])
+    source = write_lines(tmp_path / "in.jsonl", [{"gold": "5", "response": "5"}])
     for name, said in (("mats", r"did you mean 'maths'\?.*code, exact, maths"), ("own.py:score", "no file own.py")):
         with pytest.raises(ValueError, match=said):
             verify_file(source, tmp_path / "out.jsonl", verifier=name)
