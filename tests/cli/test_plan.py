@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from magicrl.cli.main import app, main
+from magicrl.registry import BUILTINS, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = str(ROOT / "studies/bases/paper-7b.toml")
@@ -73,3 +74,30 @@ def test_what_cannot_fit_exits_1_and_says_what_would(
 def test_mistakes_name_their_value(words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         app(["plan", PAPER, "--gpus", "8", *words], result_action="return_value")
+
+
+def test_a_reference_that_only_a_brought_loss_asks_for_is_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from dataclasses import replace\nfrom magicrl.algorithms.losses import MAGIC\n"
+        "PLAIN = replace(MAGIC)\nROW = replace(MAGIC, needs=(*MAGIC.needs, 'ref_logprobs'))\n"
+    )
+    words = ["smollm2", "--gpus", "1", "--gpu", "cpu-2core", "--json", "--set"]
+
+    def facts(setting: str) -> tuple[float, float]:
+        told = json.loads(plan(capsys, *words, setting))
+        return told["memory_gib"]["learner"].get("reference", 0.0), told["stages"][0]["step_seconds"]
+
+    assert facts(f"algorithm.loss={mine}:PLAIN") == facts("reference.mode=none")
+    counted = facts(f"algorithm.loss={mine}:ROW")
+    assert counted == facts("reference.mode=monitor")
+    assert counted[0] > 0
+    assert counted[1] > facts("reference.mode=none")[1]
+
+
+def test_no_built_in_asks_for_a_reference() -> None:
+    """So that a plan of them is made without torch."""
+    for kind in ("loss", "correction"):
+        assert not any("ref_logprobs" in resolve(kind, name).needs for name in BUILTINS[kind])

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from magicrl.cli.options import Overrides, Several
 from magicrl.config.errors import RecipeError
+from magicrl.registry import is_builtin
 
 if TYPE_CHECKING:
     from magicrl.config.schema import TinyModelConfig, TrainConfig
@@ -260,6 +261,10 @@ def planned(
     from magicrl.planning.shapes import load_shape, shape_of_tiny
 
     config = load_train_recipe(recipe, overrides)
+    if not (is_builtin("loss", config.algorithm.loss) and is_builtin("correction", config.algorithm.correction)):
+        from magicrl.training.preflight import with_needed_reference  # torch: no built-in asks for a reference
+
+        config = with_needed_reference(config)
     start = model or start_model(config)
     shape = load_shape(start) if isinstance(start, str) else shape_of_tiny(start)
     return config, make_plan(config, shape, load_hardware(gpu), options)

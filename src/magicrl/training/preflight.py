@@ -227,7 +227,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     # what is cheap to look at comes first
     check_folder(output, config, resume=resume)
     _check_packages(config)
-    needs_reference = _check_brought(config)
+    _check_brought(config)
     here = config.cluster is None
     with under("run.device"):
         device = resolve_device(config.run.device) if here else torch.device("cpu")
@@ -263,10 +263,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     shape = _shape(policy)
     # the memory of other machines is not this one's to look at
     if here and shape is not None:
-        counted = config
-        if needs_reference and config.reference.mode == "none":  # the loss row asks for one
-            watched = config.reference.model_copy(update={"mode": "monitor"})
-            counted = config.model_copy(update={"reference": watched})
+        counted = with_needed_reference(config)
         _check_memory("model", config.model, device, lambda model: run_terms(counted, model, shape, longest))
     return Ready(data=data, policy=policy if config.start.model is not None and here else None)
 
@@ -333,13 +330,22 @@ def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int)
             )
 
 
-def _check_brought(config: TrainConfig) -> bool:
-    """What the recipe brings to the algorithm is imported, and is what it should be; whether it reads a reference's
-    log-probs."""
-    objective = Objective(LearnerSettings.of(config))
+def _check_brought(config: TrainConfig) -> None:
+    """What the recipe brings to the algorithm is imported, and is what it should be."""
+    Objective(LearnerSettings.of(config))
     brought("algorithm.advantage", advantage_of, config.algorithm.advantage)
     entropy_controller(config.entropy)
-    return "ref_logprobs" in objective.needs
+
+
+def with_needed_reference(config: TrainConfig) -> TrainConfig:
+    """The recipe as it costs: its reference monitored where only its loss row or correction asks for one.
+
+    Raises:
+        RecipeError: a name of the algorithm that cannot be resolved.
+    """
+    if config.reference.mode != "none" or "ref_logprobs" not in Objective(LearnerSettings.of(config)).needs:
+        return config
+    return config.model_copy(update={"reference": config.reference.model_copy(update={"mode": "monitor"})})
 
 
 def _check_packages(config: TrainConfig) -> None:
