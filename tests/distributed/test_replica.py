@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ import pytest
 import torch
 from builders import request
 
+from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TrainConfig
+from magicrl.distributed.cluster_parts import make_replica_engine
 from magicrl.distributed.replica import Replica
 from magicrl.distributed.tensors import pack, unpack
 from magicrl.records import RolloutRequest
 from magicrl.training.assemble import make_engine
+from magicrl.training.preflight import check_run
 
 
 def asked(draw: int, *, limit: int = 12) -> RolloutRequest:
@@ -74,6 +78,30 @@ def test_it_delivers_every_sample_once_with_the_version_that_sampled_it(replica:
     again = collected(replica, 3)
     for index in range(3):
         assert again[12, index].tokens.tolist() == first[10, index].tokens.tolist()
+
+
+def test_an_engine_of_ones_own_is_a_replica_s(make_recipe: Callable[..., TrainConfig]) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "engine.py"
+    recipe = make_recipe({"rollout": {"replicas": 2}}, rollout={"engine": f"{example}:make"})
+    made = make_replica_engine(recipe, recipe.start.model or "", gpus=1)
+    replica = Replica(lambda: made, threads=1)
+    try:
+        assert len(replica.load(payload_of(made), 3, [asked(7, limit=4)])) == 1
+        replica.submit([(0, asked(0)), (1, asked(1))])
+        assert {completion.policy_version for completion in collected(replica, 6).values()} == {3}
+    finally:
+        replica.close()
+
+
+def test_an_engine_that_cannot_be_imported_is_refused_before_anything_is_made(
+    make_recipe: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("import no_such_package\n")
+    recipe = make_recipe({"rollout": {"replicas": 2}}, rollout={"engine": f"{tmp_path}/mine.py:make"})
+    with pytest.raises(RecipeError, match=r"mine\.py cannot be imported: ModuleNotFoundError") as refused:
+        check_run(recipe, tmp_path / "run", resume=False)
+    assert refused.value.key == "rollout.engine"
+    assert not (tmp_path / "run").exists()
 
 
 def test_probes_are_answered_beside_work_that_goes_on(replica: Replica, engine: Any) -> None:

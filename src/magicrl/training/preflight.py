@@ -11,6 +11,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from magicrl.models.scorer import check_isolation
 from magicrl.planning.memory import host_memory, learner_terms, memory_fault, run_terms
 from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.records import Problem
+from magicrl.registry import resolve
 from magicrl.rollout.recording import read_rollouts
 from magicrl.rollout.vllm_engine import vllm_missing
 from magicrl.training.demonstrations import demonstrated_keys, trial_batches
@@ -331,7 +333,9 @@ def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int)
 
 
 def _check_brought(config: TrainConfig) -> None:
-    """What the recipe brings to the algorithm is imported, and is what it should be."""
+    """What the recipe brings to the algorithm is imported, and is what it should be; its engine's module is, too."""
+    # with a cluster it is made on other nodes, when the learner's ranks are up
+    brought("rollout.engine", partial(resolve, "engine"), config.rollout.engine)
     Objective(LearnerSettings.of(config))
     brought("algorithm.advantage", advantage_of, config.algorithm.advantage)
     entropy_controller(config.entropy)
