@@ -14,7 +14,6 @@ group advantages and the MAGIC loss. The policy is a softmax over templates, a r
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import parser_of, write_figure
+from common import FIGURES, command, parser_of, write_figure
 
 from magicrl.algorithms.advantages import reject_zero_advantage, score_group, scored_advantages
 from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms, response_weights
@@ -41,7 +40,6 @@ from magicrl.verifiers.code.judge import CodeOptions
 from magicrl.verifiers.code.pool import CodePool
 from magicrl.verifiers.code.sandbox import Limits, SandboxOptions
 
-FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "attack-policy.json"
 ANSWERS = {"3": "9176", "4": "2281"}
 
 
@@ -212,9 +210,7 @@ def main() -> None:
     given = parser.parse_args()
     runs = [(None, False), (None, True), ("landlock", False)]
     found = [train(Setting(steps=given.steps, seed=given.seed, opened=o, honest=h)) for o, h in runs]
-    FIGURES.parent.mkdir(parents=True, exist_ok=True)
-    figures = {"command": " ".join(["python", "benchmarks/attack_policy.py", *sys.argv[1:]]), "runs": found}
-    write_figure(FIGURES, figures)
+    write_figure(FIGURES / "attack-policy.json", {"command": command(), "runs": found})
     print(json.dumps(found, indent=1))
 
 

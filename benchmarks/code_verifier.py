@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from code_load import PROGRAM, measure_scaling, measure_soak, tests_of
-from common import parser_of, write_figure
+from common import FIGURES, command, parser_of, write_figure
 
+from magicrl.evaluation.provenance import git_commit
 from magicrl.verifiers.code.forkserver import PRELOADED
 
-FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "code-verifier.json"
+FIGURE = FIGURES / "code-verifier.json"
 _FLOOR = """
 import os, resource
 def cpu():
@@ -296,11 +297,6 @@ def _references(judge: Any) -> dict[str, Any]:
     return found
 
 
-def _commit() -> str:
-    command = ["git", "-C", str(FIGURES.parent), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
-
-
 def main() -> None:
     if ARGUMENTS.what == "child":
         kind, tests, samples = ARGUMENTS.rest
@@ -314,20 +310,19 @@ def main() -> None:
         "scaling": lambda: measure_scaling(ARGUMENTS.rounds),
     }
     found = parts[ARGUMENTS.what]()
-    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    figures = json.loads(FIGURE.read_text()) if FIGURE.exists() else {}
     figures["machine"] = {"kernel": platform.release(), "python": platform.python_version(), "cores": os.cpu_count()}
     if ARGUMENTS.what == "references" and ARGUMENTS.rest:  # some sets again
         for tier, sets in found.items():
             figures["references"][tier].update(sets)
     else:
         figures[ARGUMENTS.what] = {
-            "command": " ".join(["python", "benchmarks/code_verifier.py", *sys.argv[1:]]),
+            "command": command(),
             "date": time.strftime("%Y-%m-%d"),
-            "commit": _commit(),
+            "commit": git_commit(),
             **found,
         }
-    FIGURES.parent.mkdir(parents=True, exist_ok=True)
-    write_figure(FIGURES, figures)
+    write_figure(FIGURE, figures)
     print(json.dumps(found, indent=1))
 
 

@@ -58,37 +58,28 @@ class Plan:
 def full() -> Plan:
     """For a device of 80 GB or more."""
     small, large = load_shape("DeepSeek-R1-Distill-Qwen-1.5B"), load_shape("Qwen2.5-Math-7B")
-    long = EngineCase(
-        name="16k", shape=small, prompts=64, samples=1, prompt_tokens=16128, generated=256, generations=1
-    )  # fmt: skip
-    lengths = {"16k": 16384, "32k": 32768}
+
+    def engine(name: str, prompts: int, samples: int, prompt_tokens: int, generated: int, generations: int = 1) -> Any:
+        return EngineCase(
+            name=name, shape=small, prompts=prompts, samples=samples, prompt_tokens=prompt_tokens, generated=generated,
+            generations=generations,
+        )  # fmt: skip
+
     learners = [
         LearnerCase(name=f"{size}-{name}{suffix}", shape=shape, tokens=tokens, checkpointing=bool(suffix))
         for size, shape in (("1.5b", small), ("7b", large))
-        for name, tokens in lengths.items()
+        for name, tokens in (("16k", 16384), ("32k", 32768))
         for suffix in ("", "-checkpointed")
     ]
     return Plan(
         heads="cuda",
-        engines=(
-            EngineCase(
-                name="1k", shape=small, prompts=16, samples=16, prompt_tokens=32, generated=1024, generations=2
-            ),
-            long,
-        ),
+        engines=(engine("1k", 16, 16, 32, 1024, generations=2), engine("16k", 64, 1, 16128, 256)),
         learners=tuple(learners),
-        decoding=(
-            EngineCase(
-                name="1k", shape=small, prompts=256, samples=1, prompt_tokens=512, generated=32, generations=1
-            ),
-            EngineCase(
-                name="16k", shape=small, prompts=64, samples=1, prompt_tokens=16352, generated=32, generations=1
-            ),
-        ),
+        decoding=(engine("1k", 256, 1, 512, 32), engine("16k", 64, 1, 16352, 32)),
         update=learners[0],
         side=8192,
         copied=4 << 30,
-    )  # fmt: skip
+    )
 
 
 def quick() -> Plan:

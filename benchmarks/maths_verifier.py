@@ -14,7 +14,7 @@ import os
 import platform
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from functools import partial
 from importlib.metadata import version
@@ -41,6 +41,7 @@ def main() -> None:
     parser = parser_of(__doc__, FIGURE)
     parser.add_argument("--show", action="store_true", help="print the wrong verdicts (they quote the data)")
     arguments = parser.parse_args()
+    show: bool = arguments.show
     verifier = warm_verifier()
     pairs = labelled()
     verdicts = [verifier.judge(pair.golds, pair.response) for pair in pairs]
@@ -56,13 +57,13 @@ def main() -> None:
             "decided_by": dict(Counter(verdict.decided_by for verdict in verdicts).most_common()),
         },
         "hostile": hostile_figures(),
-        "near_misses": near_miss_figures(verifier, show=arguments.show),
-        "equality": equality_figures(verifier, show=arguments.show),
-        "rewrites": rewrite_figures(verifier, show=arguments.show),
+        "near_misses": changed_figures(verifier, near_miss_responses(), "accepted", right=False, show=show),
+        "equality": equality_figures(verifier, show=show),
+        "rewrites": changed_figures(verifier, rewrites(golds(), seed=0), "missed", right=True, show=show),
         "speed": speed(pairs),
     }
     document["development"]["bare_math_verify"] = document["speed"].pop("errors")
-    if arguments.show:
+    if show:
         for pair, said in zip(pairs, correct, strict=True):
             if said != pair.label:
                 print(pair.number, pair.label, pair.golds, repr(pair.response[-100:]))
@@ -153,24 +154,35 @@ def pool_seconds(pool: VerifierPool) -> float:
     return sum(one.user + one.system for one in times)
 
 
-def near_miss_figures(verifier: MathsVerifier, *, show: bool) -> dict[str, Any]:
-    """Golds with one thing changed: how many are accepted."""
-    made: Counter[str] = Counter()
-    accepted: Counter[str] = Counter()
-    start = time.thread_time()
+def near_miss_responses() -> Iterator[tuple[str, str, str]]:
+    """Golds with one thing changed, of as many seeds as it takes."""
+    made = 0
     for seed in range(10):
         for name, gold, wrong in near_misses(golds(), seed):
-            made[name] += 1
-            if verifier.judge([gold], f"\\boxed{{{wrong}}}").correct:
-                accepted[name] += 1
-                if show:
-                    print("near miss accepted:", name, gold, wrong)
-        if made.total() >= NEAR_MISSES:
-            break
+            made += 1
+            yield name, gold, f"\\boxed{{{wrong}}}"
+        if made >= NEAR_MISSES:
+            return
+
+
+def changed_figures(
+    verifier: MathsVerifier, changed: Iterable[tuple[str, str, str]], fault: str, *, right: bool, show: bool
+) -> dict[str, Any]:
+    """Golds changed in some way, (class, gold, response), all right or all wrong: how many verdicts are not."""
+    made: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    start = time.thread_time()
+    for name, gold, response in changed:
+        made[name] += 1
+        if verifier.judge([gold], response).correct != right:
+            faults[name] += 1
+            if show:
+                print(f"{fault}:", name, gold, response)
     return {
         "made": made.total(),
-        "accepted": accepted.total(),
-        "by_class": {name: {"made": count, "accepted": accepted[name]} for name, count in made.most_common()},
+        fault: faults.total(),
+        f"{fault}_rate": round(faults.total() / made.total(), 4),
+        "by_class": {name: {"made": count, fault: faults[name]} for name, count in made.most_common()},
         "cpu_seconds": round(time.thread_time() - start, 1),
     }
 
@@ -193,26 +205,6 @@ def equality_figures(verifier: MathsVerifier, *, show: bool) -> dict[str, Any]:
                 print("equality:", name, gold, answer)
     total = table.pop("all")
     return {**total, "by_class": {name: dict(rows) for name, rows in table.items()}}
-
-
-def rewrite_figures(verifier: MathsVerifier, *, show: bool) -> dict[str, Any]:
-    """Golds in another spelling: how many are missed."""
-    made: Counter[str] = Counter()
-    missed: Counter[str] = Counter()
-    start = time.thread_time()
-    for name, gold, response in rewrites(golds(), seed=0):
-        made[name] += 1
-        if not verifier.judge([gold], response).correct:
-            missed[name] += 1
-            if show:
-                print("rewriting missed:", name, gold, response)
-    return {
-        "made": made.total(),
-        "missed": missed.total(),
-        "missed_rate": round(missed.total() / made.total(), 4),
-        "by_class": {name: {"made": count, "missed": missed[name]} for name, count in made.most_common()},
-        "cpu_seconds": round(time.thread_time() - start, 1),
-    }
 
 
 def speed(pairs: Sequence[Pair]) -> dict[str, Any]:

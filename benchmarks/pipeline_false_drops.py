@@ -16,16 +16,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from common import parser_of, write_figure
+from common import FIGURES, parser_of, write_figure
 
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.pipeline.entry import Entry
 from magicrl.pipeline.maths_rules import maths_fault
 from magicrl.pipeline.pipeline_schema import MathsCleaning
 
-HERE = Path(__file__).resolve()
-FIGURES = HERE.parents[1] / "docs" / "figures" / "pipeline-false-drops.json"
-LABELS = HERE.with_name("pipeline_false_drops_labels.json")
+LABELS = Path(__file__).with_name("pipeline_false_drops_labels.json")
 SETS = {
     "gsm8k": "gsm8k/train.jsonl",
     "math-train": "math_train/math.json",
@@ -57,7 +55,7 @@ def entries(path: Path, name: str) -> list[Entry]:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, FIGURES)
+    parser = parser_of(__doc__, FIGURES / "pipeline-false-drops.json")
     parser.add_argument("--data", type=Path, required=True)
     options = parser.parse_args()
     rules = MathsCleaning()

@@ -12,7 +12,6 @@ also the tables of ``cpu-2core`` in ``calibration.toml``.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,9 +19,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import tomli_w
 from common import ROOT, document, parser_of, rounded, write_figure
-from plan_published import CALIBRATION, error
+from plan_published import error, write_tables
 from scipy.optimize import brentq
 
 from magicrl.config.loader import load_train_recipe
@@ -164,23 +162,20 @@ def compared(run: Run, steps: Sequence[Step], efficiency: Efficiency) -> dict[st
     }
 
 
-def write_calibration(found: dict[str, tuple[Run, Efficiency, float]]) -> None:
-    tables = tomllib.loads(CALIBRATION.read_text())
-    for name, (run, efficiency, deviation) in found.items():
-        knobs = ["step_overhead", "row"] if run.shape.parameters < TINY else ["matmul"]
-        variance = rounded(deviation**2)
-        size = len(knobs)  # one scale for the knobs of a decode step: they are wrong together
-        covariance = [[variance if (i < size) == (j < size) else 0.0 for j in range(size + 1)] for i in range(size + 1)]
-        tables[f"cpu-2core-{name}"] = {
-            "hardware": "cpu-2core",
-            "hidden": run.shape.hidden,
-            **{key: rounded(value) for key, value in asdict(efficiency).items()},
-            "unknowns": [*knobs, "learner"],
-            "covariance": covariance,
-            "source": f"the first stage of {name} on shared EPYC cores, {run.clock}",
-        }
-    head = "# Written by benchmarks/plan_published.py --write and benchmarks/plan_cpu.py --write.\n"
-    CALIBRATION.write_text(head + tomli_w.dumps(tables))
+def told_of(run: Run, deviation: float) -> dict[str, Any]:
+    """What the calibration says beside a run's efficiency."""
+    knobs = ["step_overhead", "row"] if run.shape.parameters < TINY else ["matmul"]
+    variance, size = rounded(deviation**2), len(knobs)
+    return {
+        "hardware": "cpu-2core",
+        "hidden": run.shape.hidden,
+        "unknowns": [*knobs, "learner"],
+        # one scale for the knobs of a decode step: they are wrong together
+        "covariance": [
+            [variance if (i < size) == (j < size) else 0.0 for j in range(size + 1)] for i in range(size + 1)
+        ],
+        "source": f"the first stage of {run.name} on shared EPYC cores, {run.clock}",
+    }
 
 
 def main() -> None:
@@ -192,7 +187,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "run": document({"hardware": "two shared cores, under whatever load there was"}),
     }
-    found: dict[str, tuple[Run, Efficiency, float]] = {}
+    tables: dict[str, tuple[Efficiency, dict[str, Any]]] = {}
     for run, other in zip(runs, reversed(runs), strict=True):
         first = [s for s in run.steps if s.stage == 0]
         later = [s for s in run.steps if s.stage > 0]
@@ -206,9 +201,10 @@ def main() -> None:
             "later_stages_predicted": ahead,
             f"predicted_with_{other.name}": compared(run, run.steps, foreign),
         }
-        found[run.name] = (run, efficiency, max(0.1, abs(ahead["rollout"]["error"]), abs(ahead["train"]["error"])))
+        deviation = max(0.1, abs(ahead["rollout"]["error"]), abs(ahead["train"]["error"]))
+        tables[f"cpu-2core-{run.name}"] = (efficiency, told_of(run, deviation))
     if options.write:
-        write_calibration(found)
+        write_tables(tables)
     write_figure(options.output, result)
     print(json.dumps(result, indent=1))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from math import log, sqrt
 from typing import Any
@@ -19,7 +20,6 @@ from published import (
     PROMPT,
     TABLE7_HOURS,
     UNKNOWNS,
-    Fitted,
     Resolved,
     Setting,
     curve,
@@ -32,7 +32,7 @@ from published import (
 )
 from scipy.optimize import brentq
 
-from magicrl.planning.costs import Efficiency, System
+from magicrl.planning.costs import Efficiency
 from magicrl.planning.simulator import simulate_async
 from magicrl.planning.workload import (
     KEPT,
@@ -42,7 +42,6 @@ from magicrl.planning.workload import (
     lengths_of_mean,
     replica_setup,
     step_parts,
-    step_time,
 )
 
 CALIBRATION = ROOT / "src" / "magicrl" / "planning" / "calibration.toml"
@@ -80,7 +79,7 @@ def table_seven(efficiency: Efficiency) -> dict[str, Any]:
     found["published_step_seconds"] = rounded(TABLE7_HOURS["step"] * 3.6)
     for gpus in (64, 128, 256):
         r = resolve(thirty_two(gpus))
-        time = step_time(System(r.shape, r.hardware, efficiency), r.work, r.layout)
+        time = r.time(efficiency)
         shares = {part: round(part_seconds(time, part) / time.seconds, 3) for part in published}
         found[f"{gpus} GPUs"] = {**shares, "step_seconds": rounded(time.seconds)}
     return found
@@ -91,27 +90,19 @@ def areal(efficiency: Efficiency) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     bare = replace(efficiency, other=0.0)
     for size, gpus, hours, async_hours in (("1.5B", 128, 41.0, 14.8), ("7B", 192, 57.7, 25.4)):
-        setting = Setting(
-            model=f"DeepSeek-R1-Distill-Qwen-{size}",
-            hardware="H800-80G",
-            gpus=gpus,
-            limit=27648,
-            rollout_batch=512,
-            group_size=16,
-        )
-        r = resolve(setting, kept=1.0)
-        together = step_time(System(r.shape, r.hardware, bare), r.work, r.layout).seconds
+        model = f"DeepSeek-R1-Distill-Qwen-{size}"
+        r = resolve(Setting(gpus=gpus, model=model, limit=27648, rollout_batch=512), kept=1.0)
         split = replace(r.layout, rollout_gpus=gpus * 3 // 4, learner_gpus=gpus // 4, colocated=False)
         stream = simulate_async(
             [r.work.drawn(seed) for seed in range(10)],
             r.work.prompt,
-            replica_setup(System(r.shape, r.hardware, bare), split),
+            replica_setup(r.system(bare), split),
             split.replicas,
-            step_parts(System(r.shape, r.hardware, bare), r.work, split),
+            step_parts(r.system(bare), r.work, split),
             staleness=4,
         )
         for mode, value, published in (
-            ("synchronous", together, hours),
+            ("synchronous", r.time(bare).seconds, hours),
             ("asynchronous", stream.seconds_per_step(4), async_hours),
         ):
             found.append(
@@ -142,23 +133,16 @@ def verl(efficiency: Efficiency) -> list[dict[str, Any]]:
 
     def setting(gpus: int) -> Setting:
         return Setting(
-            model="Qwen2.5-Math-7B",
-            hardware="H20",
-            gpus=gpus,
-            limit=28672,
-            rollout_batch=512,
-            group_size=16,
-            sgd_steps=16,
-            tensor_parallel=4,
-            sequence_parallel=4,
-        )
+            gpus=gpus, model="Qwen2.5-Math-7B", hardware="H20", limit=28672, rollout_batch=512, sgd_steps=16,
+            tensor_parallel=4, sequence_parallel=4,
+        )  # fmt: skip
 
     def implied(gpus: int, mean: float) -> Resolved:
         return resolve(setting(gpus), lengths_of_mean(mean, 28672), kept=1.0)
 
     def gap(mean: float) -> float:
         r = implied(128, mean)
-        return step_parts(System(r.shape, r.hardware, bare), r.work, r.layout).learn - VERL_UPDATE
+        return step_parts(r.system(bare), r.work, r.layout).learn - VERL_UPDATE
 
     mean = float(brentq(gap, 300.0, 12000.0, rtol=1e-4))
     found: list[dict[str, Any]] = []
@@ -170,7 +154,7 @@ def verl(efficiency: Efficiency) -> list[dict[str, Any]]:
             "curve_error": error(a + b / gpus, step),
         }
         for name, r in (("blind", resolve(setting(gpus), kept=1.0)), ("implied", implied(gpus, mean))):
-            time = step_time(System(r.shape, r.hardware, bare), r.work, r.layout)
+            time = r.time(bare)
             line[name] = {
                 "mean_length": rounded(r.work.lengths.mean),
                 "step": rounded(time.seconds),
@@ -191,18 +175,13 @@ def unfitted_error(efficiency: Efficiency) -> float:
     return sqrt(sum(x * x for x in logs) / len(logs))
 
 
-def write_calibration(fitted: Fitted, uncertainty: float) -> None:
-    tables = tomllib.loads(CALIBRATION.read_text()) if CALIBRATION.exists() else {}
-    tables["published"] = {
-        "hardware": "gpu",
-        "hidden": 3584,
-        **{key: rounded(value) for key, value in asdict(fitted.efficiency).items()},
-        "unknowns": list(UNKNOWNS),
-        "covariance": [[rounded(float(x)) for x in row] for row in fitted.covariance],
-        "source": f"Tables 8 and 9 of the report, five figures; {uncertainty:.0%} error of the others",
-    }
+def write_tables(tables: Mapping[str, tuple[Efficiency, dict[str, Any]]]) -> None:
+    """Put these tables into the calibration that magicrl ships: the efficiency, and what else is said of it."""
+    whole = tomllib.loads(CALIBRATION.read_text())
+    for name, (efficiency, told) in tables.items():
+        whole[name] = told | {key: rounded(value) for key, value in asdict(efficiency).items()}
     head = "# Written by benchmarks/plan_published.py --write and benchmarks/plan_cpu.py --write.\n"
-    CALIBRATION.write_text(head + tomli_w.dumps(tables))
+    CALIBRATION.write_text(head + tomli_w.dumps(whole))
 
 
 def main() -> None:
@@ -214,7 +193,14 @@ def main() -> None:
     uncertainty = unfitted_error(fitted.efficiency)
     fitted = replace(fitted, covariance=fitted.covariance * uncertainty**2)
     if options.write:
-        write_calibration(fitted, uncertainty)
+        told = {
+            "hardware": "gpu",
+            "hidden": 3584,
+            "unknowns": list(UNKNOWNS),
+            "covariance": [[rounded(float(x)) for x in row] for row in fitted.covariance],
+            "source": f"Tables 8 and 9 of the report, five figures; {uncertainty:.0%} error of the others",
+        }
+        write_tables({"published": (fitted.efficiency, told)})
     deviations = fitted.covariance.diagonal() ** 0.5
     result = {
         "run": document({"hardware": "pure computation, one CPU core"}),

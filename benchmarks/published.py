@@ -15,7 +15,7 @@ The unknowns are logarithms of ``Efficiency``'s kv, step_overhead, learner and o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Literal
@@ -37,14 +37,14 @@ Part = Literal["rollout", "learn", "other", "step"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A published run."""
+    """A published run; the defaults are those of Tables 8 and 9."""
 
-    model: str  # known name
-    hardware: str  # known name
     gpus: int  # accelerators, all of them doing both parts in turn
-    limit: int  # T
-    rollout_batch: int  # D_R
-    group_size: int  # M
+    model: str = "DeepSeek-R1-Distill-Qwen-7B"  # known name, as the next
+    hardware: str = "H800-80G"
+    limit: int = 16384  # T
+    rollout_batch: int = 64  # D_R
+    group_size: int = 16  # M
     sgd_steps: int = 1  # N_SGD
     tensor_parallel: int = 1  # of the engine
     sequence_parallel: int = 1  # of the learner
@@ -61,61 +61,28 @@ class Row:
     fitted: bool = False  # one of the figures that the unknowns are fitted on
 
 
-def seven(gpus: int = 32, sgd_steps: int = 1) -> Setting:
-    """The setting of Tables 8 and 9."""
-    return Setting(
-        model="DeepSeek-R1-Distill-Qwen-7B",
-        hardware="H800-80G",
-        gpus=gpus,
-        limit=16384,
-        rollout_batch=64,
-        group_size=16,
-        sgd_steps=sgd_steps,
-    )
-
-
 def thirty_two(gpus: int) -> Setting:
     """The setting of Table 7, 1000 steps of OR1-32B, nearly all at T = 16K; its GPU count is not published."""
-    return Setting(
-        model="DeepSeek-R1-Distill-Qwen-32B",
-        hardware="H800-80G",
-        gpus=gpus,
-        limit=16384,
-        rollout_batch=256,
-        group_size=16,
-        tensor_parallel=4,
-        sequence_parallel=1,
-    )
+    return Setting(gpus=gpus, model="DeepSeek-R1-Distill-Qwen-32B", rollout_batch=256, tensor_parallel=4)
 
 
-def _hours(hours: float) -> float:
-    """Seconds a step from hours per 1000 steps."""
-    return hours * 3.6
+PARTS: tuple[Part, ...] = ("rollout", "learn", "other", "step")
+TABLE9 = {32: 375.0, 64: 270.0, 128: 225.0, 256: 205.0}  # seconds of a rollout, by GPUs
+TABLE8 = {1: (90, 8, 18, 116), 2: (87, 10, 17, 114), 4: (90, 12, 16, 118)}  # hours per 1000 steps, by N_SGD
 
 
 def rows() -> tuple[Row, ...]:
     """Tables 8 and 9, a figure a row."""
     found = [
-        Row(name=f"T9 {gpus} GPUs", setting=seven(gpus), part="rollout", seconds=seconds, fitted=gpus in (32, 256))
-        for gpus, seconds in ((32, 375.0), (64, 270.0), (128, 225.0), (256, 205.0))
+        Row(name=f"T9 {gpus} GPUs", setting=Setting(gpus=gpus), part="rollout", seconds=s, fitted=gpus in (32, 256))
+        for gpus, s in TABLE9.items()
     ]
-    table8: tuple[tuple[int, tuple[float, float, float, float]], ...] = (
-        (1, (90, 8, 18, 116)),
-        (2, (87, 10, 17, 114)),
-        (4, (90, 12, 16, 118)),
-    )
-    parts: tuple[Part, ...] = ("rollout", "learn", "other", "step")
-    for steps, hours in table8:
-        for part, value in zip(parts, hours, strict=True):
-            found.append(
-                Row(
-                    name=f"T8 N_SGD {steps} {part}",
-                    setting=seven(sgd_steps=steps),
-                    part=part,
-                    seconds=_hours(value),
-                    fitted=steps == 1 and part != "step",
-                )
-            )
+    for steps, hours in TABLE8.items():
+        setting = Setting(gpus=32, sgd_steps=steps)
+        for part, value in zip(PARTS, hours, strict=True):
+            fitted = steps == 1 and part != "step"
+            name = f"T8 N_SGD {steps} {part}"
+            found.append(Row(name=name, setting=setting, part=part, seconds=value * 3.6, fitted=fitted))
     return tuple(found)
 
 
@@ -130,6 +97,12 @@ class Resolved:
     hardware: Hardware
     work: Workload
     layout: Layout
+
+    def system(self, efficiency: Efficiency) -> System:
+        return System(self.shape, self.hardware, efficiency)
+
+    def time(self, efficiency: Efficiency, draws: int = 4) -> StepTime:
+        return step_time(self.system(efficiency), self.work, self.layout, draws)
 
 
 def resolve(setting: Setting, lengths: Lengths | None = None, kept: float = KEPT) -> Resolved:
@@ -189,19 +162,15 @@ def part_seconds(time: StepTime, part: str) -> float:
 
 def predict(row: Row, efficiency: Efficiency, resolved: Resolved | None = None, draws: int = 6) -> float:
     """Seconds that the model gives for a published figure."""
-    r = resolved or resolve(row.setting)
-    return part_seconds(step_time(System(r.shape, r.hardware, efficiency), r.work, r.layout, draws), row.part)
+    return part_seconds((resolved or resolve(row.setting)).time(efficiency, draws), row.part)
 
 
-def fit(
-    rows: Sequence[Row], uncertainty: float, make: Callable[[Row], Resolved] | None = None, draws: int = 6
-) -> Fitted:
+def fit(rows: Sequence[Row], uncertainty: float, draws: int = 6) -> Fitted:
     """Least squares on the rows marked ``fitted``.
 
     Args:
         rows: published figures; the others are ignored.
         uncertainty: relative standard deviation of a published figure about the model, for the covariance.
-        make: how a row's setting is understood; default: ``resolve`` with its assumptions.
         draws: of lengths, the same for all values.
 
     Raises:
@@ -210,7 +179,7 @@ def fit(
     used = [row for row in rows if row.fitted]
     if len(used) < len(UNKNOWNS):
         raise ValueError(f"{len(UNKNOWNS)} unknowns need as many rows to be fitted on, got {len(used)}")
-    resolved = [make(row) if make else resolve(row.setting) for row in used]
+    resolved = [resolve(row.setting) for row in used]
 
     def residuals(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
         efficiency = with_unknowns(logarithms)
