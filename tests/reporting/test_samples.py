@@ -48,11 +48,8 @@ def test_of_many_stages_the_first_and_the_last_steps_are_shown(rich_run: Path) -
 def test_certain_neighbours_share_a_piece_and_others_tell_their_entropy() -> None:
     pieces = coloured_pieces(["a", "b", "", "c", "d"], [0.0, 0.09, 9.0, 0.6, 0.6])
     assert [(p.text, p.level, p.nats) for p in pieces] == [("ab", 0, None), ("c", 2, 0.6), ("d", 2, 0.6)]
-
-
-def test_no_token_makes_the_page_long() -> None:
-    pieces = coloured_pieces(["x" * 10**6, "y"], [1.0, 1.0])
-    assert sum(len(p.text) for p in pieces) == MOST_ROLLOUT_CHARACTERS
+    long = coloured_pieces(["x" * 10**6, "y"], [1.0, 1.0])
+    assert sum(len(p.text) for p in long) == MOST_ROLLOUT_CHARACTERS, "no token makes the page long"
 
 
 def test_without_a_tokenizer_the_recorded_text_is_shown(rich_run: Path) -> None:
