@@ -57,7 +57,7 @@ browser: setup-dev
 
 test-slow: setup-dev browser $(VENV)/.vllm
 	$(SMOLLM2)
-	$(BIN)/pytest -m slow -n 2 --dist loadgroup
+	$(BIN)/pytest -m slow -n 2 --dist loadscope
 
 identities: setup-dev
 	$(BIN)/python benchmarks/identities.py

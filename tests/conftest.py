@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -28,13 +29,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))  # t
 sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a worker of ``pytest -m slow --dist loadgroup`` takes as one: a file, or all that starts Ray."""
-    for item in items:
-        if item.get_closest_marker("slow"):
-            file = item.nodeid.split("::")[0]
-            of_ray = file.startswith("tests/distributed/") or file == "tests/cli/test_train.py"
-            item.add_marker(pytest.mark.xdist_group("ray" if of_ray else file))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadscope`` a worker takes a whole file, or all that starts Ray: one cluster at a time."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return "ray" if file.startswith("tests/distributed/") or file == "tests/cli/test_train.py" else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)
