@@ -59,7 +59,24 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "word_problems": "magicrl.data.word_problems:make_word_problems",
         },
         "source": {},
-        "benchmark": {},
+        "benchmark": {
+            name: f"magicrl.evaluation.benchmarks:{name}"
+            for name in [
+                "aime24",
+                "aime25",
+                "amc23",
+                "gsm8k",
+                "math500",
+                "olympiadbench",
+                "svamp",
+                "humaneval",
+                "humaneval_plus",
+                "livecodebench",
+                "mbpp",
+                "mbpp_plus",
+                "mbpp_sanitized",
+            ]
+        },
         "engine": {
             "in_process": "magicrl.rollout.engines:make_in_process",
             "openai": "magicrl.rollout.engines:make_openai",

@@ -24,6 +24,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.data.code_records import before_stub, unwrapped_text
 from magicrl.evaluation.benchmarks import Reading, catalogue, load_benchmark, parse_asked
 from magicrl.records import Problem
+from magicrl.registry import BUILTINS, resolve
 from magicrl.verifiers.pool import VerifierPool
 
 Verdicts = Callable[[Iterable[tuple[Problem, str]]], list[bool]]
@@ -52,8 +53,10 @@ def program(text: str) -> str:
 
 def test_every_row_of_the_catalogue_can_be_asked_for() -> None:
     known = catalogue()
+    assert set(known.benchmarks) == set(BUILTINS["benchmark"])
     for name, benchmark in known.benchmarks.items():
         assert parse_asked(name).known is benchmark
+        assert resolve("benchmark", name) is benchmark
         assert benchmark.hub.count("/") == 1, name
         assert benchmark.licence
     assert known.benchmarks["livecodebench"].window == (date(2024, 8, 1), date(2025, 2, 1))

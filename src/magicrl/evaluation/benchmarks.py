@@ -20,7 +20,7 @@ from magicrl.data.schemas import Template
 from magicrl.data.schemas import catalogue as schemas
 from magicrl.data.sources import Place, Read, RecordReader, Rejected, read_problems
 from magicrl.records import Problem
-from magicrl.registry import names
+from magicrl.registry import BUILTINS, is_builtin, names, resolve
 
 PREFIX = "reasoning_gym/"
 SEED = 0
@@ -89,6 +89,17 @@ def catalogue() -> Catalogue:
     return shipped_table("evaluation/benchmarks.toml", Catalogue)
 
 
+def __getattr__(name: str) -> Benchmark:
+    """A row of the catalogue, as the registry names it: ``magicrl.evaluation.benchmarks:aime24``."""
+    if name not in BUILTINS["benchmark"]:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return catalogue().benchmarks[name]
+
+
+def _built_in(name: str) -> Benchmark | None:
+    return resolve("benchmark", name) if is_builtin("benchmark", name) else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
     """What a ``--benchmark`` names: a known name, a file, a hub data set, ``reasoning_gym/TASK``, a function."""
@@ -152,7 +163,6 @@ def parse_asked(text: str) -> Asked:
     Raises:
         ValueError: neither a known name nor a file (says the nearest names).
     """
-    known = catalogue().benchmarks
     if text.startswith(PREFIX):
         return Asked(name=_folder_name(text), task=text.removeprefix(PREFIX))
     name, equals, path = text.partition("=")
@@ -161,18 +171,18 @@ def parse_asked(text: str) -> Asked:
     if _is_reference(text):
         return Asked(name=_folder_name(Place(reference=text).stem), reference=text)
     if equals and name and path and not Path(text).exists():
-        return Asked(name=_folder_name(name), known=known.get(name), path=Path(path))
-    if text in known:
-        return Asked(name=text, known=known[text])
+        return Asked(name=_folder_name(name), known=_built_in(name), path=Path(path))
+    if is_builtin("benchmark", text):
+        return Asked(name=text, known=_built_in(text))
     if Path(text).exists() or Path(text).suffix:
         return Asked(name=_folder_name(Path(text).stem), path=Path(text))
     if Place.of(text).hub is not None:
         return Asked(name=_folder_name(text), hub=text)
+    known = names("benchmark")
     near = difflib.get_close_matches(text.lower().replace("-", ""), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
-    every = ", ".join((*known, *names("benchmark")))
     raise RecipeError(
-        f"--benchmark {text}: no such benchmark and no such file; {hint}Known: {every}; "
+        f"--benchmark {text}: no such benchmark and no such file; {hint}Known: {', '.join(known)}; "
         f"{PREFIX}TASK, NAME=FILE, a file or folder, a hub name (OWNER/NAME), or your function as FILE.py:NAME"
     )
 
@@ -180,6 +190,8 @@ def parse_asked(text: str) -> Asked:
 def _is_reference(text: str) -> bool:
     """A function of the user's, or the name of one in an installed package."""
     where, colon, name = text.rpartition(":")
+    if is_builtin("benchmark", text):
+        return False
     return text in names("benchmark") or bool(colon and where and name.isidentifier() and not Path(text).exists())
 
 
