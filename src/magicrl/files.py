@@ -1,10 +1,12 @@
-"""Files that are whole or not there, and folders that one process writes at a time. Imports nothing of magicrl."""
+"""Files that are whole or not there, their checksums, and folders that one process writes at a time. Imports nothing of
+magicrl."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -29,6 +31,17 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write text (UTF-8) or bytes so that ``path`` holds either the old or the new content, never a part."""
     with whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file in 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksum(paths: Iterable[Path]) -> str:
+    """SHA-256 over the names and contents of files in their order, in 64 hex digits."""
+    return hashlib.sha256("".join(f"{path.name} {sha256_of(path)}\n" for path in paths).encode()).hexdigest()
 
 
 @contextmanager

@@ -21,20 +21,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from magicrl.config.schema import ClusterTimeouts
 from magicrl.distributed.learner.launchers import LearnerLost
+from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.replica import CollectedSamples, ReplicaFacts
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.distributed.tensors import pack
 from magicrl.records import RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import Capabilities, Learner, WeightCheck
 from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request
-from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo
+from magicrl.rollout.vllm_weights import WeightInfo
 from magicrl.training.protocols import WorkSpan
 
 
@@ -401,16 +402,6 @@ def _tokens(request: RolloutRequest, samples: int) -> int:
     return len(request.prompt_tokens) + samples * request.sampling.max_tokens
 
 
-class SendingLearner(Learner, Protocol):
-    """A learner whose ranks send; see ``DistributedLearner``."""
-
-    def rendezvous(self, size: int, seconds: float) -> Rendezvous: ...
-
-    def join(self, rendezvous: Rendezvous) -> tuple[WeightInfo, ...] | None: ...
-
-    def send(self) -> bool: ...
-
-
 class DirectPool(EnginePool):
     """A pool whose vLLM workers (``workers`` in each replica) take the weights from the ranks of ``learner``."""
 
@@ -419,7 +410,7 @@ class DirectPool(EnginePool):
         make: Callable[[int], Any],
         replicas: int,
         *,
-        learner: SendingLearner,
+        learner: DistributedLearner,
         workers: int,
         **options: Any,
     ) -> None:

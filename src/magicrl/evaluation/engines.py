@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from magicrl import registry
 from magicrl.config.errors import without_secrets
+from magicrl.files import checksum
 from magicrl.models.loading import described_model, resolve_device
 from magicrl.models.model_files import JSON_FILES, TOKENIZER_FILES, find_model
 from magicrl.models.prompts import PromptEncoder
@@ -128,15 +128,7 @@ def model_checksums(folder: Path) -> dict[str, str]:
     weights = sorted(folder.glob("*.safetensors"))
     named = {*JSON_FILES, *TOKENIZER_FILES, "merges.txt"}
     others = sorted(p for p in folder.iterdir() if p.name in named or p.suffix == ".jinja")
-    return {"weights_sha256": _checksum(weights), "tokenizer_and_config_sha256": _checksum(others)}
-
-
-def _checksum(paths: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return digest.hexdigest()
+    return {"weights_sha256": checksum(weights), "tokenizer_and_config_sha256": checksum(others)}
 
 
 def opens_reasoning(tokenizer: PreTrainedTokenizerBase, encoder: PromptEncoder) -> bool:

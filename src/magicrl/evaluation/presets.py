@@ -97,12 +97,10 @@ def against_table13(benchmark: str, settings: Mapping[str, Any], *, samples: int
     return reasons if whole else [*reasons, "not the whole set as it was loaded by the report"]
 
 
-def beside(results: Mapping[str, float], model: str = "this result") -> list[dict[str, Any]]:
+def beside(results: Mapping[str, float]) -> list[dict[str, Any]]:
     """Table 13 with a row of one's own: per cent by set and the computed average.
 
-    Args:
-        results: accuracy in [0, 1] by benchmark, for those that are comparable.
-        model: name of the row.
+    ``results``: accuracy in [0, 1] by benchmark, for those that are comparable.
     """
-    own = Table13Row(model=model, **{name: 100 * results[name] for name in TABLE13_SETS if name in results})
+    own = Table13Row(model="this result", **{name: 100 * results[name] for name in TABLE13_SETS if name in results})
     return [row.model_dump() | {"average": average(row)} for row in (*table13().rows, own)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.data.data_files import read_hub, read_place
 from magicrl.data.schemas import Template, catalogue
 from magicrl.data.sources import BadRow, Place, Quarantined, Read, RecordReader, Row
-from magicrl.files import write_atomically
+from magicrl.files import checksum, write_atomically
 from magicrl.pipeline.entry import DROPPED_SCHEMA, Ability, Entry, entry_of, is_entry, table_of
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part, told_when_full
 from magicrl.pipeline.pipeline_schema import PipelineSource
@@ -328,10 +327,5 @@ def _rows(source: PipelineSource, files: list[Path]) -> Iterator[Row | BadRow]:
 
 
 def _checksum(path: Path) -> str:
-    """SHA-256 of a file, or of all files of a folder; empty where there is none (reading says so)."""
-    digest = hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file():
-            with file.open("rb") as content:
-                digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
-    return digest.hexdigest()
+    """Of a file, or of all files of a folder; of no file where there is none (reading says so)."""
+    return checksum(file for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file())

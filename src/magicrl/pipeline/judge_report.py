@@ -318,24 +318,15 @@ def estimated_cost(settings: JudgingSettings, missing: Mapping[str, int], charac
     return estimate
 
 
-def flawed_figures(
-    judgements: Iterable[Judgement], flawed: Collection[str], survivors: Collection[str] | None = None
-) -> dict[str, Any]:
-    """What became of problems (ids) known to be flawed; ``survivors`` passed the difficulty filter, if it ran."""
+def flawed_figures(judgements: Iterable[Judgement], flawed: Collection[str]) -> dict[str, Any]:
+    """What became of problems (ids) known to be flawed."""
     kept = {judgement.problem: judgement.keep for judgement in judgements if judgement.problem in flawed}
-    told: dict[str, Any] = {
+    return {
         "flawed": len(flawed),
         "judged": len(kept),
         "found_by_judges": sum(not keep for keep in kept.values()),
         "missed_by_judges": sorted(name for name, keep in kept.items() if keep),
     }
-    if survivors is not None:
-        passed = sum(name in survivors for name in flawed)
-        told |= {
-            "survived_difficulty": passed,
-            "share_survived_difficulty": passed / len(flawed) if flawed else None,
-        }
-    return told
 
 
 def as_text(report: Mapping[str, Any], calibration: Calibration | None = None) -> str:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from magicrl.config.schema import LearnerPlacement, LoraConfig, ModelConfig, OptimizerConfig
-from magicrl.distributed.learner import DistributedLearner
+from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.records import TrainBatch, TrainSample, frozen_floats
 from magicrl.training.batches import minibatches, with_old_logprobs, with_ref_logprobs
 from magicrl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint

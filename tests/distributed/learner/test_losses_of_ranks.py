@@ -18,8 +18,17 @@ import pytest
 import torch
 
 from magicrl.config.schema import LearnerPlacement, ModelConfig, OptimizerConfig
-from magicrl.distributed.learner import DistributedLearner, LearnerLost, LearnerTimeouts, LocalLauncher
-from magicrl.distributed.learner.launchers import Answer, Fault, LocalRanks, answered, settled
+from magicrl.distributed.learner.launchers import (
+    Answer,
+    Fault,
+    LearnerLost,
+    LocalLauncher,
+    LocalRanks,
+    answered,
+    settled,
+)
+from magicrl.distributed.learner.learner import DistributedLearner
+from magicrl.distributed.learner.sharding import LearnerTimeouts
 from magicrl.records import TrainBatch, TrainSample
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from magicrl.config.schema import LearnerPlacement, ModelConfig, OptimizerConfig
-from magicrl.distributed.learner import DistributedLearner, LearnerLost, RayLauncher
+from magicrl.distributed.learner.launchers import LearnerLost, RayLauncher
+from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.records import TrainBatch, TrainSample
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings

@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from magicrl.config.schema import LearnerPlacement, LoraConfig, ModelConfig
-from magicrl.distributed.learner import DistributedLearner, LocalLauncher
+from magicrl.distributed.learner.launchers import LocalLauncher
+from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
 from magicrl.models.loading import load_empty, load_policy, load_shell
 from magicrl.training.learner import LoraAdapters

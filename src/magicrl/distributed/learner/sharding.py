@@ -9,7 +9,6 @@ checkpoint, one file a rank, so that any number of ranks, or one process without
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magicrl.config.schema import OptimizerConfig
 from magicrl.distributed.learner.ulysses import SequenceSlice, check_degree
+from magicrl.files import sha256_of
 from magicrl.models.loading import load_empty, resolve_dtype
 from magicrl.models.memory_efficient import use_memory_efficient_layers
 from magicrl.models.model_files import WeightFiles, find_model
@@ -331,14 +331,14 @@ def write_shards(folder: Path, state: Mapping[str, DTensor]) -> tuple[str, str] 
     if not mine:
         return None
     (file,) = mine
-    return file.name, _sha256(file)
+    return file.name, sha256_of(file)
 
 
 def verify_shards(folder: Path, files: Mapping[str, str], rank: int, ranks: int) -> None:
     """Raise ``ValueError`` if one of this rank's part of the files is missing or is not what was written."""
     for name in sorted(files)[rank::ranks]:
         file = folder / name
-        if not file.is_file() or _sha256(file) != files[name]:
+        if not file.is_file() or sha256_of(file) != files[name]:
             what = "does not have the checksum it was written with" if file.is_file() else "is missing"
             raise ValueError(f"{file} {what}; resume from the checkpoint before it")
 
@@ -360,11 +360,6 @@ def _check_shapes(what: str, found: Mapping[str, tuple[int, ...]], wanted: Mappi
             f"{what} does not belong to this model: it differs in {[name for name, _ in differing]} "
             f"({len(found)} tensors there, {len(expected)} expected); resume with the recipe that wrote it"
         )
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 NOTHING = TrainSample(
