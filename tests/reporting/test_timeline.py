@@ -13,8 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from magicrl.reporting.read_folders import RunFolderError, read_run
-from magicrl.reporting.run_page import run_blocks
-from magicrl.reporting.timeline import (
+from magicrl.reporting.run_page import (
     Span,
     TimelineRow,
     busy_seconds,
@@ -22,6 +21,7 @@ from magicrl.reporting.timeline import (
     idle_chart,
     idle_shares,
     read_timeline,
+    run_blocks,
     timeline_rows,
     timeline_view,
 )
