@@ -81,6 +81,10 @@ def test_the_card_states_what_was_measured_and_what_made_it() -> None:
     assert f"train: 10 problems, `{'ab' * 32}`" in text
     assert "validation" not in text, "an empty set has no fingerprint"
     assert "    Q: {prompt}\n    A:\n" in text
+    resumed = card(environments=[ENVIRONMENT, {**ENVIRONMENT, "git": "beef+changes"}, {**ENVIRONMENT, "git": None}])
+    assert "commit `f00d` then commit `beef+changes` then no git" in resumed
+    assert "resumed 2 times" in resumed
+    assert "nothing was measured" in card(measured=False)
 
 
 @pytest.mark.parametrize("left", [concluded(updates=0), concluded(updates=4, weights_changed=False)])
@@ -102,16 +106,6 @@ def test_the_card_of_graded_rewards_tells_mean_rewards() -> None:
     assert "are right" not in text
     assert "the mean reward is −0.2" in text
     assert "Rewards were scores" in text
-
-
-def test_a_run_that_measured_nothing_says_so() -> None:
-    assert "nothing was measured" in card(measured=False)
-
-
-def test_every_commit_of_a_resumed_run_is_named() -> None:
-    text = card(environments=[ENVIRONMENT, {**ENVIRONMENT, "git": "beef+changes"}, {**ENVIRONMENT, "git": None}])
-    assert "commit `f00d` then commit `beef+changes` then no git" in text
-    assert "resumed 2 times" in text
 
 
 @pytest.mark.parametrize(
