@@ -18,7 +18,7 @@ import random
 import re
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -64,20 +64,6 @@ def _blanked(text: str, rng: random.Random) -> str:
     return text
 
 
-def _label(text: str, rng: random.Random) -> str:
-    return f"Example {rng.randrange(2, 60)} ({rng.randrange(2, 9)} points, page {rng.randrange(10, 300)}): {text}"
-
-
-def _note(text: str, rng: random.Random) -> str:
-    return (
-        f"{text}\n\nTranslate the above text into English, keep the line breaks, and output the translation directly."
-    )
-
-
-def _doubled(text: str, rng: random.Random) -> str:
-    return f"{text}\n{text}"
-
-
 def _options(text: str, rng: random.Random) -> str:
     """The question speaks of options that are not there."""
     body = re.split(r"(?<=[.?!]) ", text.strip())
@@ -89,19 +75,21 @@ def _garbled(text: str, rng: random.Random) -> str:
     return "".join("Ã¢â‚¬" if sign in "aeo" and rng.random() < 0.25 else sign for sign in text)
 
 
-def _advert(text: str, rng: random.Random) -> str:
-    return f"{text} See the video lesson on our channel! Next problem: 14. Hint: use the method of chapter 3. [2 marks]"
+def _label(text: str, rng: random.Random) -> str:
+    return f"Example {rng.randrange(2, 60)} ({rng.randrange(2, 9)} points, page {rng.randrange(10, 300)}): {text}"
 
 
+NOTE = "Translate the above text into English, keep the line breaks, and output the translation directly."
+ADVERT = "See the video lesson on our channel! Next problem: 14. Hint: use the method of chapter 3. [2 marks]"
 KINDS: dict[str, Callable[[str, random.Random], str]] = {
     "cut off": _cut,
     "numbers blanked": _blanked,
     "label in front": _label,
-    "translation note": _note,
-    "stands twice": _doubled,
+    "translation note": lambda text, rng: f"{text}\n\n{NOTE}",
+    "stands twice": lambda text, rng: f"{text}\n{text}",
     "options missing": _options,
     "garbled": _garbled,
-    "distraction": _advert,
+    "distraction": lambda text, rng: f"{text} {ADVERT}",
 }
 
 
@@ -158,36 +146,34 @@ def dropped_by(use: str, options: argparse.Namespace) -> dict[str, str]:
     return {row["id"].removeprefix("planted/"): row["reason"] for row in rows}
 
 
-def figures(options: argparse.Namespace, kinds: Mapping[str, str], drops: Mapping[str, dict[str, str]]) -> Any:
+def figures(kinds: Mapping[str, str], drops: Mapping[str, dict[str, str]]) -> dict[str, Any]:
     """By kind and step: how many were dropped; and what is left of good and flawed ones after each step."""
-    order = ["", *KINDS, "report's six"]
+    good, flawed = ([name for name, kind in kinds.items() if bool(kind) == spoilt] for spoilt in (False, True))
     table: list[dict[str, Any]] = []
-    for kind in order:
+    for kind in ("", *KINDS, "report's six"):
         names = [name for name, own in kinds.items() if own == kind]
-        row: dict[str, Any] = {"kind": kind or "good", "problems": len(names)}
-        row |= {f"dropped_by_{use}": sum(name in drops[use] for name in names) for use in drops}
-        table.append(row)
+        dropped = {f"dropped_by_{use}": sum(name in drops[use] for name in names) for use in drops}
+        table.append({"kind": kind or "good", "problems": len(names), **dropped})
     funnel: list[dict[str, Any]] = []
     left = set(kinds)
     for use in drops:
-        before = left
-        left = {name for name in left if name not in drops[use]}
-        count = {"good": [0, 0], "flawed": [0, 0]}
-        for name in before:
-            one = count["flawed" if kinds[name] else "good"]
-            one[0] += 1
-            one[1] += name in left
-        funnel.append({"step": use, **{word: {"reached": a, "passed": b} for word, (a, b) in count.items()}})
-    flawed = [name for name, kind in kinds.items() if kind]
-    survived = sum(name not in drops["difficulty"] for name in flawed)
-    good = [name for name, kind in kinds.items() if not kind]
+        before, left = left, left - drops[use].keys()
+        passed = {
+            word: {"reached": len(before.intersection(names)), "passed": len(left.intersection(names))}
+            for word, names in (("good", good), ("flawed", flawed))
+        }
+        funnel.append({"step": use, **passed})
+
+    def surviving(names: Sequence[str]) -> float:
+        return round(sum(name not in drops["difficulty"] for name in names) / len(names), 4)
+
     return {
         "table": table,
         "funnel": funnel,
         "flawed": len(flawed),
         "good": len(good),
-        "flawed_that_survive_difficulty": round(survived / len(flawed), 4),
-        "good_that_survive_difficulty": round(sum(n not in drops["difficulty"] for n in good) / len(good), 4),
+        "flawed_that_survive_difficulty": surviving(flawed),
+        "good_that_survive_difficulty": surviving(good),
         "report_six": {
             name: {use: drops[use].get(name, "kept") for use in drops}
             for name, kind in kinds.items()
@@ -270,7 +256,7 @@ def main() -> None:
     document = {
         "command": "python benchmarks/pipeline_flawed.py",
         "settings": {name: getattr(options, name) for name in ("each", "good", "samples", "votes", "judge_model")},
-        **figures(options, kinds, drops),
+        **figures(kinds, drops),
         "judging": judged(options, kinds),
         "cpu_seconds_of_the_last_call": round(used.ru_utime + used.ru_stime, 1),
         "environment": environment_facts(),

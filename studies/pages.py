@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,6 +34,12 @@ COSTS: tuple[tuple[str, str], ...] = (
 )
 GPU = "H800-80G"
 Found: TypeAlias = Mapping[str, Runs]
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    head = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    return "\n".join([*head, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
 
 
 def mean_text(values: Sequence[float], digits: int = 3) -> str:
@@ -63,13 +69,13 @@ def equal_cost_table(runs: Runs, curve: str, bound: float) -> str:
     head = ["arm", "at the last step"]
     head += [f"at {amounts[cost]:,} {words}" for cost, words in costs]
     head += [f"{words} to {bound:.0%}" for _, words in costs]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    table: list[list[str]] = []
     for arm, rows in runs.items():
-        cells = [mean_text(_measured(rows, f"{curve}@late"))]
+        cells = [arm, mean_text(_measured(rows, f"{curve}@late"))]
         cells += [mean_text(_measured(rows, f"{curve}@{cost}:{amounts[cost]}")) for cost, _ in costs]
         cells += [_reached(rows, cost, curve, bound) for cost, _ in costs]
-        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        table.append(cells)
+    return markdown_table(head, table)
 
 
 def _common(rows: Sequence[Result], cost: str) -> int:
@@ -122,17 +128,14 @@ def equal_time_table(runs: Runs, simulated: Sequence[Simulated], arm_of: Callabl
         for arm, one in zip(arms, simulated, strict=True)
         for row in runs.get(arm, {}).values()
     )
-    lines = [
-        "| arm here | the report's | GPUs | simulated s a step | steps in the same time | accuracy there "
-        "| accuracy at the last step |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows: list[list[object]] = []
     for arm, one in zip(arms, simulated, strict=True):
         step = max(1, int(least / one.seconds))
         at = mean_text(_measured(runs.get(arm, {}), f"accuracy@{step}"))
         end = mean_text(_measured(runs.get(arm, {}), "test@1.0"))
-        lines.append(f"| {arm} | {one.name} | {one.gpus} | {one.seconds:.0f} | {step} | {at} | {end} |")
-    return "\n".join(lines)
+        rows.append([arm, one.name, one.gpus, f"{one.seconds:.0f}", step, at, end])
+    head = ("arm here", "the report's", "GPUs", "simulated s a step", "steps in the same time", "accuracy there")
+    return markdown_table([*head, "accuracy at the last step"], rows)
 
 
 def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
@@ -165,10 +168,10 @@ def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
 
 
 def _stage_hours(ablation: Ablation) -> str:
-    lines = ["| the report's arm | simulated s a step of its last stage | hours |", "|---|---|---|"]
     number = len(ablation.scales["paper"].arms)
-    lines += [f"| {s.name} | {s.seconds:.0f} | {s.hours:.1f} |" for s in simulate(ablation, [64] * number)]
-    return "The report's own arms on 64 GPUs, simulated:\n\n" + "\n".join(lines) + "\n"
+    rows = [(s.name, f"{s.seconds:.0f}", f"{s.hours:.1f}") for s in simulate(ablation, [64] * number)]
+    table = markdown_table(("the report's arm", "simulated s a step of its last stage", "hours"), rows)
+    return f"The report's own arms on 64 GPUs, simulated:\n\n{table}\n"
 
 
 LIMITS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)  # response limits of Fig. 8, tokens.
@@ -240,10 +243,7 @@ def _figure_6(runs: Runs, folder: Path) -> list[str]:
 
 
 def _factors(runs: Runs, step: int) -> str:
-    lines = [
-        f"| arm | accuracy at the start | at step {step} | log gain by fewer cuts | by right answers, uncut |",
-        "|---|---|---|---|---|",
-    ]
+    table: list[list[str]] = []
     for arm, rows in runs.items():
         cells: list[list[float]] = [[], [], [], []]
         for row in rows.values():
@@ -251,8 +251,9 @@ def _factors(runs: Runs, step: int) -> str:
             kept, right = (math.log(b / a) if a > 0 and b > 0 else math.nan for a, b in zip(start, later, strict=True))
             for cell, value in zip(cells, (start[0] * start[1], later[0] * later[1], kept, right), strict=True):
                 cell.append(value)
-        lines.append(f"| {arm} | " + " | ".join(mean_text(cell, 2) for cell in cells) + " |")
-    return "\n".join(lines)
+        table.append([arm, *(mean_text(cell, 2) for cell in cells)])
+    head = ("arm", "accuracy at the start", f"at step {step}", "log gain by fewer cuts", "by right answers, uncut")
+    return markdown_table(head, table)
 
 
 def _two_factors(row: Result, place: str) -> tuple[float, float]:
@@ -345,11 +346,10 @@ def _figure_13(found: Found, folder: Path) -> list[str]:
 
 
 def _correlations(series: Sequence[Series]) -> str:
-    lines = ["| runs of | number | rank correlation of entropy and accuracy |", "|---|---|---|"]
     pooled = [point for one in series for point in one.points]
-    for label, points in [*((s.label, s.points) for s in series), ("all", pooled)]:
-        lines.append(f"| {label} | {len(points)} | {spearman(points):.2f} |")
-    return "\n".join(lines) + "\n"
+    runs = [*((s.label, s.points) for s in series), ("all", pooled)]
+    rows = [(label, len(points), f"{spearman(points):.2f}") for label, points in runs]
+    return markdown_table(("runs of", "number", "rank correlation of entropy and accuracy"), rows) + "\n"
 
 
 def spearman(points: Sequence[tuple[float, float]]) -> float:
@@ -455,24 +455,20 @@ def ablation_page(ablation: Ablation, scale: Scale, runs: Runs, verdicts: Mappin
 
 def _settings(ablation: Ablation, scale: Scale, runs: Runs) -> str:
     definition = ablation.scales[scale]
-    lines = [
-        f"Base recipe `{definition.base}`" + _listed(definition.set),
-        "",
-        "| arm | settings | seeds | CPU s a run | test accuracy | entropy in the end |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows: list[list[object]] = []
     for arm in definition.arms:
-        rows = list(runs.get(arm.name, {}).values())
-        seconds = [row["cpu_seconds"] for row in rows]
+        found = list(runs.get(arm.name, {}).values())
+        seconds = [row["cpu_seconds"] for row in found]
         mean = f"{sum(seconds) / len(seconds):.0f}" if seconds else ""
-        ends = " | ".join(mean_text([measure(row) for row in rows]) for measure in (_TEST, _ENTROPY))
-        lines.append(f"| {arm.name} | {_arm_settings(arm)} | {len(seconds)} | {mean} | {ends} |")
+        ends = (mean_text([measure(row) for row in found]) for measure in (_TEST, _ENTROPY))
+        rows.append([arm.name, _arm_settings(arm), len(seconds), mean, *ends])
+    head = ("arm", "settings", "seeds", "CPU s a run", "test accuracy", "entropy in the end")
+    text = f"Base recipe `{definition.base}`{_listed(definition.set)}\n\n{markdown_table(head, rows)}"
     if "paper" in ablation.scales and scale != "paper":
         theirs = ablation.scales["paper"]
-        lines += ["", f"The report's: base recipe `{theirs.base}`" + _listed(theirs.set), ""]
-        lines += ["| arm | settings |", "|---|---|"]
-        lines += [f"| {arm.name} | {_arm_settings(arm)} |" for arm in theirs.arms]
-    return "\n".join(lines)
+        table = markdown_table(("arm", "settings"), [(arm.name, _arm_settings(arm)) for arm in theirs.arms])
+        text += f"\n\nThe report's: base recipe `{theirs.base}`{_listed(theirs.set)}\n\n{table}"
+    return text
 
 
 def _arm_settings(arm: Arm) -> str:
@@ -486,21 +482,17 @@ def _listed(overrides: Sequence[str]) -> str:
 
 def verdict_table(claims: Sequence[Claim], verdicts: Mapping[str, Verdict]) -> str:
     """Claims with verdict, effect, interval, bar, p-value and seeds."""
-    lines = [
-        "| claim | verdict | effect (95 % interval) | least effect that counts | p, one-sided | seeds |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows: list[list[object]] = []
     for claim in claims:
-        verdict = verdicts[claim.id]
+        verdict, told = verdicts[claim.id], f"{claim.id} {claim.says}"
         if verdict.decision == "not run":
-            lines.append(f"| {claim.id} {claim.says} | not run | | | | {verdict.seeds} |")
+            rows.append([told, "not run", "", "", "", verdict.seeds])
             continue
         numbers = numbers_of(claim, verdict)
-        lines.append(
-            f"| {claim.id} {claim.says} | {WORDS[verdict.decision]} | {numbers.effect} ({numbers.interval}) "
-            f"| {numbers.bar} | {verdict.p:.2g} | {seeds_of(verdict)} |"
-        )
-    return "\n".join(lines)
+        effect = f"{numbers.effect} ({numbers.interval})"
+        rows.append([told, WORDS[verdict.decision], effect, numbers.bar, f"{verdict.p:.2g}", seeds_of(verdict)])
+    head = ("claim", "verdict", "effect (95 % interval)", "least effect that counts", "p, one-sided", "seeds")
+    return markdown_table(head, rows)
 
 
 def index_page(
