@@ -60,18 +60,19 @@ def ratios(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, ...]:
     return tuple(their / our for their, our in zip(theirs, ours, strict=True))
 
 
+def side_ratios(result: Mapping[str, Any], peer: str) -> tuple[float, ...]:
+    """Of CPU seconds at one thread, the peer's over ours."""
+    return ratios(*(result[side]["measured"]["threads_1"]["all_cpu_s"] for side in (peer, "magicrl")))
+
+
 def learner_ratios(case: learner_speed.Case, repetitions: int) -> tuple[float, ...]:
-    """Of one update's CPU seconds at one thread, TRL's over ours."""
-    result = learner_speed.run_case(case, _one_thread(repetitions), memory=False)
-    sides = [result[side]["measured"]["threads_1"]["all_cpu_s"] for side in ("trl", "magicrl")]
-    return ratios(*sides)
+    """Of one update, TRL's over ours."""
+    return side_ratios(learner_speed.run_case(case, _one_thread(repetitions), memory=False), "trl")
 
 
 def rollout_ratios(case: rollout_speed.Case, repetitions: int) -> tuple[float, ...]:
-    """Of one rollout's CPU seconds at one thread, generate's over ours."""
-    result = rollout_speed.run_case(case, _one_thread(repetitions))
-    sides = [result[side]["measured"]["threads_1"]["all_cpu_s"] for side in ("transformers", "magicrl")]
-    return ratios(*sides)
+    """Of one rollout, generate's over ours."""
+    return side_ratios(rollout_speed.run_case(case, _one_thread(repetitions)), "transformers")
 
 
 def head_ratios(case: head_speed.Case, repetitions: int) -> tuple[float, ...]:
@@ -84,7 +85,7 @@ def _one_thread(repetitions: int) -> list[Turn]:
     return [Turn(threads=1, warm_up=True), *(Turn(threads=1) for _ in range(repetitions))]
 
 
-def committed(file: str, case: str, of: Callable[[Mapping[str, Any]], float]) -> float:
+def committed(file: str, case: str) -> float:
     """A ratio of a committed benchmark.
 
     Raises:
@@ -94,27 +95,22 @@ def committed(file: str, case: str, of: Callable[[Mapping[str, Any]], float]) ->
     cases = json.loads(path.read_text())["cases"] if path.exists() else {}
     if case not in cases:
         raise SystemExit(f"docs/figures/bench-{file}.json has no case {case}; `make bench` writes it")
-    return of(cases[case])
-
-
-def _times_faster(case: Mapping[str, Any]) -> float:
-    return case["times_faster"]["cpu_one_thread"]
-
-
-def _of_sides(case: Mapping[str, Any]) -> float:
-    return case["sides"]["verl"]["seconds"] / case["sides"]["magicrl"]["seconds"]
+    if file == "head":
+        return cases[case]["sides"]["verl"]["seconds"] / cases[case]["sides"]["magicrl"]["seconds"]
+    return cases[case]["times_faster"]["cpu_one_thread"]
 
 
 def checks(repetitions: int) -> list[tuple[str, float, Callable[[], tuple[float, ...]]]]:
     """Name, committed ratio and measurement of each part."""
-    learner, rollout, head = learner_speed.CASES[0], rollout_speed.CASES[-1], head_speed.CASES["cpu"][0]
+    parts: list[tuple[str, Any, Callable[..., tuple[float, ...]]]] = [
+        ("head", head_speed.CASES["cpu"][0], head_ratios),
+        ("rollout", rollout_speed.CASES[-1], rollout_ratios),
+        ("learner", learner_speed.CASES[0], learner_ratios),
+    ]
     return [
-        (f"head, {head.name}", committed("head", head.name, _of_sides), partial(head_ratios, head, repetitions)),
-        (f"rollout, {rollout.name}", committed("rollout", rollout.name, _times_faster),
-         partial(rollout_ratios, rollout, repetitions)),
-        (f"learner, {learner.name}", committed("learner", learner.name, _times_faster),
-         partial(learner_ratios, learner, repetitions)),
-    ]  # fmt: skip
+        (f"{part}, {case.name}", committed(part, case.name), partial(measured, case, repetitions))
+        for part, case, measured in parts
+    ]
 
 
 def main() -> None:

@@ -60,13 +60,9 @@ CASES = {
 }
 
 
-def ours(case: Case) -> Head:
+def ours(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_tokens: int) -> tuple[Tensor, Tensor]:
     """The library's head, on the backend that the device decides."""
-    return partial(_ours, HeadOptions(chunk_tokens=case.chunk_tokens))
-
-
-def _ours(options: HeadOptions, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    return logprobs_and_entropies(hidden, weight, targets, options)
+    return logprobs_and_entropies(hidden, weight, targets, HeadOptions(chunk_tokens=chunk_tokens))
 
 
 def tensors(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,9 +115,8 @@ def _clock(device: str) -> Callable[[], float]:
 def run_case(case: Case, device: str, repetitions: int) -> dict[str, Any]:
     """Times, memory and agreement of every side, and the bound."""
     given = tensors(case, device)
-    peers = {name: peer for name, peer in PEERS.items() if case.naive or name != "naive"}
-    heads: dict[str, Head] = {"magicrl": ours(case)}
-    heads |= {name: partial(peer, chunk_tokens=case.chunk_tokens) for name, peer in peers.items()}
+    sides = {"magicrl": ours, **{name: peer for name, peer in PEERS.items() if case.naive or name != "naive"}}
+    heads: dict[str, Head] = {name: partial(side, chunk_tokens=case.chunk_tokens) for name, side in sides.items()}
     if device == "cpu":
         torch.set_num_threads(1)
     memory = {name: peak_of(partial(both_passes, head, *given), device) for name, head in heads.items()}

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import parser_of, write_figure
+from common import FIGURES, RECIPES, parser_of, write_figure
 
 from magicrl.config.loader import config_hash, load_sft_recipe, load_train_recipe
 from magicrl.config.schema import RunConfig, StartConfig, TrainConfig
@@ -40,14 +40,12 @@ from magicrl.training.session import train
 from magicrl.training.sft import SUPERVISED, run_sft, supervised_steps
 from magicrl.verifiers.pool import VerifierPool
 
-ROOT = Path(__file__).resolve().parents[1]
-RECIPE = ROOT / "src" / "magicrl" / "recipes" / "quickstart.toml"
-START = ROOT / "src" / "magicrl" / "recipes" / "quickstart-sft.toml"
+RECIPE, START = RECIPES / "quickstart.toml", RECIPES / "quickstart-sft.toml"
 CONTROL_BATCH = 64
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ROOT / "docs" / "figures" / "quickstart.json")
+    parser = parser_of(__doc__, FIGURES / "quickstart.json")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--runs", type=Path, default=Path("runs/quickstart-study"))
     parser.add_argument("--threads", type=int, default=1)
@@ -191,7 +189,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     ordered = sorted(rows, key=lambda row: row["seed"])
     document = {"command": "python benchmarks/quickstart_study.py", "machine": environment_facts(), "seeds": ordered}
     write_figure(path, document)
