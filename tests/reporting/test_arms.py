@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,9 @@ from magicrl.reporting.arms import (
     telling_keys,
     written,
 )
+from magicrl.reporting.comparison_page import write_comparison
 from magicrl.reporting.read_folders import TemperatureScore, read_run
+from magicrl.training.diagnosis import ACCURACY, REWARD
 
 from .conftest import write_arm
 
@@ -172,4 +175,27 @@ def test_a_problem_that_no_run_judged_is_left_out() -> None:
         )
         for shares in ([1.0, None, None], [0.0, 0.5, None])
     ]
-    np.testing.assert_array_equal(mean_per_problem(told), [0.5, 0.5, np.nan])
+    np.testing.assert_array_equal(mean_per_problem(told, ACCURACY), [0.5, 0.5, np.nan])
+
+
+def test_arms_of_graded_runs_are_compared_by_their_mean_rewards(arm_folders: list[Path], tmp_path: Path) -> None:
+    for i, folder in enumerate(arm_folders):
+        for path in (folder / "evaluations").glob("*.json"):
+            document = json.loads(path.read_text())
+            mean = 5.0 + i * (document["name"] == "after")
+            for score in document["temperatures"].values():
+                score["reward"] = {"mean": mean, "low": mean - 1, "high": mean + 1}
+                score["reward_per_problem"] = [mean + n % 2 - 0.5 for n in range(len(score["per_problem"]))]
+            path.write_text(json.dumps(document))
+    (first, *_) = scores(arm_folders)
+    assert first.measure is REWARD
+    means = [arm.after.mean for arm in first.arms if arm.after is not None]
+    assert means == sorted(means)
+    assert means[0] >= 5
+    assert first.arms[-1].against is not None
+    assert first.arms[-1].against.mean == pytest.approx(means[-1] - means[0])
+    write_comparison(arm_folders, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "Mean reward at temperature" in page
+    assert "Accuracy at temperature" not in page
+    assert "against the first arm</th>" in page

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magicrl.config.loader import leaves
-from magicrl.evaluation.statistics import paired_difference, share
-from magicrl.reporting.read_folders import Interval, RecordedRun, TemperatureScore
+from magicrl.evaluation.statistics import mean_of, paired_difference, share
+from magicrl.reporting.read_folders import Evaluation, Interval, RecordedRun, TemperatureScore
 from magicrl.reporting.wording import visible
+from magicrl.training.diagnosis import ACCURACY, Measure, measure_of
 
 SAME_ARM = ("run.seed", "run.name", "run.output", "run.expected_minutes", "run.threads", "logging.", "checkpoint.")
 """Settings that are chance or bookkeeping; a final dot stands for the whole table."""
@@ -246,6 +247,7 @@ class SetScores(NamedTuple):
     set_name: str
     temperature: float
     arms: tuple[ArmScore, ...]
+    measure: Measure
 
 
 _Tested: TypeAlias = Sequence[tuple[RecordedRun, TemperatureScore]]
@@ -258,9 +260,17 @@ def arm_scores(arms: Sequence[Arm]) -> tuple[SetScores, ...]:
         tests = [e for arm in arms for run in arm.runs for e in run.evaluations if e.set_name == name]
         for at in sorted({t for e in tests for t in e.temperatures}, reverse=True):
             before, after = ([_tested(arm, which, name, at) for arm in arms] for which in ("before", "after"))
-            scores = [_score(arm, name, before[i], after[i], after[0] if i else None) for i, arm in enumerate(arms)]
-            found.append(SetScores(name, at, tuple(scores)))
+            told = [score.reward if score.reward_per_problem else None for e in tests for score in _at(e, at)]
+            measure = measure_of(rewards=() if None in told else told)  # what every test tells can be compared
+            scores = [
+                _score(arm, name, before[i], after[i], after[0] if i else None, measure) for i, arm in enumerate(arms)
+            ]
+            found.append(SetScores(name, at, tuple(scores), measure))
     return tuple(found)
+
+
+def _at(test: Evaluation, temperature: float) -> list[TemperatureScore]:
+    return [test.temperatures[temperature]] if temperature in test.temperatures else []
 
 
 def _tested(arm: Arm, which: str, set_name: str, temperature: float) -> _Tested:
@@ -268,7 +278,9 @@ def _tested(arm: Arm, which: str, set_name: str, temperature: float) -> _Tested:
     return [(run, e.temperatures[temperature]) for run, e in pairs if e is not None and temperature in e.temperatures]
 
 
-def _score(arm: Arm, set_name: str, before: _Tested, after: _Tested, first: _Tested | None) -> ArmScore:
+def _score(
+    arm: Arm, set_name: str, before: _Tested, after: _Tested, first: _Tested | None, measure: Measure
+) -> ArmScore:
     """One arm's scores; ``first`` are the first arm's tests after training, None for that arm itself."""
     against: Interval | None = None
     spread: Spread | None = None
@@ -277,21 +289,25 @@ def _score(arm: Arm, set_name: str, before: _Tested, after: _Tested, first: _Tes
         if not after or not first:
             why = "not tested after training" if not after else "the first arm was not tested after training"
         elif not (why := _not_paired([*first, *after], set_name)):
-            base = mean_per_problem([score for _, score in first])
+            base = mean_per_problem([score for _, score in first], measure)
             clusters = _clusters([score for _, score in (*first, *after)])
-            against = _paired(mean_per_problem([score for _, score in after]), base, clusters)
+            against = _paired(mean_per_problem([score for _, score in after], measure), base, clusters, measure)
             why = "" if against is not None else "no problem was judged in both"
-            changes = (_paired(mean_per_problem([score]), base, clusters) for _, score in after)
+            changes = (_paired(mean_per_problem([score], measure), base, clusters, measure) for _, score in after)
             spread = _spread([change.mean for change in changes if change is not None])
     old, new = ([score for _, score in tested] for tested in (before, after))
     both = old and new and not _not_paired([*before, *after], set_name)
+    rise = None
+    if both:
+        clusters = _clusters([*old, *new])
+        rise = _paired(mean_per_problem(new, measure), mean_per_problem(old, measure), clusters, measure)
     newest = next(iter((*new, *old)), None)
     return ArmScore(
         arm=arm.name,
-        before=_mean_score(old),
-        after=_mean_score(new),
-        spread=_spread([score.accuracy.mean for score in new]),
-        rise=_paired(mean_per_problem(new), mean_per_problem(old), _clusters([*old, *new])) if both else None,
+        before=_mean_score(old, measure),
+        after=_mean_score(new, measure),
+        spread=_spread([told.mean for score in new if (told := score.score(measure)) is not None]),
+        rise=rise,
         against=against,
         against_spread=spread,
         unpaired=why,
@@ -318,29 +334,32 @@ def _clusters(scores: Sequence[TemperatureScore]) -> NDArray[np.int64]:
     return np.asarray(range(len(scores[0].per_problem)) if told is None else told)
 
 
-def mean_per_problem(scores: Sequence[TemperatureScore]) -> NDArray[np.float64]:
-    """Each problem's mean share over several runs; NaN where no run judged it."""
-    table = np.array([score.per_problem for score in scores], dtype=np.float64)  # None becomes NaN
+def mean_per_problem(scores: Sequence[TemperatureScore], measure: Measure) -> NDArray[np.float64]:
+    """Each problem's mean score over several runs; NaN where no run judged it."""
+    table = np.array([score.by_problem(measure) for score in scores], dtype=np.float64)  # None becomes NaN
     counts = (~np.isnan(table)).sum(axis=0)
     return np.divide(np.nansum(table, axis=0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
 
-def _mean_score(scores: Sequence[TemperatureScore]) -> Interval | None:
+def _mean_score(scores: Sequence[TemperatureScore], measure: Measure) -> Interval | None:
     """The mean over runs and problems, with an interval over problems; None where runs were tested on unlike sets."""
     if len({len(score.per_problem) for score in scores}) != 1:
         return None
-    values = mean_per_problem(scores)
+    values = mean_per_problem(scores, measure)
     judged = ~np.isnan(values)
     if not judged.any():
         return None
-    estimate = share(values[judged], _clusters(scores)[judged].tolist())
+    estimate = (share if measure is ACCURACY else mean_of)(values[judged], _clusters(scores)[judged].tolist())
     return Interval(mean=estimate.mean, low=estimate.low, high=estimate.high)
 
 
-def _paired(after: NDArray[np.float64], before: NDArray[np.float64], clusters: NDArray[np.int64]) -> Interval | None:
+def _paired(
+    after: NDArray[np.float64], before: NDArray[np.float64], clusters: NDArray[np.int64], measure: Measure
+) -> Interval | None:
     """``after - before`` over the problems that both have judged, with a clustered interval; None without any."""
     both = ~(np.isnan(after) | np.isnan(before))
     if not both.any():
         return None
-    change = paired_difference(after[both], before[both], clusters[both].tolist())
+    span = measure.span(after[both].tolist(), before[both].tolist())
+    change = paired_difference(after[both], before[both], clusters[both].tolist(), span=span)
     return Interval(mean=change.mean, low=change.low, high=change.high)

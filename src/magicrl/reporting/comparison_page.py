@@ -35,10 +35,17 @@ from magicrl.reporting.curves import (
 )
 from magicrl.reporting.evaluation_page import evaluation_blocks
 from magicrl.reporting.page import Block, block, render_page, write_page
-from magicrl.reporting.read_folders import RecordedEvaluation, RecordedRun, read_evaluation_folder, read_run
+from magicrl.reporting.read_folders import (
+    RecordedEvaluation,
+    RecordedRun,
+    TemperatureScore,
+    read_evaluation_folder,
+    read_run,
+)
 from magicrl.reporting.samples import MOST_PROBLEMS, arm_browsers
 from magicrl.reporting.token_entropy import arms_entropy
-from magicrl.reporting.wording import duration, percent, temperature
+from magicrl.reporting.wording import duration, temperature
+from magicrl.training.diagnosis import measure_of
 
 LAST_STEPS = 5
 """Steps over which a run's last numbers are averaged."""
@@ -203,9 +210,10 @@ def _score_block(arms: Sequence[Arm]) -> Block | None:
         of_set = [score for score in scores if score.set_name == name]
         view = intervals_view(
             "test" if len(names) == 1 else f"test_{i}",
-            f"Accuracy at temperature {temperature(of_set[0].temperature)}",
+            f"{of_set[0].measure.name.capitalize()} at temperature {temperature(of_set[0].temperature)}",
             [IntervalRow(arm.arm, arm.before, arm.after) for arm in of_set[0].arms],
             "Mean over an arm's runs, with 95 % intervals over problems.",
+            measure=of_set[0].measure,
         )
         sets.append({"name": name, "view": view, "scores": of_set})
     signs = [arm_swatch(i) for i in range(len(arms))]
@@ -243,6 +251,7 @@ def _figures(arms: Sequence[Arm], axes: ArmAxes, axis: Axis) -> list[Block]:
 def _runs(arms: Sequence[Arm], labels: Mapping[Path, str]) -> Block | None:
     """What each run spent and where it ended."""
     sets = list(dict.fromkeys(name for arm in arms for run in arm.runs for name in run.sets))
+    measure = measure_of([row for arm in arms for run in arm.runs for row in run.metrics])
     rows: list[dict[str, Any]] = []
     for slot, arm in enumerate(arms):
         for run in arm.runs:
@@ -260,7 +269,7 @@ def _runs(arms: Sequence[Arm], labels: Mapping[Path, str]) -> Block | None:
                     "wall": duration(wall),
                     "device": "–" if hours is None else f"{hours:.3g}",
                     "devices": devices(run),
-                    "accuracy": last_mean(run, "train/accuracy/mean"),
+                    "score": measure.value(last_mean(run, f"train/{measure.key}/mean")),
                     "entropy": last_mean(run, "entropy/exact/mean", "entropy/sampled/mean"),
                     "truncation": last_mean(run, "train/truncation/ratio"),
                     "length": last_mean(run, "length/mean"),
@@ -269,7 +278,8 @@ def _runs(arms: Sequence[Arm], labels: Mapping[Path, str]) -> Block | None:
                     "path": str(run.path),
                 }
             )
-    data = {"rows": rows, "sets": sets, "last": LAST_STEPS, "commits": len({row["commit"] for row in rows})}
+    commits = len({row["commit"] for row in rows})
+    data = {"rows": rows, "measure": measure, "sets": sets, "last": LAST_STEPS, "commits": commits}
     return block("runs", "Runs", data)
 
 
@@ -281,7 +291,12 @@ def last_mean(run: RecordedRun, *keys: str) -> float | None:
 
 def _final_test(run: RecordedRun, set_name: str) -> str:
     scores = getattr(run.evaluation("after", set_name), "temperatures", None)
-    return percent(scores[max(scores)].accuracy.mean) if scores else "–"
+    if not scores:
+        return "–"
+    last: TemperatureScore = scores[max(scores)]
+    measure = measure_of(rewards=[last.reward])
+    told = last.score(measure)
+    return measure.value(None if told is None else told.mean)
 
 
 def compared_view(compared: ComparedChart, axis: Axis) -> FigureView:
