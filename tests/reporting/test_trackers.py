@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from magicrl.records import StepMetrics
-from magicrl.reporting.trackers import NOTHING, TrackedRun, TrackerMirror, make_trackers
+from magicrl.reporting.read_folders import Evaluation, Interval, TemperatureScore
+from magicrl.reporting.trackers import NOTHING, TrackedRun, TrackerMirror, make_trackers, result_figures
 from magicrl.training.recorder import RunObserver
 
 from .conftest import write_run
@@ -220,6 +221,15 @@ def test_a_killed_and_resumed_run_has_every_point_once(name: str, resumed: Path)
     assert "learner/clip_ratio" not in curves
     assert [value for _, value in curves["test_after/test_t0.6/mean"]] == pytest.approx([0.94])
     assert [value for _, value in curves["test_before/test_pass16/low"]] == pytest.approx([0.87])
+
+
+def test_graded_tests_have_their_mean_rewards() -> None:
+    interval = Interval(mean=0.5, low=0.25, high=0.75)
+    score = TemperatureScore(accuracy=interval, reward=interval, problems=2, samples=1, per_problem=(0.0, 1.0))
+    found = result_figures((Evaluation(name="after", set="sums", temperatures={1.0: score}),))
+    assert found["test_after/sums_reward_t1/low"] == found["test_after/sums_t1/low"] == 0.25
+    plain = Evaluation(name="after", set="sums", temperatures={1.0: score.model_copy(update={"reward": None})})
+    assert not any("reward" in key for key in result_figures((plain,)))
 
 
 def read_csv(folder: Path) -> Curves:

@@ -94,7 +94,8 @@ def scalars(metrics: StepMetrics) -> dict[str, float]:
 
 
 def result_figures(evaluations: tuple[Evaluation, ...]) -> dict[str, float]:
-    """Accuracies of the tests with their 95 % intervals: ``test_after/held_out_t0.6/mean``, ``/low``, ``/high``."""
+    """Accuracies of the tests, and mean rewards (``held_out_reward_t0.6``) where they are graded, with their 95 %
+    intervals: ``test_after/held_out_t0.6/mean``, ``/low``, ``/high``."""
     found: dict[str, float] = {}
     for evaluation in evaluations:
         if evaluation.name not in ("before", "after"):
@@ -102,6 +103,7 @@ def result_figures(evaluations: tuple[Evaluation, ...]) -> dict[str, float]:
         area = f"test_{evaluation.name}/{evaluation.set_name}"
         for temperature, score in evaluation.temperatures.items():
             intervals = {f"{area}_t{temperature:g}": score.accuracy}
+            intervals |= {} if score.reward is None else {f"{area}_reward_t{temperature:g}": score.reward}
             intervals |= {f"{area}_pass{k}": interval for k, interval in score.pass_at.items()}
             for key, interval in intervals.items():
                 found |= {f"{key}/mean": interval.mean, f"{key}/low": interval.low, f"{key}/high": interval.high}
