@@ -127,6 +127,7 @@ def test_the_terminal_tells_the_mean_reward_where_rewards_are_graded(run_folder:
     assert "1.25 (1–1.5)" in text
     assert "At temperature 1: 1.25, +2 (+1." in text
     assert "accuracy" not in text
+    assert "…" not in printed(run_folder, 60), "nothing was cut off"
     assert "90.0 (87.0–93.0) %" in text, "pass@k counts right answers"
 
 

@@ -261,7 +261,7 @@ def _score_table(comparison: Comparison) -> Table:
     )
     table.add_column("temperature", no_wrap=True)
     for name in ("before", "after", "rise in points" if shares else "rise"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=shares)  # rewards may have more digits
     for pair in comparison.pairs:
         sides = (_interval_words(score, measure) for score in pair.scores)
         style = "green" if pair.rise is not None and pair.rise.low > 0 else ""
