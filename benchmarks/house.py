@@ -1,4 +1,4 @@
-"""How large the package is, and how much of it one has to read: the figures that docs/architecture.md quotes.
+"""How large the package is, and how much of it one has to read.
 
     python benchmarks/house.py [--parameter correction_cap ...] [--source src] [--json]
 

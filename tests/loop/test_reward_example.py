@@ -31,6 +31,8 @@ def test_the_example_trains_and_is_evaluated(tmp_path: Path, monkeypatch: pytest
         assert row["reward/digits"] > 0
         assert row["groups/rejected/ratio"] < 0.5, "groups in which nobody is right have something to learn from"
     assert rows[-1]["train/reward/mean"] > rows[0]["train/reward/mean"]
+    told = [json.loads(line)["message"] for line in Path("run/events.jsonl").read_text().splitlines()]
+    assert not [text for text in told if text.startswith("test ") and "accuracy" in text]
     learning = json.loads(Path("run/run.json").read_text())["learning"]
     assert "the mean reward is 0." in learning["reason"]
     assert " right" not in learning["reason"]

@@ -46,7 +46,7 @@ from magicrl.training.checkpoint import (
     split_state,
 )
 from magicrl.training.curriculum import StageSchedule, filter_by_difficulty, in_words, removals
-from magicrl.training.diagnosis import Conclusion, conclude, judging_of, learning_facts
+from magicrl.training.diagnosis import Conclusion, conclude, judging_of, learning_facts, measure_of
 from magicrl.training.health import HealthMonitor
 from magicrl.training.held_out import Validation, held_out_test
 from magicrl.training.learner import release_free_memory
@@ -488,9 +488,10 @@ class Session:
                 self._tell_result(name, document)
 
     def _tell_result(self, name: str, document: Mapping[str, Any]) -> None:
-        temperatures = document["temperatures"].items()
-        by_temperature = ", ".join(f"{found['accuracy']['mean']:.3f} at {float(tau):g}" for tau, found in temperatures)
-        self._event_once("evaluation", f"test {name} training, set {document['set']}: accuracy {by_temperature}")
+        temperatures = document["temperatures"]
+        measure = measure_of(rewards=[found.get("reward") for found in temperatures.values()])
+        told = ", ".join(f"{found[measure.key]['mean']:.3f} at {float(tau):g}" for tau, found in temperatures.items())
+        self._event_once("evaluation", f"test {name} training, set {document['set']}: {measure.name} {told}")
 
     def _save(self) -> None:
         sharded = self._learner if isinstance(self._learner, WritesShards) else None
