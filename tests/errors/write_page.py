@@ -30,7 +30,7 @@ The messages below are the real ones: `tests/errors/test_errors.py` makes each m
 STATED = """## What is no error
 
 - **A training prompt over `data.max_prompt_tokens`** with `data.overlong_prompts = "drop"`: left out, and counted in
-  `run.json` (`dropped_overlong`). Validation and test prompts are never dropped.
+  `run.json` (`dropped_overlong`). So are held-out ones; those of a validation or test set are never dropped.
 - **A training problem that a validation or test set holds too** (same prompt but for case and spacing): left out of
   training with a warning, and counted in `run.json` (`dropped_in_test`).
 - **Rows without an answer, and code problems without usable tests**: set aside with a warning that counts them and
