@@ -43,6 +43,7 @@ SHORT = (
 )
 # A real model: seconds a step, and a look at everything in minutes.
 SHORTER = (
+    "run.threads=1",  # another test has the other core, and threads that wait for each other on busy cores crawl
     "stages.0.max_steps=2",
     "stages.0.max_tokens=96",
     "stages.0.group_size=8",
@@ -231,6 +232,9 @@ def test_init_train_eval_and_plain_transformers(user: User, model: Path, write: 
 
 
 HAND = """
+[run]
+threads = 1
+
 [start]
 model = "smol"
 

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 
 import psutil
 import pytest
 
 from magicrl.config.schema import VerifierConfig
-from magicrl.records import Outcome, Problem
+from magicrl.records import Outcome, Problem, Verdict
 from magicrl.verifiers import JudgeOptions, VerifierPool
 from magicrl.verifiers.isolated import IsolatedProtocol
 from magicrl.verifiers.pool import Item
@@ -241,6 +242,18 @@ def test_close_ends_workers_and_fails_what_waits(until: Until) -> None:
         pool.submit(problem("7"), ["7"])
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_reward_asked_while_the_pool_closes_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, answer = VerifierPool(), Future[list[Verdict]]()
+
+    def asked(_problem: Problem, _responses: Sequence[str]) -> Future[list[Verdict]]:
+        pool.close()
+        return answer
+
+    monkeypatch.setitem(pool._local, "exact", asked)
+    pool.submit(problem("1", verifier="exact"), ["1"])
+    assert answer.cancelled()
 
 
 def test_exact_problems_need_no_worker_and_options_come_from_the_recipe() -> None:

@@ -374,7 +374,11 @@ class VerifierPool(JudgingPool):
         found = judge(problem, responses)
         # a reward that answers later: `close` has to know what is still awaited
         if isinstance(found, Future):
-            self._awaited.add(found)
+            with self._lock:
+                self._awaited.add(found)
+                closed = self._closed
+            if closed:  # while the reward was asked: `close` did not see this one
+                found.cancel()
             found.add_done_callback(self._awaited.discard)
             return Ticket(problem, [found])
         judged: Future[list[Verdict]] = Future()
