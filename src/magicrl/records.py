@@ -344,8 +344,13 @@ class Verdict:
         return float(self.correct) if self.score is None else self.score
 
     def earned(self, *, truncated: bool) -> float:
-        """The reward in training; being cut at T must not pay: 0 then, or the score if that is less."""
-        return min(0.0, self.reward) if truncated else self.reward
+        """The reward in training; see `reward_earned`."""
+        return reward_earned(self.reward, truncated=truncated)
+
+
+def reward_earned(reward: float, *, truncated: bool) -> float:
+    """What a response with this reward earns in training. Being cut at T must not pay: it earns 0 then, or less."""
+    return min(0.0, reward) if truncated else reward
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

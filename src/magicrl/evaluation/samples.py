@@ -21,7 +21,7 @@ import numpy as np
 
 from magicrl.config.loader import leaves
 from magicrl.files import only_writer, write_atomically
-from magicrl.records import Completion, FinishReason, Outcome, Problem, Verdict
+from magicrl.records import Completion, FinishReason, Outcome, Problem, Verdict, reward_earned
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +62,7 @@ class SampleRow:
     @property
     def reward(self) -> float:
         """As in training: 1 or 0, or the score; a truncated response earns nothing."""
-        earned = float(self.correct) if self.score is None else self.score
-        return min(0.0, earned) if self.truncated else earned
+        return reward_earned(float(self.correct) if self.score is None else self.score, truncated=self.truncated)
 
 
 def row_of(

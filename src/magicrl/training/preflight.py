@@ -71,6 +71,10 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
         ValueError: a source's content is wrong, or a prompt too long (unless they are dropped).
     """
     data = config.data
+
+    def fitting(problems: list[Problem]) -> list[Problem]:
+        return [p for p in problems if encoder.fits(p)] if data.overlong_prompts == "drop" else problems
+
     with under("data.train"):
         parts = load_parts(data.train)
     with under("data.validation"):
@@ -85,8 +89,7 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
         train, held, copies = _hold_out(train, data.holdout)
         in_test += copies
         # of one file with the training problems: where these may lose long prompts, so may they
-        fitting = [p for p in held if encoder.fits(p)] if data.overlong_prompts == "drop" else held
-        test["holdout"] = fitting or held
+        test["holdout"] = fitting(held) or held
     # a test set that somebody made is measured whole: there a prompt that is too long is an error in any case
     for key, problems, sources in (
         ("data.validation", [p for part in validation for p in part], data.validation),
@@ -96,19 +99,19 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
         ),
     ):
         _check_prompts(encoder, data.max_prompt_tokens, key, problems, sources, "or leave it out")
-    fitting = [p for p in train if encoder.fits(p)] if data.overlong_prompts == "drop" else train
-    if not fitting:
+    kept = fitting(train)
+    if not kept:
         raise RecipeError(
             f"every training prompt is longer than {data.max_prompt_tokens} tokens; raise the limit",
             key="data.max_prompt_tokens",
         )
     shorten = "shorten it, or set data.overlong_prompts = 'drop'"
-    _check_prompts(encoder, data.max_prompt_tokens, "data.train", fitting, data.train, shorten)
+    _check_prompts(encoder, data.max_prompt_tokens, "data.train", kept, data.train, shorten)
     return RunData(
-        train=tuple(fitting),
+        train=tuple(kept),
         validation=tuple(p for part in validation for p in part),
         test={name: tuple(problems) for name, problems in test.items()},
-        dropped_overlong=len(train) - len(fitting),
+        dropped_overlong=len(train) - len(kept),
         dropped_in_test=in_test,
         dropped_conflicting=conflicting,
     )
