@@ -1,17 +1,24 @@
 """Whether the library is still as fast as its committed benchmarks: `make bench-check`, minutes, not part of CI.
 
     python benchmarks/bench_check.py
+    python benchmarks/bench_check.py --against v0.1.0  # beside another commit on this machine, in place of the figures
 
 Compares ratios, not times: ours against the peer that runs beside it in the same process. A ratio fails when it is
 below the committed one by more than the noise band: three times the spread (standard deviation over the mean) of the
 ratios of this run's own repetitions, and at least ``LEAST_BAND``, what two runs of one commit differ by on a machine
 that other work loads. A machine on which the spread alone is above ``WIDEST_BAND`` says nothing, and the check says so.
+
+A ratio is of a machine: where products run at another speed than on the one that the committed figures are of, it
+moves although no code did. ``--against`` then decides: it measures the other commit here too, with its own scripts.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +40,7 @@ class Outcome:
     """One comparison."""
 
     name: str  # what was compared
-    committed: float  # the ratio in ``docs/figures``
+    committed: float  # the ratio in ``docs/figures``, or of the other commit
     measured: tuple[float, ...]  # ratios of this run
 
     @property
@@ -52,7 +59,7 @@ class Outcome:
 
     def __str__(self) -> str:
         shown = ", ".join(f"{value:.2f}" for value in self.measured)
-        return f"{self.verdict:9}  {self.name}: {shown}; committed {self.committed:.2f}, band {self.band:.0%}"
+        return f"{self.verdict:9}  {self.name}: {shown}; before {self.committed:.2f}, band {self.band:.0%}"
 
 
 def ratios(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, ...]:
@@ -100,6 +107,30 @@ def committed(file: str, case: str) -> float:
     return cases[case]["times_faster"]["cpu_one_thread"]
 
 
+def measured_at(commit: str, repetitions: int) -> dict[str, float]:
+    """The ratios that ``commit`` has on this machine, by name.
+
+    Raises:
+        SystemExit: there is no such commit, or its scripts fail.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tree, found = Path(folder) / "tree", Path(folder) / "found.json"
+        added = subprocess.run(["git", "worktree", "add", "--quiet", "--detach", tree, commit], check=False)
+        if added.returncode:
+            raise SystemExit(f"--against {commit}: git has no such commit here")
+        try:
+            # its own package and scripts; that it may call itself slower than its figures is of no account here
+            first = f"import sys; sys.path[:0] = ['{tree}/src', '{tree}/benchmarks']"
+            code = f"{first}; import bench_check; bench_check.main()"
+            options = ["--repetitions", str(repetitions), "--output", str(found)]
+            subprocess.run([sys.executable, "-P", "-c", code, *options], cwd=tree, stdout=sys.stderr, check=False)
+            if not found.exists():
+                raise SystemExit(f"--against {commit}: its benchmarks/bench_check.py did not run to its end")
+            return {name: statistics.median(one["measured"]) for name, one in json.loads(found.read_text()).items()}
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", tree], check=False)
+
+
 def checks(repetitions: int) -> list[tuple[str, float, Callable[[], tuple[float, ...]]]]:
     """Name, committed ratio and measurement of each part."""
     parts: list[tuple[str, Any, Callable[..., tuple[float, ...]]]] = [
@@ -116,17 +147,22 @@ def checks(repetitions: int) -> list[tuple[str, float, Callable[[], tuple[float,
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--against", metavar="COMMIT", help="its ratios on this machine, in place of the figures")
     parser.add_argument("--output", type=Path, help="write the outcomes as JSON too")
     arguments = parser.parse_args()
     outcomes: list[Outcome] = []
+    there = measured_at(arguments.against, arguments.repetitions) if arguments.against else {}
     for name, ratio, measured in checks(arguments.repetitions):
+        ratio = there.get(name, ratio)
         outcomes.append(Outcome(name=name, committed=ratio, measured=measured()))
         print(outcomes[-1], flush=True)
     if arguments.output:
         found = {o.name: {"committed": o.committed, "measured": o.measured, "verdict": o.verdict} for o in outcomes}
         write_figure(arguments.output, found)
     if any(outcome.verdict == "slower" for outcome in outcomes):
-        raise SystemExit("slower than the committed benchmarks, beyond noise")
+        raise SystemExit(
+            "slower than before, beyond noise; --against COMMIT tells a change of code from one of machine"
+        )
 
 
 if __name__ == "__main__":

@@ -156,6 +156,7 @@ class Problem:
             of one key are the same problem, whatever their ids: together in a hold-out, a filter, a removal.
         template: name of the template that a generated prompt was filled into, if it has one.
         context: the turns before the prompt: a system prompt, an earlier exchange; mostly none.
+        environment: name of the environment that answers the response's turns (`magicrl.environments`); mostly none.
 
     Example:
         >>> Problem(id="add-0", prompt="What is 2 + 3?", golds=("5",), verifier="maths", source="doc").level
@@ -171,6 +172,7 @@ class Problem:
     key: str = field(default="", repr=False)
     template: str | None = None
     context: tuple[Message, ...] = ()
+    environment: str | None = None
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -225,6 +227,10 @@ class RolloutRequest:
         samples: indices of the wanted completions, ascending, where others of the draw exist already (an interrupted
             evaluation); None means all, 0 to M-1. A sample's random numbers depend on its index, so it is the same
             completion whether the others are generated with it or not.
+        offset: tokens of the response that stand at the end of ``prompt_tokens`` (a later turn of an episode): random
+            numbers go on from there.
+        room: tokens that the prompts of further turns may have beyond this one's; an engine that allocates ahead makes
+            room for them.
         begun: ``(sample index, completion)`` of what there is already, from an interrupted generation: a completion
             that is ``ABORTED`` is to be gone on with after its last token, any other one is whole and kept.
     """
@@ -235,12 +241,29 @@ class RolloutRequest:
     group_size: int
     sampling: SamplingParams
     samples: tuple[int, ...] | None = None
+    offset: int = 0
+    room: int = 0
     begun: tuple[tuple[int, Completion], ...] = ()
 
     @property
     def indices(self) -> tuple[int, ...]:
         """Sample indices of the completions, in their order."""
         return tuple(range(self.group_size)) if self.samples is None else self.samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """How a response was made that an environment took part in.
+
+    Attributes:
+        observed: ``(first token, tokens)`` of each observation, ascending; all other tokens were sampled.
+        answer: the text of the last turn, which the problem's verifier judges where the environment gave no reward.
+        verdict: the environment's own, or why the episode is not judged; None: the verifier judges.
+    """
+
+    observed: tuple[tuple[int, int], ...]
+    answer: str
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,6 +279,8 @@ class Completion:
         policy_version: version of the weights that sampled it (the oldest, if it spans an update).
         seconds: wall-clock seconds from the start of its prompt to its last token.
         version_spans: which version sampled which tokens, where there was an update on the way; empty: one version.
+        episode: of a response to an environment: which of its tokens are observations, whose log-probs and entropies
+            are 0 here; None: all were sampled.
 
     Example: weights 7 sampled three tokens, then 8 was loaded and two more followed: ``policy_version`` is 7 and
     ``version_spans`` ``((7, 3), (8, 2))``.
@@ -269,11 +294,27 @@ class Completion:
     policy_version: int
     seconds: float = 0.0
     version_spans: VersionSpans = ()
+    episode: Episode | None = None
 
     @property
     def token_versions(self) -> NDArray[np.int64]:
         """``[T]`` the version of the weights that sampled each token."""
         return token_versions(self.policy_version, self.version_spans, len(self.tokens))
+
+    @property
+    def sampled(self) -> NDArray[np.bool_] | None:
+        """``[T]`` False at the tokens of observations; None where every token was sampled."""
+        if self.episode is None:
+            return None
+        mask = np.ones(len(self.tokens), dtype=np.bool_)
+        for first, count in self.episode.observed:
+            mask[first : first + count] = False
+        return mask
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the model wrote: what T limits, and what is learned from."""
+        return len(self.tokens) - sum(count for _, count in self.episode.observed) if self.episode else len(self.tokens)
 
     @property
     def truncated(self) -> bool:

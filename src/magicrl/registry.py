@@ -59,6 +59,7 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "word_problems": "magicrl.data.word_problems:make_word_problems",
         },
         "source": {},
+        "environment": {},
         "benchmark": {
             name: f"magicrl.evaluation.benchmarks:{name}"
             for name in [
