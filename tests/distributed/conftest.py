@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from magicrl.config.schema import ClusterConfig, TinyModelConfig, TrainConfig
+from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.config.schema import TinyModelConfig, TrainConfig
 from magicrl.data.families import make_family
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny

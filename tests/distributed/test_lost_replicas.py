@@ -10,7 +10,7 @@ import pytest
 from builders import completion, request
 from ray.exceptions import RayActorError
 
-from magicrl.config.schema import ClusterTimeouts
+from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.distributed import engine_pool
 from magicrl.distributed.replica import CollectedSamples
 from magicrl.distributed.runtime import ClusterError

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from builders import problem
 
-from magicrl.config.schema import ClusterTimeouts, VerifierConfig
+from magicrl.config.cluster_schema import ClusterTimeouts
+from magicrl.config.schema import VerifierConfig
 from magicrl.distributed import verifier_nodes
 from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.records import Problem

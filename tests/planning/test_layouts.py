@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicrl.cli.main import app
+from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.loader import load_train_recipe
-from magicrl.config.schema import ClusterConfig
 from magicrl.planning.hardware import GIB, load_hardware
 from magicrl.planning.layouts import Demand, Placed, accelerators, candidates, check_stated, refusal, remedies
 from magicrl.planning.planner import Options, demand, make_plan

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magicrl.config.schema import ClusterConfig
+from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.planning.hardware import GIB, load_hardware
 from magicrl.planning.memory import (
     LearnerSetup,

@@ -470,8 +470,8 @@ def doctor(recipe: Path | None = None, /, *, address: str | None = None, megabyt
     megabytes
         Size of the array that is copied to every node.
     """
+    from magicrl.config.cluster_schema import ClusterConfig
     from magicrl.config.loader import load_train_recipe
-    from magicrl.config.schema import ClusterConfig
     from magicrl.distributed.runtime import connected, nodes, require_ray
 
     require_ray()

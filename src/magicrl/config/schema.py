@@ -9,9 +9,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference
+from magicrl.config.section import Section
 from magicrl.registry import check, is_builtin
 
 
@@ -30,12 +32,6 @@ RewardName = Annotated[Reference, _door("reward")]
 TrackerName = Annotated[Reference, _door("tracker")]
 FamilyName = Annotated[Reference, _door("family")]
 SourceName = Annotated[Reference, _door("source")]
-
-
-class Section(BaseModel):
-    """A table of a recipe. Unknown keys are errors, values cannot change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 DType = Literal["float32", "bfloat16"]
@@ -467,90 +463,6 @@ class LoggingConfig(Section):
     """Where metrics are copied to: ``tensorboard``, ``wandb``, ``trackio`` (extras), or your own (docs/trackers.md)."""
     project: str = Field(default="magicrl", min_length=1)
     """Groups runs in W&B and trackio."""
-
-
-class LearnerPlacement(Section):
-    """The learner's processes (ranks): FSDP2 shards the weights over them."""
-
-    ranks: int = Field(default=1, ge=1)
-    """Processes, one a GPU; 1: the learner stays in the run's own process."""
-    sequence_parallel: int = Field(default=1, ge=1)
-    """Ranks that share one sequence (Ulysses); divides ``ranks``, the query heads and the key/value heads."""
-    offload_optimizer: bool = False
-    """Keep master weights, gradients and moments in the host's memory, and step there."""
-    restarts: int = Field(default=4, ge=0)
-    """Losses of a rank that are mended within one call; then the run stops, to be resumed from its checkpoint."""
-
-    @model_validator(mode="after")
-    def _sequence_parallel_divides(self) -> Self:
-        if self.ranks % self.sequence_parallel:
-            raise ValueError(f"sequence_parallel {self.sequence_parallel} must divide ranks {self.ranks}")
-        return self
-
-
-class RolloutPlacement(Section):
-    """The rollout replicas: each holds an engine of the kind that ``rollout.engine`` names."""
-
-    replicas: int = Field(default=1, ge=1)
-    """Engines, each a Ray actor on any node."""
-    tensor_parallel: int = Field(default=1, ge=1)
-    """GPUs of one node over which a replica's model is spread (vLLM)."""
-    cpus: float = Field(default=1.0, ge=0)
-    """CPUs that a replica reserves of its node; a replica on a GPU needs few."""
-    threads: int | None = Field(default=None, ge=1)
-    """torch threads of a replica; default: ``cpus``, at least 1."""
-    colocated: bool = False
-    """Replicas and learner ranks use the same GPUs in turns. For ``rollout.engine = "vllm"``, synchronous."""
-    weight_copy: Literal["object_store", "direct"] = "object_store"
-    """Through Ray's object store, or ``direct``: from learner ranks to vLLM's workers by its transfer (NCCL, gloo)."""
-    restarts: int = Field(default=8, ge=0)
-    """Replicas that may be lost and replaced in one run before it stops."""
-
-
-class VerifierPlacement(Section):
-    """The verifier pools: one on each node, with ``[verifier]``'s limits."""
-
-    workers_per_node: int | None = Field(default=None, ge=1)
-    """Processes that judge on each node; default: ``verifier.workers``."""
-
-
-class ClusterTimeouts(Section):
-    """Seconds after which a wait ends with an error that names what was waited for."""
-
-    connect: float = Field(default=120.0, gt=0)
-    """For Ray to answer."""
-    start: float = Field(default=900.0, gt=0)
-    """For an actor to be placed and to have loaded its model."""
-    generate: float = Field(default=3600.0, gt=0)
-    """Without a single finished sample from any replica."""
-    load_weights: float = Field(default=600.0, gt=0)
-    """For a replica to take new weights."""
-    judge: float = Field(default=600.0, gt=0)
-    """Without a single verdict from any verifier pool."""
-    learner: float = Field(default=3600.0, gt=0)
-    """For a learner rank to answer one call."""
-
-
-class ClusterConfig(Section):
-    """Ray and what runs on it."""
-
-    address: str | None = None
-    """Of a running Ray (``auto``: the one of this node, else ``host:port``); None: one is started here for the run."""
-    learner: LearnerPlacement = LearnerPlacement()
-    rollout: RolloutPlacement = RolloutPlacement()
-    verifier: VerifierPlacement = VerifierPlacement()
-    timeouts: ClusterTimeouts = ClusterTimeouts()
-
-    @model_validator(mode="after")
-    def _colocated_parts_match(self) -> Self:
-        rollout, ranks = self.rollout, self.learner.ranks
-        wanted = rollout.replicas * rollout.tensor_parallel
-        if rollout.colocated and ranks != wanted:
-            raise ValueError(
-                f"cluster.rollout.colocated: {rollout.replicas} replicas of {rollout.tensor_parallel} GPUs take turns "
-                f"with as many learner ranks; set cluster.learner.ranks = {wanted} (it is {ranks})"
-            )
-        return self
 
 
 class TrainConfig(Section):

@@ -14,8 +14,9 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.errors import RecipeError, under
-from magicrl.config.schema import ClusterConfig, TrainConfig
+from magicrl.config.schema import TrainConfig
 from magicrl.distributed.engine_pool import DirectPool, EnginePool
 from magicrl.distributed.learner.launchers import RayLauncher
 from magicrl.distributed.learner.learner import DistributedLearner

@@ -26,7 +26,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from magicrl.config.schema import ClusterTimeouts
+from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.distributed.learner.launchers import LearnerLost
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.replica import CollectedSamples, ReplicaFacts

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import ClusterConfig
 
 NAMESPACE = "magicrl"
 

@@ -19,7 +19,8 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from magicrl.config.schema import ClusterTimeouts, VerifierConfig
+from magicrl.config.cluster_schema import ClusterTimeouts
+from magicrl.config.schema import VerifierConfig
 from magicrl.distributed.runtime import ClusterError, Node, cause_of, nodes, waited_for
 from magicrl.records import Problem, Verdict
 from magicrl.training.protocols import WorkSpan

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from magicrl.config.schema import ClusterConfig, LearnerPlacement, RolloutPlacement
+from magicrl.config.cluster_schema import ClusterConfig, LearnerPlacement, RolloutPlacement
 from magicrl.planning.costs import kv_capacity
 from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.memory import (

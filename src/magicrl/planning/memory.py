@@ -17,7 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from magicrl.config.schema import ClusterConfig, LoraConfig, ModelConfig, TrainConfig
+from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.config.schema import LoraConfig, ModelConfig, TrainConfig
 from magicrl.planning.costs import BF16, FLOAT32
 from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.shapes import ModelShape

@@ -15,7 +15,8 @@ from learning import learning
 from safetensors.torch import load_file
 from torch import Tensor
 
-from magicrl.config.schema import LearnerPlacement, LoraConfig, ModelConfig, OptimizerConfig
+from magicrl.config.cluster_schema import LearnerPlacement
+from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.records import TrainBatch, TrainSample, frozen_floats
 from magicrl.training.batches import minibatches, with_old_logprobs, with_ref_logprobs

@@ -17,7 +17,8 @@ import psutil
 import pytest
 import torch
 
-from magicrl.config.schema import LearnerPlacement, ModelConfig, OptimizerConfig
+from magicrl.config.cluster_schema import LearnerPlacement
+from magicrl.config.schema import ModelConfig, OptimizerConfig
 from magicrl.distributed.learner.launchers import (
     Answer,
     Fault,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from magicrl.config.schema import LearnerPlacement, ModelConfig, OptimizerConfig
+from magicrl.config.cluster_schema import LearnerPlacement
+from magicrl.config.schema import ModelConfig, OptimizerConfig
 from magicrl.distributed.learner.launchers import LearnerLost, RayLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.records import TrainBatch, TrainSample

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from magicrl.config.schema import LearnerPlacement, LoraConfig, ModelConfig
+from magicrl.config.cluster_schema import LearnerPlacement
+from magicrl.config.schema import LoraConfig, ModelConfig
 from magicrl.distributed.learner.launchers import LocalLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from torch import Tensor
 
-from magicrl.config.schema import LearnerPlacement
+from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.distributed.learner.launchers import Launcher, LearnerLost, RankGroup
 from magicrl.distributed.learner.rank import RankUpdate, Share
 from magicrl.distributed.learner.sharding import LearnerTimeouts, RankSettings
