@@ -257,7 +257,7 @@ def checkpoint_folders(run: Path) -> list[Path]:
         ValueError: ``run`` is no run folder.
     """
     _read_run(run)
-    return sorted((run / "checkpoints").glob("step-*"))
+    return _folders(run / "checkpoints")
 
 
 def run_status(run: Path) -> str:
