@@ -182,15 +182,16 @@ def test_without_a_template_an_observation_is_its_text(backend: Tokenizer) -> No
 def test_a_long_observation_keeps_its_beginning_and_the_template(backend: Tokenizer) -> None:
     tokenizer = tokenizer_with(backend, QWEN)
     encoder, problem = PromptEncoder(tokenizer, 4000), asked(CALCULATOR)
-    frame = len(encoder.observation(problem, "0")) - 1
-    whole = encoder.observation(problem, "0123456789")
-    assert encoder.observation(problem, "0123456789", len(whole)).tolist() == whole.tolist()
-    cut = encoder.observation(problem, "0123456789", frame + 3)
-    assert len(cut) == frame + 3
-    shown = "\n<|im_start|>user\n<tool_response>\n012\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.decode(cut) == shown
+    before, after = "\n<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    # the template's own; the first token is the end of the turn, which the model wrote
+    frame = len(tokenizer("<|im_end|>" + before)["input_ids"]) - 1 + len(tokenizer(after)["input_ids"])
+    whole = encoder.observation(problem, "0#4#6#8#")
+    assert encoder.observation(problem, "0#4#6#8#", len(whole)).tolist() == whole.tolist()
+    cut = encoder.observation(problem, "0#4#6#8#", frame + 3)
+    assert len(cut) == frame + 3 < len(whole)
+    assert tokenizer.decode(cut) == before + "0#4" + after
     with pytest.raises(ValueError, match=f"at most {frame - 1} tokens has no room for the {frame} that"):
-        encoder.observation(problem, "0123456789", frame - 1)
+        encoder.observation(problem, "0#4#6#8#", frame - 1)
 
 
 def test_a_template_without_tools_is_told(backend: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
