@@ -55,11 +55,16 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "maths": "magicrl.verifiers.base:MATHS",
         },
         "family": {
+            "calculator_problems": "magicrl.data.calculator_problems:make_calculator_problems",
+            "guess_number": "magicrl.data.guess_number:make_guess_number",
             "running_sum": "magicrl.data.running_sum:make_running_sum",
             "word_problems": "magicrl.data.word_problems:make_word_problems",
         },
         "source": {},
-        "environment": {},
+        "environment": {
+            "calculator": "magicrl.environments.calculator:Calculator",
+            "guessing": "magicrl.environments.guessing:Guessing",
+        },
         "benchmark": {
             name: f"magicrl.evaluation.benchmarks:{name}"
             for name in [

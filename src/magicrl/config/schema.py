@@ -264,7 +264,7 @@ class SourceConfig(Section):
     """One source of problems: a generated family, a local file, a hub data set or a function (exactly one)."""
 
     family: FamilyName | None = None
-    """A generated task family: ``running_sum``, ``word_problems``, or your own class as ``file.py:Family``."""
+    """A generated task family (docs/data.md), or your own class as ``file.py:Family``."""
     path: FilePath | None = None
     """A JSONL, JSON, CSV or parquet file, or a folder of them with splits, or one of ``save_to_disk``."""
     hub: str | None = None

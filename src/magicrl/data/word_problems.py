@@ -159,13 +159,13 @@ def write_chain(steps: Sequence[str], *, items: str, tell: str, style: ChainStyl
         slipped = fate < style.slips
         repair = int(rng.integers(len(steps))) if not slipped and fate < style.slips + style.repairs else None
         if slipped:
-            solution = _with_slip(steps, solution, rng)
+            solution = with_slip(steps, solution, rng)
     body = _body(solution, steps, items, style, rng, repair=repair)
     text = f"{body} {_closing(solution[-1].value, items, tell, rng)}"
     return Chain(text=text, strategy=strategy, slipped=slipped, repaired=repair is not None)
 
 
-def _with_slip(steps: Sequence[str], solution: Sequence[Step], rng: np.random.Generator) -> list[Step]:
+def with_slip(steps: Sequence[str], solution: Sequence[Step], rng: np.random.Generator) -> list[Step]:
     """The steps with one wrong value that changes the final answer; later steps go on from it."""
     start = int(rng.integers(len(steps)))
     for index in [start, *reversed(range(len(steps)))]:

@@ -1,0 +1,136 @@
+"""Task family ``guess_number``: find a hidden number in as few guesses as halving needs (environment ``guessing``).
+
+A problem is a range and a secret in it. Level k has 2^k - 1 numbers and k guesses: whoever halves what is left always
+finds the number, whoever guesses at random among the numbers that are left mostly runs out of guesses.
+
+Ranges belong to splits, by hash: a range of a test (``from 12 to 42``) stands in no training problem. So a test shows
+that the way of searching is found in ranges that were never searched; the numbers in them are known from others. All
+secrets of a range have the same prompt; they are problems of their own, and one unit of an interval.
+
+Demonstrations guess at random among the numbers that the answers so far have left: legal play, no search.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import numpy as np
+from pydantic import Field
+
+from magicrl.data.families import FamilyOptions, OptionValue, Split, read_options
+from magicrl.environments.guessing import NO_GUESS, TOO_HIGH, TOO_LOW, Guessing
+from magicrl.records import Problem, prompt_key
+
+NAME = "guess_number"
+PROMPT = "Find my number from {low} to {high} within {guesses} guesses. Write one number a turn."
+_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class GuessOptions(FamilyOptions):
+    """Options of the family."""
+
+    largest: int = Field(default=99, ge=31, le=9999)
+    """Largest number of a range."""
+    levels: int = Field(default=5, ge=2, le=12)
+    """Levels 2 to this one are drawn, equally often; level k has 2^k - 1 numbers and k guesses."""
+    spare: int = Field(default=0, ge=0, le=20)
+    """Guesses beyond those that halving needs."""
+
+
+def range_split(low: int, high: int) -> Split:
+    """The split that owns this range: 60 % train, 20 % validation, 20 % test, by hash."""
+    bucket = hashlib.blake2b(f"{NAME}:{low}-{high}".encode(), digest_size=8).digest()[0] % 5
+    return "train" if bucket < 3 else "validation" if bucket == 3 else "test"
+
+
+class GuessNumber:
+    """The family; see the module's text.
+
+    Example:
+        >>> problem = next(GuessNumber(GuessOptions()).stream(seed=0, split="train", levels=[5]))
+        >>> problem.extra["high"] - problem.extra["low"] + 1, problem.extra["guesses"]
+        (31, 5)
+    """
+
+    name = NAME
+    verifier = "exact"
+    environment = "guessing"
+
+    def __init__(self, options: GuessOptions) -> None:
+        self.options = options
+        if 2**options.levels - 1 > options.largest:
+            raise ValueError(f"level {options.levels} has {2**options.levels - 1} numbers; raise largest to match")
+        words = " ".join([PROMPT.format(low="", high="", guesses=""), TOO_LOW, TOO_HIGH, NO_GUESS]).split()
+        self.vocabulary = (*dict.fromkeys(words), *map(str, range(options.largest + 1)))
+
+    def stream(self, *, seed: int, split: Split, levels: Sequence[int] | None = None) -> Iterator[Problem]:
+        """Endless problems of one split, the levels equally often; a level's instances repeat, under other ids.
+
+        Raises:
+            ValueError: a level that does not exist.
+        """
+        known = range(2, self.options.levels + 1)
+        wanted = list(known) if levels is None else list(levels)
+        if not wanted or not set(wanted) <= set(known):
+            raise ValueError(f"{NAME} has the levels 2 to {self.options.levels}, got {wanted}; see its option levels")
+        return self._stream(seed, split, wanted)
+
+    def demonstration(self, problem: Problem, rng: np.random.Generator) -> tuple[str, ...]:
+        """Random guesses that respect the answers, as played: turn, observation, turn, ..., turn."""
+        game = Guessing()
+        game.reset(problem)
+        low, high = problem.extra["low"], problem.extra["high"]
+        texts: list[str] = []
+        while True:
+            guess = int(rng.integers(low, high + 1))
+            texts.append(str(guess))
+            step = game.step(texts[-1])
+            if step.done:
+                return tuple(texts)
+            texts.append(step.observation)
+            low, high = (guess + 1, high) if step.observation == TOO_LOW else (low, guess - 1)
+
+    def _stream(self, seed: int, split: Split, wanted: Sequence[int]) -> Iterator[Problem]:
+        # the split in the seed: no split's stream follows another's
+        rng = np.random.default_rng([seed, _SPLITS.index(split), 0x6E])
+        index = 0
+        while True:
+            level = wanted[int(rng.integers(len(wanted)))]
+            lows = _lows(self.options.largest, level, split)
+            if not lows:
+                raise ValueError(f"{NAME} has no range of level {level} in the split {split}; raise largest")
+            low = lows[int(rng.integers(len(lows)))]
+            secret = int(rng.integers(low, low + 2**level - 1))
+            yield self._problem(low, secret, level, f"{NAME}-{split}-{seed}-{index}")
+            index += 1
+
+    def _problem(self, low: int, secret: int, level: int, name: str) -> Problem:
+        high, guesses = low + 2**level - 2, level + self.options.spare
+        prompt = PROMPT.format(low=low, high=high, guesses=guesses)
+        return Problem(
+            id=name,
+            prompt=prompt,
+            golds=(str(secret),),
+            verifier=self.verifier,
+            source=NAME,
+            level=level,
+            # the prompt does not tell the problem: another secret is another one
+            key=prompt_key(f"{prompt} {secret}"),
+            template=f"{low}-{high}",
+            extra={"secret": secret, "low": low, "high": high, "guesses": guesses},
+            environment=self.environment,
+        )
+
+
+@cache
+def _lows(largest: int, level: int, split: Split) -> tuple[int, ...]:
+    """Where the ranges of a level begin that belong to a split."""
+    last = 2**level - 2
+    return tuple(low for low in range(1, largest - last + 1) if range_split(low, low + last) == split)
+
+
+def make_guess_number(**options: OptionValue) -> GuessNumber:
+    """The family with these fields of ``GuessOptions``."""
+    return GuessNumber(read_options(NAME, GuessOptions, options))
