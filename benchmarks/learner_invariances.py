@@ -11,14 +11,14 @@ from own_precision import in_own_precision
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from magicrl.config.schema import AlgorithmConfig, ModelConfig, ReferenceConfig
+from magicrl.config.schema import AlgorithmConfig, ModelConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
 VOCAB = 29
-CONTROLS = Controls(alpha=0.02, clip_low=0.2, clip_high=0.25, temperature=0.8)
+CONTROLS = Controls(alpha=0.02, clip_low=0.2, clip_high=0.25, temperature=0.8, kl_coefficient=0.1)
 LOSSES = ("magic", "grpo", "gspo", "dr_grpo", "cispo")
 
 
@@ -87,7 +87,6 @@ def learner(dtype: torch.dtype, loss: str, budget: int = 10_000) -> LocalLearner
         model,
         LearnerSettings(
             algorithm=AlgorithmConfig(loss=loss, correction="tis"),
-            reference=ReferenceConfig(mode="loss", coefficient=0.1),
             model=settings,
         ),
     )

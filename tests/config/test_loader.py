@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magicrl.config.errors import RecipeError
-from magicrl.config.loader import config_hash, load_start_recipe, load_train_recipe, to_toml
+from magicrl.config.loader import config_hash, leaves, load_start_recipe, load_train_recipe, to_toml
 from magicrl.config.paths import FOLDER, find_recipe
 from magicrl.config.schema import TrainConfig
 
@@ -73,6 +73,66 @@ def test_a_mistake_names_its_place_and_what_is_wrong(
 ) -> None:
     with pytest.raises(RecipeError, match=message):
         load_train_recipe(write(tmp_path, text), overrides)
+
+
+KL = ["reference.mode=loss", "reference.coefficient=0.1"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["stages.1.entropy_target=0.3", "entropy.controller=none"],
+            r'stages\.1\.entropy_target = 0\.3 .*"none" has no',
+        ),
+        (["stages.1.kl_coefficient=0.3"], r'stages\.1\.kl_coefficient = 0\.3 needs a reference: .*"monitor"'),
+        ([*KL, "stages.0.kl_coefficient=0", "stages.1.kl_coefficient=0"], "every stage sets kl_coefficient = 0"),
+        (["stages.1.temperature=0"], "greater than 0"),
+        (["stages.1.reuse=0"], "greater than or equal to 1"),
+    ],
+)
+def test_a_stage_changes_only_what_is_there(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_train_recipe(write(tmp_path, GOOD), overrides)
+
+
+def test_the_recipe_as_it_is_in_a_stage(tmp_path: Path) -> None:
+    changes = {
+        "temperature": 0.7,
+        "entropy_target": 0.4,
+        "kl_coefficient": 0.02,
+        "clip_low": 0.1,
+        "clip_high": 0.3,
+        "reuse": 2,
+        "learning_rate": 5e-5,
+    }
+    overrides = [*KL, *(f"stages.1.{name}={value}" for name, value in changes.items())]
+    config = load_train_recipe(write(tmp_path, GOOD), overrides)
+    assert config.in_stage(0) == config
+    now = config.in_stage(1)
+    assert (now.rollout.temperature, now.optimizer.learning_rate, now.entropy.target) == (0.7, 5e-5, 0.4)
+    assert (now.algorithm.clip_low, now.algorithm.clip_high, now.algorithm.reuse) == (0.1, 0.3, 2)
+    assert (now.reference.mode, now.reference.coefficient) == ("loss", 0.02)
+    told = {key: (leaves(config.model_dump())[key], value) for key, value in leaves(now.model_dump()).items()}
+    assert sum(before != after for before, after in told.values()) == len(changes), "nothing else is another"
+
+
+@pytest.mark.parametrize(
+    ("mode", "beta", "stage", "expected"),
+    [
+        ("loss", 0.1, None, ("loss", 0.1)),
+        ("loss", 0.1, 0.0, ("none", 0.0)),
+        ("monitor", 0.0, 0.2, ("loss", 0.2)),
+        ("monitor", 0.0, 0.0, ("monitor", 0.0)),
+    ],
+)
+def test_the_reference_is_asked_where_a_stage_needs_it(
+    tmp_path: Path, mode: str, beta: float, stage: float | None, expected: tuple[str, float]
+) -> None:
+    overrides = [f"reference.mode={mode}", f"reference.coefficient={beta}"]
+    overrides += [] if stage is None else [f"stages.0.kl_coefficient={stage}"]
+    found = load_train_recipe(write(tmp_path, GOOD), overrides).in_stage(0).reference
+    assert (found.mode, found.coefficient) == expected
 
 
 def test_overrides_reach_tables_lists_and_bare_text(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from magicrl.config.schema import ModelConfig, OptimizerConfig, ReferenceConfig
+from magicrl.config.schema import ModelConfig, OptimizerConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
@@ -77,12 +77,11 @@ def trajectory() -> list[dict[str, float]]:
     learner = LocalLearner(
         model(),
         LearnerSettings(
-            reference=ReferenceConfig(mode="loss", coefficient=0.05),
             model=ModelConfig(dtype="float32", micro_batch_tokens=150, head_chunk_tokens=32),
             optimizer=OptimizerConfig(max_grad_norm=0.3),
         ),
     )
-    controls = Controls(alpha=0.02, temperature=0.9, learning_rate=1e-3)
+    controls = Controls(alpha=0.02, temperature=0.9, learning_rate=1e-3, kl_coefficient=0.05)
     rows = [dict(learner.update(batch(step), controls).values) for step in range(5)]
     torch.set_num_threads(threads)
     return [{key: row[key] for key in KEYS} for row in rows]

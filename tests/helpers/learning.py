@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from magicrl.config.schema import AlgorithmConfig, ModelConfig, OptimizerConfig, ReferenceConfig
+from magicrl.config.schema import AlgorithmConfig, ModelConfig, OptimizerConfig
 from magicrl.training.objective import LearnerSettings
 
 
@@ -12,13 +12,11 @@ def learning(
     *,
     model: ModelConfig | None = None,
     optimizer: OptimizerConfig | None = None,
-    kl_coefficient: float = 0.0,
     **algorithm: Any,
 ) -> LearnerSettings:
-    """Settings with these keys of ``[algorithm]`` and, where beta is not 0, the reference in the loss."""
+    """Settings with these keys of ``[algorithm]``."""
     return LearnerSettings(
         algorithm=AlgorithmConfig(**algorithm),
         model=model or ModelConfig(),
         optimizer=optimizer or OptimizerConfig(),
-        reference=ReferenceConfig(mode="loss" if kl_coefficient else "none", coefficient=kl_coefficient),
     )

@@ -209,7 +209,15 @@ class SlowLoop:
 
     @property
     def tau(self) -> float:
-        return self.recipe["rollout"]["temperature"]
+        return self.stated("temperature", "rollout")
+
+    @property
+    def target(self) -> float:
+        return self.stated("entropy_target", "entropy", "target")
+
+    def stated(self, own: str, table: str, key: str | None = None) -> Any:
+        """What the present stage says, else what the recipe's table says, else None."""
+        return self.now.get(own, self.recipe[table].get(key or own))
 
     @property
     def now(self) -> Mapping[str, Any]:
@@ -328,7 +336,7 @@ class SlowLoop:
         alpha = self._alpha(estimates[f"entropy/{self.recipe['entropy']['estimator']}/mean"])
         values["entropy/alpha"] = alpha
         if self.recipe["entropy"]["controller"] == "adaptive":
-            values |= {"entropy/c": self.c, "entropy/target": self.recipe["entropy"]["target"]}
+            values |= {"entropy/c": self.c, "entropy/target": self.target}
 
         kept = [group for group in groups if self._teaches(group)]
         values["groups/rejected/ratio"] = 1 - len(kept) / len(groups)
@@ -393,7 +401,7 @@ class SlowLoop:
         for group in kept:
             for response in group.judged:
                 response.old = self.policy.score(self.weights, group.prompt, response.tokens, self.tau)[0]
-                if self.recipe["reference"]["mode"] != "none":
+                if self.recipe["reference"]["mode"] != "none" and self.now.get("kl_coefficient") != 0:
                     response.ref = self.policy.score(self.policy.start, group.prompt, response.tokens, self.tau)[0]
 
     # -------------------------------------------------------------------------------------------------- metrics
@@ -478,12 +486,12 @@ class SlowLoop:
             return 0.0
         if settings["controller"] == "fixed":
             return settings["alpha"]
-        return self.c if entropy <= settings["target"] else 0.0
+        return self.c if entropy <= self.target else 0.0
 
     def _move_c(self, entropy: float) -> None:
         settings = self.recipe["entropy"]
         if settings["controller"] == "adaptive":
-            self.c += settings["step"] * ((entropy < settings["target"]) - (entropy > settings["target"]))
+            self.c += settings["step"] * ((entropy < self.target) - (entropy > self.target))
             self.c = min(max(self.c, 0.0), settings["maximum"])
 
     # -------------------------------------------------------------------------------------------------- updates
@@ -492,7 +500,8 @@ class SlowLoop:
         algorithm, stage = self.recipe["algorithm"], self.now
         parts = stage["rollout_batch"] // stage["mini_batch"]
         told: list[dict[str, float]] = []
-        for turn in range(algorithm["reuse"]):
+        reuse = self.stated("reuse", "algorithm")
+        for turn in range(reuse):
             seeds = [self.recipe["run"]["seed"], self.steps, turn]
             order = np.random.Generator(np.random.PCG64(seeds)).permutation(len(kept)).tolist()
             if algorithm["minibatch"] == "keep_n_sgd":
@@ -502,14 +511,14 @@ class SlowLoop:
                 sizes = [stage["mini_batch"]] * math.ceil(len(kept) / stage["mini_batch"])
             for size in sizes:
                 chosen, order = order[:size], order[size:]
-                told.append(self._update([kept[i] for i in chosen], alpha, several=parts * algorithm["reuse"] > 1))
+                told.append(self._update([kept[i] for i in chosen], alpha, several=parts * reuse > 1))
         return _merged(told)
 
     def _update(self, groups: Sequence[Group], alpha: float, *, several: bool) -> dict[str, float]:
         """One SGD step on these groups: loss, gradient, clipping, AdamW."""
         for weight in self.weights.values():
             weight.requires_grad_(True)
-        beta = self.recipe["reference"].get("coefficient", 0.0)
+        beta = self.stated("kl_coefficient", "reference", "coefficient") or 0.0
         sums = _Sums()
         kept = self._second_moment(groups)
         loss, policy_loss = torch.zeros(()).double(), torch.zeros(()).double()
@@ -580,7 +589,7 @@ class SlowLoop:
         """What is maximised, ``[T]``; rho; and the tokens whose gradient the clip zeroed."""
         algorithm = self.recipe["algorithm"]
         low, high = CLIPS[algorithm["loss"]]
-        low, high = algorithm.get("clip_low", low), algorithm.get("clip_high", high)
+        low, high = self.stated("clip_low", "algorithm") or low, self.stated("clip_high", "algorithm") or high
         rho = (logprobs - old).exp()
         if algorithm["loss"] == "gspo":
             rho = (logprobs - old).mean().exp().expand(len(logprobs))
@@ -596,7 +605,7 @@ class SlowLoop:
     def _rate(self) -> float:
         settings = self.recipe["optimizer"]
         warm_up = settings["warmup_steps"]
-        return settings["learning_rate"] * (min(1.0, (self.updates + 1) / warm_up) if warm_up else 1.0)
+        return self.stated("learning_rate", "optimizer") * (min(1.0, (self.updates + 1) / warm_up) if warm_up else 1.0)
 
     def _adamw(self, gradients: Mapping[str, Tensor | None], norm: float, rate: float) -> None:
         settings = self.recipe["optimizer"]

@@ -179,6 +179,34 @@ def test_an_unknown_name_is_told_before_anything_is_loaded(toy_recipe: Path, set
     assert str(error.value).startswith(f"--set {setting}: ")
 
 
+def test_what_a_stage_cannot_change_is_told_before_training(toy_recipe: Path, tmp_path: Path) -> None:
+    config = load_train_recipe(toy_recipe, ["algorithm.loss=pg", "stages.1.clip_high=0.3"])
+    with pytest.raises(RecipeError, match="'pg' does not clip; leave it out") as error:
+        train(config, tmp_path / "run", NullObserver(), resume=False)
+    assert error.value.key == "stages.1.clip_high"
+    (tmp_path / "mine.py").write_text(
+        "from magicrl.algorithms.entropy import adaptive_control\n\n"
+        "def make(s):\n    if s.target == 0.5:\n        raise ValueError('not half a nat')\n"
+        "    return adaptive_control(s)\n"
+    )
+    own = [f"entropy.controller={tmp_path}/mine.py:make", "stages.1.entropy_target=0.5"]
+    with pytest.raises(RecipeError, match="not half a nat") as error:
+        train(load_train_recipe(toy_recipe, own), tmp_path / "run", NullObserver(), resume=False)
+    assert error.value.key == "entropy.controller"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_with_another_target_hands_a_controllers_state_on(toy_recipe: Path, tmp_path: Path) -> None:
+    """The example's controller remembers the entropy of the step before."""
+    control = f"entropy.controller={EXAMPLES}/controller.py:make"
+    plain = run(toy_recipe, tmp_path / "plain", control, "entropy.target=5")
+    staged = run(toy_recipe, tmp_path / "staged", control, "entropy.target=5", "stages.1.entropy_target=6")
+    assert staged[2]["entropy/coefficient/trend"] == plain[2]["entropy/coefficient/trend"] != 0
+    assert [s["entropy/alpha"] - p["entropy/alpha"] for s, p in zip(staged, plain, strict=True)] == pytest.approx(
+        [0, 0, 0.05]  # its gain times the change of the target
+    )
+
+
 @pytest.mark.parametrize(
     ("key", "told"),
     [

@@ -21,7 +21,7 @@ import torch
 from slow_loop import SlowLoop, problems_of, prompts
 from tomli_w import dumps
 
-from magicrl.config.loader import load_train_recipe
+from magicrl.config.loader import load_train_recipe, to_toml
 from magicrl.records import Outcome, Verdict
 from magicrl.training.checkpoint import load_checkpoint
 from magicrl.training.recorder import NullObserver
@@ -255,6 +255,16 @@ SHORT: dict[str, Any] = {
 }
 CONVERGED = {"rule": "converged", "horizon": 1, "window": 4, "confidence": 0.9}
 OWN_CLIPS = {"algorithm.clip_low": None, "algorithm.clip_high": None}
+STAGED: dict[str, float] = {
+    "temperature": 1.1,
+    "entropy_target": 1.9,
+    "kl_coefficient": 0.3,
+    "clip_low": 0.02,
+    "clip_high": 0.04,
+    "reuse": 3,
+    "learning_rate": 0.02,
+}
+"""A stage's own settings, each far enough from the recipe's."""
 CASES: dict[str, dict[str, Any]] = {
     # mask before, refilled
     "before": {"algorithm.advantage_mask": "before"},
@@ -322,6 +332,23 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm.second_moment": 0.01,
         "stages.0.transition": {"rule": "truncation", "truncation_below": 0.9, "window": 4},
         "stages.0.max_steps": 8,
+        "stages.1.max_steps": 2,
+    },
+    # a stage's own settings: no KL in the first, everything else in the second
+    "staged": {
+        "stages.0.kl_coefficient": 0.0,
+        "stages.0.entropy_target": 1.5,
+        **{f"stages.1.{name}": value for name, value in STAGED.items()},
+        "stages.1.max_steps": 2,
+    },
+    # the same over groups that are in flight when the stage changes
+    "staged-ahead": {
+        "rollout.max_staleness": 1,
+        "rollout.max_rows": 24,
+        "algorithm.refill": "none",
+        "stages.0.transition": {"rule": "truncation", "truncation_below": 0.9, "window": 4},
+        "stages.0.max_steps": 8,
+        **{f"stages.1.{name}": value for name, value in STAGED.items()},
         "stages.1.max_steps": 2,
     },
     # steps without anything to learn from
@@ -417,11 +444,13 @@ RESUMED: dict[str, dict[str, Any]] = {
         "stages.1.mini_batch": 2,
         "stages.1.max_steps": 3,
     },
+    "staged": {**SHORT, **CASES["staged-ahead"], "stages.1.max_steps": 4},
 }
 
 
 @pytest.mark.parametrize(
-    ("case", "cuts"), [("whole", (7, 14)), ("lagged", (2, 5)), ("code", (5, 6)), ("ahead", (2, 4, 5))]
+    ("case", "cuts"),
+    [("whole", (7, 14)), ("lagged", (2, 5)), ("code", (5, 6)), ("ahead", (2, 4, 5)), ("staged", (4, 6))],
 )
 def test_a_resumed_trajectory_is_the_same(case: str, cuts: tuple[int, ...], toy_model: Path, tmp_path: Path) -> None:
     """Killed where c moves, a convergence test is pending, visits wait for the filter, problems are removed."""
@@ -437,3 +466,37 @@ def test_a_resumed_trajectory_is_the_same(case: str, cuts: tuple[int, ...], toy_
         last = f"step-{lines[-1]['step']:06d}"
         states = [json.loads((p / "checkpoints" / last / "state.json").read_text()) for p in (whole, again)]
         assert states[0] == states[1], "state and the checksum of weights and moments"
+
+
+PLACES = {
+    "temperature": "rollout.temperature",
+    "entropy_target": "entropy.target",
+    "kl_coefficient": "reference.coefficient",
+    "clip_low": "algorithm.clip_low",
+    "clip_high": "algorithm.clip_high",
+    "reuse": "algorithm.reuse",
+    "learning_rate": "optimizer.learning_rate",
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_stage_goes_on_as_under_a_recipe_that_says_so_for_the_whole_run(
+    name: str, toy_model: Path, tmp_path: Path
+) -> None:
+    """Bit for bit: the run of two stages, and its checkpoint of the change resumed where the recipe has the value."""
+    (tmp_path / "staged").mkdir()
+    (tmp_path / "plain").mkdir()
+    changes = {**SHORT, "stages.0.max_steps": 2, "stages.1.max_steps": 2, "checkpoint.every": 2}
+    write_recipe(tmp_path / "staged", toy_model, {**changes, f"stages.1.{name}": STAGED[name]})
+    staged, plain = tmp_path / "staged" / "run", tmp_path / "plain" / "run"
+    lines = run(tmp_path / "staged", staged)
+
+    for data in ("train.jsonl", "validation.jsonl"):
+        shutil.copy(tmp_path / "staged" / data, tmp_path / "plain" / data)
+    write_recipe(tmp_path / "plain", toy_model, {**changes, PLACES[name]: STAGED[name]})
+    without(staged, 2, plain)
+    # the folder as if it had been begun under this recipe
+    (plain / "config.toml").write_text(to_toml(load_train_recipe(tmp_path / "plain" / "recipe.toml", []), plain))
+    assert run(tmp_path / "plain", plain, resume=True) == lines
+    states = [json.loads((p / "checkpoints" / "step-000004" / "state.json").read_text()) for p in (staged, plain)]
+    assert states[0] == states[1], "state and the checksum of weights and moments"

@@ -45,6 +45,16 @@ def work_of(config: TrainConfig, options: Options) -> Workload:
     return workload(config, stage, options, stage_lengths(stage, stage.max_tokens, options))
 
 
+def test_a_stage_with_more_passes_and_no_reference_is_planned_so() -> None:
+    reference = CONFIG.reference.model_copy(update={"mode": "loss", "coefficient": 0.1})
+    (stage,) = CONFIG.stages
+    own = stage.model_copy(update={"reuse": 3, "kl_coefficient": 0.0})
+    config = CONFIG.model_copy(update={"stages": (stage, own), "reference": reference})
+    first, second = (found.work for found in make_plan(config, SEVEN, H800, Options(gpus=32), what_if=False).stages)
+    assert (second.reuse, second.sgd_steps) == (3 * first.reuse, 3 * first.sgd_steps)
+    assert (first.forwards, second.forwards) == ((first.sgd_steps > 1) + 1, 1)
+
+
 def test_a_plan_adds_up() -> None:
     plan = make_plan(CONFIG, SEVEN, H800, Options(gpus=32))
     (stage,) = plan.stages

@@ -42,6 +42,8 @@ rollout_batch = 8
 mini_batch = 4
 group_size = 4
 max_steps = 20
+temperature = 0.7
+kl_coefficient = 0.001
 """
 
 

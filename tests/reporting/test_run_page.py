@@ -104,6 +104,7 @@ def test_every_block_of_a_whole_run_is_there(page: str) -> None:
         "headline", "health", "learning", "time", "stages", "samples", "events", "configuration", "provenance",
     ]  # fmt: skip
     assert "stage 2: T = 64" in page
+    assert '<td data-label="its own settings" class="words">τ 0.7, KL β 0.001</td>' in page
     assert "target 0.2" in page
     assert "converged: bound 0.01" in page
     assert "numpy" in page

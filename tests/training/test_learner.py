@@ -23,6 +23,7 @@ from magicrl.training.protocols import Controls, Learner
 
 VOCAB, VALID = 40, 37
 CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3, clip_low=0.15, clip_high=0.25)
+WITH_KL = dataclasses.replace(CONTROLS, kl_coefficient=0.1)
 
 
 def tiny(dtype: torch.dtype = torch.float64, tied: bool = True, seed: int = 0, spread: float = 0.3) -> LlamaForCausalLM:
@@ -149,8 +150,8 @@ def test_an_update_is_eq_3_1_and_adamw(tied: bool) -> None:
     assert norm > 0.5, "the clip must act in this test"
     torch.optim.AdamW(plain.parameters(), lr=CONTROLS.learning_rate, weight_decay=0.01).step()
 
-    ours = learner(tied=tied, budget=60, chunk=7, kl_coefficient=0.1)
-    metrics = ours.update(TrainBatch.of(samples), CONTROLS).values
+    ours = learner(tied=tied, budget=60, chunk=7)
+    metrics = ours.update(TrainBatch.of(samples), WITH_KL).values
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-9)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-9)
     assert metrics["tokens"] == sum(s.num_loss_tokens for s in samples)
@@ -168,19 +169,21 @@ def test_an_update_is_eq_3_1_and_adamw(tied: bool) -> None:
 )
 def test_gradient_does_not_depend_on_packing_order_or_chunks(loss: str, dtype: torch.dtype, tolerance: float) -> None:
     samples = off_policy_samples()
-    settings: dict[str, Any] = {"loss": loss, "kl_coefficient": 0.1, "correction": "tis", "correction_cap": 1.2}
-    whole = gradient(learner(dtype, **settings), samples)
-    assert relative_error(gradient(learner(dtype, budget=1, chunk=3, **settings), samples), whole) < tolerance
+    settings: dict[str, Any] = {"loss": loss, "correction": "tis", "correction_cap": 1.2}
+    whole = gradient(learner(dtype, **settings), samples, WITH_KL)
+    assert relative_error(gradient(learner(dtype, budget=1, chunk=3, **settings), samples, WITH_KL), whole) < tolerance
     shuffled = [samples[i] for i in np.random.default_rng(3).permutation(len(samples))]
-    assert relative_error(gradient(learner(dtype, budget=70, chunk=11, **settings), shuffled), whole) < tolerance
+    assert (
+        relative_error(gradient(learner(dtype, budget=70, chunk=11, **settings), shuffled, WITH_KL), whole) < tolerance
+    )
 
 
 @pytest.mark.parametrize("loss", ["magic", "grpo", "gspo"])
 def test_metrics_do_not_depend_on_the_micro_batches(loss: str) -> None:
     batch = TrainBatch.of(off_policy_samples(), max_response_tokens=32)
-    settings: dict[str, Any] = {"loss": loss, "kl_coefficient": 0.1, "correction": "mis"}
-    whole = learner(**settings).update(batch, CONTROLS).values
-    parts = learner(budget=1, **settings).update(batch, CONTROLS).values
+    settings: dict[str, Any] = {"loss": loss, "correction": "mis"}
+    whole = learner(**settings).update(batch, WITH_KL).values
+    parts = learner(budget=1, **settings).update(batch, WITH_KL).values
     assert whole.keys() == parts.keys()
     assert dict(parts) == pytest.approx(dict(whole), rel=1e-9)
 
@@ -188,12 +191,12 @@ def test_metrics_do_not_depend_on_the_micro_batches(loss: str) -> None:
 @pytest.mark.parametrize("loss", ["magic", "grpo", "pg", "dr_grpo"])
 def test_two_workers_with_a_share_each_make_the_same_gradient(loss: str) -> None:
     samples = off_policy_samples()
-    whole = gradient(learner(loss=loss, kl_coefficient=0.1), samples)
+    whole = gradient(learner(loss=loss), samples, WITH_KL)
     batch = TrainBatch.of(samples, max_response_tokens=32)
     shares: list[dict[str, Tensor]] = []
     for share in ([0, 3, 4, 11], [1, 2, 5, 6, 7, 8, 9, 10]):
-        worker = learner(loss=loss, kl_coefficient=0.1)
-        worker.accumulate([samples[i] for i in share], worker.sample_weights(batch)[share], CONTROLS)
+        worker = learner(loss=loss)
+        worker.accumulate([samples[i] for i in share], worker.sample_weights(batch)[share], WITH_KL)
         shares.append(worker.gradients())
     added = {name: shares[0][name] + shares[1][name] for name in whole}
     assert relative_error(added, whole) < 1e-10
@@ -202,10 +205,10 @@ def test_two_workers_with_a_share_each_make_the_same_gradient(loss: str) -> None
 def test_rejected_groups_in_memory_change_nothing() -> None:
     samples = off_policy_samples()
     kept = [s for s in samples if s.group_index != 7]
-    alone, after = learner(kl_coefficient=0.1), learner(kl_coefficient=0.1)
+    alone, after = learner(), learner()
     after.logprobs(samples, 0.8)  # scores survivors and rejected alike before the update
     for one in (alone, after):
-        one.update(TrainBatch.of(kept), CONTROLS)
+        one.update(TrainBatch.of(kept), WITH_KL)
     for name, value in alone.weights().items():
         assert torch.equal(value, after.weights()[name])
     # and survival is not the same as an advantage of 0: that group would still count in T_k and the entropy term
@@ -277,8 +280,8 @@ def test_supervised_samples_need_no_sampler() -> None:
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:
     samples = off_policy_samples()
-    kept = learner(model={"gradient_checkpointing": True}, kl_coefficient=0.1)
-    assert relative_error(gradient(kept, samples), gradient(learner(kl_coefficient=0.1), samples)) < 1e-12
+    kept = learner(model={"gradient_checkpointing": True})
+    assert relative_error(gradient(kept, samples, WITH_KL), gradient(learner(), samples, WITH_KL)) < 1e-12
     assert not any(m.training for m in kept._model.modules() if isinstance(m, torch.nn.Dropout))
 
 

@@ -6,7 +6,9 @@ Names follow the report's symbols: ``rollout_batch`` is D_R, ``mini_batch`` D_T,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -358,7 +360,7 @@ class TransitionConfig(Section):
 
 
 class StageConfig(Section):
-    """One stage of multi-stage training."""
+    """One stage of multi-stage training; what ``STAGE_SETTINGS`` lists takes the place of the recipe's own value."""
 
     max_tokens: int = Field(ge=1)
     """T, the response-length limit."""
@@ -373,6 +375,20 @@ class StageConfig(Section):
     max_steps: int = Field(ge=1)
     """The stage ends after so many."""
     transition: TransitionConfig = TransitionConfig()
+    temperature: float | None = Field(default=None, gt=0)
+    """tau of this stage; default: ``rollout.temperature``."""
+    entropy_target: float | None = Field(default=None, ge=0)
+    """Nats per token; default: ``entropy.target``. The controller keeps its state, so c goes on where it was."""
+    kl_coefficient: float | None = Field(default=None, ge=0)
+    """beta; default: ``reference.coefficient``. 0: the reference is asked with ``reference.mode = "monitor"`` alone."""
+    clip_low: float | None = Field(default=None, gt=0)
+    """eps_low; default: ``algorithm.clip_low``."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """eps_high; default: ``algorithm.clip_high``."""
+    reuse: int | None = Field(default=None, ge=1)
+    """N_reuse; default: ``algorithm.reuse``."""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """Default: ``optimizer.learning_rate``, whose warm-up counts the SGD steps of the run."""
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
@@ -386,6 +402,24 @@ class StageConfig(Section):
     def num_minibatches(self) -> int:
         """D_R / D_T."""
         return self.rollout_batch // (self.mini_batch or self.rollout_batch)
+
+    def own(self) -> dict[str, float]:
+        """The settings of ``STAGE_SETTINGS`` that this stage states."""
+        return {name: value for name in STAGE_SETTINGS if (value := getattr(self, name)) is not None}
+
+
+STAGE_SETTINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "temperature": ("rollout", "temperature"),
+        "entropy_target": ("entropy", "target"),
+        "kl_coefficient": ("reference", "coefficient"),
+        "clip_low": ("algorithm", "clip_low"),
+        "clip_high": ("algorithm", "clip_high"),
+        "reuse": ("algorithm", "reuse"),
+        "learning_rate": ("optimizer", "learning_rate"),
+    }
+)
+"""Keys of a stage, and the table and key of the recipe that each stands for."""
 
 
 class RunConfig(Section):
@@ -507,6 +541,30 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _stages_change_what_is_there(self) -> Self:
+        control, reference = self.entropy.controller, self.reference
+        for index, stage in enumerate(self.stages):
+            if stage.entropy_target is not None and control in ("none", "fixed"):
+                raise ValueError(
+                    f'stages.{index}.entropy_target = {stage.entropy_target} is for entropy.controller = "adaptive" or '
+                    f'your own; "{control}" has no target. Leave one of them out'
+                )
+            if stage.kl_coefficient is not None and reference.mode == "none":
+                raise ValueError(
+                    f"stages.{index}.kl_coefficient = {stage.kl_coefficient} needs a reference: set reference.mode = "
+                    '"monitor" to watch the KL in every stage, or "loss" with a reference.coefficient for the stages '
+                    "that state none"
+                )
+        if reference.mode == "loss" and not any(
+            self.in_stage(i).reference.coefficient for i in range(len(self.stages))
+        ):
+            raise ValueError(
+                'reference.mode = "loss", and every stage sets kl_coefficient = 0: leave these out and set '
+                'reference.mode = "none", or "monitor" to watch the KL'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _engine_fits_its_placement(self) -> Self:
         if self.cluster is None:
             return self
@@ -529,6 +587,20 @@ class TrainConfig(Section):
                 "flight and it keeps no older weights; set rollout.max_staleness and rollout.weight_lag to 0"
             )
         return self
+
+    def in_stage(self, index: int) -> TrainConfig:
+        """The recipe as it is in a stage: what the stage states stands in the tables, as if it were stated there."""
+        changes: dict[str, dict[str, object]] = {}
+        for name, value in self.stages[index].own().items():
+            table, key = STAGE_SETTINGS[name]
+            changes.setdefault(table, {})[key] = value
+        beta, mode = self.stages[index].kl_coefficient, self.reference.mode
+        if beta is not None:
+            # without a penalty the reference is asked only where it is to be watched
+            changes["reference"]["mode"] = "loss" if beta else "none" if mode == "loss" else mode
+        return self.model_copy(
+            update={table: getattr(self, table).model_copy(update=values) for table, values in changes.items()}
+        )
 
 
 class TinyModelConfig(Section):

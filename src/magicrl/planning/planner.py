@@ -119,7 +119,10 @@ def stage_lengths(stage: StageConfig, longest: int, options: Options) -> Lengths
 
 
 def workload(config: TrainConfig, stage: StageConfig, options: Options, lengths: Lengths) -> Workload:
-    """A stage's step as the cost model sees it; ``old_logprobs`` are computed only where there are several updates."""
+    """A stage's step as the cost model sees it; ``old_logprobs`` are computed only where there are several updates.
+
+    ``config`` is the recipe as it is in this stage.
+    """
     mini = stage.mini_batch or stage.rollout_batch
     sgd_steps = max(1, ceil(stage.rollout_batch / mini)) * config.algorithm.reuse
     seen = options.measured.kept if options.measured is not None else KEPT
@@ -254,8 +257,8 @@ def make_plan(
     system, needed = System(shape, hardware, calibration.efficiency), demand(config, shape, hardware, options)
     longest = max(stage.max_tokens for stage in config.stages)
     job = [
-        (workload(config, stage, options, stage_lengths(stage, longest, options)), stage.max_steps)
-        for stage in config.stages
+        (workload(config.in_stage(i), stage, options, stage_lengths(stage, longest, options)), stage.max_steps)
+        for i, stage in enumerate(config.stages)
     ]
     placed = best_layout(needed, system, options, job)
     if placed is None:

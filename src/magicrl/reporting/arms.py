@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magicrl.config.loader import leaves
+from magicrl.config.schema import STAGE_SETTINGS
 from magicrl.evaluation.statistics import mean_of, paired_difference, share
 from magicrl.reporting.read_folders import Evaluation, Interval, RecordedRun, TemperatureScore
 from magicrl.reporting.wording import visible
@@ -44,7 +45,13 @@ _WORDS = {
     "start.model": "start",
     "start.sft": "start recipe",
 }
-_STAGE_WORDS = {"max_tokens": "T", "group_size": "M", "rollout_batch": "D_R", "mini_batch": "D_T"}
+_STAGE_WORDS = {
+    "max_tokens": "T",
+    "group_size": "M",
+    "rollout_batch": "D_R",
+    "mini_batch": "D_T",
+    **{name: _WORDS[".".join(place)] for name, place in STAGE_SETTINGS.items() if ".".join(place) in _WORDS},
+}
 _STAGE = re.compile(r"stages\.(\d+)\.(.+)")
 
 
@@ -166,10 +173,14 @@ def readable(key: str) -> str:
     if key in _WORDS:
         return _WORDS[key]
     if stage := _STAGE.fullmatch(key):
-        name = stage.group(2)
-        return f"stage {int(stage.group(1)) + 1} {_STAGE_WORDS.get(name, name.replace('_', ' ').replace('.', ' '))}"
+        return f"stage {int(stage.group(1)) + 1} {of_stage(stage.group(2))}"
     *tables, words = key.replace("_", " ").split(".")
     return words if not tables or tables[-1] in words else f"{tables[-1]} {words}"
+
+
+def of_stage(name: str) -> str:
+    """A key of a stage in words: ``max_tokens`` as ``T``."""
+    return _STAGE_WORDS.get(name, name.replace("_", " ").replace(".", " "))
 
 
 def written(value: object) -> str:

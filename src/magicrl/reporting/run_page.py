@@ -12,7 +12,9 @@ from statistics import mean, median
 from typing import Any, NamedTuple, cast
 
 from magicrl.config.loader import leaves
+from magicrl.config.schema import STAGE_SETTINGS
 from magicrl.records import StepMetrics
+from magicrl.reporting.arms import of_stage
 from magicrl.reporting.charts import (
     PALETTE,
     WIDTH,
@@ -107,12 +109,14 @@ def _stages(run: RecordedRun) -> Block | None:
     key = f"train/{run.measure.key}/mean"
     for span in run.stages:
         steps = [row for row in run.metrics if span.first_step <= row.step <= span.last_step]
+        recipe = configured[span.stage] if 0 <= span.stage < len(configured) else {}
         ended = next((e for e in run.events if e.get("kind") == "stage_end" and e.get("step") == span.last_step), {})
         first, last = _numbers(steps[:5], key), _numbers(steps[-5:], key)
         rows.append(
             {
                 "span": span,
-                "recipe": configured[span.stage] if 0 <= span.stage < len(configured) else {},
+                "recipe": recipe,
+                "own": ", ".join(f"{of_stage(key)} {recipe[key]}" for key in STAGE_SETTINGS if key in recipe),
                 "first": mean(first) if first else None,
                 "last": mean(last) if last else None,
                 "seconds": sum(_numbers(steps, "time/step")),

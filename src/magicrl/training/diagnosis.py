@@ -411,18 +411,19 @@ def learning_facts(
     before: Mapping[str, Any] | None,
     after: Mapping[str, Any] | None,
     *,
-    reuse: int,
+    reuse: Sequence[int],
     temperature: float,
     weights_changed: bool | None,
     judging: Judging,
 ) -> LearningFacts:
     """The facts of a recorded run, from its training steps and the documents of its first test set.
 
-    ``reuse`` is the number of passes over each step's buffer, ``temperature`` that of training: where the test has none
-    at it, its highest counts.
+    ``reuse`` is the number of passes over a step's buffer, by stage; ``temperature`` is that of training: where the
+    test has none at it, its highest counts.
     """
+    sampled = sum(column(steps, "tokens/sampled"))
     # every pass over the buffer counts the same tokens again
-    sampled, trained = sum(column(steps, "tokens/sampled")), sum(column(steps, "tokens/trained")) / reuse
+    trained = sum(sum(column([step], "tokens/trained")) / reuse[step.stage] for step in steps)
     return LearningFacts(
         steps=len(steps),
         updates=round(sum(column(steps, "learner/sgd_steps"))),

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,10 @@ def model_texts(folder: Path) -> dict[str, str]:
 
 
 def recommended_sampling(config: TrainConfig) -> dict[str, Any]:
-    """Generation settings that sample as training did: whole distribution, its temperature, the test's limit."""
+    """Generation settings that sample as training did at last: whole distribution, its tau, the test's limit."""
     return {
         "do_sample": True,
-        "temperature": config.rollout.temperature,
+        "temperature": _temperatures(config)[-1],
         # said, since transformers' default of top_k = 50, or what a base model recommends, is another distribution
         "top_p": 1.0,
         "top_k": 0,
@@ -83,12 +84,12 @@ def card_text(
     base = read_base_model(Path(start)) if local else hub_name
     stages = ", ".join(f"{done.get(i, 0)} at T = {stage.max_tokens}" for i, stage in enumerate(config.stages))
     steps = f"{sum(done.values())} training steps ({stages})"
-    tau = config.rollout.temperature
+    taus = " then ".join(f"{tau:g}" for tau, _ in groupby(_temperatures(config)))
     trained = conclusion.facts.updates > 0 and conclusion.facts.weights_changed is not False
     if trained:
         made = (
             "A causal language model trained with reinforcement learning on problems whose answers a program judges, "
-            f"by magicrl with the recipe {_MAGIC}, from **{name}**: {steps}, sampled at temperature {tau:g}, loss "
+            f"by magicrl with the recipe {_MAGIC}, from **{name}**: {steps}, sampled at temperature {taus}, loss "
             f"`{config.algorithm.loss}`."
         )
     else:
@@ -216,7 +217,7 @@ inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=not tokenizer
 print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
 ```
 
-`generation_config.json` samples as in training: temperature {config.rollout.temperature:g}, whole distribution, at \
+`generation_config.json` samples as in training: temperature {_temperatures(config)[-1]:g}, whole distribution, at \
 most {_test_tokens(config)} new tokens.
 {around}"""
 
@@ -254,6 +255,11 @@ def _limits(config: TrainConfig, evaluations: Sequence[Mapping[str, Any]], answe
         f"- Trained with responses of at most {max(stage.max_tokens for stage in config.stages)} tokens.\n"
         "- No safety training was added; the start model's limits and licence hold here, too."
     )
+
+
+def _temperatures(config: TrainConfig) -> list[float]:
+    """tau of each stage's rollouts."""
+    return [config.in_stage(index).rollout.temperature for index in range(len(config.stages))]
 
 
 def _test_tokens(config: TrainConfig) -> int:

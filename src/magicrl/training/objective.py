@@ -35,7 +35,6 @@ from magicrl.config.schema import (
     EntropyConfig,
     ModelConfig,
     OptimizerConfig,
-    ReferenceConfig,
     Section,
     TrainConfig,
 )
@@ -53,16 +52,13 @@ class LearnerSettings(Section):
     """What a recipe says about learning: the same object for a learner of one process and for every rank of many."""
 
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    reference: ReferenceConfig = ReferenceConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     model: ModelConfig = ModelConfig()
 
     @staticmethod
     def of(config: TrainConfig) -> LearnerSettings:
         """A training recipe's."""
-        return LearnerSettings(
-            algorithm=config.algorithm, reference=config.reference, optimizer=config.optimizer, model=config.model
-        )
+        return LearnerSettings(algorithm=config.algorithm, optimizer=config.optimizer, model=config.model)
 
 
 class MicroBatch(NamedTuple):
@@ -81,7 +77,6 @@ class Objective:
         correction: of the sampler.
         needs: what of the samples costs something and is read by one of them.
         needs_old_logprobs_first: whether the old log-probs are read whatever the number of SGD steps.
-        clip: (eps_low, eps_high), the recipe's, else the row's own.
 
     Raises:
         RecipeError: an unknown name, a file or module that cannot be imported, or something else under that name.
@@ -96,17 +91,18 @@ class Objective:
         if algorithm.reducer is not None:
             self._reducer = brought("algorithm.reducer", reducer_of, algorithm.reducer)
         self._algorithm = algorithm
-        self._beta = settings.reference.coefficient
         self.needs: frozenset[Need] = frozenset({*self.row.needs, *self.correction.needs})
-
-        low, high = self.row.clip or (NO_CLIP, NO_CLIP)
-        self.clip = (
-            low if algorithm.clip_low is None else algorithm.clip_low,
-            high if algorithm.clip_high is None else algorithm.clip_high,
-        )
         # read of a whole mini-batch, so they are taken before any update
         read_first = self.correction.batch_mask is not None or "old_logprobs" in needs_of(self.row.statistics)
         self.needs_old_logprobs_first = read_first
+
+    def clip(self, algorithm: AlgorithmConfig) -> tuple[float, float]:
+        """(eps_low, eps_high): a stage's or the recipe's, else the row's own."""
+        low, high = self.row.clip or (NO_CLIP, NO_CLIP)
+        return (
+            low if algorithm.clip_low is None else algorithm.clip_low,
+            high if algorithm.clip_high is None else algorithm.clip_high,
+        )
 
     def statistics(self, batch: TrainBatch) -> Mapping[str, Any]:
         """What the row wants to know of the whole mini-batch; taken once, before it is cut or spread."""
@@ -156,7 +152,7 @@ class Objective:
                 inputs,
                 job.weights.to(scorer.device)[rows],
                 alpha=controls.alpha,
-                beta=self._beta,
+                beta=controls.kl_coefficient,
                 clip_low=controls.clip_low,
                 clip_high=controls.clip_high,
                 coefficients=controls.coefficients,
@@ -169,11 +165,11 @@ class Objective:
             parts.append(outputs.metrics)
         return LossMetrics.merge(parts)
 
-    def check(self, samples: Sequence[TrainSample]) -> None:
+    def check(self, samples: Sequence[TrainSample], controls: Controls) -> None:
         """Raise ``ValueError`` unless the samples carry what the loss's terms read, as the loss itself would."""
         if any(sample.ref_logprobs is None for sample in samples):
-            if self._beta:
-                raise ValueError(f"beta = {self._beta} needs the reference's log-probs")
+            if controls.kl_coefficient:
+                raise ValueError(f"beta = {controls.kl_coefficient} needs the reference's log-probs")
             if "ref_logprobs" in self.needs:
                 raise ValueError("the loss needs the reference's log-probs")
         if self.correction is not NONE and not all(len(sample.sampler_logprobs) for sample in samples):

@@ -339,9 +339,17 @@ def _check_brought(config: TrainConfig) -> None:
     """What the recipe brings to the algorithm is imported, and is what it should be; its engine's module is, too."""
     # with a cluster it is made on other nodes, when the learner's ranks are up
     brought("rollout.engine", partial(resolve, "engine"), config.rollout.engine)
-    Objective(LearnerSettings.of(config))
+    row = Objective(LearnerSettings.of(config)).row
     brought("algorithm.advantage", advantage_of, config.algorithm.advantage)
     entropy_controller(config.entropy)
+    for index, stage in enumerate(config.stages):
+        entropy_controller(config.in_stage(index).entropy)  # one of your own may refuse a target
+        for name in ("clip_low", "clip_high"):
+            if name in stage.own() and row.clip is None:
+                raise RecipeError(
+                    f"algorithm.loss = {config.algorithm.loss!r} does not clip; leave it out",
+                    key=f"stages.{index}.{name}",
+                )
 
 
 def with_needed_reference(config: TrainConfig) -> TrainConfig:

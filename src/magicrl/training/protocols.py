@@ -12,7 +12,7 @@ from magicrl.records import FloatArray, TrainBatch, TrainSample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Controls:
-    """What the controllers decide for one SGD step; everything else about the loss is fixed by the recipe.
+    """What stage and controllers decide for one SGD step; everything else about the loss is fixed by the recipe.
 
     Attributes:
         alpha: entropy coefficient alpha_k; adaptive control never makes it negative, a controller of one's own may.
@@ -20,6 +20,7 @@ class Controls:
         clip_high: eps_high; clipped above at 1 + eps_high.
         temperature: tau; divides the logits before log-probs and entropy are taken.
         learning_rate: the rate of this update.
+        kl_coefficient: beta of the k3 term.
         coefficients: further ones of the controller, by name; a row's surrogate reads them.
     """
 
@@ -28,6 +29,7 @@ class Controls:
     clip_high: float = 0.2
     temperature: float = 1.0
     learning_rate: float = 1e-6
+    kl_coefficient: float = 0.0
     coefficients: Mapping[str, float] = field(default_factory=dict[str, float])
 
 

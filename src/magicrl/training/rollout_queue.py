@@ -106,7 +106,7 @@ class RolloutQueue:
         return sum(item.group is not None for item in self._pending.values())
 
     def begin_step(self, stage_index: int) -> None:
-        """Call it once before a step's first ``take``. A new stage drains the queue: T is another."""
+        """Call it once before a step's first ``take``. A new stage drains the queue: T or tau is another."""
         self.drained = 0
         if stage_index != self._stage:
             self._drain()
@@ -117,7 +117,7 @@ class RolloutQueue:
         """Drop what is in flight; its problems are asked again, first of all, unless a filter has removed them."""
         if not self._pending:
             return
-        # T is another from here on, so nothing that is under way could be used
+        # T or tau is another from here on, so nothing that is under way could be used
         self._engine.interrupt()
         for item in self._pending.values():
             if item.ticket is not None:
@@ -171,7 +171,7 @@ class RolloutQueue:
 
     def _asked(self, draw: int, problem: Problem, group_size: int, max_tokens: int) -> RolloutRequest:
         """A new request, which is pending from here on."""
-        rollout, run = self._config.rollout, self._config.run
+        rollout, run = self._config.in_stage(self._stage).rollout, self._config.run
         request = RolloutRequest(
             draw=draw,
             problem=problem,

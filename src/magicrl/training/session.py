@@ -246,6 +246,7 @@ class Session:
         stop: StopRequest,
     ) -> None:
         self._config = config
+        self._in_stages = [config.in_stage(index) for index in range(len(config.stages))]
         self._stop = stop
         self._folder = folder
         self._observer = observer
@@ -258,7 +259,6 @@ class Session:
         self._throughput = Throughput(config, built.start.model.config.to_dict())
         self._workers = Workers(built.engine.sampler, judge, built.learner)
         self._schedule = StageSchedule(config.stages)
-        self._controller = entropy_controller(config.entropy)
         self._judging = judging_of(config.verifier, built.data.train)
         self._monitor = HealthMonitor(self._judging)
         self._visits = VisitRecord()
@@ -285,7 +285,7 @@ class Session:
                 judge=judge,
                 encode=self._encode,
                 sampler=self._sampler,
-                controller=self._controller,
+                controller=entropy_controller(config.entropy),
                 reference=built.reference,
             ),
             observer.progress,
@@ -293,7 +293,6 @@ class Session:
         # what a checkpoint holds of each in its ``state.json``, beside learner, engine and trainer
         self._small_parts: dict[str, Stateful] = {
             "schedule": self._schedule,
-            "controller": self._controller,
             "sampler": self._sampler,
             "visits": self._visits,
             "health": self._monitor,
@@ -333,8 +332,8 @@ class Session:
             self._folder.metrics(),
             before,
             after,
-            reuse=self._config.algorithm.reuse,
-            temperature=self._config.rollout.temperature,
+            reuse=[recipe.algorithm.reuse for recipe in self._in_stages],
+            temperature=self._in_stages[-1].rollout.temperature,
             weights_changed=weights_differ(self._folder.model, find_model(str(self._start))),
             judging=self._judging,
         )
@@ -503,7 +502,7 @@ class Session:
         for name, found in large.items():
             of_part, state[name] = split_state(name, found)
             tensors |= of_part
-        state["solved"] = self._solved
+        state |= {"controller": self._trainer.controller.state(), "solved": self._solved}
         # the lines of its steps first: a resumed run drops newer ones, and writes no older one again
         self._folder.settle()
         written = save_checkpoint(
@@ -546,6 +545,7 @@ class Session:
         self._engine.restore(join_state("engine", checkpoint.tensors, state["engine"]))
         self._trainer.restore(join_state("trainer", checkpoint.tensors, state["trainer"]))
         self._steps_done = self._trainer.steps_done
+        self._trainer.controller.restore(state["controller"])
         self._solved = int(state["solved"])
         for name, part in self._small_parts.items():
             part.restore(state[name])
@@ -553,11 +553,14 @@ class Session:
     def _announce_stage(self) -> None:
         stage = self._schedule.stage
         assert stage is not None, "a stage begins"
+        own = stage.own()
         self._event_once(
             "stage_start",
             f"stage {self._schedule.index + 1}: T = {stage.max_tokens}, D_R = {stage.rollout_batch}, "
-            f"D_T = {stage.mini_batch or stage.rollout_batch}, M = {stage.group_size}, at most {stage.max_steps} steps",
+            f"D_T = {stage.mini_batch or stage.rollout_batch}, M = {stage.group_size}, at most {stage.max_steps} steps"
+            + "".join(f", {name} = {value:g}" for name, value in own.items()),
             max_tokens=stage.max_tokens,
+            **own,
         )
 
     def _warn(self) -> None:
@@ -566,7 +569,10 @@ class Session:
         if changes:
             self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))
         lag, algorithm = self._config.rollout.weight_lag, self._config.algorithm
-        single = all(stage.num_minibatches * algorithm.reuse == 1 for stage in self._config.stages)
+        single = all(
+            stage.num_minibatches * recipe.algorithm.reuse == 1
+            for stage, recipe in zip(self._config.stages, self._in_stages, strict=True)
+        )
         if lag and single and algorithm.correction == "none":
             self._event_once(
                 "warning",

@@ -46,7 +46,7 @@ from magicrl.training.batches import (
 from magicrl.training.diagnosis import UNJUDGED, answers_in, diagnose, judging_of
 from magicrl.training.learner import ReferenceModel
 from magicrl.training.metrics import StalenessMeter, StepClock, Values, entropy_metrics, step_metrics
-from magicrl.training.objective import LearnerSettings, Objective, brought
+from magicrl.training.objective import LearnerSettings, Objective, brought, entropy_controller
 from magicrl.training.protocols import Controls, Learner, NotFiniteError, TrainingStopped, UpdateMetrics
 from magicrl.training.rollout_queue import RolloutQueue
 from magicrl.verifiers.base import VerifierService
@@ -85,11 +85,17 @@ class StepResult:
 
 
 class Trainer:
-    """Runs training steps. State is the step count and what is in flight; the rest is the parts' own."""
+    """Runs training steps. State is the step count and what is in flight; the rest is the parts' own.
+
+    Attributes:
+        controller: of the entropy; of ``parts`` until a stage has another target.
+    """
 
     def __init__(self, config: TrainConfig, parts: Parts, progress: Callable[[str, int, int], None]) -> None:
-        self._config = config
+        self._recipe = config
+        self._config = config  # as the present stage has it
         self._parts = parts
+        self.controller = parts.controller
         self._progress = progress
         self._queue = RolloutQueue(config, parts.engine, parts.judge, parts.encode, parts.sampler, progress)
         self._objective = Objective(LearnerSettings.of(config))
@@ -101,6 +107,7 @@ class Trainer:
 
     def step(self, stage: StageConfig, stage_index: int) -> StepResult:
         """One training step: D_R prompts, M responses each, N_SGD updates of Eq. 3.1."""
+        self._enter(stage_index)
         parts, mask, clock = self._parts, self._config.algorithm.advantage_mask, StepClock()
         self._queue.begin_step(stage_index)
         self._staleness.begin_step(parts.engine)
@@ -118,9 +125,9 @@ class Trainer:
         scores = self._scored(groups, clock)
         estimates = self._measured_entropies(groups, scores)
         entropy = estimates[self._config.entropy.estimator]
-        alpha = parts.controller.coefficient(entropy.mean)
-        further = coefficients_of(parts.controller, entropy.mean)
-        control = entropy_metrics(parts.controller, estimates, alpha, further)
+        alpha = self.controller.coefficient(entropy.mean)
+        further = coefficients_of(self.controller, entropy.mean)
+        control = entropy_metrics(self.controller, estimates, alpha, further)
 
         # Reject: a group whose rewards are all equal has zero advantage, but would still weigh in through the entropy
         # and KL terms and through the number of tokens that the loss is divided by.
@@ -134,7 +141,7 @@ class Trainer:
         # Update. c moves also in a step without survivors: it follows the policy's entropy, not the updates.
         with self._naming_the_culprit(kept):
             updates = self._learn(batches, stage, alpha, further, clock)
-        parts.controller.observe(entropy.mean)
+        self.controller.observe(entropy.mean)
 
         # The engine goes on from the new weights, after what it did meanwhile with the old ones (asynchronous).
         self._queue.meanwhile(sum(g.group.num_tokens for g in groups), clock)
@@ -156,6 +163,15 @@ class Trainer:
         )
         metrics = StepMetrics(step=self.steps_done, stage=stage_index, values=values)
         return StepResult(metrics=metrics, groups=tuple(groups), batches=tuple(batches), clock=clock)
+
+    def _enter(self, stage_index: int) -> None:
+        """The stage's own settings from here on."""
+        config = self._recipe.in_stage(stage_index)
+        if config.entropy != self._config.entropy:
+            # made anew and given the state, as a resumed run does it: c goes on where it was
+            state, self.controller = self.controller.state(), entropy_controller(config.entropy)
+            self.controller.restore(state)
+        self._config = config
 
     def _collect(self, stage: StageConfig, clock: StepClock) -> tuple[list[ScoredGroup], int]:
         """The step's buffer, and how many of its groups were sampled to refill rejected ones."""
@@ -215,7 +231,8 @@ class Trainer:
         elif several or objective.needs_old_logprobs_first:
             with clock.measure("other", "old_logprobs"):
                 samples = with_old_logprobs(samples, self._parts.learner.logprobs(samples, tau)[0])
-        if self._parts.reference is not None:
+        wanted = self._config.reference.mode != "none" or "ref_logprobs" in objective.needs
+        if self._parts.reference is not None and wanted:
             with clock.measure("other", "ref_logprobs"):
                 samples = with_ref_logprobs(samples, self._parts.reference.logprobs(samples, tau)[0])
         return samples
@@ -247,7 +264,7 @@ class Trainer:
         clock: StepClock,
     ) -> list[UpdateMetrics]:
         learner, total = self._parts.learner, stage.num_minibatches * self._config.algorithm.reuse
-        low, high = self._objective.clip
+        low, high = self._objective.clip(self._config.algorithm)
         updates: list[UpdateMetrics] = []
         for batch in batches:
             # one alpha for all updates of the step: c moves once a training step, whatever N_SGD is (section 3.2.5)
@@ -258,6 +275,7 @@ class Trainer:
                 coefficients=coefficients,
                 temperature=self._config.rollout.temperature,
                 learning_rate=self._learning_rate(),
+                kl_coefficient=self._config.reference.coefficient,
             )
             with clock.measure("train"):
                 updates.append(learner.update(batch, controls))

@@ -27,7 +27,7 @@ from magicrl.training.protocols import Controls, Learner, NotFiniteError
 
 # Learners that add in another order part by themselves: on these samples two single learners with other micro-batches
 # are 6e-6 apart after five steps, and 5e-7 on the same weights.
-CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-4, clip_low=0.15, clip_high=0.25)
+CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-4, clip_low=0.15, clip_high=0.25, kl_coefficient=0.1)
 Loaded = Callable[[], Any]
 
 
@@ -36,7 +36,6 @@ def settings(model: dict[str, Any] | None = None, **algorithm: Any) -> LearnerSe
         **{"correction": "tis", **algorithm},
         optimizer=OptimizerConfig(max_grad_norm=0.05),
         model=ModelConfig(**{"dtype": "float32", "micro_batch_tokens": 70, "head_chunk_tokens": 16, **(model or {})}),
-        kl_coefficient=0.1,
     )
 
 

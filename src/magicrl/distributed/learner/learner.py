@@ -175,7 +175,7 @@ class DistributedLearner:
             LearnerLost: a rank was lost (more often than ``rebuilds``); after ``rebuild`` the call may be repeated.
         """
         self._check(batch.samples)
-        self._objective.check(batch.samples)
+        self._objective.check(batch.samples, controls)
         weights = self._objective.sample_weights(batch)
         found = self._repeated(lambda: self._update(batch, weights, controls))
         for rank, answer in enumerate(self.last):
