@@ -259,11 +259,15 @@ class Episode:
         observed: ``(first token, tokens)`` of each observation, ascending; all other tokens were sampled.
         answer: the text of the last turn, which the problem's verifier judges where the environment gave no reward.
         verdict: the environment's own, or why the episode is not judged; None: the verifier judges.
+        metrics: further numbers that the environment gave with its last step.
+        cut: observations that were longer than ``[environment] max_observation_tokens``.
     """
 
     observed: tuple[tuple[int, int], ...]
     answer: str
     verdict: Verdict | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    cut: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

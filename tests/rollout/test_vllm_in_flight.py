@@ -95,7 +95,7 @@ seen["answer"] = rows(engine.finished())
 engine.submit([request(draw) for draw in range(6)])
 seen["told at once"] = len(engine.advance(0))
 before = engine.advance(40)
-seen["sampled"] = engine._sampled()
+seen["sampled"] = engine.sampled_tokens()
 engine.load_weights(generations[1], 1)
 before += engine.advance(20)
 with engine.newest_weights():

@@ -34,6 +34,7 @@ RewardName = Annotated[Reference, _door("reward")]
 TrackerName = Annotated[Reference, _door("tracker")]
 FamilyName = Annotated[Reference, _door("family")]
 SourceName = Annotated[Reference, _door("source")]
+EnvironmentName = Annotated[Reference, _door("environment")]
 
 
 DType = Literal["float32", "bfloat16"]
@@ -294,6 +295,8 @@ class SourceConfig(Section):
     verifier: RewardName | None = None
     """``maths``, ``exact``, ``code``, or a reward of your own, ``my_reward.py:score`` (docs/verifiers.md). Default: the
     family's own; ``code`` for problems with tests, else ``maths``."""
+    environment: EnvironmentName | None = None
+    """What answers the turns of a response: your class, ``file.py:Game``. Default: the family's own, mostly none."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -475,6 +478,21 @@ class VerifierConfig(Section):
     """Of each worker; what needs more is judged wrong."""
 
 
+class EnvironmentConfig(Section):
+    """Limits and workers of the environments that problems name (``data.train[].environment``)."""
+
+    max_turns: int = Field(default=8, ge=1)
+    """Turns of the model in one response; one that has had them and is not done is truncated."""
+    max_observation_tokens: int = Field(default=256, ge=1)
+    """Of one observation, with what the chat template puts around it; a longer one is cut. They do not count in T."""
+    time_limit: float = Field(default=10.0, gt=0)
+    """CPU seconds of one call, where the environment states none."""
+    workers: int = Field(default=1, ge=1)
+    """Processes that play episodes, for each environment."""
+    memory_limit_mb: int = Field(default=4096, ge=256)
+    """Of each worker, all its episodes together."""
+
+
 class CheckpointConfig(Section):
     """When the run's whole state is written, and how many are kept."""
 
@@ -514,6 +532,7 @@ class TrainConfig(Section):
     stages: tuple[StageConfig, ...] = Field(min_length=1)
     evaluation: EvaluationConfig = EvaluationConfig()
     verifier: VerifierConfig = VerifierConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     cluster: ClusterConfig | None = None

@@ -223,6 +223,7 @@ class RecordReader:
         fields: columns that the user named; they win over what their names say.
         verifier: of problems without tests; ``code``: the answer column holds tests.
         offer: how a user names a column, e.g. ``--set data.train.0.fields.{field}={column}``.
+        gold: whether a record without an answer is of no use; an environment may do without.
         extra: carry the other columns along in ``Problem.extra``.
         solutions, notes: further columns of these.
     """
@@ -231,6 +232,7 @@ class RecordReader:
     fields: FieldMapping = field(default_factory=FieldMapping)
     verifier: str = "maths"
     offer: str = OFFER
+    gold: bool = True
     extra: bool = True
     solutions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -286,7 +288,7 @@ class RecordReader:
         elif answer is None and _one_of(present, known.columns.worked, prompt):
             answer = self._column(row, present, "answer", known.columns.worked, prompt)
             worked = True
-        elif answer is None and self.needs_gold and not _ends_in_answer(row, prompt):
+        elif answer is None and self.needs_gold and self.gold and not _ends_in_answer(row, prompt):
             answer = self._column(row, tuple(row.record), "answer", known.columns.answer, prompt)
         schema = Schema(prompt=prompt, answer=answer, worked=worked or answer is None)
         return f"{', '.join(prompt)}, {answer or 'last turn'}", self._completed(schema, present)
@@ -394,7 +396,8 @@ class _RowReader:
             raw = _parsed_golds(raw)
             if raw == []:
                 raise Quarantined(f"no answer: field {where!r} is an empty list")
-        golds = self._golds(raw, where) if self.reader.needs_gold else _texts_of(raw)
+        strict = self.reader.needs_gold and (self.reader.gold or raw not in (None, "", []))
+        golds = self._golds(raw, where) if strict else _texts_of(raw)
         texts = [text for text in [turns.answer, *self._texts(schema.solutions)] if text]
         # a text that marks its answer is a solution, too
         given: list[Any] = cast("list[Any]", raw) if isinstance(raw, list) else [raw]

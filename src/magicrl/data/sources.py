@@ -29,7 +29,7 @@ from magicrl.registry import resolve
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
-    """SHA-256 (hex) over id, prompt, golds, verifier, source, level and context of every problem, in order.
+    """SHA-256 (hex) over all that the problems are, in their order.
 
     ``extra`` is left out: it never reaches the model or the verifier.
     """
@@ -39,6 +39,8 @@ def fingerprint(problems: Iterable[Problem]) -> str:
         # only where there is one, so that checksums of problems without a context stay what they were
         if p.context:
             fields.append([[message.role, message.content] for message in p.context])
+        if p.environment is not None:
+            fields.append({"environment": p.environment})
         line = json.dumps(fields, ensure_ascii=True)
         digest.update(line.encode() + b"\n")
     return digest.hexdigest()
@@ -369,6 +371,9 @@ def load_source(source: SourceConfig, *, key: str = "data.train.0") -> LoadedSou
     if source.label_noise:
         with _at("label_noise"):
             loaded = replace(loaded, problems=tuple(with_wrong_labels(loaded.problems, source.label_noise)))
+    if source.environment is not None:
+        given = tuple(replace(problem, environment=source.environment) for problem in loaded.problems)
+        loaded = replace(loaded, problems=given)
     if source.template is None:
         return loaded
     template = Template(text=source.template)
@@ -505,4 +510,10 @@ def _place(source: SourceConfig) -> Place:
 
 def _reader(source: SourceConfig, place: Place, key: str) -> RecordReader:
     offer = f"--set {key}.fields.{{field}}={{column}}"
-    return RecordReader(stem=place.stem, fields=source.fields, verifier=source.verifier or "maths", offer=offer)
+    return RecordReader(
+        stem=place.stem,
+        fields=source.fields,
+        verifier=source.verifier or "maths",
+        offer=offer,
+        gold=source.environment is None,
+    )

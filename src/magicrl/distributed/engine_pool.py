@@ -34,7 +34,7 @@ from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.distributed.tensors import pack
 from magicrl.records import RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import Capabilities, Learner, WeightCheck
-from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request
+from magicrl.rollout.requests import Filed, GroupProgress, OpenGroups, SchedulingEngine, check_request
 from magicrl.rollout.vllm_weights import WeightInfo
 from magicrl.training.protocols import WorkSpan
 
@@ -180,11 +180,15 @@ class EnginePool(SchedulingEngine):
             check_request(request, self.max_context)
         self._distribute([(group.order, set(group.to_start)) for group in self._groups.take_in(requests)])
 
-    def advance(self, tokens: int) -> list[RolloutGroup]:
-        """The groups that have arrived; the replicas work all the time, whatever ``tokens`` says."""
+    def sampled_tokens(self) -> int:
+        return 0
+
+    def _ahead(self, tokens: int) -> list[Filed]:
+        """What has arrived; the replicas work all the time, whatever ``tokens`` says."""
+        del tokens
         while self._wait(0.0):
             pass
-        return super().advance(0)
+        return self._groups.ended()
 
     def newest_weights(self) -> AbstractContextManager[None]:
         """Within it only what is submitted within is yielded; the rest goes on and waits."""

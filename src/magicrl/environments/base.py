@@ -10,11 +10,14 @@ A reference of kind ``environment`` names a class (or function) that is called w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
 
-from magicrl.records import Problem
+from magicrl.records import Problem, Verdict
+from magicrl.registry import resolve
+from magicrl.verifiers.base import make_verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,3 +53,48 @@ class Environment(Protocol):
     def step(self, text: str) -> Step:
         """Answer a turn of the model; ``text`` is what a model wrote, so hostile input."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentSpec:
+    """What a reference of kind ``environment`` names, with what the class says of itself (see `Environment`)."""
+
+    reference: str
+    make: Callable[[], Environment]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    time_limit: float | None = None
+    right_from: float = 1.0
+
+    def verdict(self, last: Step) -> Verdict | None:
+        """What an episode's last step found; None where it leaves that to the problem's verifier."""
+        if last.reward is None:
+            return None
+        status = "score_reached" if last.reward >= self.right_from else "score_below"
+        return replace(make_verdict(status, decided_by="environment"), score=last.reward)
+
+
+def environment_spec(reference: str) -> EnvironmentSpec:
+    """The environment of this name; its module is imported.
+
+    Raises:
+        ValueError: unknown name (says the nearest known one), or what it names is no environment.
+    """
+    found: Any = resolve("environment", reference)
+    name = f"environment {reference!r}"
+    if not callable(found):
+        raise ValueError(f"{name} is no class or function but {type(found).__name__}")
+    lacking = [method for method in ("reset", "step") if not hasattr(found, method)]
+    if isinstance(found, type) and lacking:
+        raise ValueError(f"{name} has no {' and no '.join(lacking)}; write what magicrl.environments.base shows")
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise ValueError(f"{name} is called without arguments for every episode: {error}") from None
+    tools, limit = tuple(getattr(found, "tools", ())), getattr(found, "time_limit", None)
+    if not all(isinstance(tool, Mapping) for tool in tools):
+        raise ValueError(f"{name}: tools must be a list of JSON schemas (dicts), got {tools!r:.100}")
+    if limit is not None and not limit > 0:
+        raise ValueError(f"{name}: time_limit must be positive seconds, got {limit}")
+    right_from = float(getattr(found, "right_from", 1.0))
+    make = cast("Callable[[], Environment]", found)
+    return EnvironmentSpec(reference=reference, make=make, tools=tools, time_limit=limit, right_from=right_from)

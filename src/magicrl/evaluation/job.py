@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from magicrl.records import (
     Verdict,
 )
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.verifiers.base import VerifierService
+from magicrl.verifiers.base import Submitted, VerifierService, submit_completions, verdicts_of
 
 Encode = Callable[[Problem], TokenArray]
 Progress = Callable[[int, int], None]
@@ -138,9 +138,9 @@ def run_job(
     if progress is not None:
         progress(finished, total)
 
-    def settle(sample: FinishedSample, ticket: Any) -> None:
+    def settle(sample: FinishedSample, ticket: Submitted) -> None:
         nonlocal finished, failed
-        (verdict,) = judge.result(ticket)
+        (verdict,) = verdicts_of(judge, ticket)
         if failed:
             return
         failed = True  # until this row is written
@@ -157,7 +157,7 @@ def run_job(
     # one thread keeps the order; a slow verdict never holds up the engine, a silent engine no verdict
     with ThreadPoolExecutor(1, "magicrl-samples") as writer:
         for sample in engine.finished_samples():
-            ticket = judge.submit(sample.request.problem, [sample.completion.text])
+            ticket = submit_completions(judge, sample.request.problem, [sample.completion])
             waiting.append(writer.submit(settle, sample, ticket))
             # an error of the writer shows here and ends the job while samples are still under way
             while waiting and waiting[0].done():
@@ -211,14 +211,14 @@ def sample_problems(
     """``samples`` judged responses of every problem, in the problems' order."""
     plan = SamplingPlan(samples=samples, temperature=temperature, max_tokens=max_tokens, seed=seed)
     engine.submit(requests_for(problems, plan, encode))
-    pending: list[tuple[RolloutGroup, Any]] = []
+    pending: list[tuple[RolloutGroup, Submitted]] = []
     for group in engine.finished():
-        pending.append((group, judge.submit(group.request.problem, [c.text for c in group.completions])))
+        pending.append((group, submit_completions(judge, group.request.problem, group.completions)))
         if progress:
             progress(len(pending), len(problems))
     # groups come as they finish
     pending.sort(key=lambda item: item[0].request.draw)
-    return [JudgedGroup(group, judge.result(ticket)) for group, ticket in pending]
+    return [JudgedGroup(group, verdicts_of(judge, ticket)) for group, ticket in pending]
 
 
 def score(groups: Sequence[JudgedGroup], pass_at: Sequence[int] = ()) -> Score:

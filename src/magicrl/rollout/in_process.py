@@ -37,9 +37,9 @@ _Ended = tuple[GroupProgress, int, Completion]  # a group, the index of its samp
 _PREFILL_TOKENS = 8192  # most prompt tokens in one forward (one longer prompt goes alone)
 
 
-def _lengths(request: RolloutRequest) -> tuple[int, int]:
-    """Tokens of the prompt, and of the longest response."""
-    return len(request.prompt_tokens), request.sampling.max_tokens
+def _lengths(request: RolloutRequest, *, room: bool = False) -> tuple[int, int]:
+    """Tokens of the prompt (with ``room`` of the longest one that may follow it), and of the longest response."""
+    return len(request.prompt_tokens) + room * request.room, request.sampling.max_tokens
 
 
 def _packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:
@@ -229,14 +229,12 @@ class InProcessEngine(SchedulingEngine):
 
         Of a pool's snapshot (a run may go on without ``[cluster]``) it takes the responses that are there.
         """
-        held: set[int] = set()
+        held = set[int]()
         # only this engine's own snapshot has it (`pack_work`); those of others hold responses alone
         if "orders" in snapshot:
-            self._work = unpack_work(
-                snapshot, {r.draw: r for r in requests}, self._shape, self._device, whole=self._static is not None
-            )
-            held = {group.request.draw for group in self._groups.unyielded()}
-        self.submit(with_begun(snapshot, [request for request in requests if request.draw not in held]))
+            self._work = unpack_work(snapshot, requests, self._shape, self._device, whole=self._static is not None)
+            held = {id(group.request) for group in self._groups.unyielded()}
+        self.submit(with_begun(snapshot, [request for request in requests if id(request) not in held]))
 
     @torch.inference_mode()
     def _advance(self) -> None:
@@ -250,7 +248,7 @@ class InProcessEngine(SchedulingEngine):
             self._groups.file(*ended)
         self._busy += time.perf_counter() - begin
 
-    def _sampled(self) -> int:
+    def sampled_tokens(self) -> int:
         return self._work.sampled
 
     def _rows_that_fit(self, capacity: int) -> int:
@@ -270,10 +268,12 @@ class InProcessEngine(SchedulingEngine):
                     f"{name}: sample {index} was begun with {len(begun)} tokens ({begun.finish_reason.value}), which "
                     f"cannot be gone on with: wanted are the samples {request.indices} of at most {limit} tokens"
                 )
-        if not self._rows_that_fit(prompt + limit):
-            need = (prompt + limit) * self._shape.bytes_per_token / 2**20
+        # the last turn's prompt holds all that came before it, and its response is what is left of T
+        most = max(limit, request.room)
+        if not self._rows_that_fit(prompt + most):
+            need = (prompt + most) * self._shape.bytes_per_token / 2**20
             raise ValueError(
-                f"{name}: prompt of {prompt} tokens + max_tokens {limit} needs {need:.1f} MiB of cache, "
+                f"{name}: prompt of {prompt} tokens + max_tokens {most} needs {need:.1f} MiB of cache, "
                 f"rollout.memory_limit_mb is {self._memory_limit_mb}; raise it or lower max_tokens"
             )
 
@@ -318,10 +318,10 @@ class InProcessEngine(SchedulingEngine):
         cache = self._work.cache
         if cache is not None and self._work.rows.active:
             return cache
-        needs = [_lengths(group.request) for group in self._work.queue]
+        needs = [_lengths(group.request, room=True) for group in self._work.queue]
         prompt, response = (max(column) for column in zip(*needs, strict=True))
         if not self._rows_that_fit(prompt + response):
-            prompt, response = needs[0]
+            prompt, response = _lengths(self._work.queue[0].request)
         rows = self._rows_that_fit(prompt + response)
         held = (0, 0, 0) if cache is None else (cache.prompts.capacity, cache.responses.capacity, cache.rows)
         if cache is None or prompt > held[0] or response > held[1] or rows > held[2]:

@@ -216,6 +216,8 @@ class OpenAIEngine(SchedulingEngine):
         if self.is_vllm and models and not mine:
             raise ValueError(f"{settings.shown('')}: model {settings.model!r} is not served; served: {names}")
         stated = mine.get("max_model_len")
+        # without the ids of the tokens that it gives, nothing can be put behind them
+        self.capabilities = replace(self.capabilities, turns=self.takes_tokens)
         self._max_context = settings.max_context or (stated if isinstance(stated, int) else UNLIMITED_CONTEXT)
 
     # requests and answers
@@ -230,7 +232,7 @@ class OpenAIEngine(SchedulingEngine):
             "temperature": sampling.temperature,
             "top_p": 1.0,
             # some servers keep an int32
-            "seed": sample_seed(sampling.seed, request.draw, index, bits=31),
+            "seed": sample_seed(sampling.seed, request.draw, index, known=request.offset, bits=31),
         }
         if chat:
             body["messages"] = [{"role": turn.role, "content": turn.content} for turn in request.problem.messages]

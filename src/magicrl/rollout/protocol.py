@@ -54,12 +54,16 @@ class Capabilities:
 
     Attributes:
         in_flight: work may stay under way over weight updates, evaluations and restarts; asynchronous mode needs it:
-            `advance`, `newest_weights`, `busy_seconds`, `snapshot`, `resume` and ``interrupt(keep=True)``. Weights
+            `advance`, `newest_weights`, `busy_seconds`, `snapshot`, `resume` and ``interrupt(keep=True)``, and for
+            episodes `advance_samples` and `sampled_tokens`. Weights
             loaded between two tokens of a response leave its keys and values as they are; it goes on under the new
             ones, its completion has ``version_spans``, and each token's log-prob is of the weights that sampled it.
     """
 
     weights: bool = True  # it samples with the weights that `RolloutEngine.load_weights` gives it. Training needs it
+    turns: bool = (
+        True  # a prompt may end in tokens of the response: the next turn of an episode (`RolloutRequest.offset`)
+    )
     logprobs: bool = True  # completions have log-probs of the distribution that was sampled from. Training needs it
     entropies: bool = False  # completions have the entropies of those distributions
     seeds: bool = True  # equal weights, requests and seeds give equal tokens
@@ -194,6 +198,14 @@ class RolloutEngine:
         that what it does depends on tokens and not on time. One with workers of its own never stands still: it
         ignores ``tokens`` and tells what has arrived.
         """
+        raise NotImplementedError
+
+    def advance_samples(self, tokens: int) -> list[FinishedSample]:
+        """As ``advance``, but each completion that has ended by now."""
+        raise NotImplementedError
+
+    def sampled_tokens(self) -> int:
+        """Tokens sampled since the engine was made; of one with workers of its own always 0."""
         raise NotImplementedError
 
     def busy_seconds(self) -> float:

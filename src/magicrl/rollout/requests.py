@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 
 from magicrl.records import (
     Completion,
+    Episode,
     FinishedSample,
     FinishReason,
     RolloutGroup,
     RolloutRequest,
+    VersionSpans,
     frozen_floats,
     frozen_tokens,
 )
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.sampling import philox4x32
 
+_EPISODE = TypeAdapter(Episode)
 _NO_POSITION = 0xFFFFFFFF  # no token has this position nor those just below, so seeds share no words with uniforms
 
 
@@ -217,11 +221,10 @@ class SchedulingEngine(RolloutEngine):
         return [filed.sample for filed in self._groups.ended()]
 
     def advance(self, tokens: int) -> list[RolloutGroup]:
-        # tokens, not time: what an asynchronous run does stays repeatable
-        target = self._sampled() + tokens if tokens else 0
-        while tokens and self._groups.awaited and self._sampled() < target:
-            self._advance()
-        return [filed.group.record() for filed in self._groups.ended() if filed.last]
+        return [filed.group.record() for filed in self._ahead(tokens) if filed.last]
+
+    def advance_samples(self, tokens: int) -> list[FinishedSample]:
+        return [filed.sample for filed in self._ahead(tokens)]
 
     def snapshot(self) -> Mapping[str, Any]:
         """What there is of the responses in flight; what an engine keeps beside them is computed anew."""
@@ -235,9 +238,13 @@ class SchedulingEngine(RolloutEngine):
         """Work, or wait for workers, until something may have ended."""
         raise NotImplementedError
 
-    def _sampled(self) -> int:
-        """Tokens that were sampled since the engine was made."""
-        raise NotImplementedError
+    def _ahead(self, tokens: int) -> list[Filed]:
+        """What has ended by now; ``tokens`` as of `advance`."""
+        # tokens, not time: what an asynchronous run does stays repeatable
+        target = self.sampled_tokens() + tokens if tokens else 0
+        while tokens and self._groups.awaited and self.sampled_tokens() < target:
+            self._advance()
+        return self._groups.ended()
 
     def _running(self) -> Iterator[tuple[GroupProgress, int, Completion]]:
         """The beginnings of samples in flight: their group, index and tokens so far."""
@@ -252,6 +259,18 @@ class SchedulingEngine(RolloutEngine):
         for group, index, completion in self._running():
             begun[group.order][index] = completion
         return [replace(group.request, begun=tuple(sorted(begun[group.order].items()))) for group in groups]
+
+
+def joined_spans(first: VersionSpans, then: VersionSpans) -> VersionSpans:
+    """Spans one after the other; two of one version that meet are one.
+
+    Example:
+        >>> joined_spans(((0, 3),), ((0, 2), (1, 4)))
+        ((0, 5), (1, 4))
+    """
+    if not first or not then or first[-1][0] != then[0][0]:
+        return (*first, *then)
+    return (*first[:-1], (then[0][0], first[-1][1] + then[0][1]), *then[1:])
 
 
 def pack_completions(prefix: str, completions: Sequence[Completion]) -> dict[str, Any]:
@@ -272,6 +291,7 @@ def pack_completions(prefix: str, completions: Sequence[Completion]) -> dict[str
             "policy_version": c.policy_version,
             "seconds": c.seconds,
             "version_spans": [list(span) for span in c.version_spans],
+            **({} if c.episode is None else {"episode": asdict(c.episode)}),
         }
         for c in completions
     ]
@@ -300,27 +320,34 @@ def unpack_completions(prefix: str, state: Mapping[str, Any]) -> list[Completion
             policy_version=int(row["policy_version"]),
             seconds=float(row["seconds"]),
             version_spans=tuple((int(version), int(count)) for version, count in row["version_spans"]),
+            episode=_EPISODE.validate_python(row["episode"]) if "episode" in row else None,
         )
         for row, tokens, logprobs, entropies in zip(rows, *arrays, strict=True)
     ]
 
 
 def pack_begun(requests: Iterable[RolloutRequest]) -> dict[str, Any]:
-    """What there is of unfinished requests (``begun``), by draw and sample index; empty where there is nothing."""
-    held = [(request.draw, index, completion) for request in requests for index, completion in request.begun]
+    """What there is of unfinished requests (``begun``), by draw, offset and sample; empty where there is nothing."""
+    held = [(request, index, completion) for request in requests for index, completion in request.begun]
     if not held:
         return {}
-    places = [[draw, index] for draw, index, _ in held]
+    places = [[request.draw, index, request.offset] for request, index, _ in held]
     return {"places": places, **pack_completions("begun", [completion for *_, completion in held])}
 
 
 def with_begun(snapshot: Mapping[str, Any], requests: Iterable[RolloutRequest]) -> list[RolloutRequest]:
-    """Inverse of ``pack_begun``: ``requests`` with what the snapshot holds of them, by draw.
+    """Inverse of ``pack_begun``: ``requests`` with what the snapshot holds of them.
 
     Of another engine's snapshot (a run may go on with or without ``[cluster]``) it takes nothing.
     """
-    begun: dict[int, list[tuple[int, Completion]]] = {}
+    begun: dict[tuple[int, int, int], Completion] = {}
     if "places" in snapshot:
-        for (draw, index), completion in zip(snapshot["places"], unpack_completions("begun", snapshot), strict=True):
-            begun.setdefault(int(draw), []).append((int(index), completion))
-    return [replace(request, begun=tuple(begun.get(request.draw, ()))) for request in requests]
+        for place, completion in zip(snapshot["places"], unpack_completions("begun", snapshot), strict=True):
+            draw, index, offset = (*map(int, place), 0)[:3]  # of a run without episodes there may be no offset
+            begun[draw, offset, index] = completion
+
+    def known(request: RolloutRequest) -> tuple[tuple[int, Completion], ...]:
+        keys = ((index, (request.draw, request.offset, index)) for index in request.indices)
+        return tuple((index, begun[key]) for index, key in keys if key in begun)
+
+    return [replace(request, begun=known(request)) for request in requests]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ _ROW = np.dtype(
         ("slot", np.int64),
         ("owner", np.int64),  # cache slot of its prompt
         ("prompt", np.int64),  # tokens of its prompt
+        ("offset", np.int64),  # response tokens at the end of the prompt, from an episode's earlier turns
         ("count", np.int64),  # response tokens so far; all but the last are in the cache
         ("limit", np.int64),  # T
         ("last", np.int64),  # the token to feed next
@@ -93,6 +94,7 @@ class RowTable:
             row["slot"] = slot
             row["owner"] = group.place
             row["prompt"] = len(request.prompt_tokens)
+            row["offset"] = request.offset
             row["count"] = 0
             row["limit"] = request.sampling.max_tokens
             row["known"] = 0
@@ -145,7 +147,8 @@ class RowTable:
         """The random numbers of these rows for the stretch of positions that their next token lies in."""
         first = due["count"] // _UNIFORMS_AHEAD * _UNIFORMS_AHEAD
         seed, draw, sample = (due[name][:, None] for name in ("seed", "draw", "sample"))
-        self._uniforms[due["slot"]] = uniforms(seed, draw, sample, first[:, None] + np.arange(_UNIFORMS_AHEAD))
+        positions = (due["offset"] + first)[:, None] + np.arange(_UNIFORMS_AHEAD)
+        self._uniforms[due["slot"]] = uniforms(seed, draw, sample, positions)
 
     def record(
         self, rows: slice, tokens: NDArray[Any], logprobs: NDArray[Any], entropies: NDArray[Any]
@@ -205,7 +208,8 @@ class RowTable:
             self.active += 1
         table = self._rows[: self.active]
         for name in _KEPT_FIELDS:
-            table[name] = state[f"field/{name}"].view(table[name].dtype)
+            if f"field/{name}" in state:  # the state of an earlier version has no offset
+                table[name] = state[f"field/{name}"].view(table[name].dtype)
         slots, width = table["slot"], state["tokens"].shape[1]
         for name, buffer in self._buffers.items():
             buffer[slots, :width] = state[name]
@@ -269,6 +273,8 @@ def pack_work(work: Work) -> dict[str, Any]:
         {
             "order": group.order,
             "draw": group.request.draw,
+            "offset": group.request.offset,
+            "first": group.request.indices[0],
             "to_start": group.to_start,
             "started": group.started,
             "version": group.version,
@@ -306,16 +312,19 @@ def pack_work(work: Work) -> dict[str, Any]:
 
 def unpack_work(
     state: Mapping[str, Any],
-    requests: Mapping[int, RolloutRequest],
+    requests: Iterable[RolloutRequest],
     shape: CacheShape,
     device: torch.device,
     *,
     whole: bool,
 ) -> Work:
-    """Inverse of ``pack_work`` for the ``requests`` in flight by draw; ``whole`` as of `SlotCache`."""
+    """Inverse of ``pack_work`` for the ``requests`` in flight; ``whole`` as of `SlotCache`."""
+    # the turns of an episode are requests of one draw
+    asked = {(request.draw, request.offset, request.indices[0]): request for request in requests}
     work, now, groups = Work(sampled=int(state["sampled"])), time.perf_counter(), dict[int, GroupProgress]()
     for row in state["groups"]:
-        group = GroupProgress(order=int(row["order"]), request=requests[int(row["draw"])])
+        key = (int(row["draw"]), int(row.get("offset", 0)), int(row.get("first", 0)))
+        group = GroupProgress(order=int(row["order"]), request=asked[key])
         group.to_start, group.started = [int(i) for i in row["to_start"]], int(row["started"])
         group.version, group.place, group.began = int(row["version"]), int(row["place"]), now - float(row["age"])
         groups[group.order] = group

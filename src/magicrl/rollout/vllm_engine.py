@@ -37,7 +37,14 @@ from magicrl.records import (
     frozen_tokens,
 )
 from magicrl.rollout.protocol import Capabilities, WeightCheck
-from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, sample_seed
+from magicrl.rollout.requests import (
+    GroupProgress,
+    OpenGroups,
+    SchedulingEngine,
+    check_request,
+    joined_spans,
+    sample_seed,
+)
 from magicrl.rollout.vllm_weights import Rendezvous, VllmWeights, WeightInfo, worker_backend
 
 # what vLLM's error says -> what to do; the first that fits counts
@@ -224,7 +231,9 @@ class Asked:
             repetition_penalty=1.0,
             # vLLM counts tokens that are given as prompt; T counts them as response
             max_tokens=sampling.max_tokens - known,
-            seed=sample_seed(sampling.seed, self.group.request.draw, self.index, known=known),
+            seed=sample_seed(
+                sampling.seed, self.group.request.draw, self.index, known=self.group.request.offset + known
+            ),
             ignore_eos=True,  # our end tokens alone end a response
             stop_token_ids=list(end_tokens),
             logprobs=0,  # the sampled token's
@@ -261,13 +270,6 @@ class Sampled:
 
 def _of_tokens(places: Any, tokens: Sequence[int]) -> list[float]:
     return [float(place[token].logprob) for place, token in zip(places, tokens, strict=True)]
-
-
-def _joined(first: VersionSpans, then: VersionSpans) -> VersionSpans:
-    """Spans one after the other; two of one version that meet are one."""
-    if first[-1][0] != then[0][0]:
-        return (*first, *then)
-    return (*first[:-1], (then[0][0], first[-1][1] + then[0][1]), *then[1:])
 
 
 _COLDEST, _HOTTEST = 0.01, 2.0  # vLLM silently raises lower temperatures to 0.01 and refuses higher ones
@@ -446,7 +448,7 @@ class VllmEngine(SchedulingEngine):
             del self._asked[name]
         self._groups.drop(first)
 
-    def _sampled(self) -> int:
+    def sampled_tokens(self) -> int:
         """Without those of dropped samples."""
         states = self._engine.output_processor.request_states.values()
         return self._tokens_ended + sum(state.detokenizer.num_output_tokens() for state in states)
@@ -525,7 +527,7 @@ class VllmEngine(SchedulingEngine):
         if before is not None:
             tokens = before.tokens.tolist() + tokens
             logprobs = before.sampler_logprobs.tolist() + logprobs
-            spans = _joined(before.version_spans or ((before.policy_version, len(before)),), spans)
+            spans = joined_spans(before.version_spans or ((before.policy_version, len(before)),), spans)
             seconds += before.seconds
         return Completion(
             tokens=frozen_tokens(tokens),

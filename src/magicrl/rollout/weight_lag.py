@@ -53,6 +53,9 @@ class LaggedEngine(RolloutEngine):
     def finished_samples(self) -> Iterator[FinishedSample]:
         return self._engine.finished_samples()
 
+    def turn(self) -> list[FinishedSample]:
+        return self._engine.turn()
+
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Keep a copy of ``weights``, in place of one of the same version, and serve those of ``lag`` before."""
         # the same version once more is no update: it must not make the others older

@@ -18,6 +18,7 @@ from magicrl.models.loading import LoadedModel, described_model, load_policy, re
 from magicrl.models.prompts import PromptEncoder
 from magicrl.rollout.engines import EngineSettings, TrainingUse
 from magicrl.rollout.engines import make_engine as named_engine
+from magicrl.rollout.episodes import EpisodeEngine
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.learner import LocalLearner, ReferenceModel
@@ -149,12 +150,16 @@ def build(config: TrainConfig, ready: Ready, start: Path | str, parts: LocalPart
         ceiling=config.rollout.max_sampler_gap,
         max_tokens=min(stage.max_tokens for stage in config.stages),  # no probe is longer than any stage allows
     )
+    engine = parts.engine(start, encoder, learner, check)
+    # recorded rollouts hold what environments answered
+    if data.environments() and config.rollout.engine != "replay":
+        engine = EpisodeEngine(engine, encoder, config.environment)
     return Built(
         start=policy,
         encoder=encoder,
         data=data,
         learner=learner,
-        engine=parts.engine(start, encoder, learner, check),
+        engine=engine,
         reference=make_reference(config, start),
         devices=parts.devices,
     )

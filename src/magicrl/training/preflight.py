@@ -20,6 +20,7 @@ from magicrl.algorithms.advantages import advantage_of
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import ModelConfig, SftConfig, SourceConfig, TrainConfig
 from magicrl.data.sources import held_out_keys, load_parts, load_problems, place_of
+from magicrl.environments.base import environment_spec
 from magicrl.models.loading import LoadedModel, load_policy, load_shell, resolve_device
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.scorer import check_isolation
@@ -61,6 +62,11 @@ class RunData:
     def verifiers(self) -> set[str]:
         """Names of the verifiers that the problems call for."""
         return {p.verifier for problems in (self.train, self.validation, *self.test.values()) for p in problems}
+
+    def environments(self) -> dict[str, Problem]:
+        """A problem of each environment that answers, by its name."""
+        sets = (self.train, self.validation, *self.test.values())
+        return {p.environment: p for problems in sets for p in problems if p.environment is not None}
 
 
 def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
@@ -257,7 +263,8 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     _check_demonstrated(shown, data, config)
     tests = (p for problems in data.test.values() for p in problems)
     longest = max(encoder.length(p) for p in (*data.train, *data.validation, *tests))
-    check_context(config, policy, longest)
+    observed = _check_environments(config, data, encoder)
+    check_context(config, policy, longest, observed)
     # of what is only read later, that it can be read
     if config.reference.model is not None:
         with under("reference.model"):
@@ -319,17 +326,39 @@ def check_sft(config: SftConfig, output: Path) -> LoadedModel:
     return policy
 
 
-def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int) -> None:
-    """Raise ``RecipeError`` if a stage's T and the longest prompt do not fit the model's context."""
+def _check_environments(config: TrainConfig, data: RunData, encoder: PromptEncoder) -> int:
+    """Import the problems' environments; the most tokens that their observations may add to a response."""
+    limits = config.environment
+    sets = {"data.train": config.data.train, "data.validation": config.data.validation}
+    keys = {source.environment: f"{key}.{i}" for key, given in sets.items() for i, source in enumerate(given)}
+    keys |= {source.environment: f"data.test.{name}" for name, source in config.data.test.items()}
+    for name, problem in data.environments().items():
+        try:
+            environment_spec(name)
+        except ValueError as error:
+            raise RecipeError(str(error), key=f"{keys[name]}.environment" if name in keys else "data.train") from error
+        try:
+            encoder.observation(problem, "", limits.max_observation_tokens)
+        except ValueError as error:
+            raise RecipeError(str(error), key="environment.max_observation_tokens") from error
+    return (limits.max_turns - 1) * limits.max_observation_tokens if data.environments() else 0
+
+
+def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int, observed: int = 0) -> None:
+    """Raise ``RecipeError`` if a stage's T, the longest prompt and all that may be observed do not fit the context."""
     limits = {f"stages.{i}.max_tokens": stage.max_tokens for i, stage in enumerate(config.stages)}
     if config.evaluation.max_tokens:
         limits["evaluation.max_tokens"] = config.evaluation.max_tokens
     for key, max_tokens in limits.items():
-        if longest_prompt + max_tokens > policy.max_context:
-            room = policy.max_context - longest_prompt
+        if longest_prompt + max_tokens + observed > policy.max_context:
+            room = policy.max_context - longest_prompt - observed
             remedy = f"lower it to at most {room}" if room > 0 else "use shorter prompts or another model"
+            further = ""
+            if observed:
+                remedy += ", or lower environment.max_turns or environment.max_observation_tokens"
+                further = f" with observations of {observed} tokens in all"
             raise RecipeError(
-                f"{max_tokens} and the longest prompt ({longest_prompt} tokens) exceed the context of "
+                f"{max_tokens} and the longest prompt ({longest_prompt} tokens){further} exceed the context of "
                 f"{policy.folder} ({policy.max_context} tokens); {remedy}",
                 key=key,
             )

@@ -25,7 +25,7 @@ from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParam
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.requests import pack_completions, unpack_completions
 from magicrl.training.metrics import StepClock
-from magicrl.verifiers.base import VerifierService
+from magicrl.verifiers.base import Submitted, VerifierService, submit_completions, verdicts_of
 
 
 def longest_first(problems: Sequence[str], means: Mapping[str, float]) -> list[int]:
@@ -48,7 +48,7 @@ class Pending:
 
     request: RolloutRequest
     group: RolloutGroup | None = None
-    ticket: Any = None
+    ticket: Submitted | None = None
 
 
 class RolloutQueue:
@@ -121,7 +121,7 @@ class RolloutQueue:
         self._engine.interrupt()
         for item in self._pending.values():
             if item.ticket is not None:
-                self._judge.result(item.ticket)  # a verdict that nobody fetches would stay in the judge
+                verdicts_of(self._judge, item.ticket)  # a verdict that nobody fetches would stay in the judge
         gone, problems = self._sampler.removed, [item.request.problem for item in self._pending.values()]
         self._again.extend(problem for problem in problems if problem.id not in gone)
         self.drained = len(self._pending)
@@ -212,15 +212,16 @@ class RolloutQueue:
             item = self._pending[group.request.draw]
             assert item.group is None, f"draw {group.request.draw} came twice"
             item.group = group
-            item.ticket = self._judge.submit(group.request.problem, [c.text for c in group.completions])
+            item.ticket = submit_completions(self._judge, group.request.problem, group.completions)
 
     def _judged(self, item: Pending) -> ScoredGroup:
         """Wait for the verdicts of what was generated."""
         group = item.group
+        assert item.ticket is not None, "a group is handed to the judge as it comes"
         assert group is not None, "an engine gives every group that it was asked for"
         # in issue order, so that what is expected never depends on who finished first
         self._lengths[group.request.problem.key] = group.num_tokens / len(group.completions)
-        return score_group(group, self._judge.result(item.ticket))
+        return score_group(group, verdicts_of(self._judge, item.ticket))
 
     def state(self) -> dict[str, Any]:
         """Tensors and JSON values: what is in flight, finished or not, and where the draws stand."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from magicrl.records import Outcome, Problem, Verdict
+from magicrl.records import Completion, Outcome, Problem, Verdict
 from magicrl.registry import resolve
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _STATUSES = {
         wrong_answer runtime_error time_limit memory_limit output_limit syntax_error no_code security
         score_below
     """,
-    Outcome.NOT_JUDGED: "gold_unparsable worker_lost infrastructure_error reward_failed",
+    Outcome.NOT_JUDGED: "gold_unparsable worker_lost infrastructure_error reward_failed environment_failed",
 }
 OUTCOME_OF_STATUS = MappingProxyType(
     {status: outcome for outcome, statuses in _STATUSES.items() for status in statuses.split()}
@@ -109,6 +109,28 @@ class VerifierService(Protocol):
     def ready(self, ticket: Any) -> bool: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Completions on their way to verdicts: those that environments gave, and the judge's ticket of the others."""
+
+    own: tuple[Verdict | None, ...]
+    ticket: Any
+
+
+def submit_completions(judge: VerifierService, problem: Problem, completions: Sequence[Completion]) -> Submitted:
+    """Have completions judged by their text, episodes by their last turn where their environments did not judge."""
+    own = tuple(None if c.episode is None else c.episode.verdict for c in completions)
+    left = [c for c, given in zip(completions, own, strict=True) if given is None]
+    texts = [c.text if c.episode is None else c.episode.answer for c in left]
+    return Submitted(own, judge.submit(problem, texts) if texts else None)
+
+
+def verdicts_of(judge: VerifierService, submitted: Submitted) -> tuple[Verdict, ...]:
+    """A verdict a completion, in their order; waits for those that the judge has to give."""
+    judged = iter(() if submitted.ticket is None else judge.result(submitted.ticket))
+    return tuple(next(judged) if given is None else given for given in submitted.own)
 
 
 Judge = Callable[[Problem, Sequence[str]], "Sequence[Verdict] | Future[list[Verdict]]"]

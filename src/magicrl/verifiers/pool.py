@@ -34,7 +34,15 @@ from magicrl.verifiers.base import (
     make_verdict,
     verifier_spec,
 )
-from magicrl.verifiers.worker import Exhausted, Lost, WorkerPlan, WorkerProcess, WorkerRefusal, WorkerStartError
+from magicrl.verifiers.worker import (
+    Exhausted,
+    Lost,
+    WorkerPlan,
+    WorkerProcess,
+    WorkerRefusal,
+    WorkerSlot,
+    WorkerStartError,
+)
 
 
 class Closing(ABC):
@@ -51,9 +59,8 @@ class Closing(ABC):
         self.close()
 
 
-_ATTEMPTS = 2
-_STARTS = 3
-"""A worker may be killed from outside while it warms up; a broken installation fails every time."""
+ATTEMPTS = 2
+"""Of an item whose worker was lost."""
 _CLOSED = "the verifier pool was closed before all answers were judged"
 
 
@@ -142,14 +149,19 @@ class WorkerThread:
         self, items: queue.SimpleQueue[Item | None], protocol: WorkerProtocol, closing: threading.Event
     ) -> None:
         self._items, self._protocol, self._closing = items, protocol, closing
-        self.worker: WorkerProcess | None = None
+        self._slot = WorkerSlot(protocol.plan, closing)
         self.greeting: Future[Mapping[str, Any]] = Future()
         """What its first worker said, or why there is none."""
         self.thread = threading.Thread(target=self._run, name="verifier-worker", daemon=True)
 
+    @property
+    def worker(self) -> WorkerProcess | None:
+        """The one that lives now."""
+        return self._slot.worker
+
     def _run(self) -> None:
         try:
-            self.greeting.set_result(self._ready_worker().greeting)
+            self.greeting.set_result(self._slot.ready().greeting)
         except Exception as error:  # noqa: BLE001 - whoever waits for the first worker is told
             self.greeting.set_exception(error)
         while (item := self._items.get()) is not None:
@@ -157,17 +169,17 @@ class WorkerThread:
                 item.judged.set_result([self._serve(item)])
             except Exception as error:  # noqa: BLE001 - the caller waits for this item: hand the error over to it
                 item.judged.set_exception(error)
-        self._drop_worker()
+        self._slot.drop()
 
     def _serve(self, item: Item) -> Verdict:
         verdict = self._protocol.lost("not tried")
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             if self._closing.is_set():
                 break
             verdict = self._attempt(item)
             if verdict.outcome is not Outcome.NOT_JUDGED or self._protocol.final(item, verdict):
                 return verdict
-            self._drop_worker()  # the second try gets a fresh one
+            self._slot.drop()  # the second try gets a fresh one
         if self._closing.is_set():
             # a pool that closes hands over no verdict: the item would count as not judged though nobody tried
             raise RuntimeError(_CLOSED)
@@ -176,7 +188,7 @@ class WorkerThread:
 
     def _attempt(self, item: Item) -> Verdict:
         try:
-            worker = self._ready_worker()
+            worker = self._slot.ready()
         # no item's doing, and the next worker would say the same: the caller has to hear it
         except WorkerRefusal:
             raise
@@ -193,24 +205,6 @@ class WorkerThread:
             return self._protocol.lost(outcome.reason, seconds)
         worker.last_problem = item.problem
         return self._protocol.read(item, outcome, seconds)
-
-    def _ready_worker(self) -> WorkerProcess:
-        for attempt in range(_STARTS):
-            if self.worker is not None and self.worker.usable:
-                break
-            self._drop_worker()
-            try:
-                self.worker = WorkerProcess(self._protocol.plan)
-            except WorkerStartError as error:
-                if isinstance(error, WorkerRefusal) or self._closing.is_set() or attempt == _STARTS - 1:
-                    raise
-        assert self.worker is not None
-        return self.worker
-
-    def _drop_worker(self) -> None:
-        if self.worker is not None:
-            self.worker.kill()
-            self.worker = None
 
 
 class JudgingPool(Closing):

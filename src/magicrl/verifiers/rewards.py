@@ -168,10 +168,10 @@ class RewardFunction:
             values = dict(cast("Mapping[str, Any]", returned))
             if "score" not in values:
                 raise TypeError(f"a mapping needs a 'score', got {', '.join(map(str, values)) or 'nothing'}")
-            score = _number("score", values.pop("score"))
-            metrics = {str(name): _number(str(name), value) for name, value in values.items()}
+            score = number("score", values.pop("score"))
+            metrics = {str(name): number(str(name), value) for name, value in values.items()}
         else:
-            score = _number("score", returned)
+            score = number("score", returned)
         right = score >= self.settings.right_from
         verdict = make_verdict("score_reached" if right else "score_below", decided_by="reward", seconds=seconds)
         return dataclasses.replace(verdict, score=score, metrics=metrics)
@@ -191,7 +191,8 @@ class RewardFunction:
         return make_verdict("reward_failed", reason=reason[:_MAX_REASON], decided_by="reward", seconds=seconds)
 
 
-def _number(name: str, value: Any) -> float:
+def number(name: str, value: Any) -> float:
+    """``value`` as a finite float; TypeError or ValueError, with its ``name``, if it is none."""
     # float("0.5") would work, and hide that the function returns text
     if isinstance(value, str) or value is None:
         raise TypeError(f"{name} must be a number, got {value!r:.60}")

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -74,9 +75,10 @@ class Exhausted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The worker ended for a reason that is not the item's doing."""
+    """The worker ended for a reason that is not the item's doing; ``stalled``: it said nothing for too long."""
 
     reason: str
+    stalled: bool = False
 
 
 class WorkerProcess:
@@ -141,7 +143,7 @@ class WorkerProcess:
                     return Exhausted("timeout", phase)
                 if time.monotonic() > end:
                     self.kill()
-                    return Lost(f"worker did not run for {self._stall_limit:.0f} s of wall-clock time")
+                    return Lost(f"worker did not run for {self._stall_limit:.0f} s of wall-clock time", stalled=True)
                 # one thread: its CPU time cannot reach the limit sooner than this
                 message = self._receive(max(_MIN_WAIT_SECONDS, min(left, end - time.monotonic())))
                 if message is None:
@@ -227,6 +229,47 @@ class WorkerProcess:
         if not isinstance(message, dict):
             raise ValueError(f"not an object: {type(message).__name__}")
         return message
+
+
+_STARTS = 3
+"""A worker may be killed from outside while it warms up; a broken installation fails every time."""
+
+
+class WorkerSlot:
+    """A place for one worker at a time, which is replaced when it is gone. One thread uses it.
+
+    Args:
+        plan: how its workers are started.
+        closing: no worker is started again once it is set.
+    """
+
+    def __init__(self, plan: WorkerPlan, closing: threading.Event) -> None:
+        self._plan, self._closing = plan, closing
+        self.worker: WorkerProcess | None = None
+
+    def ready(self) -> WorkerProcess:
+        """The worker, a new one where the last is used up.
+
+        Raises:
+            WorkerStartError: as of `WorkerProcess`, after three tries.
+        """
+        for attempt in range(_STARTS):
+            if self.worker is not None and self.worker.usable:
+                break
+            self.drop()
+            try:
+                self.worker = WorkerProcess(self._plan)
+            except WorkerStartError as error:
+                if isinstance(error, WorkerRefusal) or self._closing.is_set() or attempt == _STARTS - 1:
+                    raise
+        assert self.worker is not None
+        return self.worker
+
+    def drop(self) -> None:
+        """End the worker."""
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker = None
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

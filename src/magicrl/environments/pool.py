@@ -1,0 +1,301 @@
+"""Where environments run: in worker processes that are killed at their limits, as isolated rewards do.
+
+An episode stays with its worker. Those of a worker that is lost are played again, from their turns, in its successor.
+What an environment raises, returns wrongly or does not do in time makes the episode *not judged*, never a 0: the
+response is not to blame. `EnvironmentPool` is the run's end, `EnvironmentHandler` what runs in the worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from magicrl.config.schema import EnvironmentConfig
+from magicrl.environments.base import Environment, EnvironmentSpec, Step, environment_spec
+from magicrl.records import Problem, Verdict
+from magicrl.verifiers.base import make_verdict
+from magicrl.verifiers.isolated import limit_cpu, limit_memory
+from magicrl.verifiers.pool import ATTEMPTS, Closing
+from magicrl.verifiers.rewards import number
+from magicrl.verifiers.worker import (
+    Exhausted,
+    Lost,
+    Refused,
+    RequestHandler,
+    Send,
+    WorkerPlan,
+    WorkerProcess,
+    WorkerRefusal,
+    WorkerSlot,
+    WorkerStartError,
+)
+
+_log = logging.getLogger(__name__)
+
+MAX_OBSERVATION = 1 << 16
+"""Characters of an observation; in JSON each may take twelve bytes, and a reply has room for a MiB."""
+NOT_REPEATABLE = (
+    "not repeatable: played again from its turns it answered otherwise; what an environment does may depend on the "
+    "problem and the turns alone"
+)
+_STALL_FACTOR = 10.0
+_MIN_STALL_SECONDS = 10.0
+_MAX_REASON = 300
+_PROBLEM = TypeAdapter(Problem)
+_STEP = TypeAdapter(Step)
+
+
+@dataclass(kw_only=True, eq=False)
+class Play:
+    """An episode under way: its problem, and its turns with what the environment answered."""
+
+    number: int
+    problem: Problem
+    place: WorkerPlace
+    history: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    worker: WorkerProcess | None = None  # in which it lives
+
+
+class EnvironmentPool(Closing):
+    """Plays episodes, each environment in worker processes of its own, which start with its first turn.
+
+    Args:
+        config: limits and the number of workers.
+    """
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        self._config = config
+        self._places: dict[str, list[WorkerPlace]] = {}
+        self._numbers = itertools.count()
+        self._closing = threading.Event()
+
+    def begin(self, problem: Problem) -> Play:
+        """An episode of ``problem``, whose environment is made with its first turn.
+
+        Raises:
+            ValueError: the problem's environment cannot be found.
+        """
+        name, number = problem.environment, next(self._numbers)
+        assert name is not None, f"problem {problem.id!r} has no environment"
+        if name not in self._places:
+            spec = environment_spec(name)
+            self._places[name] = [WorkerPlace(spec, self._config, self._closing) for _ in range(self._config.workers)]
+        places = self._places[name]
+        return Play(number=number, problem=problem, place=places[number % len(places)])
+
+    def steps(self, turns: Sequence[tuple[Play, str]]) -> list[Step | Verdict]:
+        """What the environments answer to these turns, in their order; a verdict where the episode cannot go on.
+
+        Workers play at the same time. An episode that is done, or got a verdict, is over.
+
+        Raises:
+            WorkerRefusal: an environment cannot be made on this machine; says why.
+        """
+        found: list[Future[Step | Verdict]] = [play.place.submit(play, text) for play, text in turns]
+        return [future.result() for future in found]
+
+    def end(self, play: Play) -> None:
+        """Forget an episode that is not over."""
+        play.place.forget(play)
+
+    def fail(self, play: Play, reason: str) -> Verdict:
+        """The verdict on an episode that cannot go on; the first of its kind is told."""
+        self.end(play)
+        return play.place.failed(play, reason)
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers that live now."""
+        places = [place for some in self._places.values() for place in some]
+        return tuple(place.slot.worker.pid for place in places if place.slot.worker is not None)
+
+    def close(self) -> None:
+        """Kill the workers. Safe to call twice."""
+        self._closing.set()
+        for places in self._places.values():
+            for place in places:
+                place.close()
+        self._places.clear()
+
+
+class WorkerPlace:
+    """One worker of an environment and the thread that asks it, for one episode after the other."""
+
+    def __init__(self, spec: EnvironmentSpec, config: EnvironmentConfig, closing: threading.Event) -> None:
+        self.spec = spec
+        self._seconds = spec.time_limit or config.time_limit
+        plan = WorkerPlan(
+            handler="magicrl.environments.pool:EnvironmentHandler",
+            hello={
+                "reference": spec.reference,
+                "path": sys.path,  # the worker finds what this process finds
+                "cpu_limit": self._seconds,
+                "memory_limit_mb": config.memory_limit_mb,
+            },
+            cpu_limit=self._seconds,
+            stall_limit=max(_MIN_STALL_SECONDS, _STALL_FACTOR * self._seconds),
+        )
+        self.slot = WorkerSlot(plan, closing)
+        self._thread = ThreadPoolExecutor(1, "environment-worker")
+        self._items = itertools.count()
+        self._over: list[int] = []  # episodes that the worker may forget
+        self._warned: set[str] = set()
+
+    def submit(self, play: Play, text: str) -> Future[Step | Verdict]:
+        """Have a turn answered."""
+        return self._thread.submit(self._answer, play, text)
+
+    def forget(self, play: Play) -> None:
+        """The episode goes on no more."""
+        if play.worker is not None:
+            self._over.append(play.number)
+        play.worker = None
+
+    def close(self) -> None:
+        """Kill the worker and end the thread."""
+        # its thread may wait in `ask`, and finds a lost worker
+        if self.slot.worker is not None:
+            self.slot.worker.interrupt()
+        self._thread.shutdown(cancel_futures=True)
+        self.slot.drop()
+
+    def _answer(self, play: Play, text: str) -> Step | Verdict:
+        reason = ""
+        for _ in range(ATTEMPTS):
+            try:
+                found = self._played(self.slot.ready(), play, text)
+            # no episode's doing, and the next worker would say the same: the caller has to hear it
+            except WorkerRefusal:
+                raise
+            except WorkerStartError as error:
+                found = Lost(str(error))
+            if isinstance(found, Step):
+                if found.done:
+                    play.worker = None
+                play.history.append((text, found.observation))
+                return found
+            if isinstance(found, str):
+                return self.failed(play, found)
+            reason = found.reason
+            if found.stalled:  # it waits for something, and would again
+                return self.failed(play, f"timeout: {reason}")
+        return self.failed(play, reason)
+
+    def _played(self, worker: WorkerProcess, play: Play, text: str) -> Step | str | Lost:
+        """The answer to a turn, the ones before it played first where the worker does not know them."""
+        if play.worker is not worker:
+            told = json.loads(json.dumps(dataclasses.asdict(play.problem), default=str))
+            begun = self._ask(worker, play, problem=told)
+            if not isinstance(begun, Step):
+                return begun
+            for turn, observation in play.history:
+                again = self._ask(worker, play, text=turn)
+                if not isinstance(again, Step):
+                    return again
+                if again.done or again.observation != observation:
+                    self._over.append(play.number)
+                    return NOT_REPEATABLE
+            play.worker = worker
+        return self._ask(worker, play, text=text)
+
+    def _ask(self, worker: WorkerProcess, play: Play, **what: Any) -> Step | str | Lost:
+        """One call of the environment: what it answered, why it failed, or that the worker was lost."""
+        over, self._over = self._over, []
+        outcome = worker.ask({"item": next(self._items), "episode": play.number, "over": over, **what})
+        if isinstance(outcome, Exhausted):
+            return (
+                f"timeout: a call used up {self._seconds:g} s of CPU time"
+                if outcome.kind == "timeout"
+                else "crash: a call ended its worker"
+            )
+        if isinstance(outcome, Lost):
+            return outcome
+        if "failed" in outcome:
+            return str(outcome["failed"])
+        try:
+            return _STEP.validate_python(outcome.get("step"))
+        except ValueError:
+            return Lost("the worker sent a malformed step")
+
+    def failed(self, play: Play, reason: str) -> Verdict:
+        """The verdict on an episode that cannot go on; the first of its kind is told."""
+        play.worker = None
+        kind = reason.partition(":")[0]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning(
+                "environment %s failed in an episode of problem %s: %s (not judged; further ones are only counted)",
+                self.spec.reference,
+                play.problem.id,
+                reason,
+            )
+        return make_verdict("environment_failed", reason=reason[:_MAX_REASON], decided_by="environment")
+
+
+class EnvironmentHandler(RequestHandler):
+    """In a worker: the episodes under way."""
+
+    def __init__(self, hello: dict[str, Any], send: Send) -> None:
+        sys.path += [place for place in hello["path"] if place not in sys.path]
+        try:
+            self._spec = environment_spec(hello["reference"])
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        self._cpu_limit: float = hello["cpu_limit"]
+        self._episodes: dict[int, Environment] = {}
+        limit_memory(hello["memory_limit_mb"])
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        for over in request["over"]:
+            self._episodes.pop(over, None)
+        limit_cpu(self._cpu_limit)
+        name: int = request["episode"]
+        try:
+            if "problem" in request:
+                self._episodes[name] = self._spec.make()
+                self._episodes[name].reset(_PROBLEM.validate_python(request["problem"]))
+                step = Step()
+            else:
+                step = checked(self._episodes[name].step(request["text"]))
+        except Exception as error:  # noqa: BLE001 - the border to a user's code: whatever it raises judges nothing
+            self._episodes.pop(name, None)
+            full = isinstance(error, MemoryError)
+            return {"failed": f"{type(error).__name__}: {error}"[:_MAX_REASON], "retire": full}
+        if step.done:
+            del self._episodes[name]
+        return {"step": dataclasses.asdict(step), "retire": False}
+
+
+def checked(step: Any) -> Step:
+    """What an environment returned, if it is a step; its numbers as floats.
+
+    Raises:
+        TypeError, ValueError: it is none, or one of its fields is unusable.
+    """
+    if not isinstance(step, Step):
+        raise TypeError(f"step must return a magicrl.environments.base.Step, got {type(step).__name__}")
+    given: Any = step.metrics
+    for field_name, value, kind in (
+        ("observation", step.observation, str),
+        ("done", step.done, bool),
+        ("metrics", given, Mapping),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{field_name} of a step must be {kind.__name__}, got {type(value).__name__}")
+    if len(step.observation) > MAX_OBSERVATION:
+        raise ValueError(f"an observation of {len(step.observation)} characters; give at most {MAX_OBSERVATION}")
+    if step.reward is not None and not step.done:
+        raise ValueError("a reward goes with the last step, where done is True")
+    reward = None if step.reward is None else number("reward", step.reward)
+    metrics = {str(name): number(str(name), value) for name, value in step.metrics.items()}
+    return dataclasses.replace(step, reward=reward, metrics=metrics)
