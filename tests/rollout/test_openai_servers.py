@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import RolloutRequest
 from magicrl.rollout.openai_engine import OpenAIEngine
-from magicrl.rollout.openai_http import ServerError, ServerSettings
+from magicrl.served.openai_http import ServerError, ServerSettings
 
 pytestmark = [
     pytest.mark.slow,

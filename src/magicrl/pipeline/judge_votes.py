@@ -19,7 +19,9 @@ from magicrl.config.schema import Section
 from magicrl.files import only_writer
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
-from magicrl.rollout.openai_http import ServerError, ServerSettings, ServerUsage, Transport, usage_of
+from magicrl.served.answers import AnswerFile, key_of
+from magicrl.served.openai_http import ServerError, ServerSettings, ServerUsage, Transport, usage_of
+from magicrl.served.replies import UnreadableAnswer, after_reasoning, content_of, json_objects
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,12 +77,7 @@ _FORM = TEXTS.form.format(names=", ".join(f'"{name}"' for name in CRITERIA))
 Structure = Literal["json_schema", "json_object", "none"]
 _YES = frozenset({"keep", "yes", "true", "good", "pass"})
 _NO = frozenset({"drop", "no", "false", "bad", "fail", "reject"})
-_MOST_BRACES = 1000  # of a hostile answer each one may begin something that is parsed to its end
 _PLAIN = re.compile(r"\bverdict\W{0,12}(keep|drop)\b", re.I)
-
-
-class UnreadableAnswer(ValueError):
-    """A judge's answer without a verdict."""
 
 
 def messages(problem: str, instructions: str) -> list[dict[str, str]]:
@@ -117,10 +114,8 @@ def read_answer(text: str) -> tuple[bool, str, dict[str, bool]]:
         >>> read_answer('{"reasons": "No options are given.", "complete_information": false, "verdict": "drop"}')
         (False, 'No options are given.', {'complete_information': False})
     """
-    said = text.rpartition("</think>")[2]
-    if "<think>" in said:
-        raise UnreadableAnswer("the answer ends within its reasoning")
-    found = [o for o in _objects(said) if "verdict" in o]
+    said = after_reasoning(text)
+    found = [o for o in json_objects(said) if "verdict" in o]
     # a judge that says both is not counted for either
     verdicts = {_verdict(o["verdict"]) for o in found}
     if verdicts - {None}:
@@ -140,19 +135,6 @@ def _verdict(value: Any) -> bool | None:
         return value
     word = str(value).strip().strip(".\"'").lower()
     return True if word in _YES else False if word in _NO else None
-
-
-def _objects(text: str) -> list[dict[str, Any]]:
-    """Every JSON object in a text that is not within another one."""
-    decoder, found, end = json.JSONDecoder(strict=False), list[dict[str, Any]](), 0
-    for brace in islice(re.finditer("{", text), _MOST_BRACES):
-        if brace.start() >= end:
-            try:
-                value, end = decoder.raw_decode(text, brace.start())
-            except (ValueError, RecursionError):
-                continue
-            found.append(value)
-    return found
 
 
 _WEAKER: dict[Structure, Structure] = {"json_schema": "json_object", "json_object": "none"}
@@ -226,7 +208,7 @@ class JudgeClient:
             paid, written = vote.prompt_tokens + prompt, vote.completion_tokens + completion
             vote = replace(vote, prompt_tokens=paid, completion_tokens=written)
             try:
-                keep, reasons, criteria = read_answer(_content(answer))
+                keep, reasons, criteria = read_answer(content_of(answer))
             except UnreadableAnswer as error:
                 vote = replace(vote, reasons=str(error))
                 continue
@@ -282,17 +264,6 @@ class JudgeClient:
         return ServerError(text, status=error.status, retryable=error.retryable)
 
 
-def _content(answer: Any) -> str:
-    """The text of the first choice; an answer without one is unreadable."""
-    try:
-        content = answer["choices"][0]["message"]["content"]
-    except (LookupError, TypeError):
-        content = None
-    if not isinstance(content, str):
-        raise UnreadableAnswer("the answer holds no message with text")
-    return content
-
-
 _VERSION = 1  # raised when the questions' wording changes: older votes answered another question
 
 
@@ -313,50 +284,29 @@ def vote_key(problem: Document, judge: JudgeSettings, index: int, judging: Judgi
     # only where it is set, so that votes from before there was this setting keep their keys
     if judge.reasons_characters is not None:
         decides.append({"reasons_characters": judge.reasons_characters})
-    text = json.dumps(decides, sort_keys=True).encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(text, digest_size=12).digest()
+    return key_of(decides)
 
 
 class VoteCache:
-    """Votes by key, from ``open_cache``. Memory holds a key and a place a vote, not the vote."""
+    """Votes by key, from ``open_cache``."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._places: dict[bytes, int] = {}
         self._file = file
-        self._file.seek(0)
-        place = 0
-        for line in self._file:
-            try:
-                key = bytes.fromhex(json.loads(line)["key"])
-            except (ValueError, KeyError, TypeError):
-                break
-            if not line.endswith(b"\n"):
-                break
-            self._places[key] = place
-            place += len(line)
-        self._file.truncate(place)  # a kill or a full disk may have cut the last line short
+        self._rows = AnswerFile(file)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._places
+        return key in self._rows
 
     def get(self, key: bytes, problem: str, judge: str) -> Vote:
         """The vote, under the names that problem and judge have now."""
-        self._file.seek(self._places[key])
-        return replace(_read_vote(self._file.readline()), problem=problem, judge=judge)
+        return replace(Vote(**self._rows.get(key)), problem=problem, judge=judge)
 
     def put(self, key: bytes, vote: Vote) -> None:
         """Write a vote; when this returns, it outlives the process."""
-        place = self._file.seek(0, 2)
-        try:
-            self._file.write((json.dumps({"key": key.hex(), **asdict(vote)}) + "\n").encode())
-            self._file.flush()
-        except OSError as error:
-            name = self._file.name
-            raise ValueError(f"{name}: a vote could not be written ({error}); make room and go on") from error
-        self._places[key] = place
+        self._rows.put(key, asdict(vote))
 
 
-def _read_vote(line: str | bytes) -> Vote:
+def _read_vote(line: str) -> Vote:
     fields: dict[str, Any] = json.loads(line)
     del fields["key"]
     return Vote(**fields)

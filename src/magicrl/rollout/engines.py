@@ -26,10 +26,10 @@ from magicrl.models.model_files import find_model
 from magicrl.models.prompts import PromptEncoder
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.rollout.openai_engine import OpenAIEngine
-from magicrl.rollout.openai_http import ServerSettings
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.recording import ReplayEngine, read_rollouts
 from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+from magicrl.served.openai_http import ServerSettings
 
 T = TypeVar("T")
 

@@ -125,7 +125,7 @@ def test_a_full_disk_says_so_and_loses_no_vote(tmp_path: Path, monkeypatch: pyte
     full = []
 
     def failing(self: Any, key: bytes, vote: Any) -> None:
-        if len(self._places) == 3 and not full:
+        if len(self._rows._places) == 3 and not full:
             full.append(True)
             raise ValueError("a vote could not be written (No space left on device)")
         put(self, key, vote)
