@@ -16,6 +16,9 @@ Four kinds of log-probability are never confused:
 * ``old_logprobs``      the learner's own, taken before the step's first update: denominator of rho;
 * ``sampler_logprobs``  what the rollout engine reported while sampling;
 * ``ref_logprobs``      the frozen reference model's.
+
+Where an environment takes part, a response holds its observations as well: the model reads them, and that is all. Every
+count, mean and loss over response tokens is over those that were sampled.
 """
 
 from __future__ import annotations
@@ -27,13 +30,14 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 TokenArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
+AnyNumber = TypeVar("AnyNumber", bound=np.generic)
 VersionSpans: TypeAlias = tuple[tuple[int, int], ...]
 """Runs of ``(policy version, tokens)`` in the order of the tokens."""
 
@@ -320,6 +324,11 @@ class Completion:
         """Tokens that the model wrote: what T limits, and what is learned from."""
         return len(self.tokens) - sum(count for _, count in self.episode.observed) if self.episode else len(self.tokens)
 
+    def of_sampled(self, values: NDArray[AnyNumber]) -> NDArray[AnyNumber]:
+        """Those of ``values``, ``[T]``, that belong to tokens which the model wrote."""
+        mask = self.sampled
+        return values if mask is None else values[mask]
+
     @property
     def truncated(self) -> bool:
         return self.finish_reason is FinishReason.LENGTH
@@ -352,7 +361,8 @@ class RolloutGroup:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(c) for c in self.completions)
+        """Tokens that the model wrote."""
+        return sum(c.num_sampled for c in self.completions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -439,7 +449,8 @@ class TrainSample:
         sample_index: index within the group.
         sampler_logprobs: ``[T]``.
         policy_version: version that sampled it (the oldest).
-        loss_mask: ``[T]`` bool, or None when every response token counts. A response masked by an advantage
+        loss_mask: ``[T]`` bool, False at an observation's tokens, which are context alone; None when every response
+            token counts. A response masked by an advantage
             mask keeps its tokens here: only its advantage is 0.
         old_logprobs: ``[T]``, None with a single SGD step (rho is then exactly 1).
         ref_logprobs: ``[T]``, None without a reference.
@@ -480,7 +491,7 @@ class TrainBatch:
 
     Attributes:
         samples: every response of the surviving groups of this mini-batch.
-        num_loss_tokens: T_k of Eq. 3.1: response tokens over the whole mini-batch, all devices and
+        num_loss_tokens: T_k of Eq. 3.1: sampled response tokens over the whole mini-batch, all devices and
             micro-batches. The one denominator of the token-level loss.
         num_groups: groups of this mini-batch.
         max_response_tokens: T of the present stage, for the rows whose reducer divides by it (Dr.GRPO).

@@ -9,10 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import completion as response
+from builders import request
 
 from magicrl.config.loader import load_train_recipe
 from magicrl.planning.costs import sequence_work
-from magicrl.records import Completion, FinishReason, Problem, TrainBatch, TrainSample, frozen_floats, frozen_tokens
+from magicrl.records import (
+    Completion,
+    FinishReason,
+    Problem,
+    RolloutGroup,
+    TrainBatch,
+    TrainSample,
+    frozen_floats,
+    frozen_tokens,
+)
 from magicrl.rollout.protocol import Capabilities
 from magicrl.training.metrics import StalenessMeter, StepClock, Throughput, rates, sampled_work, trained_work
 from magicrl.training.protocols import TrainingStopped, WorkSpan
@@ -107,10 +118,8 @@ def sample(prompt: list[int], tokens: int, group: int = 0) -> TrainSample:
 
 
 def group(prompt: int, *responses: int) -> Any:
-    completions = [range(n) for n in responses]
-    return SimpleNamespace(
-        group=SimpleNamespace(request=SimpleNamespace(prompt_tokens=range(prompt)), completions=completions)
-    )
+    completions = tuple(response(range(n)) for n in responses)
+    return SimpleNamespace(group=RolloutGroup(request=request(0, range(prompt)), completions=completions))
 
 
 def recipe(**changes: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +26,11 @@ from magicrl.config.schema import (
     TinyModelConfig,
 )
 from magicrl.data.families import Split
-from magicrl.models.loading import describe_policy, load_policy
+from magicrl.models.loading import LoadedModel, describe_policy, load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_tiny
 from magicrl.records import Problem, frozen_tokens
-from magicrl.training.demonstrations import supervised_sample
+from magicrl.training.demonstrations import demonstrations, supervised_sample
 from magicrl.training.learner import LocalLearner
 from magicrl.training.sft import (
     phase_schedule,
@@ -62,6 +63,24 @@ class Echo:
 
     def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
         return " ".join([problem.golds[0]] * self.times)
+
+
+class Asking:
+    """Turn the prompt's letter into what the environment then names."""
+
+
+class Dialogue(Echo):
+    """Say the letter, hear another one twice, say that."""
+
+    environment = f"{__file__}:Asking"
+
+    def stream(self, *, seed: int, split: Split, levels: Sequence[int] | None = None) -> Iterator[Problem]:
+        for problem in super().stream(seed=seed, split=split, levels=levels):
+            yield replace(problem, environment=self.environment)
+
+    def demonstration(self, problem: Problem, rng: np.random.Generator) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        heard = "abcd"[int(rng.integers(4))]
+        return (problem.golds[0], f": {heard} {heard}", heard)[: self.times + 1]
 
 
 def recipe(*, seed: int = 0, rate: float = 1e-2, steps: tuple[int, ...] = (25, 10), times: int = 2) -> SftConfig:
@@ -129,6 +148,45 @@ def test_loss_is_the_mean_over_response_tokens_alone_the_end_token_included() ->
     steps = list(supervised_steps(learner, [samples], lambda step: 0.5 + step, first=3))
     assert steps[0].loss == pytest.approx(total / 5, rel=1e-5)  # 3 + 2 response tokens, ends included
     assert (steps[0].index, steps[0].learning_rate, steps[0].tokens, steps[0].loss_tokens) == (3, 3.5, 10, 5)
+
+
+def test_turns_are_taught_and_observations_are_context() -> None:
+    """A demonstration is: letter, end, ``: b b``, ``b``, end. Its loss: the mean over the 4 tokens of the turns."""
+    config = recipe(times=2)
+    phase = config.phases[0].model_copy(update={"family": f"{__file__}:Dialogue", "batch_size": 3})
+    config = config.model_copy(update={"phases": (phase,)})
+    assert config.model.tiny is not None
+    model, tokenizer = make_tiny(config.model.tiny, Echo.vocabulary, seed=1)
+    policy = LoadedModel(
+        model=model, tokenizer=tokenizer, end_tokens=frozenset({1}), max_context=16, valid_vocab=7, folder=""
+    )
+    samples = next(demonstrations(config, 0, policy))
+    turns = [0, 1, 5, 6]
+    for sample in samples:
+        assert sample.tokens[[1, 6]].tolist() == [1, 1], "a turn ends with the end token"
+        colon, *heard = sample.tokens[2:5].tolist()
+        assert tokenizer.decode([colon]) == ":"
+        assert heard == [int(sample.tokens[5])] * 2
+        assert sample.loss_mask is not None
+        assert np.flatnonzero(sample.loss_mask).tolist() == turns
+    reference = AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").double()
+    reference.load_state_dict(model.state_dict())
+    total = 0.0
+    for sample in samples:
+        ids = torch.tensor([[*sample.prompt_tokens.tolist(), *sample.tokens.tolist()]])
+        logprobs = reference(ids).logits[0].log_softmax(-1).detach()
+        total -= sum(float(logprobs[len(sample.prompt_tokens) + t - 1, int(sample.tokens[t])]) for t in turns)
+    learner = LocalLearner(model, learning(loss="nll", model=config.training, optimizer=config.optimizer))
+    (step,) = supervised_steps(learner, [samples], lambda step: 0.5)
+    assert step.loss == pytest.approx(total / 12, rel=1e-5)
+    assert (step.tokens, step.loss_tokens) == (3 * 9, 12)
+
+
+def test_a_demonstration_that_ends_in_an_observation_is_refused(tmp_path: Path) -> None:
+    config = recipe(times=1)
+    phase = config.phases[0].model_copy(update={"family": f"{__file__}:Dialogue"})
+    with pytest.raises(ValueError, match="problem 'e0': its demonstration has 2 texts; give turn, observation, turn"):
+        run_sft(config.model_copy(update={"phases": (phase,)}), tmp_path / "start")
 
 
 def test_a_trivial_family_is_learned_saved_and_reused(tmp_path: Path) -> None:

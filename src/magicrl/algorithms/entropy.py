@@ -51,17 +51,17 @@ def clustered_mean(totals_N: NDArray[np.float64], lengths_N: NDArray[np.int64]) 
 
 
 def measure_entropy(completions: Sequence[Completion], estimator: EntropyEstimator) -> EntropyEstimate | None:
-    """e_k over all response tokens of the buffer; give it every completion of the step, before rejection.
+    """e_k over all sampled tokens of the buffer; give it every completion of the step, before rejection.
 
     ``exact`` averages the full distribution's entropies that the engine recorded; None when it recorded
     none. ``sampled`` averages -log-prob of the sampled tokens: unbiased at top_p = 1 as long as nothing was
     selected by what was sampled.
     """
     if estimator == "sampled":
-        return mean_entropy([-c.sampler_logprobs for c in completions])
+        return mean_entropy([-c.of_sampled(c.sampler_logprobs) for c in completions])
     if estimator != "exact":
         raise ValueError(f"entropy estimator must be exact or sampled, got {estimator!r}")
-    known = [c.sampler_entropies for c in completions if c.sampler_entropies is not None]
+    known = [c.of_sampled(c.sampler_entropies) for c in completions if c.sampler_entropies is not None]
     # all or nothing: a mean over the responses that happen to have entropies is not the buffer's
     return mean_entropy(known) if len(known) == len(completions) else None
 

@@ -39,8 +39,9 @@ class TaskFamily(Protocol):
         """Endless problems. No instance of one split ever appears in another, whatever the seeds."""
         ...
 
-    def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
-        """A worked response to ``problem``, drawn from the family's distribution of demonstrations."""
+    def demonstration(self, problem: Problem, rng: np.random.Generator) -> str | tuple[str, ...]:
+        """A worked response to ``problem``, drawn from the family's distribution of demonstrations; where the problem
+        has an environment turn, observation, turn, ..., turn: observations are context, turns are what is taught."""
         ...
 
 

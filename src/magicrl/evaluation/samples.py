@@ -36,13 +36,13 @@ class SampleRow:
     extracted: str | None = None  # the answer it judged
     reason: str  # its sentence
     finish_reason: str  # stop or length (= truncated)
-    tokens: int  # of the response, the end token included
+    tokens: int  # that the model wrote, the end token included
     entropy: float | None = None  # mean nats per token, None where the engine cannot tell
     logprob: float | None = None  # of the whole response under the sampling distribution, None where unknown
     seconds: float  # wall clock from the start of its prompt
     text: str
     prompt_tokens: int | None = None  # None where a server makes the prompt
-    token_ids: tuple[int, ...] | None = None  # where they were asked for
+    token_ids: tuple[int, ...] | None = None  # of what the model wrote, where they were asked for
     token_entropies: tuple[float, ...] | None = None
     score: float | None = None  # what a graded reward gave, None for other verifiers
 
@@ -75,7 +75,9 @@ def row_of(
     keep_tokens: bool = False,
 ) -> SampleRow:
     """The row of a completion and its verdict."""
-    entropies, logprobs = completion.sampler_entropies, completion.sampler_logprobs
+    logprobs, entropies = completion.sampler_logprobs, completion.sampler_entropies
+    # of observations nothing was sampled
+    entropies = None if entropies is None else completion.of_sampled(entropies)
     # float64: thousands of float32 summands would lose digits
     whole = float(np.sum(logprobs, dtype=np.float64)) if len(logprobs) == len(completion) else math.nan
     return SampleRow(
@@ -87,13 +89,13 @@ def row_of(
         extracted=verdict.extracted,
         reason=verdict.reason,
         finish_reason=completion.finish_reason.value,
-        tokens=len(completion),
+        tokens=completion.num_sampled,
         entropy=None if entropies is None or not len(entropies) else float(np.mean(entropies, dtype=np.float64)),
         logprob=whole if math.isfinite(whole) else None,
         seconds=round(completion.seconds, 3),
         text=completion.text,
         prompt_tokens=prompt_tokens,
-        token_ids=tuple(completion.tokens.tolist()) if keep_tokens else None,
+        token_ids=tuple(completion.of_sampled(completion.tokens).tolist()) if keep_tokens else None,
         token_entropies=tuple(round(float(e), 4) for e in entropies) if keep_tokens and entropies is not None else None,
         score=verdict.score,
     )

@@ -57,6 +57,7 @@ def _sample(scored: ScoredGroup, group_index: int, sample_index: int, advantage:
         sample_index=sample_index,
         sampler_logprobs=completion.sampler_logprobs,
         policy_version=completion.policy_version,
+        loss_mask=completion.sampled,
         version_spans=completion.version_spans,
     )
 

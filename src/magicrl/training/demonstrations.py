@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import SftConfig, SftPhaseConfig
@@ -19,14 +20,16 @@ from magicrl.data.sources import held_out_keys, load_source
 from magicrl.evaluation.engines import opens_reasoning
 from magicrl.models.loading import LoadedModel
 from magicrl.models.prompts import PromptEncoder
-from magicrl.records import Problem, TokenArray, TrainSample, frozen_floats
+from magicrl.records import Problem, TokenArray, TrainSample, frozen_floats, frozen_tokens
 from magicrl.verifiers.extraction import CLOSE_TAG, last_box
 
 _log = logging.getLogger(__name__)
 
 
-def supervised_sample(prompt_tokens: TokenArray, response_tokens: TokenArray, index: int) -> TrainSample:
-    """A sample for the ``nll`` row: advantage 1, its own group, every response token in the loss."""
+def supervised_sample(
+    prompt_tokens: TokenArray, response_tokens: TokenArray, index: int, taught: NDArray[np.bool_] | None = None
+) -> TrainSample:
+    """A sample for the ``nll`` row: advantage 1, its own group, the ``taught`` tokens in the loss (None: all)."""
     return TrainSample(
         prompt_tokens=prompt_tokens,
         tokens=response_tokens,
@@ -35,7 +38,34 @@ def supervised_sample(prompt_tokens: TokenArray, response_tokens: TokenArray, in
         sample_index=0,
         sampler_logprobs=frozen_floats(np.zeros(len(response_tokens))),
         policy_version=0,
+        loss_mask=taught,
     )
+
+
+def encoded_turns(
+    encoder: PromptEncoder, problem: Problem, texts: Sequence[str]
+) -> tuple[TokenArray, NDArray[np.bool_]]:
+    """The response of an episode, ``[T]``, and which of its tokens the model would have written.
+
+    Args:
+        encoder: of the model.
+        problem: with the environment that takes part.
+        texts: turn, observation, turn, ..., turn.
+
+    Raises:
+        ValueError: the texts end in an observation, or the vocabulary lacks a symbol.
+    """
+    if len(texts) % 2 == 0:
+        raise ValueError(
+            f"problem {problem.id!r}: its demonstration has {len(texts)} texts; give turn, observation, turn, ..., "
+            "turn, an odd number"
+        )
+    pieces = [
+        encoder.observation(problem, text) if place % 2 else encoder.encode_response(text)
+        for place, text in enumerate(texts)
+    ]
+    taught = np.repeat(np.arange(len(pieces)) % 2 == 0, [len(piece) for piece in pieces])
+    return frozen_tokens(np.concatenate(pieces)), taught
 
 
 def demonstrations(config: SftConfig, number: int, policy: LoadedModel, first: int = 0) -> Iterator[list[TrainSample]]:
@@ -126,8 +156,12 @@ def _of_family(config: SftConfig, number: int, policy: LoadedModel, first: int) 
         rng = np.random.default_rng([config.run.seed, number, step])
         batch: list[TrainSample] = []
         for index, problem in enumerate(islice(problems, phase.batch_size)):
-            response = encoder.encode_response(family.demonstration(problem, rng))
-            sample = supervised_sample(encoder.encode(problem), response, index)
+            shown = family.demonstration(problem, rng)
+            if isinstance(shown, str):
+                sample = supervised_sample(encoder.encode(problem), encoder.encode_response(shown), index)
+            else:
+                response, taught = encoded_turns(encoder, problem, shown)
+                sample = supervised_sample(encoder.encode(problem), response, index, taught)
             if len(sample) > policy.max_context:
                 raise ValueError(
                     f"problem {problem.id!r} and its demonstration have {len(sample)} tokens, more than the context "

@@ -114,7 +114,7 @@ def _shown(judged: JudgedGroup, temperature: float) -> dict[str, Any]:
         "decided_by": verdict.decided_by,
         "extracted": verdict.extracted,
         "finish_reason": completion.finish_reason.value,
-        "tokens": len(completion),
+        "tokens": completion.num_sampled,
     }
 
 

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -170,7 +170,7 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
     rewards = np.concatenate([g.rewards[g.counted] for g in groups])
     correct = np.concatenate([g.correct[g.counted] for g in groups]).astype(np.float32)
     truncated = np.concatenate([g.truncated[g.counted] for g in groups])
-    lengths = np.array([len(c) for g in groups for c in g.group.completions])
+    lengths = np.array([c.num_sampled for g in groups for c in g.group.completions])
     # a group that nobody could judge has no mean
     judged = [g for g in groups if g.counted.any()]
     # r_nontrunc of J = E[p_nontrunc * r_nontrunc] (Fig. 6)
@@ -304,10 +304,10 @@ class StalenessMeter:
         newest = self._versions[-1]
         age = {version: index for index, version in enumerate(reversed(self._versions))}
         completions = [(g.group.request.draw, i, c) for g in groups for i, c in enumerate(g.group.completions)]
-        tokens = np.array([age[int(v)] for *_, c in completions for v in c.token_versions])
+        tokens = np.array([age[int(v)] for *_, c in completions for v in c.of_sampled(c.token_versions)])
         begun = np.array([age[c.policy_version] for *_, c in completions])
         fresh = [(d, i, c) for d, i, c in completions if c.policy_version == newest]
-        gaps = [np.abs(old_logprobs[d, i] - c.sampler_logprobs) for d, i, c in fresh]
+        gaps = [c.of_sampled(np.abs(old_logprobs[d, i] - c.sampler_logprobs)) for d, i, c in fresh]
         # one for every age up to the bound, so that all steps have the same keys
         shares = np.bincount(tokens, minlength=self._most + 1) / len(tokens)
         return {
@@ -426,11 +426,12 @@ def trained_work(batches: Iterable[TrainBatch]) -> SequenceWork:
     return total
 
 
-def sampled_work(groups: Iterable[ScoredGroup]) -> SequenceWork:
-    """Of sampling these groups; each draw's prompt counts once."""
-    return sequence_work(
+def sampled_work(groups: Sequence[ScoredGroup]) -> SequenceWork:
+    """Of sampling these groups; each draw's prompt counts once. Observations are read, and not predicted."""
+    work = sequence_work(
         (len(g.group.request.prompt_tokens), [len(c) for c in g.group.completions if len(c)]) for g in groups
     )
+    return replace(work, predicted=sum(g.group.num_tokens for g in groups))
 
 
 def _shape(model_config: Mapping[str, Any]) -> ModelShape | None:

@@ -191,7 +191,7 @@ class FirstLook:
     def _look(self, way: Way, groups: Sequence[JudgedGroup], max_tokens: int) -> Look:
         code = all(g.group.request.problem.verifier == "code" for g in groups)
         judging = Judging() if code else Judging(way.extract, self._reasoning)
-        ended = sorted(len(c) for g in groups for c in g.group.completions if not c.truncated)
+        ended = sorted(c.num_sampled for g in groups for c in g.group.completions if not c.truncated)
         return Look(
             way=way,
             answers=answers_of(groups, max_tokens=max_tokens, judging=judging),

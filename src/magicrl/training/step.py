@@ -207,7 +207,9 @@ class Trainer:
         samples = buffer_samples(groups)
         with clock.measure("other", "old_logprobs"):
             logprobs, entropies = self._parts.learner.logprobs(samples, self._config.rollout.temperature)
-        return Scores(dict(zip(sample_keys(groups, samples), logprobs, strict=True)), entropies)
+        # of observations nothing was sampled: they are no part of the policy's entropy
+        sampled = [e if s.loss_mask is None else e[s.loss_mask] for s, e in zip(samples, entropies, strict=True)]
+        return Scores(dict(zip(sample_keys(groups, samples), logprobs, strict=True)), sampled)
 
     def _prepare(
         self, kept: Sequence[ScoredGroup], stage: StageConfig, scores: Scores | None, clock: StepClock
@@ -306,7 +308,7 @@ class Trainer:
     def _measured_entropies(
         self, groups: Sequence[ScoredGroup], scores: Scores | None
     ) -> dict[EntropyEstimator, EntropyEstimate]:
-        """e_k over all response tokens, by every estimator that the engine allows; asynchronous by the learner."""
+        """e_k over all sampled tokens, by every estimator that the engine allows; asynchronous by the learner."""
         if scores is not None:
             return {"exact": mean_entropy(scores.entropies)}
         completions = [c for g in groups for c in g.group.completions]
