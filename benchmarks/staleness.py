@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from common import FIGURES, RECIPES, ROOT, document, parser_of, put_section, rounded, table, write_figure
 
-from magicrl.cli.train import parts_of
+from magicrl.api.training import parts_of
 from magicrl.config.loader import load_train_recipe
 from magicrl.records import StepMetrics
 from magicrl.training.recorder import NullObserver

@@ -1,1 +1,60 @@
-"""Reinforcement-learning post-training of long chain-of-thought language models: the MAGIC recipe."""
+"""Reinforcement-learning post-training of long chain-of-thought language models: the MAGIC recipe.
+
+``import magicrl`` loads nothing else: each name below is imported at its first use (docs/python.md).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from magicrl.api.evaluating import Evaluation, evaluate
+    from magicrl.api.judging import verify
+    from magicrl.api.planning import plan
+    from magicrl.api.runs import Run, load_run
+    from magicrl.api.training import Step, Training, start, train
+    from magicrl.records import Problem, Verdict
+    from magicrl.verifiers.rewards import reward
+
+_HOMES = {
+    "Evaluation": "magicrl.api.evaluating",
+    "Problem": "magicrl.records",
+    "Run": "magicrl.api.runs",
+    "Step": "magicrl.api.training",
+    "Training": "magicrl.api.training",
+    "Verdict": "magicrl.records",
+    "evaluate": "magicrl.api.evaluating",
+    "load_run": "magicrl.api.runs",
+    "plan": "magicrl.api.planning",
+    "reward": "magicrl.verifiers.rewards",
+    "start": "magicrl.api.training",
+    "train": "magicrl.api.training",
+    "verify": "magicrl.api.judging",
+}
+
+__all__ = [
+    "Evaluation",
+    "Problem",
+    "Run",
+    "Step",
+    "Training",
+    "Verdict",
+    "evaluate",
+    "load_run",
+    "plan",
+    "reward",
+    "start",
+    "train",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

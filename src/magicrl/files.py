@@ -67,9 +67,10 @@ def only_writer(folder: Path, *, wait: bool) -> Generator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
+            here = holder == str(os.getpid())
+            remedy = "it is this one: close() that run" if here else "wait for it, stop it"
             raise ValueError(
-                f"{folder} is being written by another process (pid {holder}); "
-                "wait for it, stop it, or choose another --output"
+                f"{folder} is being written by another process (pid {holder}); {remedy}, or choose another --output"
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)

@@ -4,7 +4,8 @@ A reference is a built-in name (``magic``), the name of an entry point in the gr
 package, ``module:attribute``, or ``file.py:attribute``. Built-ins stand in `BUILTINS` as references too, so that they
 come through the same door, and so that a recipe is checked without importing what it names.
 
-A reference, never what it resolves to, is what goes to another process: each process resolves it for itself.
+A reference, never what it resolves to, is what goes to another process: each process resolves it for itself. The one
+exception is `live`: an object that was given in Python, which this process alone has.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
+import re
 import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -99,6 +102,54 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 """For each kind of thing the names that come with magicrl, and where each is."""
 
 
+LIVE = "live:"
+"""How a reference begins that means an object of this process."""
+
+
+class Live(NamedTuple):
+    """An object that was given in Python, and the text that tells it from others; None where there is none."""
+
+    thing: Any
+    text: str | None
+
+
+_live: dict[str, Live] = {}
+
+
+def live(thing: Any, name: str | None = None, text: str | None = None) -> str:
+    """A reference to ``thing``, ``live:NAME@DIGEST``, which this process alone can resolve.
+
+    The digest is of ``text`` (default: the source text of a function or class, not what it reads from around it);
+    ``live:NAME@unknown`` where no text can be had.
+
+    Example:
+        >>> live(len)
+        'live:len@unknown'
+    """
+    text = source_text(thing) if text is None else text
+    found = name or getattr(thing, "__name__", type(thing).__name__)
+    word = re.sub(r"\W+", "_", found).strip("_") or "given"
+    mark = "unknown" if text is None else hashlib.sha256(text.encode()).hexdigest()[:8]
+    reference = f"{LIVE}{word}@{mark}"
+    _live[reference] = Live(thing, text)
+    return reference
+
+
+def live_text(reference: str) -> str | None:
+    """The text that tells this live object from others; None without one."""
+    return _live[reference].text if reference in _live else None
+
+
+def source_text(thing: Any) -> str | None:
+    """The source text of a function, a class or an object's class; None where it cannot be had."""
+    thing = inspect.unwrap(getattr(thing, "func", thing))  # of functools.partial
+    try:
+        described = inspect.isroutine(thing) or inspect.isclass(thing)
+        return inspect.cleandoc(inspect.getsource(thing if described else type(thing)))
+    except (OSError, TypeError):  # typed at a prompt, or written in C
+        return None
+
+
 def names(kind: str) -> tuple[str, ...]:
     """The built-in names of this kind and those of installed packages, in alphabetical order."""
     return tuple(sorted({*BUILTINS[kind], *entry_points(group=f"magicrl.{kind}").names}))
@@ -116,6 +167,14 @@ def check(kind: str, reference: str) -> str:
 
 def _checked(kind: str, reference: str) -> tuple[str, str]:
     """`check`, and the module or file and the attribute that it found."""
+    if reference.startswith(LIVE):
+        if reference not in _live:
+            raise ValueError(
+                f"{kind} {reference!r} was given in Python to another process, and this one does not have it; give the "
+                f"same object again (its text, where it has one, stands in run.json), or put it into a file and name "
+                "it as file.py:name"
+            )
+        return LIVE, reference
     where, attribute = _split(kind, reference)
     # looked for, not imported: a recipe is checked without running what it names
     if where.endswith(".py"):
@@ -136,6 +195,8 @@ def resolve(kind: str, reference: str) -> Any:
             attribute.
     """
     where, attribute = _checked(kind, reference)
+    if where == LIVE:
+        return _live[reference].thing
     try:
         module = _module_of_file(Path(where).expanduser()) if where.endswith(".py") else importlib.import_module(where)
     except Exception as error:  # a user's module may raise anything while it is imported

@@ -19,8 +19,8 @@ import pytest
 from builders import completion
 from rich.console import Console
 
+from magicrl.api.evaluation_display import EvalDisplay
 from magicrl.cli.eval import (
-    EvalDisplay,
     ask_of,
     parse_counts,
     parse_shard,

@@ -8,108 +8,33 @@ another machine, and changes nothing of the run.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from magicrl import registry
+from magicrl.api.evaluating import load_benchmarks, settings_over
+from magicrl.api.evaluation_display import EvalDisplay, money, say
 from magicrl.cli.options import EvalOptions
 from magicrl.config.errors import RecipeError
-from magicrl.evaluation.benchmarks import LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
-from magicrl.evaluation.presets import PRESETS, TABLE13_SETS
+from magicrl.evaluation.benchmarks import Reading, Window, parse_asked
+from magicrl.evaluation.presets import TABLE13_SETS
 from magicrl.evaluation.results import Ask, Price, write_results
-from magicrl.evaluation.samples import RESULTS, SampleRow
+from magicrl.evaluation.samples import RESULTS
 from magicrl.reporting.wording import duration, number, percent, points, visible
+from magicrl.verifiers.batch import usable_cores
 
 if TYPE_CHECKING:
-    from magicrl.evaluation.runner import Cost, EvaluationSettings
-
-
-SILENCE_SECONDS = 10.0  # without a terminal, seconds between lines
-
-
-class EvalDisplay:
-    """Tells a person how an evaluation goes: a bar in a terminal, plain lines anywhere else.
-
-    Args:
-        console: where to write.
-        clock: seconds; a test puts its own here.
-    """
-
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
-        self._clock = clock
-        self._last_line = -float("inf")
-        self._began: dict[str, float] = {}
-        self._counts: dict[str, tuple[int, int, int]] = {}  # right, judged, tokens
-        self._bars: dict[str, TaskID] = {}
-        self._progress: Progress | None = None
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
-            facts = TextColumn("{task.fields[facts]}")
-            self._progress = Progress(*columns, facts, TimeRemainingColumn(), console=self._console)
-            self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def cost(self, costs: Sequence[Cost]) -> None:
-        for cost in costs:
-            done = cost.wanted - cost.missing
-            there = f"; {done} of them are there already" if done else ""
-            paid = "" if cost.most_price is None else f", {_money(cost.most_price)} at the prices given"
-            self._line(
-                f"{cost.name}: {cost.problems} problems x {cost.samples} samples, {cost.wanted} in this call{there}; "
-                f"at most {cost.most_tokens:,} tokens to generate{paid}"
-            )
-
-    def note(self, text: str) -> None:
-        self._line(f"note: {visible(text)}")
-
-    def estimate(self, name: str, seconds: float, mean_tokens: float) -> None:
-        self._line(f"{name}: about {duration(seconds)} for the rest ({mean_tokens:.0f} tokens a response in the pilot)")
-
-    def sample(self, name: str, row: SampleRow) -> None:
-        right, judged, tokens = self._counts.get(name, (0, 0, 0))
-        self._counts[name] = (right + row.correct, judged + row.counted, tokens + row.tokens)
-
-    def progress(self, name: str, done: int, total: int) -> None:
-        seconds = self._clock() - self._began.setdefault(name, self._clock())
-        right, judged, tokens = self._counts.get(name, (0, 0, 0))
-        facts = f"{percent(right / judged)} right in this call" if judged else ""
-        if judged and seconds > 0:
-            facts += f", {tokens / seconds:,.0f} tokens/s"
-        if self._progress is not None:
-            if name not in self._bars:
-                self._bars[name] = self._progress.add_task(name, total=total, facts="")
-            self._progress.update(self._bars[name], completed=done, facts=facts)
-        elif done == total or self._clock() - self._last_line >= SILENCE_SECONDS:
-            self._line(f"{name}: {done} of {total} samples{', ' + facts if facts else ''}")
-
-    def _line(self, text: str) -> None:
-        self._last_line = self._clock()
-        console = self._progress.console if self._progress is not None else self._console
-        _say(console, text)
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False, style=style)
+    from magicrl.evaluation.runner import EvaluationSettings
 
 
 def show_results(path: Path, console: Console) -> None:
@@ -143,12 +68,12 @@ def show_results(path: Path, console: Console) -> None:
         notes.append(f"mean of {', '.join(mean['sets'])} ({name}): {percent(mean['mean'])} ({spread})")
     console.print(table)
     for note in notes:
-        _say(console, note)
+        say(console, note)
     _show_fresh(document["benchmarks"], console)
     if "table13" in document:
         _show_table13(document["table13"], console)
-    _say(console, _used(document["usage"]))
-    _say(console, f"results: {path}")
+    say(console, _used(document["usage"]))
+    say(console, f"results: {path}")
 
 
 def _show_fresh(benchmarks: Mapping[str, Mapping[str, Any]], console: Console) -> None:
@@ -183,13 +108,8 @@ def _used(usage: Mapping[str, Any]) -> str:
     price = usage["price"]
     if price is not None:
         known = price["total"] is not None
-        text += f"; {_money(price['total'])} at the prices given" if known else "; the price is unknown"
+        text += f"; {money(price['total'])} at the prices given" if known else "; the price is unknown"
     return text
-
-
-def _money(amount: float) -> str:
-    """Four digits behind the point for small sums, two for others."""
-    return f"{amount:.2f}" if amount >= 1 else f"{amount:.4f}"
 
 
 def _show_table13(beside: Mapping[str, Any], console: Console) -> None:
@@ -199,7 +119,7 @@ def _show_table13(beside: Mapping[str, Any], console: Console) -> None:
         figures = [row[name] for name in ("aime24", "aime25", "livecodebench", "average")]
         table.add_row(row["model"], *("–" if figure is None else f"{figure:.1f}" for figure in figures))
     console.print(table)
-    _say(console, beside["note"], style="dim")
+    say(console, beside["note"], style="dim")
 
 
 def show_comparison(document: Mapping[str, Any], console: Console) -> None:
@@ -229,7 +149,7 @@ def show_comparison(document: Mapping[str, Any], console: Console) -> None:
     if table.row_count:
         console.print(table)
     for note in [*notes, *(f"{name}: in one of the two only" for name in document["only_in_one"])]:
-        _say(console, visible(note))
+        say(console, visible(note))
 
 
 def show_benchmarks(console: Console) -> None:
@@ -285,7 +205,7 @@ def run_eval(options: EvalOptions) -> int:
         for comparison in document["comparisons"]:
             show_comparison(comparison, console)
         if output is not None:
-            _say(console, f"comparison: {write_comparison(document, output)}")
+            say(console, f"comparison: {write_comparison(document, output)}")
         return 0
     if output is None:
         raise RecipeError("magicrl eval needs --output DIR, the folder that samples and results go to")
@@ -322,12 +242,12 @@ def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> i
         threads=options.threads,
         options=parse_engine_options(options.engine, options.engine_option or ()),
     )
-    benchmarks = _benchmarks(options.benchmark, reading_of(options))
+    benchmarks = load_benchmarks([parse_asked(text) for text in options.benchmark], reading_of(options))
     try:
         with EvalDisplay(console) as display:
             results = evaluate(benchmarks, options.engine, engine, settings, output, display)
     except KeyboardInterrupt:
-        _say(console, f"interrupted; every finished sample is in {output}: the same command again goes on")
+        say(console, f"interrupted; every finished sample is in {output}: the same command again goes on")
         return INTERRUPTED
     if results is not None:
         show_results(results, console)
@@ -336,23 +256,17 @@ def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> i
 
 def settings_of(options: EvalOptions, ask: Ask) -> EvaluationSettings:
     """What is asked of the model: the preset's settings, and over them what is given."""
-    from magicrl.evaluation.runner import EvaluationSettings
-
-    preset = PRESETS[options.preset] if options.preset is not None else None
-    given = {"temperature": options.temperature, "max_tokens": options.max_tokens, "extract": options.extract}
-    chosen: dict[str, Any] = {} if preset is None else {name: getattr(preset, name) for name in given}
-    chosen |= {name: value for name, value in given.items() if value is not None}
-    return EvaluationSettings(
+    return settings_over(
+        options.preset,
+        {"temperature": options.temperature, "max_tokens": options.max_tokens, "extract": options.extract},
         samples=options.samples,
         seed=options.seed,
         reasoning=options.reasoning,
         time_limit=options.time_limit,
-        workers=options.workers or len(os.sched_getaffinity(0)),
-        preset=preset,
+        workers=options.workers or usable_cores(),
         keep_tokens=options.keep_tokens,
         shard=parse_shard(options.shard),
         ask=ask,
-        **chosen,
     )
 
 
@@ -437,14 +351,6 @@ def parse_counts(option: str, text: str | None) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts)
 
 
-def _benchmarks(texts: Sequence[str], reading: Reading) -> list[LoadedBenchmark]:
-    asked = [parse_asked(text) for text in texts]
-    for name, count in Counter(one.name for one in asked).items():
-        if count > 1:
-            raise RecipeError(f"--benchmark: {name} is named twice; give one of them another name with NAME=FILE")
-    return [load_benchmark(one, reading) for one in asked]
-
-
 def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
     """Benchmarks to merge: those named, else every folder of the output that holds a job."""
     if benchmarks:
@@ -499,7 +405,7 @@ def evaluate_checkpoints(
             if checkpoint.exists():
                 raise
             continue  # the run has removed it meanwhile
-        _say(console, f"{checkpoint.name} of {run}")
+        say(console, f"{checkpoint.name} of {run}")
         status = evaluate(replace(options, model=str(model)), output / checkpoint.name)
         if status:
             return status
@@ -508,5 +414,5 @@ def evaluate_checkpoints(
     if not done:
         raise ValueError(f"{run} has no checkpoint to evaluate; checkpoint.every of its recipe says how often it saves")
     if len(done) > 1:
-        _say(console, f"comparison: {write_comparison(compare_all(done), output)}")
+        say(console, f"comparison: {write_comparison(compare_all(done), output)}")
     return 0

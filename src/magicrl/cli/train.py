@@ -8,88 +8,45 @@ the verifiers, the checkpoints, the tests and the ``[cluster]`` with its ranks a
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from magicrl.cli.display import LiveDisplay
+from magicrl.api.training import display_of, parts_of, prepared, run_to_end
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
 from magicrl.config.paths import MODELS, is_unchanged
 from magicrl.config.schema import TrainConfig
+from magicrl.reporting.display import LiveDisplay
 from magicrl.reporting.read_folders import read_run
 from magicrl.reporting.run_page import write_report
 from magicrl.reporting.scores import summary
-from magicrl.reporting.trackers import TrackerMirror, make_trackers
+from magicrl.reporting.trackers import make_trackers
 from magicrl.reporting.wording import duration
 from magicrl.training.diagnosis import NOTHING_LEARNED
-from magicrl.training.recorder import Observers
 
 if TYPE_CHECKING:
     from magicrl.planning.shapes import ModelShape
-    from magicrl.reporting.trackers import Tracker
-    from magicrl.training.assemble import LocalParts
-    from magicrl.training.preflight import Ready
 
 
 def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *, resume: bool) -> int:
     """Load the recipe, check everything, say how long it takes, train, report. Returns the exit status."""
     console = Console()
-    config = load_train_recipe(recipe, overrides)
-    folder = output or Path(config.run.output or f"runs/{config.run.name}")
-    trackers = make_trackers(config.logging.trackers)
-    # torch takes seconds to import: not before the recipe is known to be right
-    from magicrl.training.preflight import check_run
-
-    with placed_errors(recipe, overrides):
-        made_elsewhere = parts_of(config)
-        ready = check_run(config, folder, resume=resume)
-        with made_elsewhere as parts:
-            needed = minutes_needed(config, recipe, overrides)
-            console.print(f"{config.run.name}: {needed}everything is kept in {folder}", highlight=False)
-            _train(config, folder, ready, parts, trackers, console, resume=resume)
-    page = write_report(folder)
-    run = read_run(folder)
+    made = prepared(recipe, overrides, output, resume=resume)
+    needed = minutes_needed(made.config, recipe, overrides)
+    console.print(f"{made.config.run.name}: {needed}everything is kept in {made.folder}", highlight=False)
+    page = run_to_end(made, display_of(made.config, console))
+    run = read_run(made.folder)
     console.print(summary(run))
     console.print(f"report: {page}")
     return NOTHING_LEARNED if run.learning is not None and run.learning.failed else 0
-
-
-def _train(
-    config: TrainConfig,
-    folder: Path,
-    ready: Ready,
-    parts: LocalParts | None,
-    trackers: Mapping[str, Tracker],
-    console: Console,
-    *,
-    resume: bool,
-) -> None:
-    """The run under its display, mirrored to its trackers; one that stops leaves its report."""
-    from magicrl.training.protocols import TrainingStopped
-    from magicrl.training.session import train
-
-    steps = [stage.max_steps for stage in config.stages]
-    try:
-        with (
-            LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps) as display,
-            TrackerMirror(folder, trackers, project=config.logging.project, report=display.event) as mirror,
-        ):
-            train(config, folder, Observers(display, mirror), resume=resume, parts=parts, ready=ready)
-    except (KeyboardInterrupt, TrainingStopped, FloatingPointError):
-        if (folder / "metrics.jsonl").exists():
-            with contextlib.suppress(ValueError):  # a full disk: why the run stopped is what matters
-                console.print(f"report so far: {write_report(folder)}")
-        raise
 
 
 def minutes_needed(config: TrainConfig, recipe: Path, overrides: Sequence[str]) -> str:
@@ -100,7 +57,7 @@ def minutes_needed(config: TrainConfig, recipe: Path, overrides: Sequence[str]) 
     """
     if config.run.expected_minutes and is_unchanged(recipe, overrides):
         return f"about {config.run.expected_minutes:g} minutes on two CPU cores; "
-    from magicrl.cli.plan import planned
+    from magicrl.api.planning import planned
     from magicrl.models.loading import resolve_device
     from magicrl.planning.planner import Options
 
@@ -113,18 +70,6 @@ def minutes_needed(config: TrainConfig, recipe: Path, overrides: Sequence[str]) 
     steps = sum(stage.max_steps for stage in config.stages)
     training = f"about {duration(plan.hours * 3600)} for at most {steps} training steps"
     return f"{training} as planned on two CPU cores, beside the tests; "
-
-
-def parts_of(config: TrainConfig) -> AbstractContextManager[LocalParts | None]:
-    """What makes the parts that live elsewhere: None for a recipe without ``[cluster]``."""
-    if config.cluster is None:
-        return nullcontext()
-    from magicrl.distributed.runtime import require_ray
-
-    require_ray()
-    from magicrl.distributed.cluster_parts import cluster_parts
-
-    return cluster_parts(config)
 
 
 def run_supervised(recipe: Path, overrides: Sequence[str], output: Path | None) -> int:
@@ -217,7 +162,7 @@ def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
 
 def _architecture(config: TrainConfig) -> tuple[dict[str, Any], str]:
     """What ``config.json`` says of the start model, from a folder or from the models that the planner knows."""
-    from magicrl.cli.plan import start_model
+    from magicrl.api.planning import start_model
     from magicrl.planning.shapes import load_shape, shape_of_tiny
 
     name = start_model(config)

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from magicrl.cli.display import RunPanel, event_text, figure, start_panel
 from magicrl.records import StepMetrics
+from magicrl.reporting.display import RunPanel, event_text, figure, start_panel
 from magicrl.reporting.read_folders import read_lines, read_metrics, read_run
 from magicrl.reporting.wording import duration, visible
 

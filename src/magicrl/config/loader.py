@@ -1,4 +1,4 @@
-"""Reading recipes: TOML, ``--set a.b=c`` overrides, and errors that name file, line, key and remedy."""
+"""Reading recipes: TOML or a dict, overrides, and errors that name file, line, key and remedy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.overrides import Override, Overrides, Recipe, override_of, plain
 from magicrl.config.paths import counted_from, find_recipe, shipped_recipe, typed
 from magicrl.config.schema import SftConfig, TrainConfig
-from magicrl.registry import fingerprint
+from magicrl.registry import LIVE, fingerprint
 
 Config = TypeVar("Config", bound=BaseModel)
 T = TypeVar("T")
@@ -29,18 +30,23 @@ Tree = dict[str, Any]
 
 # What a user's own run changes most. Each short form stands for exactly these settings, and says so in the docs.
 HELD_OUT_BY_SHORTHAND = 100
-SHORTHANDS = {"model": ("start.model",), "data": ("data.train", "data.holdout")}
+SHORTHANDS = {
+    "model": ("start.model",),
+    "data": ("data.train", "data.holdout"),
+    "reward": ("data.train", "data.validation", "data.test"),
+}
 
 
-def load_train_recipe(path: Path, overrides: Sequence[str] = (), overrides_from: Path | None = None) -> TrainConfig:
-    """The training recipe at ``path`` (or the shipped one of that name) with overrides applied.
+def load_train_recipe(recipe: Recipe, overrides: Overrides = (), overrides_from: Path | None = None) -> TrainConfig:
+    """The training recipe (a file, a shipped name or a tree) with overrides applied.
 
-    Relative paths in it start at its folder, those in ``overrides`` at ``overrides_from`` (default: where one stands).
+    Relative paths of a file start at its folder, those of a tree where one stands, those in ``overrides`` at
+    ``overrides_from`` (default: where one stands).
 
     Raises:
         RecipeError: no such recipe, unreadable file, bad TOML, unknown key, wrong type or value.
     """
-    return _load(path, overrides, TrainConfig, overrides_from)
+    return _load(recipe, overrides, TrainConfig, overrides_from)
 
 
 def load_sft_recipe(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
@@ -116,8 +122,14 @@ def config_hash(config: BaseModel) -> str:
     return digest(decisive(config) | ({"brought": brought} if brought else {}))
 
 
+def live_parts(config: BaseModel) -> dict[str, str]:
+    """The references to objects that were given in Python, by the settings' dotted keys."""
+    found = leaves(config.model_dump(mode="json", exclude_defaults=True))
+    return {key: value for key, value in found.items() if isinstance(value, str) and value.startswith(LIVE)}
+
+
 @contextmanager
-def placed_errors(path: Path, overrides: Sequence[str] = ()) -> Generator[None]:
+def placed_errors(recipe: Recipe, overrides: Overrides = ()) -> Generator[None]:
     """Errors raised inside that know their setting get its place: the recipe's line, or the ``--set``.
 
     Only the whole run finds out that, say, a task family does not exist; a person wants to know where it is named.
@@ -127,28 +139,40 @@ def placed_errors(path: Path, overrides: Sequence[str] = ()) -> Generator[None]:
     except RecipeError as error:
         if error.key is None:
             raise
-        path = find_recipe(path)
-        place = _place(path, _read(path), error.key.split("."), overrides)
+        path, text, _ = _opened(recipe)
+        place = _place(path, text, error.key.split("."), [override_of(given) for given in overrides])
         raise RecipeError(f"{place}: {error}") from error
 
 
-def _load(path: Path, overrides: Sequence[str], schema: type[Config], overrides_from: Path | None = None) -> Config:
-    path = find_recipe(path)
+_NO_FILE = Path("recipe")
+"""Stands for a recipe's file in messages about a tree, which has neither file nor lines."""
+
+
+def _opened(recipe: Recipe) -> tuple[Path, str, Tree]:
+    """A recipe's file, its text (empty for a tree) and its settings."""
+    if isinstance(recipe, Mapping):
+        return _NO_FILE, "", plain(recipe)
+    path = find_recipe(recipe)
     text = _read(path)
     try:
-        tree: Tree = tomllib.loads(text)
+        return path, text, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(_explain_toml(path, text, str(error))) from None
+
+
+def _load(recipe: Recipe, overrides: Overrides, schema: type[Config], overrides_from: Path | None = None) -> Config:
+    path, text, tree = _opened(recipe)
     _check_kind(path, tree, schema)
+    given = [override_of(override) for override in overrides]
     # into the tree, before it is validated: an override is checked as the file's own settings are
-    for override in overrides:
+    for override in given:
         _apply_override(tree, override)
     if schema is TrainConfig:  # after all overrides: only then is it known whether the run is named
-        _name_after_own(tree, overrides)
+        _name_after_own(tree, given)
     try:
         return schema.model_validate(tree, context=counted_from(path, overrides_from))
     except ValidationError as error:
-        raise RecipeError(_explain(path, text, tree, schema, error, overrides)) from None
+        raise RecipeError(_explain(path, text, tree, schema, error, given)) from None
 
 
 _KINDS = (
@@ -194,29 +218,39 @@ def _explain_toml(path: Path, text: str, error: str) -> str:
     return f"{path}, line {number}: not valid TOML: {found.group(1)} at column {found.group(3)} of {line!r}{hint}"
 
 
-def _apply_override(tree: Tree, override: str) -> None:
-    key, separator, raw = override.partition("=")
-    key = key.strip()
-    if not separator or not key:
-        raise RecipeError(f"--set {override}: expected KEY=VALUE, for example --set optimizer.learning_rate=1e-5")
-    value = typed(_parse_value(raw.strip()))
+def _apply_override(tree: Tree, override: Override) -> None:
+    key, value = override.key, typed(override.value)
     if key == "model":
         # the whole table: [start] has one of model and sft, and the recipe's own may be the other
         tree["start"] = {"model": value}
     elif key == "data":
+        place = "source" if str(value).startswith(LIVE) else "hub" if _is_hub_name(value) else "path"
         tree["data"] = {
             # the recipe's sets to test and validate on are of its own data
             **{k: v for k, v in tree.get("data", {}).items() if k not in ("train", "validation", "test")},
-            "train": [{"hub" if _is_hub_name(value) else "path": value}],
+            "train": [{place: value}],
             "holdout": HELD_OUT_BY_SHORTHAND,
         }
+    elif key == "reward":
+        for source in _sources(tree):
+            source["verifier"] = value
     else:
-        _assign(tree, key.split("."), value, override)
+        _assign(tree, key.split("."), value, override.words)
 
 
-def _name_after_own(tree: Tree, overrides: Sequence[str]) -> None:
+def _sources(tree: Tree) -> list[Tree]:
+    """Every table of a problem source, as far as the tree has the form of a recipe."""
+    data: Any = tree.get("data")
+    table = cast(Tree, data) if isinstance(data, dict) else {}
+    tests: Any = table.get("test")
+    found: list[Any] = [*(table.get("train") or ()), *(table.get("validation") or ())]
+    found += cast(Tree, tests).values() if isinstance(tests, dict) else ()
+    return [source for source in found if isinstance(source, dict)]
+
+
+def _name_after_own(tree: Tree, overrides: Sequence[Override]) -> None:
     """A run of another model or other data than its recipe's carries their names, unless it is given one."""
-    given = {key.strip(): raw for key, _, raw in (override.partition("=") for override in overrides)}
+    given = {override.key: override.value for override in overrides}
     model = next((given[key] for key in ("model", "start.model", "start.sft") if key in given), None)
     data = next((raw for key, raw in given.items() if re.fullmatch(r"data|data\.train\.\d+\.path", key)), None)
     if "run.name" in given or (model is None and data is None):
@@ -228,9 +262,9 @@ def _name_after_own(tree: Tree, overrides: Sequence[str]) -> None:
         table["name"] = first if data is None else f"{first}-{_stem(data)}"
 
 
-def _stem(raw: str) -> str:
-    """``runs/mine/model`` as ``mine``, ``owner/Name-1B`` as ``Name-1B``, ``"a b.jsonl"`` as ``a-b``."""
-    path = Path(str(_parse_value(raw.strip())))
+def _stem(value: Any) -> str:
+    """``runs/mine/model`` as ``mine``, ``owner/Name-1B`` as ``Name-1B``, ``a b.jsonl`` as ``a-b``."""
+    path = Path(re.sub(rf"^{LIVE}(\w+)@\w+$", r"\1", str(value)))
     name = path.parent.name if path.name == "model" and path.parent.name else path.name
     return re.sub(r"[^\w.-]+", "-", re.sub(r"\.(jsonl?|csv|parquet|toml)$", "", name)) or "own"
 
@@ -245,7 +279,7 @@ def _is_hub_name(value: Any) -> bool:
     )
 
 
-def _assign(tree: Tree, parts: list[str], value: Any, override: str) -> None:
+def _assign(tree: Tree, parts: list[str], value: Any, words: str) -> None:
     node: Any = tree
     for depth, part in enumerate(parts, 1):
         place = ".".join(parts[: depth - 1])
@@ -254,12 +288,11 @@ def _assign(tree: Tree, parts: list[str], value: Any, override: str) -> None:
             length = len(cast("list[Any]", node))
             if not part.isdigit() or int(part) >= length:
                 raise RecipeError(
-                    f"--set {override}: {place} is a list of {length}; use an index from 0 to {length - 1} in place of "
-                    f"{part!r}"
+                    f"{words}: {place} is a list of {length}; use an index from 0 to {length - 1} in place of {part!r}"
                 )
             key = int(part)
         elif not isinstance(node, dict):
-            raise RecipeError(f"--set {override}: {place} is a value, not a table")
+            raise RecipeError(f"{words}: {place} is a value, not a table")
         elif depth < len(parts):
             # a table that the recipe leaves out is made; an entry of a list is not
             cast(Tree, node).setdefault(part, {})
@@ -270,16 +303,8 @@ def _assign(tree: Tree, parts: list[str], value: Any, override: str) -> None:
             node = table[key]
 
 
-def _parse_value(raw: str) -> Any:
-    """A TOML value where it is one, else the text itself, so that paths need no quotes."""
-    try:
-        return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
-        return raw
-
-
 def _explain(
-    path: Path, text: str, tree: Tree, schema: type[BaseModel], error: ValidationError, overrides: Sequence[str]
+    path: Path, text: str, tree: Tree, schema: type[BaseModel], error: ValidationError, overrides: Sequence[Override]
 ) -> str:
     # all mistakes at once, not one a try
     found = error.errors()
@@ -363,15 +388,16 @@ def _tables_in(annotation: Any) -> list[type[BaseModel]]:
     return [table for argument in get_args(annotation) for table in _tables_in(argument)]
 
 
-def _place(path: Path, text: str, location: Sequence[str], overrides: Sequence[str]) -> str:
-    """Where a setting was given: the last ``--set`` that touched it, else the line of the recipe."""
+def _place(path: Path, text: str, location: Sequence[str], overrides: Sequence[Override]) -> str:
+    """Where a setting was given: the last override that touched it, else the line of the recipe."""
     dotted = ".".join(location)
     # the last one that touches a key is the one that holds
     for override in reversed(overrides):
-        key = override.partition("=")[0].strip()
-        for name in SHORTHANDS.get(key, (key,)):
-            if f"{dotted}.".startswith(f"{name}.") or f"{name}.".startswith(f"{dotted}."):
-                return f"--set {override}"
+        for name in SHORTHANDS.get(override.key, (override.key,)):
+            # a reward is one setting of each source, not the source
+            touched = override.key != "reward" or location[-1] == "verifier"
+            if touched and (f"{dotted}.".startswith(f"{name}.") or f"{name}.".startswith(f"{dotted}.")):
+                return override.words
     return f"{path}{_line_of(text, location)}"
 
 

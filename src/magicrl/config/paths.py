@@ -10,13 +10,14 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, FieldSerializationInfo, PlainSerializer, ValidationInfo
 
 from magicrl.config.errors import RecipeError
+from magicrl.config.overrides import Overrides, Recipe, override_of
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 
@@ -31,9 +32,11 @@ def shipped_recipes() -> dict[str, Path]:
     return {str(path.relative_to(FOLDER))[: -len(".toml")]: path for path in sorted(FOLDER.rglob("*.toml"))}
 
 
-def is_unchanged(recipe: Path, overrides: Sequence[str]) -> bool:
+def is_unchanged(recipe: Recipe, overrides: Overrides) -> bool:
     """Whether this is a shipped recipe with nothing set that its measured figures depend on."""
-    keys = [override.partition("=")[0].strip() for override in overrides]
+    if isinstance(recipe, Mapping):
+        return False
+    keys = [override_of(override).key for override in overrides]
     return find_recipe(recipe).resolve().is_relative_to(FOLDER.resolve()) and all(
         key in ("run.seed", "run.name", "run.output") or key.startswith("logging.") for key in keys
     )

@@ -25,7 +25,7 @@ from magicrl.data.data_files import KINDS, BadRow, Row, read_place
 from magicrl.data.families import Split, check_options, make_family, unique_problems
 from magicrl.data.schemas import OFFER, Quarantined, Read, RecordReader, Template, catalogue
 from magicrl.records import Problem
-from magicrl.registry import resolve
+from magicrl.registry import LIVE, resolve
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
@@ -138,7 +138,8 @@ class Place:
     @property
     def stem(self) -> str:
         """For ids and names."""
-        where = self.reference.rpartition(":")[0]
+        where = self.reference.partition("@")[0].removeprefix(LIVE) if self.reference.startswith(LIVE) else ""
+        where = where or self.reference.rpartition(":")[0]
         return Path(self.hub or self.path or where or self.reference).stem
 
     @property

@@ -20,7 +20,7 @@ from magicrl.data.schemas import Template
 from magicrl.data.schemas import catalogue as schemas
 from magicrl.data.sources import Place, Read, RecordReader, Rejected, read_problems
 from magicrl.records import Problem
-from magicrl.registry import BUILTINS, is_builtin, names, resolve
+from magicrl.registry import BUILTINS, LIVE, is_builtin, names, resolve
 
 PREFIX = "reasoning_gym/"
 SEED = 0
@@ -192,7 +192,11 @@ def _is_reference(text: str) -> bool:
     where, colon, name = text.rpartition(":")
     if is_builtin("benchmark", text):
         return False
-    return text in names("benchmark") or bool(colon and where and name.isidentifier() and not Path(text).exists())
+    return (
+        text.startswith(LIVE)
+        or text in names("benchmark")
+        or bool(colon and where and name.isidentifier() and not Path(text).exists())
+    )
 
 
 def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:

@@ -51,11 +51,12 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
     """
     run = read_run(run_folder)
     command = f"magicrl report {run_folder}" + (f" --output {output}" if output is not None else "")
-    page = render_page(run.name, _run_facts(run), run_blocks(run), command)
+    page = render_page(run.name, run_facts(run), run_blocks(run), command)
     return write_page(page, output or run_folder / "report.html")
 
 
-def _run_facts(run: RecordedRun) -> list[tuple[str, str]]:
+def run_facts(run: RecordedRun) -> list[tuple[str, str]]:
+    """(label, value) of what the head of a run's page tells."""
     recorded = {**run.run, **next(iter(run.environments), {})}
     facts = [
         ("status", run.status),

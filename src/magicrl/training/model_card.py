@@ -20,7 +20,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from magicrl.config.errors import without_secrets
-from magicrl.config.loader import config_hash
+from magicrl.config.loader import config_hash, live_parts
 from magicrl.config.schema import TrainConfig
 from magicrl.training.diagnosis import ACCURACY, Conclusion, Measure, SampledAnswers, measure_of
 
@@ -115,8 +115,7 @@ def card_text(
 {_use(config)}
 ## Made by
 
-- command: `{command or f"magicrl train {RECIPE}"}` (`{RECIPE}` beside this card is the recipe with every default \
-written out)
+- {_made_by(config, command)} (`{RECIPE}` beside this card is the recipe with every default written out)
 - recipe: {config.run.name}, seed {config.run.seed}, configuration hash `{config_hash(config)}`
 - start model: {name}{f", base model {base}" if base else ""}
 {_provenance(run)}
@@ -220,6 +219,13 @@ print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
 `generation_config.json` samples as in training: temperature {_temperatures(config)[-1]:g}, whole distribution, at \
 most {_test_tokens(config)} new tokens.
 {around}"""
+
+
+def _made_by(config: TrainConfig, command: str | None) -> str:
+    live = sorted(set(live_parts(config).values()))
+    if live:
+        return f"made in Python, with `{'`, `'.join(live)}` given there: no command makes it again"
+    return f"command: `{command or f'magicrl train {RECIPE}'}`"
 
 
 def _provenance(run: Mapping[str, Any]) -> str:

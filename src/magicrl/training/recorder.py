@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from magicrl.config.errors import without_secrets
-from magicrl.config.loader import brought_files, config_hash, to_toml
+from magicrl.config.loader import brought_files, config_hash, leaves, live_parts, to_toml
 from magicrl.config.paths import counted_from
 from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
 from magicrl.evaluation.provenance import environment_facts, now
 from magicrl.evaluation.samples import differences
 from magicrl.files import write_atomically
 from magicrl.records import StepMetrics
+from magicrl.registry import LIVE, live_text
 
 
 @runtime_checkable
@@ -96,7 +97,7 @@ class RunFolder:
         try:
             for folder in (path, self.rollouts, self.evaluations):
                 folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / "config.toml", to_toml(config, path.absolute()))
+            write_atomically(path / "config.toml", _live_note(config) + to_toml(config, path.absolute()))
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error}; choose another --output") from None
 
@@ -120,6 +121,9 @@ class RunFolder:
         brought = brought_files(config)
         if brought:
             environment["brought"] = brought
+        given = {reference: live_text(reference) for reference in live_parts(config).values()}
+        if given:
+            environment["live"] = {key: text and without_secrets(text) for key, text in given.items()}
         if self.resumed:
             document = self._facts()
             # one an attempt: only in the first one's environment a resume is bit-identical
@@ -208,12 +212,28 @@ class RunFolder:
     def write_evaluation(self, name: str, document: Mapping[str, Any]) -> None:
         write_atomically(self.evaluations / f"{name}.json", json.dumps(document, indent=1))
 
+    def forget_evaluations(self, name: str) -> None:
+        """Remove the tests of this name, so that they are made again."""
+        for path in self.evaluations.glob(f"{name}-*.json"):
+            path.unlink()
+
     def read_evaluation(self, name: str) -> dict[str, Any] | None:
         path = self.evaluations / f"{name}.json"
         try:
             return json.loads(path.read_text()) if path.exists() else None
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}); delete it to run that test again") from None
+
+
+def _live_note(config: TrainConfig) -> str:
+    """The head of a recipe that no command can run: what it names was given in Python."""
+    live = sorted(set(live_parts(config).values()))
+    if not live:
+        return ""
+    return (
+        f"# Not to be run by a command: {', '.join(live)} was given in Python and is in no file that this recipe "
+        "names.\n# What is known of it stands in run.json; the run is resumed from Python, with the same object.\n\n"
+    )
 
 
 def check_folder(path: Path, config: TrainConfig, *, resume: bool) -> None:
@@ -243,8 +263,25 @@ def check_folder(path: Path, config: TrainConfig, *, resume: bool) -> None:
         raise ValueError(f"{path} cannot be written: {there} {reason}; choose another --output")
 
 
+def _check_same_objects(path: Path, config: TrainConfig) -> None:
+    """What was given in Python has to be given again: nothing of the folder can bring it back."""
+    try:
+        written = leaves(tomllib.loads((path / "config.toml").read_text()))
+    except (ValueError, FileNotFoundError):
+        return  # told where the recipe is compared
+    now = live_parts(config)
+    for key, reference in written.items():
+        if isinstance(reference, str) and reference.startswith(LIVE) and now.get(key) != reference:
+            raise ValueError(
+                f"{path} was begun in Python with {key} = {reference}, and this call gives {now.get(key, 'none')}: "
+                "resume it from Python with the same object (its text, where it has one, stands in run.json), or "
+                "choose another --output"
+            )
+
+
 def _check_same_recipe(path: Path, config: TrainConfig) -> None:
     """Settings that decide results must be as they were; a setting this version added has its default there."""
+    _check_same_objects(path, config)
     try:
         tree = tomllib.loads((path / "config.toml").read_text())
         written = TrainConfig.model_validate(tree, context=counted_from(path / "config.toml"))

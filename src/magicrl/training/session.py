@@ -1,8 +1,9 @@
 """A whole training run: start model, filter, test before, the loop over stages, test after, saved model.
 
-``train`` is what ``magicrl train`` calls. Everything that has state is in the checkpoints, so that a run that was
-stopped anywhere goes on where its last checkpoint stands. At the first Ctrl-C or SIGTERM the step in progress is
-finished and kept (a scheduler that sends SIGTERM before it kills gives just enough time); a second one stops at once.
+``train`` is what ``magicrl train`` calls; ``opened`` gives the run's ``Session`` to who writes the loop. Everything
+that has state is in the checkpoints, so that a run that was stopped anywhere goes on where its last checkpoint stands.
+At the first Ctrl-C or SIGTERM the step in progress is finished and kept (a scheduler that sends SIGTERM before it
+kills gives just enough time); a second one stops at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.files import only_writer, write_atomically
 from magicrl.models.model_files import find_model, weights_differ
-from magicrl.records import Problem, StepMetrics
+from magicrl.records import Problem, ScoredGroup, StepMetrics
 from magicrl.rollout.recording import write_rollouts
 from magicrl.training.assemble import (
     Built,
@@ -179,50 +180,68 @@ def train(
     """
     # before the folder is made: a run that is refused leaves nothing behind
     ready = ready or check_run(config, output, resume=resume)
-    # a second process in the folder is refused at once: two would mix their lines and checkpoints
-    with StopRequest().watching() as stop, only_writer(output, wait=False):
-        folder = RunFolder(output, config, resume=resume)
-        _train(config, ready, folder, observer, stop, parts or LocalParts(config))
+    with (
+        StopRequest().watching() as stop,
+        opened(config, output, observer, ready=ready, resume=resume, stop=stop, parts=parts) as session,
+    ):
+        session.run()
     return output
 
 
-def _train(
+@contextmanager
+def opened(
     config: TrainConfig,
-    ready: Ready,
-    folder: RunFolder,
+    output: Path,
     observer: RunObserver,
+    *,
+    ready: Ready,
+    resume: bool,
     stop: StopRequest,
-    parts: LocalParts,
-) -> None:
-    # before anything is computed: sums, and so bits, depend on the number of threads
-    threads = set_threads(config)
-    with contextlib.closing(parts.judge()) as judge:
-        judge.warm_up(ready.data.verifiers())  # a broken installation is found now, not after a supervised start
-        start = start_model_folder(config.start, folder.path.parent / "models", observer.progress)
-        built = build(config, ready, start, parts)
-        folder.start(config, {**built.facts(), "threads": threads})
-        try:
-            checkpoint = load_latest(folder.checkpoints, owner=folder.owner)
-            remove_leftovers(folder.checkpoints)
-            # lines newer than the checkpoint: their steps are made, and recorded, again
-            lost = folder.rewind(checkpoint.step if checkpoint else 0)
-            session = Session(config, folder, observer, built, judge, stop)
-            if lost:
-                session.warn(f"metrics.jsonl lacks {len(lost)} steps, e.g. {lost[0]}; training is not affected")
-            session.run(checkpoint)
-        # Ctrl-C too: run.json is to say how the run ended
-        except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt)
-            with contextlib.suppress(OSError):  # on a full disk the cause matters, not that this could not be noted
-                folder.finish("stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}")
-            if isinstance(error, OSError) and error.errno in _NO_ROOM:
-                raise TrainingStopped(
-                    f"{folder.path} could not be written: {error}. Make room and continue with --resume; "
-                    "the last checkpoint is whole"
-                ) from error
-            raise
-        finally:
-            built.engine.close()
+    parts: LocalParts | None = None,
+) -> Generator[Session]:
+    """The run's ``Session`` with everything built, before its first step; its workers end with the block.
+
+    What leaves the block as an error stands in ``run.json``. Arguments and errors are those of ``train``.
+    """
+    parts = parts or LocalParts(config)
+    # a second process in the folder is refused at once: two would mix their lines and checkpoints
+    with only_writer(output, wait=False):
+        folder = RunFolder(output, config, resume=resume)
+        # before anything is computed: sums, and so bits, depend on the number of threads
+        threads = set_threads(config)
+        with contextlib.closing(parts.judge()) as judge:
+            judge.warm_up(ready.data.verifiers())  # a broken installation is found now, not after a supervised start
+            start = start_model_folder(config.start, folder.path.parent / "models", observer.progress)
+            built = build(config, ready, start, parts)
+            folder.start(config, {**built.facts(), "threads": threads})
+            with contextlib.closing(built.engine), _ending_noted(folder):
+                checkpoint = load_latest(folder.checkpoints, owner=folder.owner)
+                remove_leftovers(folder.checkpoints)
+                # lines newer than the checkpoint: their steps are made, and recorded, again
+                lost = folder.rewind(checkpoint.step if checkpoint else 0)
+                session = Session(config, folder, observer, built, judge, stop)
+                if lost:
+                    session.warn(f"metrics.jsonl lacks {len(lost)} steps, e.g. {lost[0]}; training is not affected")
+                session.begin(checkpoint)
+                yield session
+
+
+@contextmanager
+def _ending_noted(folder: RunFolder) -> Generator[None]:
+    """What ends the block before the run's end is noted in ``run.json``."""
+    try:
+        yield
+    # Ctrl-C too: run.json is to say how the run ended
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        with contextlib.suppress(OSError):  # on a full disk the cause matters, not that this could not be noted
+            folder.finish("stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}")
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise TrainingStopped(
+                f"{folder.path} could not be written: {error}. Make room and continue with --resume; "
+                "the last checkpoint is whole"
+            ) from error
+        raise
 
 
 class Stateful(Protocol):
@@ -299,22 +318,52 @@ class Session:
             "best": self._validation,
         }
 
-    def run(self, checkpoint: Checkpoint | None) -> None:
-        """Test, train through every stage, test again, save the model; all of it from ``checkpoint`` on."""
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """Restore ``checkpoint``, test the start model, announce the first stage."""
         if checkpoint is not None:
             self._restore(checkpoint)
+            if self._schedule.stage is not None:
+                self._folder.forget_evaluations("after")  # of a run that was ended before its last stage
             # a kill between writing and removing leaves a checkpoint more than is to be kept
             keep_last = self._config.checkpoint.keep_last
             remove_old(self._folder.checkpoints, keep_last=keep_last, keep=self._best_kept())
         self._warn()
-        self._examine("before", start=True)
+        self.examine("before", start=True)
         if self._steps_done == 0:
             self._announce_stage()
-        while (stage := self._schedule.stage) is not None:
-            # a first signal waits for the step's end, so that what it cost is in a checkpoint
-            with self._stop.deferred():
-                self._one_step(stage)
-        self._examine("after", start=False)
+
+    def run(self) -> None:
+        """Train through every stage that is left and end the run."""
+        while self.step() is not None:
+            pass
+        self.end()
+
+    @property
+    def steps_done(self) -> int:
+        """Training steps so far, those before a resumption among them."""
+        return self._steps_done
+
+    @property
+    def stage(self) -> StageConfig | None:
+        """The stage of the next step; None after the last."""
+        return self._schedule.stage
+
+    def step(self) -> tuple[StepMetrics, tuple[ScoredGroup, ...]] | None:
+        """One training step: its line of ``metrics.jsonl`` and its groups; None where every stage has ended.
+
+        Raises:
+            Interrupted: a stop was asked for; the step is whole and in a checkpoint.
+        """
+        stage = self._schedule.stage
+        if stage is None:
+            return None
+        # a first signal waits for the step's end, so that what it cost is in a checkpoint
+        with self._stop.deferred():
+            return self._one_step(stage)
+
+    def end(self) -> None:
+        """Test the trained weights, write the model with its card, conclude."""
+        self.examine("after", start=False)
         texts, sampling = model_texts(self._folder.path), recommended_sampling(self._config)
         self._learner.save_hf(self._folder.model, extra_files=texts, generation=sampling)
         # after the weights are written: the verdict compares the two model folders
@@ -339,7 +388,7 @@ class Session:
         )
         return conclude(facts)
 
-    def _one_step(self, stage: StageConfig) -> None:
+    def _one_step(self, stage: StageConfig) -> tuple[StepMetrics, tuple[ScoredGroup, ...]]:
         index = self._schedule.index
         self._workers.begin_step()
         result = self._trainer.step(stage, index)
@@ -375,7 +424,8 @@ class Session:
         due = self._steps_done % self._config.checkpoint.every == 0
         # the best step is written at once: later its weights are gone
         if due or self._steps_done in self._best_kept() or ended is not None or self._stop.asked:
-            self._save()
+            self.save()
+        return metrics, result.groups
 
     def _observe_progress(self, metrics: StepMetrics) -> None:
         values = metrics.values
@@ -461,7 +511,7 @@ class Session:
         kept = set(result.kept)
         return tuple(p for p in self._data.train if p.key in kept)
 
-    def _examine(self, name: str, *, start: bool) -> None:
+    def examine(self, name: str, *, start: bool) -> None:
         """The test with the learner's present weights; skipped where its result is already there."""
         found = {label: self._folder.read_evaluation(_file(name, label)) for label in self._data.test}
         for document in found.values():
@@ -492,7 +542,8 @@ class Session:
         told = ", ".join(f"{found[measure.key]['mean']:.3f} at {float(tau):g}" for tau, found in temperatures.items())
         self._event_once("evaluation", f"test {name} training, set {document['set']}: {measure.name} {told}")
 
-    def _save(self) -> None:
+    def save(self) -> Path:
+        """Write a checkpoint of the whole state; returns its folder."""
         sharded = self._learner if isinstance(self._learner, WritesShards) else None
         learner = {} if sharded else self._learner.state()
         tensors: dict[str, Any] = {}
@@ -514,6 +565,7 @@ class Session:
         )
         if sharded is not None:
             sharded.shards_kept(written / SHARDS)
+        return written
 
     def _best_kept(self) -> frozenset[int]:
         """The step of the best validation, where its checkpoint is to be kept."""

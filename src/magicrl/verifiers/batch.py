@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -167,7 +167,7 @@ def verify_file(
     """
     spec = verifier_spec(verifier)
     check_file(input, output)
-    count = workers if workers is not None else _usable_cores()
+    count = workers if workers is not None else usable_cores()
     with VerifierPool(options=options, workers=count, time_limit=time_limit, memory_limit_mb=memory_limit_mb) as pool:
         pool.warm_up([verifier])
         return judge_file(
@@ -181,7 +181,30 @@ def verify_file(
         )
 
 
-def _usable_cores() -> int:
+def verify_rows(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    verifier: str,
+    options: JudgeOptions,
+    workers: int,
+    time_limit: float,
+    memory_limit_mb: int,
+) -> list[Verdict]:
+    """The verdicts of rows as `verify_file` has them on its lines, in their order.
+
+    Raises:
+        ValueError: an unknown verifier, or a row that cannot be read; nothing was judged.
+        RuntimeError: the verifier cannot be started.
+    """
+    spec = verifier_spec(verifier)
+    lines = [_parse(spec, dict(row), row.get("id", n), f"record {n}") for n, row in enumerate(rows)]
+    with VerifierPool(options=options, workers=workers, time_limit=time_limit, memory_limit_mb=memory_limit_mb) as pool:
+        tickets = [pool.submit(line.problem, [line.text]) for line in lines]
+        return [pool.result(ticket)[0] for ticket in tickets]
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -22,13 +22,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import psutil
 from pydantic import TypeAdapter
 
 from magicrl.records import Problem, Verdict
-from magicrl.registry import resolve
+from magicrl.registry import LIVE, resolve
 from magicrl.verifiers.base import JudgeOptions, VerifierSpec, make_verdict
 from magicrl.verifiers.isolated import limit_cpu, limit_memory
 from magicrl.verifiers.pool import Item, WorkerProtocol
@@ -213,8 +214,26 @@ def function_spec(reference: str, function: Any) -> VerifierSpec:
     """
     made = RewardFunction(reference, function)
     if made.settings.isolated:
+        if reference.startswith(LIVE):
+            raise ValueError(
+                f"{reference}: isolated=True calls a reward in processes of its own, {in_a_file(function)}"
+            )
         return VerifierSpec(name=reference, protocol=functools.partial(RewardProtocol, made), needs_gold=False)
     return VerifierSpec(name=reference, in_process=lambda _: _here(made), needs_gold=False)
+
+
+def in_a_file(function: Any) -> str:
+    """Why no other process can call an object of this one, and how it could."""
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        place = inspect.getsourcefile(inspect.unwrap(function)) or ""
+    except TypeError:
+        place = ""
+    # a notebook's cells have a name in angle brackets, or in a temporary folder
+    named = f"{place if Path(place).is_file() else 'my_reward.py'}:{name if name.isidentifier() else 'NAME'}"
+    return (
+        f"which an object given in Python cannot reach; put it into a file and give its name, {named!r}, in its place"
+    )
 
 
 def _here(made: RewardFunction) -> Callable[[Problem, Sequence[str]], Sequence[Verdict] | Future[list[Verdict]]]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from magicrl.cli.display import LiveDisplay, RunPanel, WorkerRow, memory, sparkline, worker_rows
 from magicrl.records import StepMetrics
+from magicrl.reporting.display import LiveDisplay, RunPanel, WorkerRow, memory, sparkline, worker_rows
 from magicrl.training.recorder import NullObserver, RunObserver
 
 WHOLE = {

@@ -1,0 +1,116 @@
+"""Judging from Python, as training and ``magicrl verify`` judge: `verify`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast, overload
+
+from magicrl.api.given import Frame, RewardFunction, in_python, reward_reference
+from magicrl.records import Verdict
+from magicrl.verifiers.base import Extract, JudgeOptions, Reasoning
+from magicrl.verifiers.batch import usable_cores, verify_rows
+
+Gold = str | Sequence[str] | Mapping[str, Any]
+"""The right answer, a list of accepted ones, or the tests of a program."""
+_ITEMS_PER_WORKER = 16
+
+
+@overload
+def verify(
+    response: str,
+    gold: Gold | None = ...,
+    *,
+    prompt: str = ...,
+    reward: str | RewardFunction = ...,
+    reasoning: Reasoning = ...,
+    extract: Extract = ...,
+    time_limit: float = ...,
+    memory_limit_mb: int = ...,
+    workers: int | None = ...,
+) -> Verdict: ...
+
+
+@overload
+def verify(
+    response: Sequence[Mapping[str, Any]] | Frame,
+    gold: None = ...,
+    *,
+    prompt: str = ...,
+    reward: str | RewardFunction = ...,
+    reasoning: Reasoning = ...,
+    extract: Extract = ...,
+    time_limit: float = ...,
+    memory_limit_mb: int = ...,
+    workers: int | None = ...,
+) -> list[Verdict]: ...
+
+
+def verify(
+    response: str | Sequence[Mapping[str, Any]] | Frame,
+    gold: Gold | None = None,
+    *,
+    prompt: str = "",
+    reward: str | RewardFunction = "maths",
+    reasoning: Reasoning = "auto",
+    extract: Extract = "lenient",
+    time_limit: float = 10.0,
+    memory_limit_mb: int = 4096,
+    workers: int | None = None,
+) -> Verdict | list[Verdict]:
+    r"""Judge one response, or many at once.
+
+    Args:
+        response: what a model wrote, reasoning included; or records (dicts or a data frame) with ``response``, ``gold``
+            and, if the reward reads them, ``prompt`` and further fields (the problem's ``extra``).
+        gold: of one response.
+        prompt: of one response.
+        reward: ``maths``, ``exact``, ``code``, a name as ``file.py:function``, or a function
+            ``(problem, response) -> score``, which is called in this process.
+        reasoning: how the end of the reasoning is found (docs/verifiers.md).
+        extract: ``box``: only a box is an answer; ``lenient``: another counts, too.
+        time_limit: CPU seconds of one response (of one test, for code).
+        memory_limit_mb: MiB of one response.
+        workers: processes that judge; default: as many as the answers keep busy. They start and end with the call: many
+            answers in one call are judged faster than one by one.
+
+    Raises:
+        ValueError: an argument or a record is wrong; nothing was judged.
+        RuntimeError: the verifier does not start on this machine.
+
+    Example:
+        >>> verify(r"The half, \boxed{0.5}.", "1/2").correct
+        True
+        >>> verify("a text", reward=lambda problem, response: len(response)).score
+        6.0
+    """
+    with in_python():
+        one = isinstance(response, str)
+        rows = [{"response": response, "gold": gold, "prompt": prompt}] if one else _records(response, gold)
+        for row in rows:
+            if row.get("gold") is None:
+                row.pop("gold", None)
+            elif isinstance(row["gold"], Mapping):
+                row["gold"] = json.dumps(row["gold"])
+        verdicts = verify_rows(
+            rows,
+            verifier=reward_reference(reward),
+            options=JudgeOptions(reasoning=reasoning, extract=extract),
+            workers=workers or min(usable_cores(), 1 + len(rows) // _ITEMS_PER_WORKER),
+            time_limit=time_limit,
+            memory_limit_mb=memory_limit_mb,
+        )
+        return verdicts[0] if one else verdicts
+
+
+def _records(responses: Any, gold: Any) -> list[dict[str, Any]]:
+    if gold is not None:
+        raise ValueError("gold goes with one response; of many it stands in each record, as 'gold'")
+    if hasattr(responses, "to_dict"):
+        responses = responses.to_dict("records")
+    if not isinstance(responses, Sequence) or not all(isinstance(row, Mapping) for row in cast(Any, responses)):
+        raise ValueError(
+            "response must be a text, or records with the fields response and gold (dicts or a data frame), got "
+            f"{responses!r:.60} ({type(cast(Any, responses)).__name__})"
+        )
+    return [dict(row) for row in cast("Sequence[Mapping[str, Any]]", responses)]
