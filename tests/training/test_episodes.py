@@ -239,3 +239,21 @@ def test_a_sample_s_row_counts_what_the_model_wrote() -> None:
     row = row_of("p", 0, played(tokens, observed), verdict, keep_tokens=True)
     assert (row.tokens, row.entropy, row.logprob) == (5, 2.0, -5.0)
     assert (row.token_ids, row.token_entropies) == ((5, 6, END, 7, END), (2.0,) * 5)
+
+
+def test_numbers_of_environments_are_means_over_judged_episodes() -> None:
+    given = [
+        Episode(observed=((3, 3),), answer="", metrics={"calls": 3.0}, cut=1),
+        Episode(observed=((2, 1), (6, 2)), answer="", metrics={"calls": 0.0, "errors": 2.0}),
+        Episode(observed=(), answer="", metrics={"calls": 100.0}),
+    ]
+    responses = zip(RESPONSES, given, strict=True)
+    group = scored(*(played(tokens, observed, episode=episode) for (tokens, observed, _), episode in responses))
+    judged = dataclasses.replace(group, counted=np.array([True, True, False]))
+    values = {name: value for name, value in rollout_metrics([judged]).items() if name.startswith("environment/")}
+    assert values == {
+        "environment/calls": 1.5,
+        "environment/errors": 2.0,
+        "environment/turns": 2.5,
+        "environment/observations_cut": 0.5,
+    }

@@ -209,13 +209,20 @@ def _clustered_error(values_N: NDArray[np.float64], keys: Sequence[str]) -> floa
 
 
 def _own_metrics(groups: Sequence[ScoredGroup]) -> Values:
-    """Means over counted responses of the further numbers that a reward of the user's returned with its scores."""
+    """Means over counted responses of the further numbers that users' rewards and environments gave with them."""
     found: dict[str, list[float]] = {}
     for group in groups:
-        for verdict, counted in zip(group.verdicts, group.counted, strict=True):
-            for name, value in verdict.metrics.items() if counted else ():
+        for verdict, completion, counted in zip(group.verdicts, group.group.completions, group.counted, strict=True):
+            if not counted:
+                continue
+            given = {f"reward/{name}": value for name, value in verdict.metrics.items()}
+            if (episode := completion.episode) is not None:
+                given |= {f"environment/{name}": value for name, value in episode.metrics.items()}
+                given["environment/turns"] = len(episode.observed) + 1
+                given["environment/observations_cut"] = episode.cut
+            for name, value in given.items():
                 found.setdefault(name, []).append(value)
-    return {f"reward/{name}": float(np.mean(values)) for name, values in sorted(found.items())}
+    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
 
 
 def merge_updates(updates: Sequence[UpdateMetrics]) -> Values:
