@@ -48,6 +48,13 @@ $(VENV)/.vllm: $(VENV)/.developed
 	  $(PIP) install -c constraints.txt -e '.[vllm]' && $(PIP) uninstall -y torchvision torchaudio torchcodec; fi
 	touch $@
 
+# Environments of other packages, 280 MB; verifiers without its dependencies, since it pins other versions of mcp and openai.
+$(VENV)/.environments: $(VENV)/.vllm
+	$(PIP) install -c constraints.txt -e '.[openenv]'
+	$(PIP) install -c constraints.txt aiohttp anthropic httpx mcp openai 'prime-pydantic-config[toml]' prime-sandboxes renderers tenacity uvicorn
+	$(PIP) install --no-deps -c constraints.txt verifiers
+	touch $@
+
 # Chromium for the browser test and the screenshots: the system's, else Debian's package (needs root), else the
 # build that playwright fetches for this user.
 browser: setup-dev
@@ -55,7 +62,7 @@ browser: setup-dev
 	  { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } || \
 	  $(BIN)/playwright install chromium
 
-test-slow: setup-dev browser $(VENV)/.vllm
+test-slow: setup-dev browser $(VENV)/.environments
 	$(SMOLLM2)
 	$(BIN)/pytest -m slow -n 2 --dist loadscope
 

@@ -63,10 +63,15 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "running_sum": "magicrl.data.running_sum:make_running_sum",
             "word_problems": "magicrl.data.word_problems:make_word_problems",
         },
-        "source": {},
+        "source": {
+            "openenv": "magicrl.environments.openenv_adapter:seeds",
+            "verifiers": "magicrl.environments.verifiers_adapter:tasks",
+        },
         "environment": {
             "calculator": "magicrl.environments.calculator:Calculator",
             "guessing": "magicrl.environments.guessing:Guessing",
+            "openenv": "magicrl.environments.openenv_adapter:OpenEnvEnvironment",
+            "verifiers": "magicrl.environments.verifiers_adapter:VerifiersEnvironment",
         },
         "benchmark": {
             name: f"magicrl.evaluation.benchmarks:{name}"

@@ -57,6 +57,14 @@ class Calculator:
     tools = ({"type": "function", "function": {"name": "add", "description": "a + b", "parameters": {}}},)
 
 
+class Shop:
+    """An environment whose tools are the problem's."""
+
+    @staticmethod
+    def tools_of(problem: Problem) -> list[Any]:
+        return [{"type": "function", "function": {"name": name, "parameters": {}}} for name in problem.extra["tools"]]
+
+
 TALK, CALCULATOR = (f"{__name__}:{kind.__name__}" for kind in (Talk, Calculator))
 
 
@@ -141,6 +149,16 @@ def test_an_episode_has_the_tokens_of_the_whole_conversation(
     assert continued(tokenizer, problem, SPOKEN) == rendered(tokenizer, problem, SPOKEN, role, tools)
     text = tokenizer.decode(PromptEncoder(tokenizer, 4000).encode(problem))
     assert ('"add"' in text) == (environment == CALCULATOR and template in (QWEN, LLAMA))
+
+
+def test_tools_may_be_the_problems_own(backend: Tokenizer) -> None:
+    tokenizer = tokenizer_with(backend, QWEN)
+    encoder = PromptEncoder(tokenizer, 4000)
+    for names in (["price"], ["price", "pay"], []):
+        problem = replace(asked(f"{__name__}:Shop"), extra={"tools": names})
+        expected = rendered(tokenizer, problem, [], "tool", Shop.tools_of(problem) or None)
+        assert encoder.encode(problem).tolist() == expected
+        assert ("<tool_response>" in tokenizer.decode(encoder.observation(problem, "3"))) == bool(names)
 
 
 @pytest.mark.slow

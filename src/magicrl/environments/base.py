@@ -42,8 +42,9 @@ class Environment(Protocol):
 
     What it does may depend on the problem and on the turns alone: an episode that was lost with its worker, or was
     under way at a checkpoint, is played again from its turns, and the responses of a group must meet the same task.
-    A class may set ``tools`` (JSON schemas of functions, which the model's chat template shows it), ``time_limit``
-    (seconds of CPU time of one call) and ``right_from`` (the least reward of a right answer, 1.0).
+    A class may set ``tools`` (JSON schemas of functions, which the model's chat template shows it; where they depend on
+    the problem, a static method ``tools_of(problem)`` gives them), ``time_limit`` (seconds of CPU time of one call) and
+    ``right_from`` (the least reward of a right answer, 1.0).
     """
 
     def reset(self, problem: Problem) -> None:

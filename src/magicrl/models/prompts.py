@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -52,7 +53,8 @@ class PromptEncoder:
         self._end_token = end
         self._around = _chat_frame(tokenizer)
         self._symbols = _whole_words(tokenizer)
-        self._environments: dict[str, _Answers] = {}
+        self._classes: dict[str, Any] = {}
+        self._environments: dict[tuple[str, str], _Answers] = {}
         # A tokenizer may also append an end token to every text; a prompt must not have that.
         automatic = cast("list[int]", tokenizer("")["input_ids"])
         self._begin = [token for token in automatic[:1] if token == tokenizer.bos_token_id and token != end]
@@ -166,9 +168,15 @@ class PromptEncoder:
         """How the chat template shows the problem's environment."""
         name = problem.environment
         assert name is not None, f"problem {problem.id!r} has no environment"
-        if name not in self._environments:
-            self._environments[name] = _answers(self._tokenizer, name)
-        return self._environments[name]
+        if name not in self._classes:
+            self._classes[name] = resolve("environment", name)
+        found = self._classes[name]
+        own = getattr(found, "tools_of", None)
+        tools: list[Any] = list(own(problem) if own is not None else getattr(found, "tools", None) or ())
+        key = (name, json.dumps(tools, default=str))
+        if key not in self._environments:
+            self._environments[key] = _answers(self._tokenizer, name, tools or None)
+        return self._environments[key]
 
     def _plain(self, text: str) -> list[int]:
         """Tokens of ``text``, names of control tokens spelled out as ordinary characters."""
@@ -213,9 +221,8 @@ def end_of_turn_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return tokens[0] if tokens and tokenizer.convert_ids_to_tokens(tokens[0]) in _control_names(tokenizer) else None
 
 
-def _answers(tokenizer: PreTrainedTokenizerBase, environment: str) -> _Answers:
+def _answers(tokenizer: PreTrainedTokenizerBase, environment: str, tools: list[Any] | None) -> _Answers:
     """How the chat template shows this environment; warns where it leaves the environment's tools out."""
-    tools = list(getattr(resolve("environment", environment), "tools", None) or ()) or None
     asked = [("user", "?")]
     if tools is not None and _render(tokenizer, asked, tools=tools) == _render(tokenizer, asked):
         text = "the chat template shows no tools: the model learns of those of environment %r from its prompts alone"

@@ -1,0 +1,190 @@
+"""Prime Intellect's ``verifiers`` (v1, wheel 0.4): a taskset's tasks as problems, its environment to play them.
+
+    [[data.train]]
+    source = "verifiers"
+    environment = "verifiers"
+    options = { taskset = "reverse-text" }
+
+What an episode needs is in ``Problem.extra["verifiers"]``. The environment runs in the worker that plays the episode
+(`verifiers_play`); what it starts (tool servers, sandboxes) it starts there, by its own configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from magicrl.environments.base import Step
+from magicrl.environments.verifiers_play import Call, Episode, Finished, Stage, content, stage, vf
+from magicrl.records import Message, Problem
+
+START_SECONDS = 120.0
+"""By the clock, to an episode's first call: it may start tool servers."""
+STEP_SECONDS = 60.0
+"""By the clock, from a turn to what the environment says to it."""
+
+
+def tasks(taskset: str, *, config: str = "{}", limit: int | None = None, **fields: Any) -> Iterator[Problem]:
+    """The tasks of a v1 taskset as problems; a source of a recipe, with these options.
+
+    Args:
+        taskset: id of an installed taskset (``reverse-text``), or a ``.py`` file that holds one.
+        config: JSON of the package's ``[env]`` block, where a field of the taskset is not enough: an environment's
+            ``id``, its seats, nested settings.
+        limit: tasks to read; an endless taskset needs it.
+        **fields: settings of the taskset.
+
+    Raises:
+        ValueError: there is no such taskset, its settings are wrong, or a task cannot be a problem; says why.
+    """
+    name, folder = _located(taskset)
+    settings = _settings(config)
+    settings["taskset"] = {**settings.get("taskset", {}), **fields, "id": name}
+    try:
+        acting = stage(json.dumps(settings, sort_keys=True))
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ValueError(f"verifiers, taskset {taskset!r}: {error}") from error
+    if limit is None and not acting.env.taskset.bounded:
+        raise ValueError(f"taskset {taskset!r} is endless; say in options.limit how many tasks to read")
+    tools: Sequence[Mapping[str, Any]] | None = None
+    for task in islice(iter(acting.env.taskset), limit):
+        try:
+            opening = None if tools is None else _told(acting, task)
+            # the first task shows the tools, which belong to the kind of task
+            opening, tools = (opening, tools) if opening is not None and tools is not None else _opened(acting, task)
+            yield _problem(acting, task, opening, {"config": settings, "folder": folder, "tools": list(tools)})
+        except (RuntimeError, TimeoutError, ValueError) as error:
+            raise ValueError(f"taskset {taskset!r}, task {task.data.idx}: {error}") from error
+
+
+class VerifiersEnvironment:
+    """Plays a problem of `tasks`: the package's environment answers, its rewards judge.
+
+    The text between two turns is what the environment's messages hold: results of tools, or what its user says.
+    """
+
+    time_limit = 60.0
+    right_from = 1.0
+
+    def __init__(self) -> None:
+        self._episode: Episode | None = None
+
+    @staticmethod
+    def tools_of(problem: Problem) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas of the tools that the problem's task serves."""
+        return problem.extra["verifiers"]["tools"]
+
+    def reset(self, problem: Problem) -> None:
+        """Begin the episode.
+
+        Raises:
+            ValueError: the problem is none of `tasks`.
+            RuntimeError: the environment failed, or opened in another way than when its tasks were read.
+            TimeoutError: it did not open in time.
+        """
+        row: Any = problem.extra.get("verifiers")
+        if row is None:
+            raise ValueError(f'problem {problem.id!r} is no task of a taskset; read it with source = "verifiers"')
+        _reachable(row["folder"])
+        acting = stage(json.dumps(row["config"], sort_keys=True))
+        self._episode = episode = acting.play(acting.task(row["task"]))
+        weakref.finalize(self, episode.cancel).atexit = False
+        first = episode.next(START_SECONDS)
+        if not isinstance(first, Call) or _digest(first.messages) != row["opening"]:
+            raise RuntimeError("the environment opens in another way than before: it is not deterministic")
+
+    def step(self, text: str) -> Step:
+        """Give the environment the turn; ``RuntimeError`` or ``TimeoutError`` where it fails or does not answer."""
+        assert self._episode is not None, "reset comes first"
+        self._episode.answer(text)
+        said = self._episode.next(STEP_SECONDS)
+        if isinstance(said, Finished):
+            return Step(reward=said.reward, done=True, metrics=said.metrics)
+        return Step(observation="\n".join(content(message) for message in said.messages))
+
+
+def _settings(config: str) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(config)
+    except ValueError as error:
+        raise ValueError(f"options.config is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"options.config must be a JSON object, got {config[:60]!r}")
+    return {**found}
+
+
+def _located(taskset: str) -> tuple[str, str]:
+    """Name and folder of a taskset; a file's folder is made reachable, an installed one needs none."""
+    if not taskset.endswith(".py"):
+        return taskset, ""
+    path = Path(taskset).expanduser().resolve()
+    if not path.is_file():
+        raise ValueError(f"taskset {taskset!r}: there is no file {path}")
+    _reachable(str(path.parent))
+    return path.stem, str(path.parent)
+
+
+def _reachable(folder: str) -> None:
+    """Modules of ``folder`` can be imported here and in the tool servers that are started from here."""
+    if folder and folder not in sys.path:
+        sys.path.append(folder)
+    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if folder and folder not in inherited:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*inherited, folder])
+
+
+def _told(acting: Stage, task: Any) -> Sequence[Mapping[str, Any]] | None:
+    """The opening messages as the task itself has them; None: its environment decides."""
+    if not isinstance(acting.env, vf.SingleAgentEnv) or not isinstance(task.data.prompt, str):
+        return None
+    system = task.data.system_prompt
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": task.data.prompt}]
+
+
+def _opened(acting: Stage, task: Any) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
+    """The opening messages and the tools, of an episode that is played up to its first call."""
+    episode = acting.play(task)
+    try:
+        first = episode.next(START_SECONDS)
+    finally:
+        episode.cancel()
+    if not isinstance(first, Call):
+        raise ValueError("its environment ended without asking the model")
+    return first.messages, first.tools
+
+
+def _problem(acting: Stage, task: Any, opening: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Problem:
+    data = task.data.model_dump(mode="json")
+    if acting.task(data).data != task.data:
+        raise ValueError("its data does not survive JSON (a field without a form in it, or one that is left out)")
+    *before, last = [Message(message["role"], content(message)) for message in opening]
+    if last.role != "user":
+        raise ValueError(
+            f"its conversation opens with a message of role {last.role!r}; the last one must be the user's"
+        )
+    answer = getattr(task.data, "answer", None)
+    name = acting.env.taskset.config.id
+    return Problem(
+        id=f"{name}-{task.data.idx}",
+        prompt=last.content,
+        context=tuple(before),
+        golds=(answer,) if isinstance(answer, str) else (),
+        verifier="exact",
+        source=name,
+        environment="verifiers",
+        extra={"verifiers": {**row, "task": data, "opening": _digest(opening)}},
+    )
+
+
+def _digest(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Of roles and texts, 16 hex digits."""
+    text = json.dumps([[message["role"], content(message)] for message in messages])
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
