@@ -24,7 +24,8 @@ import torch
 from common import FIGURES, command, parser_of, write_figure
 
 from magicrl.algorithms.advantages import reject_zero_advantage, score_group, scored_advantages
-from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms, response_weights
+from magicrl.algorithms.loss_terms import LossInputs, loss_terms
+from magicrl.algorithms.losses import LOSSES, response_weights
 from magicrl.records import (
     Completion,
     FinishReason,

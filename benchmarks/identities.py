@@ -20,7 +20,8 @@ from torch import Tensor
 
 from magicrl.algorithms.advantages import score_group, scored_advantages
 from magicrl.algorithms.entropy import measure_entropy
-from magicrl.algorithms.losses import LOSSES, LossInputs, LossRow, correction_of, loss_terms, response_weights
+from magicrl.algorithms.loss_terms import LossInputs, loss_terms
+from magicrl.algorithms.losses import LOSSES, LossRow, correction_of, response_weights
 
 MAX_TOKENS = 12
 FLOAT64_TOLERANCE = 1e-10
@@ -182,7 +183,8 @@ class Settings:
 
     @property
     def clip(self) -> tuple[float, float]:
-        return self.row.clip or (0.2, 0.2)
+        # no token of these responses moves by the row's own 0.2
+        return (0.05, 0.05) if self.name == "dppo" else self.row.clip or (0.2, 0.2)
 
 
 def pack(responses: Sequence[Response], weights: Tensor, filler: int = 0) -> LossInputs:

@@ -19,7 +19,7 @@ from magicrl.training.protocols import Controls
 
 VOCAB = 29
 CONTROLS = Controls(alpha=0.02, clip_low=0.2, clip_high=0.25, temperature=0.8, kl_coefficient=0.1)
-LOSSES = ("magic", "grpo", "gspo", "dr_grpo", "cispo")
+LOSSES = ("magic", "grpo", "gspo", "dr_grpo", "cispo", "scalerl", "dppo")
 
 
 def rows(dtype: torch.dtype) -> list[tuple[str, float]]:

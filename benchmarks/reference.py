@@ -6,6 +6,7 @@ Written from the papers' formulas and not from the library: no packing, no weigh
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,9 +96,11 @@ def reference_loss(
                 alpha=alpha, beta=beta,
             ):  # fmt: skip
                 inner = inner + objective
-            if name in ("magic", "dapo", "cispo", "nll"):
+            if name in ("magic", "dapo", "cispo", "nll", "ce_gppo", "aspo", "dppo", "dppo_kl"):
                 total = total + inner / all_tokens
-            elif name in ("grpo", "gspo"):
+            elif name == "scalerl":
+                total = total + inner / sum(int(r.mask.sum()) for r in members) / len(groups)
+            elif name in ("grpo", "gspo", "sapo"):
                 total = total + inner / length / len(members) / len(groups)
             elif name in ("pg", "ppo"):
                 total = total + inner / len(members) / len(groups)
@@ -128,14 +131,34 @@ def _token_objectives(
     objectives: list[Tensor] = []
     for t, log_ratio in zip(steps, log_ratios, strict=True):
         ratio = geometric if name == "gspo" else torch.exp(log_ratio)
-        a = response.advantage
+        a, value = response.advantage, float(ratio.detach())
         if name == "nll":
             policy = logprobs[t]
         elif name == "pg":
             policy = ratio * a
-        elif name == "cispo":
-            bounded = min(max(float(ratio.detach()), 1 - clip_low), 1 + clip_high)
+        elif name in ("cispo", "scalerl"):
+            bounded = min(max(value, 1 - clip_low), 1 + clip_high)
             policy = bounded * a * logprobs[t]
+        elif name == "sapo":
+            tau = 1.0 if a > 0 else 1.05
+            policy = a * 4 / tau / (1 + torch.exp(-tau * (ratio - 1)))
+        elif name == "ce_gppo" and a < 0 and value < 1 - clip_low:
+            policy = a * 0.75 * (1 - clip_low) * ratio / value
+        elif name == "ce_gppo" and a > 0 and value > 1 + clip_high:
+            policy = a * 1.0 * (1 + clip_high) * ratio / value
+        elif name == "ce_gppo":
+            policy = ratio * a
+        elif name == "aspo":
+            beyond = (a < 0 and value < 1 - clip_low) or (a > 0 and value > 1 + clip_high)
+            weight = min(1 / value, 3.0) if a > 0 else value
+            policy = logprobs[t] * 0.0 if beyond else a * weight * ratio / value
+        elif name in ("dppo", "dppo_kl"):
+            pi, mu = float(torch.exp(logprobs[t].detach())), float(torch.exp(response.sampler[t]))
+            distance = abs(pi - mu)
+            if name == "dppo_kl":
+                distance = mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+            beyond = (a > 0 and pi > mu and distance > clip_high) or (a < 0 and pi < mu and distance > clip_low)
+            policy = logprobs[t] * 0.0 if beyond else ratio * a
         else:
             bounded_ratio = torch.clip(ratio, 1 - clip_low, 1 + clip_high)
             unclipped_is_less = float((ratio * a).detach()) <= float((bounded_ratio * a).detach())

@@ -1,23 +1,18 @@
-"""An advantage of one's own: each response against the mean of the others of its group (leave-one-out, RLOO).
+"""An advantage of one's own: only what is better than its group is learned from, and more where that is rare.
 
-    magicrl train tiny --set algorithm.advantage=examples/advantage.py:leave_one_out
+    magicrl train tiny --set algorithm.advantage=examples/advantage.py:only_better
 
-It is given the responses of all surviving groups of a step and gives one number a response.
+It is given the responses of all surviving groups of a step and gives one number a response. `over_groups` does what all
+such functions share: who counts (judged, and not cut under the mask `before`), and 0 for a group of equal rewards.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from magicrl.algorithms.advantages import AdvantageInputs
+from magicrl.algorithms.advantages import AdvantageInputs, over_groups
 
 
-def leave_one_out(a: AdvantageInputs) -> Tensor:
-    """r_i minus the mean reward of the other judged members; 0 for what was not judged."""
-    counted = a.counted_N.to(torch.float64)
-    rewards = a.rewards_N.to(torch.float64) * counted
-    zeros = torch.zeros(int(a.group_index_N.max()) + 1, dtype=torch.float64)
-    totals = zeros.index_add(0, a.group_index_N, rewards)[a.group_index_N]
-    others = zeros.index_add(0, a.group_index_N, counted)[a.group_index_N] - 1
-    return torch.where(a.counted_N, rewards - (totals - rewards) / others.clamp(min=1), 0.0)
+def only_better(a: AdvantageInputs) -> Tensor:
+    """r - mean where that is positive, else 0: a wrong response pushes nothing away."""
+    return over_groups(a, lambda rewards: (rewards - rewards.mean()).clamp(min=0))

@@ -1,4 +1,4 @@
-"""A loss of one's own: PPO's clip on advantages that are normalised over the whole mini-batch (as in REINFORCE++).
+"""A loss of one's own: PPO's clip on advantages that are normalised over the whole mini-batch.
 
     magicrl train tiny --set algorithm.loss=examples/loss.py:ROW
 

@@ -34,12 +34,26 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "ppo": "magicrl.algorithms.losses:PPO",
             "pg": "magicrl.algorithms.losses:PG",
             "cispo": "magicrl.algorithms.losses:CISPO",
+            "scalerl": "magicrl.algorithms.losses:SCALERL",
+            "sapo": "magicrl.algorithms.losses:SAPO",
+            "ce_gppo": "magicrl.algorithms.losses:CE_GPPO",
+            "aspo": "magicrl.algorithms.losses:ASPO",
+            "dppo": "magicrl.algorithms.losses:DPPO",
+            "dppo_kl": "magicrl.algorithms.losses:DPPO_KL",
             "nll": "magicrl.algorithms.losses:NLL",
         },
-        "advantage": {"group": "magicrl.algorithms.advantages:group_relative"},
+        "advantage": {
+            "group": "magicrl.algorithms.advantages:group_relative",
+            "rloo": "magicrl.algorithms.advantages:leave_one_out",
+            "maxrl": "magicrl.algorithms.advantages:max_likelihood",
+            "pass_at_k": "magicrl.algorithms.advantages:pass_at_k",
+            "batch_std": "magicrl.algorithms.advantages:batch_deviation",
+            "reinforce_pp": "magicrl.algorithms.advantages:reinforce_pp",
+            "reinforce_pp_baseline": "magicrl.algorithms.advantages:reinforce_pp_baseline",
+        },
         "reducer": {
             name: f"magicrl.algorithms.losses:{name}"
-            for name in ("global_tokens", "response_mean", "sequence_sum", "constant")
+            for name in ("global_tokens", "response_mean", "prompt_mean", "sequence_sum", "constant")
         },
         "correction": {
             "none": "magicrl.algorithms.losses:NONE",

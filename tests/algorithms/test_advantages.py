@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -7,15 +9,27 @@ import pytest
 import torch
 
 from magicrl.algorithms.advantages import (
+    AdvantageInputs,
     Signal,
-    group_advantages,
+    advantage_of,
+    batch_deviation,
+    group_relative,
     group_signal,
+    leave_one_out,
+    max_at_k,
+    max_likelihood,
+    overlong_penalty,
+    pass_at_k,
+    reinforce_pp,
+    reinforce_pp_baseline,
     reject_zero_advantage,
     score_group,
     scored_advantages,
     select_refill,
     split_minibatches,
 )
+from magicrl.records import frozen_floats, frozen_tokens
+from magicrl.registry import BUILTINS
 
 
 def test_correct_is_one_wrong_is_zero(make_group):
@@ -49,11 +63,25 @@ def test_scored_arrays_are_read_only(make_group):
         assert not array.flags.writeable
 
 
-def advantages(rewards, groups=None, **kwargs):
-    masks = {k: torch.tensor(v, dtype=torch.bool) for k, v in kwargs.items() if k.endswith("_N")}
-    rest = {k: v for k, v in kwargs.items() if not k.endswith("_N")}
-    index = torch.tensor(groups if groups is not None else [0] * len(rewards))
-    return group_advantages(torch.tensor(rewards, dtype=torch.float32), index, **masks, **rest)
+def inputs(rewards, groups=None, mask="none", normalise_std=True, k=4, **more):
+    ones = torch.ones(len(rewards), dtype=torch.int64)
+    given = {name: torch.tensor(values) for name, values in more.items()}
+    return AdvantageInputs(
+        rewards_N=torch.tensor(rewards, dtype=torch.float32),
+        group_index_N=torch.tensor(groups if groups is not None else [0] * len(rewards)),
+        counted_N=given.get("counted_N", ones).bool(),
+        truncated_N=given.get("truncated_N", 0 * ones).bool(),
+        lengths_N=given.get("lengths_N", ones),
+        mask=mask,
+        normalise_std=normalise_std,
+        k=k,
+        groups=(),
+    )
+
+
+def advantages(*args, of=group_relative, **kwargs):
+    a = inputs(*args, **kwargs)
+    return a.given(of(a))
 
 
 def test_hand_computed_unbiased_std_and_epsilon():
@@ -111,11 +139,148 @@ def test_no_information_is_exactly_zero_never_nan(rewards, kwargs):
     assert advantages(rewards, **kwargs).tolist() == [0.0] * len(rewards)
 
 
-def test_a_mask_needs_truncation_and_must_be_known():
-    with pytest.raises(ValueError, match="truncated"):
-        advantages([1, 0], mask="before")
+def test_a_mask_must_be_known(make_group):
     with pytest.raises(ValueError, match="'both'"):
-        advantages([1, 0], mask="both")
+        scored_advantages([make_group("cw")], mask="both")
+
+
+HAND = {
+    # the others' mean is 0 and 1/3
+    leave_one_out: ([1, 0, 0, 0], {}, [1, -1 / 3, -1 / 3, -1 / 3]),
+    # 1 of 4: n / K - 1 = 3
+    max_likelihood: ([1, 0, 0, 0, 1, 1], {"groups": [0, 0, 0, 0, 1, 1]}, [3, -1, -1, -1, 0, 0]),
+    # each of two right ones adds 1 to 2 of the 6 pairs; 0.5 adds 0.3 to {0.2}, 1 adds 0.5 and 0.8, of 3 pairs
+    pass_at_k: (
+        [1, 0, 1, 0, 0.5, 0.25, 1],
+        {"groups": [0] * 4 + [1] * 3, "k": 2},
+        [4 / 3, 0, 4 / 3, 0, 0.25, 0, 1.25],
+    ),
+    # centred 0.75, -0.25 three times, 0.5, -0.5: squares add to 1.25, over 6 - 1
+    batch_deviation: (
+        [1, 0, 0, 0, 1, 0],
+        {"groups": [0, 0, 0, 0, 1, 1]},
+        [x / (0.5 + 1e-6) for x in (0.75, -0.25, -0.25, -0.25, 0.5, -0.5)],
+    ),
+    # over 4 tokens: mean 0.75, variance 0.75 * 0.0625 + 0.25 * 0.5625 = 0.1875
+    reinforce_pp: (
+        [1, 0],
+        {"groups": [0, 1], "lengths_N": [3, 1]},
+        [0.25 / (0.1875**0.5 + 1e-6), -0.75 / (0.1875**0.5 + 1e-6)],
+    ),
+    # centred 0.5, -0.5 | 1/3, 1/3, -2/3; over 6 tokens mean 1/12, variance 0.75 / 6 + (2 / 3) / 6 - 1 / 144 = 33 / 144
+    reinforce_pp_baseline: (
+        [1, 0, 1, 1, 0],
+        {"groups": [0, 0, 1, 1, 1], "lengths_N": [2, 1, 1, 1, 1]},
+        [(x - 1 / 12) / ((33 / 144) ** 0.5 + 1e-6) for x in (1 / 2, -1 / 2, 1 / 3, 1 / 3, -2 / 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("function", HAND, ids=lambda f: f.__name__)
+def test_advantages_by_hand(function):
+    rewards, settings, expected = HAND[function]
+    assert advantages(rewards, of=function, **settings).tolist() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(BUILTINS["advantage"]))
+def test_who_is_no_member_changes_nothing_and_has_nothing(name):
+    """Truncated under `before` and not judged: the rest has what it has without them, and these have 0."""
+    function = advantage_of(name)
+    alone = advantages([1, 0, 0, 1], [0, 0, 1, 1], of=function, lengths_N=[2, 3, 1, 4])
+    more = {"groups": [0, 0, 0, 1, 1, 1], "lengths_N": [2, 3, 9, 1, 4, 9]}
+    judged = advantages([1, 0, 1, 0, 1, 1], counted_N=[1, 1, 0, 1, 1, 0], of=function, **more)
+    before = advantages([1, 0, 1, 0, 1, 1], truncated_N=[0, 0, 1, 0, 0, 1], mask="before", of=function, **more)
+    for found in (judged, before):
+        assert found[[0, 1, 3, 4]].tolist() == pytest.approx(alone.tolist(), rel=1e-12)
+        assert found[[2, 5]].tolist() == [0, 0]
+    # under `after` they count in mean and deviation, and have 0
+    plain = advantages([1, 0, 1, 0, 1, 1], of=function, **more)
+    after = advantages([1, 0, 1, 0, 1, 1], truncated_N=[0, 0, 1, 0, 0, 1], mask="after", of=function, **more)
+    assert after.tolist() == [*plain[:2].tolist(), 0, *plain[3:5].tolist(), 0]
+    assert advantages([1, 1], counted_N=[0, 0], of=function).tolist() == [0, 0]
+
+
+def test_max_at_k_is_the_sum_over_all_sets():
+    generator = torch.Generator().manual_seed(0)
+    for n in range(2, 8):
+        values = torch.randint(0, 4, (n,), generator=generator).to(torch.float64)  # with ties
+        for k in range(2, n + 1):
+            expected = [0.0] * n
+            for chosen in itertools.combinations(range(n), k):
+                for i in chosen:
+                    others = max(float(values[j]) for j in chosen if j != i)
+                    expected[i] += (max(others, float(values[i])) - others) * n / math.comb(n, k)
+            assert max_at_k(values, k).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+N = 4
+REWARDS = [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "objective"),
+    [
+        (leave_one_out, lambda p: p),
+        (lambda a: pass_at_k(a._replace(k=2)), lambda p: 1 - (1 - p) ** 2),
+        (lambda a: pass_at_k(a._replace(k=9)), lambda p: 1 - (1 - p) ** N),  # as many as there are
+        (max_likelihood, lambda p: -sum((1 - p) ** j / j for j in range(1, N))),  # log p to order n - 1
+    ],
+    ids=["rloo", "pass@2", "pass@n", "maxrl"],
+)
+def test_the_expected_gradient_by_enumeration(function, objective):
+    """All draws of a group from three answers: mean of A grad log pi is the gradient of what the method is for."""
+    logits = torch.tensor([0.3, -0.8, 0.1], dtype=torch.float64, requires_grad=True)
+    logp = logits.log_softmax(0)
+    surrogate = torch.zeros((), dtype=torch.float64)
+    for drawn in itertools.product(range(3), repeat=N):
+        chance = logp.detach()[list(drawn)].sum().exp()
+        advantage = advantages([REWARDS[x] for x in drawn], of=function)
+        surrogate = surrogate + chance * (advantage * logp[list(drawn)]).mean()
+    (found,) = torch.autograd.grad(surrogate, logits, retain_graph=True)
+    (expected,) = torch.autograd.grad(objective(logp[1].exp()), logits)
+    assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-9)
+
+
+def test_maxrl_refuses_a_negative_reward():
+    with pytest.raises(ValueError, match=r"one is -0\.5"):
+        advantages([1, -0.5], of=max_likelihood)
+    assert advantages([1, 0, -0.5], counted_N=[1, 1, 0], of=max_likelihood).tolist() == [1, -1, 0]
+
+
+def test_the_overlong_penalty_by_hand():
+    lengths = torch.tensor([1, 12, 13, 15, 16])
+    assert overlong_penalty(lengths, torch.full((5,), 16), 4).tolist() == [0, 0, -0.25, -0.75, -1]
+
+
+def lengthened(scored, lengths):
+    """The group with responses of these many tokens; its T is 8."""
+    completions = [
+        dataclasses.replace(c, tokens=frozen_tokens([1] * n), sampler_logprobs=frozen_floats([-1.0] * n))
+        for c, n in zip(scored.group.completions, lengths, strict=True)
+    ]
+    return dataclasses.replace(scored, group=dataclasses.replace(scored.group, completions=tuple(completions)))
+
+
+def test_overlong_responses_lose_in_the_advantage_and_not_in_the_record(make_group):
+    group = lengthened(make_group("ccwc", "...t"), [4, 7, 6, 8])
+    # buffer 4: none, 3/4, 2/4 and 1; the one that was cut is right and has 0 - 1
+    (found,) = scored_advantages([group], normalise_std=False, overlong_buffer=4)
+    shaped = np.array([1.0, 0.25, -0.5, -1.0])
+    assert found.tolist() == pytest.approx((shaped - shaped.mean()).tolist(), rel=1e-12)
+    assert group.rewards.tolist() == [1, 1, 0, 0]
+    # rejection looks at the record: lengths alone teach nothing where it is on
+    wrong = lengthened(make_group("ww"), [4, 8])
+    assert group_signal(wrong) is Signal.ALL_WRONG
+    assert scored_advantages([wrong], normalise_std=False, overlong_buffer=4)[0].tolist() == [0.5, -0.5]
+
+
+def test_a_function_may_give_anything_to_who_is_no_member(make_group):
+    def ones(a):
+        return torch.where(a.members_N, 1.0, math.nan)
+
+    assert scored_advantages([make_group("cwn", ".t.")], mask="before", advantage=ones)[0].tolist() == [1, 0, 0]
+    with pytest.raises(ValueError, match="3 finite numbers"):
+        scored_advantages([make_group("cwn")], advantage=lambda a: torch.where(a.rewards_N > 0, 1.0, math.nan))
 
 
 def test_records_in_their_order(make_group):

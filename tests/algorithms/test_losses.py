@@ -19,17 +19,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magicrl.algorithms.loss_terms import LossInputs, LossMetrics, k3, loss_terms
 from magicrl.algorithms.losses import (
     LOSSES,
     M2PO,
     CorrectionInputs,
-    LossInputs,
-    LossMetrics,
+    binary_kl,
+    binary_tv,
     correction_of,
     correction_weights,
-    k3,
     loss_row,
-    loss_terms,
     policy_gradient,
     response_weights,
     second_moment_mask,
@@ -41,6 +40,7 @@ RHO = [1.5, 1.0, 0.5, 1.5, 0.5, 2.0, 0.9, 0.9]
 ROW = [0, 0, 0, 1, 1, 2, 3, 3]
 LENGTHS = torch.tensor([3, 2, 1, 2])
 GROUPS = torch.tensor([0, 0, 1, 1])
+SAPO_TAUS = [1.0] * 3 + [1.05] * 2 + [1.0] + [1.05] * 2
 ADVANTAGES = torch.tensor([1.0, -1.0, 2.0, -2.0], dtype=torch.float64)
 
 
@@ -74,6 +74,10 @@ def hand_loss(name, inputs=None, reducer=None, clip=(0.2, 0.2), row=None, correc
     )
 
 
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
 EXPECTED = {
     "pg": -((3.0 - 2.0) / 2 + (4.0 - 3.6) / 2) / 2,
     "ppo": -((2.7 - 2.3) / 2 + (2.4 - 3.6) / 2) / 2,
@@ -84,17 +88,30 @@ EXPECTED = {
     "gspo": -((0.75 ** (1 / 3) - 0.75**0.5) / 2 + (2.4 - 1.8) / 2) / 2,
     "cispo": -(-3.0 + 2.0 - 2.4 + 3.6) / 8,
     "nll": 1.0,
+    # CISPO's sums by group, over 5 and 3 tokens
+    "scalerl": -((-3.0 + 2.0) / 5 + (-2.4 + 3.6) / 3) / 2,
+    # 4 / tau sigmoid(tau (rho - 1)); of rho 1.5 and 0.5 the sigmoids add to 1
+    "sapo": -((2 - 2 / 1.05) / 2 + (8 * sigmoid(1.0) - 8 / 1.05 * sigmoid(-0.105)) / 2) / 2,
+    # 1.2 where rho is 1.5 or 2 and A > 0, 0.75 * 0.8 where rho is 0.5 and A < 0
+    "ce_gppo": -(2.7 - 2.1 + 2.4 - 3.6) / 8,
+    # r0 0, 1, 1 / 0.5; r1 -1.5, 0; r2 0; r3 -3.6
+    "aspo": -(3.0 - 1.5 + 0.0 - 3.6) / 8,
+    # pi = 1/e and mu = pi / rho: |pi - mu| is 0.12, 0, 0.37, 0.12, 0.37, 0.18, 0.04, 0.04, and token 4 goes
+    "dppo": -(3.0 - 1.5 + 4.0 - 3.6) / 8,
+    # the divergences are 0.034 at rho 1.5, 0.279 at 0.5, 0.081 at 2, 0.004 at 0.9: tokens 4 and 5 go
+    "dppo_kl": -(3.0 - 1.5 + 0.0 - 3.6) / 8,
 }
+CLIPS = {"dapo": (0.2, 0.28), "dppo_kl": (0.05, 0.05)}
 
 
 @pytest.mark.parametrize("name", list(LOSSES))
 def test_hand_computed_value(name):
-    clip = (0.2, 0.28) if name == "dapo" else (0.2, 0.2)
+    clip = CLIPS.get(name, (0.2, 0.2))
     assert hand_loss(name, clip=clip).loss.item() == pytest.approx(EXPECTED[name], rel=1e-12)
 
 
 def test_the_table_holds_the_methods_the_recipes_may_name():
-    assert set(LOSSES) == {"pg", "ppo", "grpo", "magic", "dapo", "dr_grpo", "gspo", "cispo", "nll"}
+    assert set(LOSSES) == set(EXPECTED)
     assert LOSSES["dapo"].clip == (0.2, 0.28)
     assert not LOSSES["dr_grpo"].normalise_std
     assert all(row.normalise_std for name, row in LOSSES.items() if name != "dr_grpo")
@@ -175,6 +192,69 @@ def test_without_old_logprobs_the_ratio_is_exactly_one_and_the_gradient_is_that_
     assert not outputs.clipped.any()
     outputs.loss.backward()
     assert (-8 * inputs.logprobs.grad).tolist() == inputs.advantages.tolist()
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"nll"}))
+def test_every_row_is_inert_at_ratio_one(name):
+    """Without old log-probs the gradient is the plain policy gradient's: the reducer's weight times the advantage."""
+    inputs = hand_case(old_logprobs=None)
+    outputs = hand_loss(name, inputs)
+    outputs.loss.backward()
+    weights = response_weights(LOSSES[name].reducer, LENGTHS, GROUPS, num_loss_tokens=8, max_tokens=4)[ROW]
+    assert (-inputs.logprobs.grad).tolist() == pytest.approx((weights * inputs.advantages).tolist(), rel=1e-12)
+    assert not outputs.clipped.any()
+
+
+def test_sapo_fades_with_the_distance_of_the_ratio():
+    inputs = hand_case()
+    hand_loss("sapo", inputs, reducer="global_tokens").loss.backward()
+    gate = [4 * sigmoid(tau * (rho - 1)) * sigmoid(-tau * (rho - 1)) for rho, tau in zip(RHO, SAPO_TAUS, strict=True)]
+    expected = [g * rho * a for g, rho, a in zip(gate, RHO, hand_case().advantages.tolist(), strict=True)]
+    assert (-8 * inputs.logprobs.grad).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_ce_gppo_keeps_the_bounds_gradient_where_ppo_has_none():
+    inputs = hand_case()
+    outputs = hand_loss("ce_gppo", inputs)
+    outputs.loss.backward()
+    expected = [1.2, 1.0, 0.5, -1.5, -0.75 * 0.8, 2.4, -1.8, -1.8]
+    assert (-8 * inputs.logprobs.grad).tolist() == pytest.approx(expected, rel=1e-12)
+    assert outputs.clipped.tolist() == hand_loss("magic").clipped.tolist()
+
+
+def test_aspo_raises_a_good_token_that_fell_behind_more_and_up_to_a_bound():
+    rho = [*RHO[:2], 0.25, *RHO[3:]]
+    inputs = hand_case(old_logprobs=-1.0 - torch.tensor(rho, dtype=torch.float64).log())
+    outputs = hand_loss("aspo", inputs)
+    outputs.loss.backward()
+    # 1 / 0.25 is 4, held at 3; the gradient has the weight's sign, not that of a falling 1 / rho
+    expected = [0.0, 1.0, 3.0, -1.5, 0.0, 0.0, -1.8, -1.8]
+    assert (-8 * inputs.logprobs.grad).tolist() == pytest.approx(expected, rel=1e-12)
+    assert outputs.clipped.tolist() == [True, False, False, False, True, True, False, False]
+    fell = hand_case(old_logprobs=-1.0 - torch.tensor([*RHO[:2], 0.5, *RHO[3:]], dtype=torch.float64).log())
+    hand_loss("aspo", fell).loss.backward()
+    assert (-8 * fell.logprobs.grad)[2].item() == pytest.approx(2.0, rel=1e-12)
+
+
+def test_dppo_looks_at_the_sampler_and_at_one_threshold_a_direction():
+    # with rho = 1 and a sampler that gave each token the probability mu of the hand case
+    inputs = hand_case(old_logprobs=None, sampler_logprobs=hand_case().old_logprobs)
+    assert hand_loss("dppo", inputs, clip=(0.2, 0.15)).clipped.tolist() == [False] * 4 + [True, True, False, False]
+    assert hand_loss("dppo", inputs, clip=(0.4, 0.1)).clipped.tolist() == [True, *[False] * 4, True, False, False]
+    hand_loss("dppo", inputs, clip=(0.2, 0.15)).loss.backward()
+    assert (-8 * inputs.logprobs.grad).tolist() == [1.0, 1.0, 1.0, -1.0, 0.0, 0.0, -2.0, -2.0]
+    # the paper's ratio, pi / mu: rho times the correction
+    both = hand_case(old_logprobs=None, sampler_logprobs=hand_case().old_logprobs)
+    hand_loss("dppo", both, clip=(0.2, 0.15), correction="tis", correction_cap=9.0).loss.backward()
+    assert (-8 * both.logprobs.grad).tolist() == pytest.approx([1.5, 1.0, 0.5, -1.5, 0, 0, -1.8, -1.8], rel=1e-12)
+
+
+def test_divergences_by_hand_and_at_the_edge():
+    pi, mu = torch.tensor([0.5, 0.5, 1.0, 1.0]).log(), torch.tensor([0.25, 0.5, 1.0, 0.5]).log()
+    assert binary_tv(pi, mu).tolist() == pytest.approx([0.25, 0.0, 0.0, 0.5], rel=1e-6)
+    found = binary_kl(pi, mu).tolist()
+    assert found[:3] == pytest.approx([0.25 * math.log(0.5) + 0.75 * math.log(1.5), 0.0, 0.0], abs=1e-7)
+    assert 40 < found[3] < math.inf  # infinite, but for the smallest number: masked, and no NaN
 
 
 def test_a_masked_response_stays_in_the_denominator_and_in_the_entropy_term():
@@ -301,6 +381,7 @@ TWO_GROUPS = torch.tensor([7, 7, 1, 1])
     [
         ("global_tokens", [1 / 14] * 4),
         ("response_mean", [1 / 12, 1 / 20, 1 / 16, 1 / 8]),
+        ("prompt_mean", [1 / 16, 1 / 16, 1 / 12, 1 / 12]),
         ("sequence_sum", [1 / 4] * 4),
         ("constant", [1 / 32] * 4),
     ],

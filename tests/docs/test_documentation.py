@@ -15,9 +15,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import write_recipe_page
 
+from magicrl.algorithms.losses import LOSSES
 from magicrl.cli.main import app
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.config.paths import FOLDER
+from magicrl.registry import BUILTINS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -105,3 +107,14 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
 def test_the_recipe_page_is_the_schema_and_explains_every_setting() -> None:
     assert write_recipe_page.PAGE.read_text() == write_recipe_page.page(), "python tests/docs/write_recipe_page.py"
     assert "|  |\n" not in write_recipe_page.page(), "a setting without a text under it in config/schema.py"
+
+
+def test_the_page_of_losses_has_every_built_in_as_it_is() -> None:
+    rows = [re.findall(r"[^|]+", line) for line in text_of(ROOT / "docs" / "losses.md").splitlines() if "| `" in line]
+    told = {row[0].strip(" `"): [cell.strip() for cell in row] for row in rows}
+    for name, row in LOSSES.items():
+        if name != "nll":  # of the supervised start, refused in training
+            clip = [] if row.clip is None else [float(eps) for eps in told[name][3].split(", ")]
+            assert clip == list(row.clip or ()), name
+            assert f"`{row.reducer.__name__}`" in told[name], name
+    assert set(BUILTINS["advantage"]) <= set(told)

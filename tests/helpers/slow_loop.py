@@ -32,7 +32,7 @@ NEAR = 2e-5
 """How far a random number may lie outside its token's stretch of the cumulative distribution: rounding."""
 
 CLIPS = {"magic": (0.2, 0.2), "ppo": (0.2, 0.2), "grpo": (0.2, 0.2), "dr_grpo": (0.2, 0.2), "dapo": (0.2, 0.28)}
-CLIPS |= {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "pg": (math.inf, math.inf)}
+CLIPS |= {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "scalerl": (1.0, 4.0), "pg": (math.inf, math.inf)}
 
 
 # ------------------------------------------------------------------------------------------------------ the model
@@ -351,6 +351,12 @@ class SlowLoop:
         values["stage/max_tokens"] = stage["max_tokens"]
         for group in kept:
             self._give_advantages(group)
+        if algorithm.get("advantage") == "batch_std":
+            given = [r.advantage for g in kept for r in self._members(g)]
+            mean = sum(given) / max(1, len(given))
+            deviation = math.sqrt(sum((a - mean) ** 2 for a in given) / max(1, len(given) - 1))
+            for response in (r for g in kept for r in g.responses):
+                response.advantage /= deviation + 1e-6
         self._give_logprobs(kept)
         values |= self._learn(kept, alpha)
         self._move_c(estimates[f"entropy/{self.recipe['entropy']['estimator']}/mean"])
@@ -387,14 +393,25 @@ class SlowLoop:
             response.advantage = 0.0
         if self._reason(group) != "mixed":
             return
-        mean = sum(r.reward for r in members) / len(members)
-        deviation = math.sqrt(sum((r.reward - mean) ** 2 for r in members) / (len(members) - 1))
-        for response in members:
-            response.advantage = response.reward - mean
-            if self.recipe["algorithm"]["loss"] != "dr_grpo":
+        rewards = [self._shaped(r) for r in members]
+        if len(set(rewards)) == 1:
+            return
+        mean = sum(rewards) / len(rewards)
+        deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+        algorithm = self.recipe["algorithm"]
+        for response, reward in zip(members, rewards, strict=True):
+            response.advantage = reward - mean
+            if algorithm["loss"] != "dr_grpo" and algorithm.get("advantage") != "batch_std":
                 response.advantage /= deviation + 1e-6
-            if self.recipe["algorithm"]["advantage_mask"] == "after" and response.truncated:
+            if algorithm["advantage_mask"] == "after" and response.truncated:
                 response.advantage = 0.0
+
+    def _shaped(self, response: Response) -> float:
+        """The reward that advantages are made of: 1 less over the last tokens before T, if the recipe says so."""
+        buffer = self.recipe["algorithm"].get("overlong_buffer")
+        if buffer is None or len(response.tokens) <= self.now["max_tokens"] - buffer:
+            return response.reward
+        return response.reward - (len(response.tokens) - self.now["max_tokens"] + buffer) / buffer
 
     @torch.no_grad()
     def _give_logprobs(self, kept: Sequence[Group]) -> None:
@@ -559,6 +576,8 @@ class SlowLoop:
             return 1 / sum(len(r.tokens) for g in groups for r in g.judged)
         if loss == "dr_grpo":
             return 1 / (self.now["max_tokens"] * sum(len(g.judged) for g in groups))
+        if loss == "scalerl":
+            return 1 / (len(groups) * sum(len(r.tokens) for r in group.judged))
         each = 1 / (len(groups) * len(group.judged))
         return each if loss in ("pg", "ppo") else each / len(response.tokens)
 
@@ -593,7 +612,7 @@ class SlowLoop:
         rho = (logprobs - old).exp()
         if algorithm["loss"] == "gspo":
             rho = (logprobs - old).mean().exp().expand(len(logprobs))
-        if algorithm["loss"] == "cispo":
+        if algorithm["loss"] in ("cispo", "scalerl"):
             bounded = rho.detach().clamp(1 - low, 1 + high)
             return bounded * advantage * logprobs, rho.detach(), bounded != rho.detach()
         if algorithm["loss"] == "pg":

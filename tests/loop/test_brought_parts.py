@@ -42,7 +42,7 @@ def learning(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ("setting", "alone"),
     [
         ("algorithm.loss=examples/loss.py:ROW", "learner/policy_loss"),
-        ("algorithm.advantage=examples/advantage.py:leave_one_out", "learner/policy_loss"),
+        ("algorithm.advantage=examples/advantage.py:only_better", "learner/policy_loss"),
         ("algorithm.reducer=examples/reducer.py:square_root", "learner/policy_loss"),
         ("algorithm.correction=examples/correction.py:of_responses", "learner/correction_mean"),
         ("entropy.controller=examples/controller.py:make", "entropy/coefficient/trend"),
@@ -63,7 +63,7 @@ def test_each_example_trains_and_changes_what_it_is_for(
 LOSS = """
 from __future__ import annotations
 import torch
-from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs, global_tokens
+from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs, global_tokens, past_the_clip
 
 {source}
 
@@ -165,7 +165,7 @@ def test_a_changed_file_is_told_to_a_resumed_run(toy_recipe: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("algorithm.loss=magik", "unknown loss 'magik'; did you mean 'magic'? Known: cispo, dapo"),
+        ("algorithm.loss=magik", "unknown loss 'magik'; did you mean 'magic'? Known: aspo, ce_gppo"),
         ("algorithm.reducer=global_token", "did you mean 'global_tokens'?"),
         ("algorithm.correction=tiss", "did you mean 'tis'?"),
         ("algorithm.advantage=nowhere.py:mine", "there is no file"),

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from magicrl.algorithms.losses import LOSSES
+from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
@@ -47,6 +48,41 @@ def test_every_loss_row_trains(toy_recipe: Path, tmp_path: Path, loss: str) -> N
     assert all(row["learner/grad_norm"] > 0 for row in rows)
     assert rows[-1]["learner/kl"] > 0
     assert all(row["entropy/alpha"] == 1e-3 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "beside"),
+    [
+        (("algorithm.advantage=pass_at_k", "algorithm.advantage_k=2"), ("algorithm.advantage=pass_at_k",)),
+        (("algorithm.advantage=reinforce_pp_baseline",), ()),
+        (("algorithm.overlong_buffer=6",), ()),
+        (("algorithm.loss=scalerl", "algorithm.advantage=batch_std", "algorithm.correction=tis"), ()),
+    ],
+    ids=["pass_at_k", "reinforce_pp_baseline", "overlong", "scalerl"],
+)
+def test_another_advantage_is_another_update_of_the_same_responses(
+    toy_recipe: Path, tmp_path: Path, settings: tuple[str, ...], beside: tuple[str, ...]
+) -> None:
+    short = (*NO_TESTS, "stages.0.max_steps=1", "stages.1.max_steps=1")
+    plain = run(toy_recipe, tmp_path / "plain", *short, *beside)[0]
+    found = run(toy_recipe, tmp_path / "run", *short, *settings)[0]
+    # rewards, rejection and entropy of the step are the records'
+    for key in (key for key in plain if key.startswith(("train/", "groups/", "length/", "entropy/"))):
+        assert found[key] == plain[key], key
+    assert 0 < found["learner/grad_norm"] != plain["learner/grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["algorithm.overlong_buffer=8"], "overlong_buffer = 8 is not below stages.0.max_tokens = 8"),
+        (["algorithm.advantage=pass_at_k", "algorithm.advantage_k=5"], "is above stages.0.group_size = 4"),
+        (["algorithm.advantage=maxrl", "algorithm.overlong_buffer=2"], "leave one of them out"),
+    ],
+)
+def test_advantages_that_do_not_fit_the_stages_are_refused(toy_recipe: Path, settings: list[str], told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        load_train_recipe(toy_recipe, settings)
 
 
 def test_lora_trains_adapters_and_saves_a_whole_model(toy_recipe: Path, toy_model: Path, tmp_path: Path) -> None:

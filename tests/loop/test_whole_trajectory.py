@@ -359,6 +359,13 @@ CASES: dict[str, dict[str, Any]] = {
         "entropy.target": 9.0,
     },
     "gspo": {**OWN_CLIPS, "algorithm.loss": "gspo"},
+    # ScaleRL's loss and advantage, with DAPO's punishment of long responses
+    "scalerl": {
+        **OWN_CLIPS,
+        "algorithm.loss": "scalerl",
+        "algorithm.advantage": "batch_std",
+        "algorithm.overlong_buffer": 3,
+    },
     # PPO; without the sampling error of the validation four steps would be enough
     "ppo": {
         "algorithm.loss": "ppo",

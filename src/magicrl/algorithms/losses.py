@@ -1,7 +1,6 @@
-"""The loss of a micro-batch (Eq. 3.1), and the table of methods: surrogates, rows, reducers, k3, sampler corrections.
+"""The table of methods: surrogates, reducers, rows, sampler corrections. What is done with a row: `loss_terms.py`.
 
-Tokens are packed: all arrays are 1-D over the response tokens of a micro-batch, and ``sample_index`` says
-which response a token belongs to. A response is never split over two micro-batches.
+Arrays are 1-D over the response tokens of a micro-batch, and ``sample_index`` says which response a token belongs to.
 
 A recipe names a row (``algorithm.loss``), a reducer and a correction by `magicrl.registry`: those of this page by their
 names, a user's own as ``file.py:name``. A row, and any function of this page's kinds, declares what it needs, so that a
@@ -10,8 +9,9 @@ pass over the samples that nobody needs is not made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -142,15 +142,19 @@ def nothing_clipped(s: SurrogateInputs) -> Tensor:
     return torch.zeros_like(s.ratio, dtype=torch.bool)
 
 
+def past_the_clip(s: SurrogateInputs) -> tuple[Tensor, Tensor]:
+    """Where rho moved with the advantage and beyond the clip: below 1 - eps_low, above 1 + eps_high, ``[tokens]``."""
+    return (s.advantages < 0) & (s.ratio < 1 - s.clip_low), (s.advantages > 0) & (s.ratio > 1 + s.clip_high)
+
+
 def clipped_ratio(s: SurrogateInputs) -> Surrogate:
     """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A); clipped = the tokens whose gradient that zeroes."""
     # By the minimum the clip only takes from the objective: a token that moved the wrong way keeps the gradient that
     # leads it back.
     bounded = s.ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
     values = torch.minimum(s.ratio * s.advantages, bounded * s.advantages)
-    too_high = (s.advantages > 0) & (s.ratio > 1 + s.clip_high)
-    too_low = (s.advantages < 0) & (s.ratio < 1 - s.clip_low)
-    return Surrogate(values, too_high | too_low)
+    too_low, too_high = past_the_clip(s)
+    return Surrogate(values, too_low | too_high)
 
 
 def clipped_weight(s: SurrogateInputs) -> Surrogate:
@@ -158,6 +162,70 @@ def clipped_weight(s: SurrogateInputs) -> Surrogate:
     # a token whose ratio left the bounds still learns, through log pi
     weight = s.ratio.detach().clamp(1 - s.clip_low, 1 + s.clip_high)
     return Surrogate(weight * s.advantages * s.logprobs, weight != s.ratio.detach())
+
+
+def soft_gate(s: SurrogateInputs, *, tau_positive: float, tau_negative: float) -> Surrogate:
+    """4 / tau * sigmoid(tau (rho - 1)) * A, tau by the sign of A (SAPO): in place of a clip the gradient fades.
+
+    Its derivative by rho is 4 sigmoid (1 - sigmoid) A, 1 * A at rho = 1 whatever tau is.
+    """
+    tau = torch.full_like(s.advantages, tau_negative).masked_fill(s.advantages > 0, tau_positive)
+    return Surrogate(4 / tau * torch.sigmoid(tau * (s.ratio - 1)) * s.advantages, nothing_clipped(s))
+
+
+def gradient_preserving_clip(s: SurrogateInputs, *, beta_low: float, beta_high: float) -> Surrogate:
+    """rho A, and beyond the clip beta (1 -+ eps) / stop_gradient(rho) * rho A (CE-GPPO, Eq. 8).
+
+    A token that PPO's clip gives no gradient keeps that of the clip's bound times a beta: ``beta_low`` where A < 0 and
+    rho is too low, ``beta_high`` where A > 0 and rho is too high.
+    """
+    too_low, too_high = past_the_clip(s)
+    bound = torch.full_like(s.ratio, beta_high * (1 + s.clip_high)).masked_fill(too_low, beta_low * (1 - s.clip_low))
+    kept = torch.where(too_low | too_high, bound / s.ratio.detach() * s.ratio, s.ratio)
+    return Surrogate(kept * s.advantages, too_low | too_high)
+
+
+def flipped_ratio(s: SurrogateInputs, *, dual_clip: float) -> Surrogate:
+    """rho A where A < 0; where A > 0 the weight is 1 / rho, at most ``dual_clip``; 0 beyond the clip (ASPO).
+
+    The flipped weight is rho / stop_gradient(rho^2), so that its gradient is that of log pi times 1 / rho: a good token
+    that fell behind is raised more, not less. ``dual_clip`` bounds the weight and not the gradient's flow.
+    """
+    too_low, too_high = past_the_clip(s)
+    rho = s.ratio.detach()
+    weight = torch.where(s.advantages > 0, (1 / rho).clamp(max=dual_clip), rho)
+    values = weight * (s.ratio / rho) * s.advantages
+    return Surrogate(values.masked_fill(too_low | too_high, 0.0), too_low | too_high)
+
+
+Divergence: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Of two policies at each token, from its log-probs under the learner and under the sampler, ``[tokens]``."""
+
+
+def binary_tv(logprobs: Tensor, sampler_logprobs: Tensor) -> Tensor:
+    """|pi - mu|: the total variation between "this token or another" under the two (DPPO's Binary-TV)."""
+    return (logprobs.exp() - sampler_logprobs.exp()).abs()
+
+
+def binary_kl(logprobs: Tensor, sampler_logprobs: Tensor) -> Tensor:
+    """mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi)), in nats: KL(mu || pi) of the same two (DPPO's Binary-KL)."""
+    # 1 - p without its cancellation; a token of probability 1 leaves the others nothing, and 0 log 0 is 0
+    tiny = torch.finfo(logprobs.dtype).tiny
+    others, sampler_others = ((-torch.expm1(values)).clamp(min=tiny) for values in (logprobs, sampler_logprobs))
+    return sampler_logprobs.exp() * (sampler_logprobs - logprobs) + sampler_others * (sampler_others / others).log()
+
+
+def divergence_mask(s: SurrogateInputs, *, divergence: Divergence) -> Surrogate:
+    """rho A, 0 where a token goes further away from the sampler's policy than a threshold (DPPO, Eq. 11 and 12).
+
+    Masked: A > 0, more likely than it was sampled, and a divergence above ``clip_high``; A < 0, less likely, above
+    ``clip_low``. The paper's ratio is against the sampler too: with ``correction = "tis"`` rho times the correction is.
+    """
+    now, then = s.logprobs.detach(), s.sampler_logprobs
+    distance = divergence(now, then)
+    too_high = (s.advantages > 0) & (now > then) & (distance > s.clip_high)
+    too_low = (s.advantages < 0) & (now < then) & (distance > s.clip_low)
+    return Surrogate((s.ratio * s.advantages).masked_fill(too_low | too_high, 0.0), too_low | too_high)
 
 
 def policy_gradient(s: SurrogateInputs) -> Surrogate:
@@ -197,6 +265,13 @@ def sequence_sum(r: ReducerInputs) -> Tensor:
 def response_mean(r: ReducerInputs) -> Tensor:
     """Mean over a response's tokens, then over its group, then over groups."""
     return torch.where(r.lengths_N > 0, sequence_sum(r) / r.lengths_N.clamp(min=1), torch.zeros_like(r.lengths_N))
+
+
+def prompt_mean(r: ReducerInputs) -> Tensor:
+    """Mean over all tokens of a group, then over groups: ScaleRL's prompt average (arXiv 2510.13786)."""
+    groups, index = torch.unique(r.group_index_N, return_inverse=True)
+    tokens = r.lengths_N.new_zeros(len(groups)).index_add(0, index, r.lengths_N)
+    return 1.0 / (len(groups) * tokens[index].clamp(min=1))
 
 
 # --- the table of methods --------------------------------------------------------------------------------------
@@ -243,6 +318,20 @@ PG = LossRow(surrogate=policy_gradient, reducer=sequence_sum)
 # CISPO (MiniMax 2025): the clip bounds a token's weight and never its gradient.
 # 1 - eps_low = 0 is no lower bound, as rho is positive
 CISPO = LossRow(surrogate=clipped_weight, reducer=global_tokens, clip=(1.0, 4.0))
+# ScaleRL's loss (Khatri et al. 2025, arXiv 2510.13786): CISPO, each prompt's tokens averaged first. The rest of that
+# recipe are settings (docs/losses.md).
+SCALERL = LossRow(surrogate=clipped_weight, reducer=prompt_mean, clip=(1.0, 4.0))
+# SAPO (Gao et al. 2025, arXiv 2511.20347): a soft gate with the paper's temperatures, averaged over responses.
+SAPO = LossRow(surrogate=partial(soft_gate, tau_positive=1.0, tau_negative=1.05), reducer=response_mean)
+# CE-GPPO (Su et al. 2025, arXiv 2509.20712, Eq. 8): clipped tokens keep a bounded gradient; the released betas.
+CE_GPPO = LossRow(surrogate=partial(gradient_preserving_clip, beta_low=0.75, beta_high=1.0), clip=(0.2, 0.2))
+# ASPO (Wang et al. 2025, arXiv 2510.06062): positive tokens weigh 1 / rho. For want of a published bound of that weight
+# it is dual-clip PPO's, 3 (Ye et al. 2020, arXiv 1912.09729).
+ASPO = LossRow(surrogate=partial(flipped_ratio, dual_clip=3.0), clip=(0.2, 0.2))
+# DPPO (Qi et al. 2026, arXiv 2602.04879, Eq. 11 to 14): the clip pair are thresholds of a divergence from the sampler's
+# policy; the values are those of public implementations.
+DPPO = LossRow(surrogate=partial(divergence_mask, divergence=binary_tv), clip=(0.2, 0.2))
+DPPO_KL = LossRow(surrogate=partial(divergence_mask, divergence=binary_kl), clip=(0.05, 0.05))
 # Supervised training: the mean negative log-likelihood.
 NLL = LossRow(surrogate=log_likelihood, reducer=global_tokens, needs=())
 
@@ -311,21 +400,6 @@ def response_weights(
     if weights.shape != lengths.shape or not bool(weights.isfinite().all()):
         raise ValueError(f"a reducer must give {len(lengths)} finite weights, one a response; got {weights}")
     return weights
-
-
-def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Per-token k3 = r - log r - 1 with r = pi_ref / pi_theta, in nats (section 2).
-
-    Its mean over tokens drawn from pi_theta is KL(pi_theta || pi_ref); it is never negative. Computed as
-    expm1(d) - d, which keeps its digits when the two policies nearly agree.
-
-    Args:
-        logprobs: ``[tokens]`` of the policy in training; gradients flow through these.
-        ref_logprobs: ``[tokens]`` of the frozen reference.
-    """
-    # from above alone: expm1 of a very negative number is -1, and the linear term must keep its gradient
-    log_r = (ref_logprobs - logprobs).clamp(max=MAX_LOG_RATIO)
-    return log_r.expm1() - log_r
 
 
 # --- sampler corrections ---------------------------------------------------------------------------------------
@@ -437,262 +511,3 @@ def correction_weights(correction: Correction | str, inputs: CorrectionInputs) -
         correction = correction_of(correction)
     weights = correction.weights(inputs._replace(old_logprobs=inputs.old_logprobs.detach()))
     return weights if inputs.policy_mask is None else torch.where(inputs.policy_mask, weights, 0.0)
-
-
-# --- the loss, the same for every row ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossInputs:
-    """A micro-batch as the loss sees it, ``[tokens]`` each as in `SurrogateInputs`.
-
-    ``old_logprobs`` is None with one SGD step a training step, where rho is exactly 1; ``sampler_logprobs`` where there
-    was no engine (supervised training). A token that ``policy_mask`` leaves out of the policy term stays in the entropy
-    and KL terms and in every denominator. Log-probs are float32 or float64.
-    """
-
-    logprobs: Tensor
-    advantages: Tensor
-    loss_mask: Tensor
-    sample_index: Tensor
-    old_logprobs: Tensor | None = None
-    sampler_logprobs: Tensor | None = None
-    ref_logprobs: Tensor | None = None
-    entropy: Tensor | None = None
-    group_index: Tensor | None = None
-    policy_version: Tensor | None = None
-    policy_mask: Tensor | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossOutputs:
-    """What the loss of one micro-batch gives.
-
-    Attributes:
-        loss: 0-d with gradient: this micro-batch's additive share of the mini-batch's loss.
-        clipped: ``[tokens]`` bool.
-        ratio: ``[tokens]`` rho (the response's for sequence-level rows), without gradient.
-        metrics: sums that add over micro-batches.
-    """
-
-    loss: Tensor
-    clipped: Tensor
-    ratio: Tensor
-    metrics: LossMetrics
-
-
-def loss_terms(
-    row: LossRow,
-    inputs: LossInputs,
-    token_weights: Tensor,
-    *,
-    alpha: float = 0.0,
-    beta: float = 0.0,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    coefficients: Mapping[str, float] = MappingProxyType({}),
-    statistics: Mapping[str, Any] = MappingProxyType({}),
-    correction: Correction = NONE,
-    correction_cap: float = 2.0,
-) -> LossOutputs:
-    """A micro-batch's share of Eq. 3.1: sum of w * [-(policy + alpha * H) + beta * k3].
-
-    All three terms take the same weights, so a response whose advantage is 0 (a masked one) still
-    counts in the denominator and in the entropy and KL terms. With alpha or beta 0 these are only measured.
-
-    Args:
-        row: a row of ``LOSSES``.
-        inputs: the micro-batch.
-        token_weights: ``[tokens]`` weights of the whole mini-batch's reducer: ``response_weights`` of this
-            micro-batch's responses, indexed by ``sample_index``.
-
-    Raises:
-        ValueError: a term is asked for whose inputs are missing.
-    """
-    _check(row, inputs, alpha=alpha, beta=beta, correction=correction)
-    mask, own = inputs.loss_mask, _loss_tokens_only(inputs)
-    assert own.old_logprobs is not None
-    weights = torch.where(mask, token_weights, 0.0).to(own.logprobs.dtype)
-    ratio = _ratio(own.logprobs, own.old_logprobs, inputs, row.ratio_level)
-    shared: dict[str, Any] = {name: getattr(own, name) for name in CorrectionInputs._fields if name != "cap"}
-    surrogate = row.surrogate(
-        SurrogateInputs(
-            ratio=ratio,
-            logprobs=own.logprobs,
-            advantages=own.advantages.to(own.logprobs.dtype),
-            clip_low=clip_low,
-            clip_high=clip_high,
-            ref_logprobs=own.ref_logprobs,
-            entropy=own.entropy,
-            coefficients=coefficients,
-            statistics=statistics,
-            **shared,
-        )
-    )
-    corrected = correction_weights(correction, CorrectionInputs(cap=correction_cap, **shared))
-    kl = None if own.ref_logprobs is None else k3(own.logprobs, own.ref_logprobs)
-
-    # the correction weighs the policy term alone: what it leaves out stays in T_k and in the entropy and KL terms
-    policy_loss = -(weights * corrected * surrogate.values).sum()
-    loss = policy_loss
-    if alpha and own.entropy is not None:
-        loss = loss - alpha * (weights * own.entropy).sum()
-    if beta and kl is not None:
-        loss = loss + beta * (weights * kl).sum()
-
-    clipped = surrogate.clipped & mask
-    per_token = {"clipped": clipped, "ratio": ratio, "entropy": own.entropy, "kl": kl, "correction": corrected}
-    metrics = _measure(own, {"loss": loss, "policy_loss": policy_loss}, per_token, corrected_by=correction)
-    return LossOutputs(loss=loss, clipped=clipped, ratio=ratio.detach(), metrics=metrics)
-
-
-def _loss_tokens_only(inputs: LossInputs) -> LossInputs:
-    """The inputs with 0 at every token without loss, and all of the policies that the ratios compare."""
-
-    # A select, not a product: whatever stands at a token without loss (even inf) must not reach the sum.
-    def select(values: Tensor | None, otherwise: Tensor | None = None) -> Tensor | None:
-        return otherwise if values is None else torch.where(inputs.loss_mask, values, 0.0)
-
-    logprobs = torch.where(inputs.loss_mask, inputs.logprobs, 0.0)
-    # one SGD step: the policy is its own denominator, so rho is exactly 1 and its gradient is that of log pi
-    old = select(inputs.old_logprobs, logprobs.detach())
-    return replace(
-        inputs,
-        logprobs=logprobs,
-        old_logprobs=old,
-        sampler_logprobs=select(inputs.sampler_logprobs, old),
-        ref_logprobs=select(inputs.ref_logprobs),
-        entropy=select(inputs.entropy),
-    )
-
-
-def _check(row: LossRow, inputs: LossInputs, *, alpha: float, beta: float, correction: Correction) -> None:
-    tokens = inputs.logprobs.shape
-    for name in (each.name for each in fields(inputs)):
-        value = getattr(inputs, name)
-        assert value is None or value.shape == tokens, f"{name} has shape {tuple(value.shape)}, not {tuple(tokens)}"
-    assert inputs.logprobs.dtype in (torch.float32, torch.float64), f"log-probs must not be {inputs.logprobs.dtype}"
-    if alpha and inputs.entropy is None:
-        raise ValueError(f"alpha = {alpha} needs the policy's entropies")
-    if beta and inputs.ref_logprobs is None:
-        raise ValueError(f"beta = {beta} needs the reference's log-probs")
-    if correction is not NONE and inputs.sampler_logprobs is None:
-        raise ValueError(f"correction {correction.name!r} needs the sampler's log-probs")
-    if "ref_logprobs" in row.needs and inputs.ref_logprobs is None:
-        raise ValueError("the loss needs the reference's log-probs")
-
-
-def _ratio(logprobs: Tensor, old_logprobs: Tensor, inputs: LossInputs, level: Literal["token", "sequence"]) -> Tensor:
-    """rho of every token, or the geometric mean of its response's."""
-    log_ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    if level == "sequence":
-        log_ratio = _response_mean(log_ratio, inputs.loss_mask, inputs.sample_index)
-    return log_ratio.exp()
-
-
-def _response_mean(values: Tensor, mask: Tensor, sample_index: Tensor) -> Tensor:
-    """Each token gets the mean of ``values`` over the loss tokens of its response."""
-    # There are at most as many responses as tokens: no need to ask the device how many.
-    zeros = torch.zeros_like(values)
-    totals = zeros.index_add(0, sample_index, torch.where(mask, values, 0.0))
-    counts = zeros.detach().index_add(0, sample_index, mask.to(values.dtype))
-    return (totals / counts.clamp(min=1))[sample_index]
-
-
-@torch.no_grad()
-def _measure(
-    own: LossInputs,
-    losses: Mapping[str, Tensor],
-    per_token: Mapping[str, Tensor | None],
-    *,
-    corrected_by: Correction,
-) -> LossMetrics:
-    """Sums and extremes over the loss tokens, in float64 so that their order does not show."""
-    mask, ratio, corrected = own.loss_mask, per_token["ratio"], per_token["correction"]
-    assert own.old_logprobs is not None
-    assert own.sampler_logprobs is not None
-    assert ratio is not None
-    log_gap = own.old_logprobs - own.sampler_logprobs
-
-    def known(values: Tensor, nothing: float = 0.0) -> Tensor:
-        return torch.where(mask, values.to(torch.float64), nothing)
-
-    def padded(values: Tensor, nothing: float) -> Tensor:
-        # One entry more than there are tokens, so that an empty micro-batch has extremes too.
-        return torch.nn.functional.pad(known(values, nothing), (0, 1), value=nothing)
-
-    summed = {
-        **per_token,
-        "kl_tokens": None if per_token["kl"] is None else mask,
-        "sampler_gap": log_gap.abs(),
-        # k3 with r = pi_old / pi_sampler: the sampler drew the tokens, so its mean is KL(sampler || learner)
-        "sampler_kl": log_gap.clamp(max=MAX_LOG_RATIO).expm1() - log_gap,
-        "corrected": None if corrected_by is NONE else corrected != log_gap.exp(),
-    }
-    nothing = torch.zeros((), dtype=torch.float64, device=mask.device)
-    return LossMetrics(
-        sums={
-            "tokens": mask.sum().to(torch.float64),
-            **{name: loss.detach().to(torch.float64) for name, loss in losses.items()},
-            **{name: nothing if values is None else known(values).sum() for name, values in summed.items()},
-        },
-        maxima={"ratio": padded(ratio, 0.0).max(), "sampler_gap": padded(log_gap.abs(), 0.0).max()},
-        minima={"ratio": padded(ratio, torch.inf).min()},
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossMetrics:
-    """Sums and extremes over the loss tokens of one or more micro-batches.
-
-    0-d float64 tensors without gradient, left on their device: reading costs one synchronisation a mini-batch.
-
-    Attributes:
-        sums: add over micro-batches: ``loss``, ``policy_loss`` (already weighted shares), and plain sums over
-            loss tokens: ``tokens``, ``clipped``, ``ratio``, ``entropy``, ``kl``, ``kl_tokens`` (those with a
-            reference), ``sampler_gap``, ``sampler_kl``, ``correction``, ``corrected``.
-        maxima: ``ratio``, ``sampler_gap``.
-        minima: ``ratio``.
-    """
-
-    sums: Mapping[str, Tensor]
-    maxima: Mapping[str, Tensor]
-    minima: Mapping[str, Tensor]
-
-    @staticmethod
-    def merge(parts: Sequence[LossMetrics]) -> LossMetrics:
-        """The metrics of all parts together, in any order of the parts."""
-        assert parts, "nothing to merge"
-        first = parts[0]
-        return LossMetrics(
-            sums={k: torch.stack([p.sums[k] for p in parts]).sum() for k in first.sums},
-            maxima={k: torch.stack([p.maxima[k] for p in parts]).max() for k in first.maxima},
-            minima={k: torch.stack([p.minima[k] for p in parts]).min() for k in first.minima},
-        )
-
-    def values(self) -> dict[str, float]:
-        """Readable numbers: means are over the loss tokens merged so far.
-
-        ``clip_ratio`` is the share of clipped tokens, ``sampler_gap_*`` the absolute difference of old and
-        sampler log-probs, ``sampler_kl`` the k3 estimate of KL(sampler || learner), ``corrected_ratio`` the
-        share of tokens that a sampler correction capped or masked. ``kl`` is there only with a reference.
-        """
-        total = {k: float(v) for k, v in self.sums.items()}
-        tokens = max(total["tokens"], 1.0)
-        kl = {"kl": total["kl"] / total["kl_tokens"]} if total["kl_tokens"] else {}
-        return {
-            "loss": total["loss"],
-            "policy_loss": total["policy_loss"],
-            "entropy": total["entropy"] / tokens,
-            **kl,
-            "clip_ratio": total["clipped"] / tokens,
-            "ratio_mean": total["ratio"] / tokens,
-            "ratio_max": float(self.maxima["ratio"]),
-            "ratio_min": float(self.minima["ratio"]),
-            "sampler_gap_mean": total["sampler_gap"] / tokens,
-            "sampler_gap_max": float(self.maxima["sampler_gap"]),
-            "sampler_kl": total["sampler_kl"] / tokens,
-            "correction_mean": total["correction"] / tokens,
-            "corrected_ratio": total["corrected"] / tokens,
-            "tokens": total["tokens"],
-        }

@@ -88,11 +88,18 @@ class AlgorithmConfig(Section):
     """The update: Eq. 3.1 by default."""
 
     loss: LossName = "magic"
-    """`magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, or your own `file.py:ROW` (docs/own.md)."""
+    """`magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, `scalerl`, `sapo`, `ce_gppo`, `aspo`, `dppo`,
+    `dppo_kl` (docs/losses.md), or your own `file.py:ROW` (docs/own.md)."""
     advantage: AdvantageName = "group"
-    """Rewards to advantages: `group` (the group's mean and deviation), or your own function, `file.py:function`."""
+    """Rewards to advantages: `group` (the group's mean and deviation), `rloo`, `maxrl`, `pass_at_k`, `batch_std`,
+    `reinforce_pp`, `reinforce_pp_baseline` (docs/losses.md), or your own function, `file.py:function`."""
+    advantage_k: int = Field(default=4, ge=2)
+    """k of ``advantage = "pass_at_k"``, at most the group's size."""
+    overlong_buffer: int | None = Field(default=None, ge=1)
+    """Tokens before T in which the reward that advantages are made of falls by up to 1 (DAPO); default: nowhere."""
     reducer: ReducerName | None = None
-    """How tokens weigh: `global_tokens`, `response_mean`, `sequence_sum`, `constant`, your own; default: the row's."""
+    """How tokens weigh: `global_tokens`, `response_mean`, `prompt_mean`, `sequence_sum`, `constant`, or your own;
+    default: the row's."""
     advantage_mask: Literal["none", "before", "after"] = "none"
     """What a truncated response is to the group: ``none`` keeps it (reward 0), ``before`` leaves it out of mean and
     deviation, ``after`` sets its advantage to 0."""
@@ -581,6 +588,27 @@ class TrainConfig(Section):
                 'reference.mode = "loss", and every stage sets kl_coefficient = 0: leave these out and set '
                 'reference.mode = "none", or "monitor" to watch the KL'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _advantage_fits_the_stages(self) -> Self:
+        k, buffer, advantage = self.algorithm.advantage_k, self.algorithm.overlong_buffer, self.algorithm.advantage
+        if buffer is not None and advantage == "maxrl":
+            raise ValueError(
+                'algorithm.overlong_buffer with algorithm.advantage = "maxrl": the penalty makes rewards negative, and '
+                "maxrl divides by their mean; leave one of them out"
+            )
+        for number, stage in enumerate(self.stages):
+            if buffer is not None and buffer >= stage.max_tokens:
+                raise ValueError(
+                    f"algorithm.overlong_buffer = {buffer} is not below stages.{number}.max_tokens = "
+                    f"{stage.max_tokens}: every response would be punished; take a smaller one"
+                )
+            if advantage == "pass_at_k" and k > stage.group_size:
+                raise ValueError(
+                    f"algorithm.advantage_k = {k} is above stages.{number}.group_size = {stage.group_size}: "
+                    "pass@k needs k responses of a prompt; take a smaller k or larger groups"
+                )
         return self
 
     @model_validator(mode="after")

@@ -31,14 +31,18 @@ def train_samples(
     mask: AdvantageMask,
     normalise_std: bool = True,
     advantage: Advantage = group_relative,
+    k: int = 4,
+    overlong_buffer: int | None = None,
 ) -> list[TrainSample]:
-    """The counted responses of surviving groups with their advantages (Eq. 2.5).
+    """The counted responses of surviving groups with their advantages (Eq. 2.5); arguments of `scored_advantages`.
 
     ``group_index`` is the group's place in ``groups``. A response that could not be judged has left its
     group: it is neither in the mean nor in the loss.
     """
     # of whole groups, before responses that were not judged leave them
-    advantages = scored_advantages(groups, mask=mask, normalise_std=normalise_std, advantage=advantage)
+    advantages = scored_advantages(
+        groups, mask=mask, normalise_std=normalise_std, advantage=advantage, k=k, overlong_buffer=overlong_buffer
+    )
     return [
         _sample(group, i, j, float(advantages[i][j]))
         for i, group in enumerate(groups)

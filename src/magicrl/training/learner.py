@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from magicrl.algorithms.losses import LossMetrics
+from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy

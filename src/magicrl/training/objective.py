@@ -17,18 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.algorithms.entropy import ControllerSettings, EntropyController, make_controller
-from magicrl.algorithms.losses import (
-    NONE,
-    LossInputs,
-    LossMetrics,
-    Need,
-    correction_of,
-    loss_row,
-    loss_terms,
-    needs_of,
-    reducer_of,
-    response_weights,
-)
+from magicrl.algorithms.loss_terms import LossInputs, LossMetrics, loss_terms
+from magicrl.algorithms.losses import NONE, Need, correction_of, loss_row, needs_of, reducer_of, response_weights
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import (
     AlgorithmConfig,

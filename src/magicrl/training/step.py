@@ -221,6 +221,8 @@ class Trainer:
             mask=algorithm.advantage_mask,
             normalise_std=objective.row.normalise_std,
             advantage=self._advantage,
+            k=algorithm.advantage_k,
+            overlong_buffer=algorithm.overlong_buffer,
         )
         if not samples:
             return []

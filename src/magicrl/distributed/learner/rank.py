@@ -22,7 +22,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from magicrl.algorithms.losses import LossMetrics
+from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.distributed.learner.sharding import (
     LOCAL_RANK,
     NOTHING,

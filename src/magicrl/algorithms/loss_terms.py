@@ -1,0 +1,296 @@
+"""The loss of a micro-batch (Eq. 3.1), the same for every row of `magicrl.algorithms.losses`: k3, sums, metrics.
+
+Tokens are packed: all arrays are 1-D over the response tokens of a micro-batch, and ``sample_index`` says
+which response a token belongs to. A response is never split over two micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from magicrl.algorithms.losses import (
+    MAX_LOG_RATIO,
+    NONE,
+    Correction,
+    CorrectionInputs,
+    LossRow,
+    SurrogateInputs,
+    correction_weights,
+)
+
+
+def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """Per-token k3 = r - log r - 1 with r = pi_ref / pi_theta, in nats (section 2).
+
+    Its mean over tokens drawn from pi_theta is KL(pi_theta || pi_ref); it is never negative. Computed as
+    expm1(d) - d, which keeps its digits when the two policies nearly agree.
+
+    Args:
+        logprobs: ``[tokens]`` of the policy in training; gradients flow through these.
+        ref_logprobs: ``[tokens]`` of the frozen reference.
+    """
+    # from above alone: expm1 of a very negative number is -1, and the linear term must keep its gradient
+    log_r = (ref_logprobs - logprobs).clamp(max=MAX_LOG_RATIO)
+    return log_r.expm1() - log_r
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossInputs:
+    """A micro-batch as the loss sees it, ``[tokens]`` each as in `SurrogateInputs`.
+
+    ``old_logprobs`` is None with one SGD step a training step, where rho is exactly 1; ``sampler_logprobs`` where there
+    was no engine (supervised training). A token that ``policy_mask`` leaves out of the policy term stays in the entropy
+    and KL terms and in every denominator. Log-probs are float32 or float64.
+    """
+
+    logprobs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor
+    sample_index: Tensor
+    old_logprobs: Tensor | None = None
+    sampler_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    group_index: Tensor | None = None
+    policy_version: Tensor | None = None
+    policy_mask: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossOutputs:
+    """What the loss of one micro-batch gives.
+
+    Attributes:
+        loss: 0-d with gradient: this micro-batch's additive share of the mini-batch's loss.
+        clipped: ``[tokens]`` bool.
+        ratio: ``[tokens]`` rho (the response's for sequence-level rows), without gradient.
+        metrics: sums that add over micro-batches.
+    """
+
+    loss: Tensor
+    clipped: Tensor
+    ratio: Tensor
+    metrics: LossMetrics
+
+
+def loss_terms(
+    row: LossRow,
+    inputs: LossInputs,
+    token_weights: Tensor,
+    *,
+    alpha: float = 0.0,
+    beta: float = 0.0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    coefficients: Mapping[str, float] = MappingProxyType({}),
+    statistics: Mapping[str, Any] = MappingProxyType({}),
+    correction: Correction = NONE,
+    correction_cap: float = 2.0,
+) -> LossOutputs:
+    """A micro-batch's share of Eq. 3.1: sum of w * [-(policy + alpha * H) + beta * k3].
+
+    All three terms take the same weights, so a response whose advantage is 0 (a masked one) still
+    counts in the denominator and in the entropy and KL terms. With alpha or beta 0 these are only measured.
+
+    Args:
+        row: a row of ``LOSSES``.
+        inputs: the micro-batch.
+        token_weights: ``[tokens]`` weights of the whole mini-batch's reducer: ``response_weights`` of this
+            micro-batch's responses, indexed by ``sample_index``.
+
+    Raises:
+        ValueError: a term is asked for whose inputs are missing.
+    """
+    _check(row, inputs, alpha=alpha, beta=beta, correction=correction)
+    mask, own = inputs.loss_mask, _loss_tokens_only(inputs)
+    assert own.old_logprobs is not None
+    weights = torch.where(mask, token_weights, 0.0).to(own.logprobs.dtype)
+    ratio = _ratio(own.logprobs, own.old_logprobs, inputs, row.ratio_level)
+    shared: dict[str, Any] = {name: getattr(own, name) for name in CorrectionInputs._fields if name != "cap"}
+    surrogate = row.surrogate(
+        SurrogateInputs(
+            ratio=ratio,
+            logprobs=own.logprobs,
+            advantages=own.advantages.to(own.logprobs.dtype),
+            clip_low=clip_low,
+            clip_high=clip_high,
+            ref_logprobs=own.ref_logprobs,
+            entropy=own.entropy,
+            coefficients=coefficients,
+            statistics=statistics,
+            **shared,
+        )
+    )
+    corrected = correction_weights(correction, CorrectionInputs(cap=correction_cap, **shared))
+    kl = None if own.ref_logprobs is None else k3(own.logprobs, own.ref_logprobs)
+
+    # the correction weighs the policy term alone: what it leaves out stays in T_k and in the entropy and KL terms
+    policy_loss = -(weights * corrected * surrogate.values).sum()
+    loss = policy_loss
+    if alpha and own.entropy is not None:
+        loss = loss - alpha * (weights * own.entropy).sum()
+    if beta and kl is not None:
+        loss = loss + beta * (weights * kl).sum()
+
+    clipped = surrogate.clipped & mask
+    per_token = {"clipped": clipped, "ratio": ratio, "entropy": own.entropy, "kl": kl, "correction": corrected}
+    metrics = _measure(own, {"loss": loss, "policy_loss": policy_loss}, per_token, corrected_by=correction)
+    return LossOutputs(loss=loss, clipped=clipped, ratio=ratio.detach(), metrics=metrics)
+
+
+def _loss_tokens_only(inputs: LossInputs) -> LossInputs:
+    """The inputs with 0 at every token without loss, and all of the policies that the ratios compare."""
+
+    # A select, not a product: whatever stands at a token without loss (even inf) must not reach the sum.
+    def select(values: Tensor | None, otherwise: Tensor | None = None) -> Tensor | None:
+        return otherwise if values is None else torch.where(inputs.loss_mask, values, 0.0)
+
+    logprobs = torch.where(inputs.loss_mask, inputs.logprobs, 0.0)
+    # one SGD step: the policy is its own denominator, so rho is exactly 1 and its gradient is that of log pi
+    old = select(inputs.old_logprobs, logprobs.detach())
+    return replace(
+        inputs,
+        logprobs=logprobs,
+        old_logprobs=old,
+        sampler_logprobs=select(inputs.sampler_logprobs, old),
+        ref_logprobs=select(inputs.ref_logprobs),
+        entropy=select(inputs.entropy),
+    )
+
+
+def _check(row: LossRow, inputs: LossInputs, *, alpha: float, beta: float, correction: Correction) -> None:
+    tokens = inputs.logprobs.shape
+    for name in (each.name for each in fields(inputs)):
+        value = getattr(inputs, name)
+        assert value is None or value.shape == tokens, f"{name} has shape {tuple(value.shape)}, not {tuple(tokens)}"
+    assert inputs.logprobs.dtype in (torch.float32, torch.float64), f"log-probs must not be {inputs.logprobs.dtype}"
+    if alpha and inputs.entropy is None:
+        raise ValueError(f"alpha = {alpha} needs the policy's entropies")
+    if beta and inputs.ref_logprobs is None:
+        raise ValueError(f"beta = {beta} needs the reference's log-probs")
+    if correction is not NONE and inputs.sampler_logprobs is None:
+        raise ValueError(f"correction {correction.name!r} needs the sampler's log-probs")
+    if "ref_logprobs" in row.needs and inputs.ref_logprobs is None:
+        raise ValueError("the loss needs the reference's log-probs")
+
+
+def _ratio(logprobs: Tensor, old_logprobs: Tensor, inputs: LossInputs, level: Literal["token", "sequence"]) -> Tensor:
+    """rho of every token, or the geometric mean of its response's."""
+    log_ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if level == "sequence":
+        log_ratio = _response_mean(log_ratio, inputs.loss_mask, inputs.sample_index)
+    return log_ratio.exp()
+
+
+def _response_mean(values: Tensor, mask: Tensor, sample_index: Tensor) -> Tensor:
+    """Each token gets the mean of ``values`` over the loss tokens of its response."""
+    # There are at most as many responses as tokens: no need to ask the device how many.
+    zeros = torch.zeros_like(values)
+    totals = zeros.index_add(0, sample_index, torch.where(mask, values, 0.0))
+    counts = zeros.detach().index_add(0, sample_index, mask.to(values.dtype))
+    return (totals / counts.clamp(min=1))[sample_index]
+
+
+@torch.no_grad()
+def _measure(
+    own: LossInputs,
+    losses: Mapping[str, Tensor],
+    per_token: Mapping[str, Tensor | None],
+    *,
+    corrected_by: Correction,
+) -> LossMetrics:
+    """Sums and extremes over the loss tokens, in float64 so that their order does not show."""
+    mask, ratio, corrected = own.loss_mask, per_token["ratio"], per_token["correction"]
+    assert own.old_logprobs is not None
+    assert own.sampler_logprobs is not None
+    assert ratio is not None
+    log_gap = own.old_logprobs - own.sampler_logprobs
+
+    def known(values: Tensor, nothing: float = 0.0) -> Tensor:
+        return torch.where(mask, values.to(torch.float64), nothing)
+
+    def padded(values: Tensor, nothing: float) -> Tensor:
+        # One entry more than there are tokens, so that an empty micro-batch has extremes too.
+        return torch.nn.functional.pad(known(values, nothing), (0, 1), value=nothing)
+
+    summed = {
+        **per_token,
+        "kl_tokens": None if per_token["kl"] is None else mask,
+        "sampler_gap": log_gap.abs(),
+        # k3 with r = pi_old / pi_sampler: the sampler drew the tokens, so its mean is KL(sampler || learner)
+        "sampler_kl": log_gap.clamp(max=MAX_LOG_RATIO).expm1() - log_gap,
+        "corrected": None if corrected_by is NONE else corrected != log_gap.exp(),
+    }
+    nothing = torch.zeros((), dtype=torch.float64, device=mask.device)
+    return LossMetrics(
+        sums={
+            "tokens": mask.sum().to(torch.float64),
+            **{name: loss.detach().to(torch.float64) for name, loss in losses.items()},
+            **{name: nothing if values is None else known(values).sum() for name, values in summed.items()},
+        },
+        maxima={"ratio": padded(ratio, 0.0).max(), "sampler_gap": padded(log_gap.abs(), 0.0).max()},
+        minima={"ratio": padded(ratio, torch.inf).min()},
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossMetrics:
+    """Sums and extremes over the loss tokens of one or more micro-batches.
+
+    0-d float64 tensors without gradient, left on their device: reading costs one synchronisation a mini-batch.
+
+    Attributes:
+        sums: add over micro-batches: ``loss``, ``policy_loss`` (already weighted shares), and plain sums over
+            loss tokens: ``tokens``, ``clipped``, ``ratio``, ``entropy``, ``kl``, ``kl_tokens`` (those with a
+            reference), ``sampler_gap``, ``sampler_kl``, ``correction``, ``corrected``.
+        maxima: ``ratio``, ``sampler_gap``.
+        minima: ``ratio``.
+    """
+
+    sums: Mapping[str, Tensor]
+    maxima: Mapping[str, Tensor]
+    minima: Mapping[str, Tensor]
+
+    @staticmethod
+    def merge(parts: Sequence[LossMetrics]) -> LossMetrics:
+        """The metrics of all parts together, in any order of the parts."""
+        assert parts, "nothing to merge"
+        first = parts[0]
+        return LossMetrics(
+            sums={k: torch.stack([p.sums[k] for p in parts]).sum() for k in first.sums},
+            maxima={k: torch.stack([p.maxima[k] for p in parts]).max() for k in first.maxima},
+            minima={k: torch.stack([p.minima[k] for p in parts]).min() for k in first.minima},
+        )
+
+    def values(self) -> dict[str, float]:
+        """Readable numbers: means are over the loss tokens merged so far.
+
+        ``clip_ratio`` is the share of clipped tokens, ``sampler_gap_*`` the absolute difference of old and
+        sampler log-probs, ``sampler_kl`` the k3 estimate of KL(sampler || learner), ``corrected_ratio`` the
+        share of tokens that a sampler correction capped or masked. ``kl`` is there only with a reference.
+        """
+        total = {k: float(v) for k, v in self.sums.items()}
+        tokens = max(total["tokens"], 1.0)
+        kl = {"kl": total["kl"] / total["kl_tokens"]} if total["kl_tokens"] else {}
+        return {
+            "loss": total["loss"],
+            "policy_loss": total["policy_loss"],
+            "entropy": total["entropy"] / tokens,
+            **kl,
+            "clip_ratio": total["clipped"] / tokens,
+            "ratio_mean": total["ratio"] / tokens,
+            "ratio_max": float(self.maxima["ratio"]),
+            "ratio_min": float(self.minima["ratio"]),
+            "sampler_gap_mean": total["sampler_gap"] / tokens,
+            "sampler_gap_max": float(self.maxima["sampler_gap"]),
+            "sampler_kl": total["sampler_kl"] / tokens,
+            "correction_mean": total["correction"] / tokens,
+            "corrected_ratio": total["corrected"] / tokens,
+            "tokens": total["tokens"],
+        }
