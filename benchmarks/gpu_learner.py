@@ -18,7 +18,8 @@ from bench_models import sample_of
 from common import rounded
 from gpu_device import forget_peak, name_of, now, peak_gib, planned_with, product_rate, random_model
 
-from magicrl.config.schema import AlgorithmConfig, LoraConfig, ModelConfig
+from magicrl.config.algorithm_schema import AlgorithmConfig
+from magicrl.config.schema import LoraConfig, ModelConfig
 from magicrl.planning.costs import sequence_work, update_flops
 from magicrl.planning.hardware import GIB, Hardware, peak_flops
 from magicrl.planning.memory import LearnerMemory, LearnerSetup, learner_memory

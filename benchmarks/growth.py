@@ -42,7 +42,8 @@ from measure import PeakMemory, timed
 from tensor_memory import peak_of
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from magicrl.config.schema import AlgorithmConfig, ModelConfig
+from magicrl.config.algorithm_schema import AlgorithmConfig
+from magicrl.config.schema import ModelConfig
 from magicrl.models.loading import load_policy
 from magicrl.models.packing import ATTENTION_NAME
 from magicrl.records import TrainBatch

@@ -11,7 +11,8 @@ from own_precision import in_own_precision
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from magicrl.config.schema import AlgorithmConfig, ModelConfig
+from magicrl.config.algorithm_schema import AlgorithmConfig
+from magicrl.config.schema import ModelConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings

@@ -32,7 +32,8 @@ from measure import PeakMemory, Times, Turn, chosen, plausible, ratio, speed_par
 from torch import Tensor
 from trl_peer import PeerHooks, PeerSettings, learn
 
-from magicrl.config.schema import AlgorithmConfig, ModelConfig, OptimizerConfig
+from magicrl.config.algorithm_schema import AlgorithmConfig
+from magicrl.config.schema import ModelConfig, OptimizerConfig
 from magicrl.models.loading import load_policy
 from magicrl.records import TrainBatch
 from magicrl.training.learner import LocalLearner

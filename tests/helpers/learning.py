@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from magicrl.config.schema import AlgorithmConfig, ModelConfig, OptimizerConfig
+from magicrl.config.algorithm_schema import AlgorithmConfig
+from magicrl.config.schema import ModelConfig, OptimizerConfig
 from magicrl.training.objective import LearnerSettings
 
 

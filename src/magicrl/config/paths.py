@@ -11,13 +11,15 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import BeforeValidator, FieldSerializationInfo, PlainSerializer, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, FieldSerializationInfo, PlainSerializer, ValidationInfo
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.overrides import Overrides, Recipe, override_of
+from magicrl.registry import check
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 
@@ -188,3 +190,8 @@ Reference = Annotated[str, BeforeValidator(located_reference), PlainSerializer(_
 """What `magicrl.registry` resolves: a name, ``module:name`` or ``file.py:name``."""
 RecipeName = Annotated[str, BeforeValidator(located_recipe), PlainSerializer(_written)]
 """A recipe's file, or the name of a shipped one."""
+
+
+def door(kind: str) -> AfterValidator:
+    """A reference of this kind; what it names is there, and nothing of it has been run."""
+    return AfterValidator(partial(check, kind))

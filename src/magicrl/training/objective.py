@@ -19,15 +19,9 @@ from torch import Tensor
 from magicrl.algorithms.entropy import ControllerSettings, EntropyController, make_controller
 from magicrl.algorithms.loss_terms import LossInputs, LossMetrics, loss_terms
 from magicrl.algorithms.losses import NONE, Need, correction_of, loss_row, needs_of, reducer_of, response_weights
+from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import (
-    AlgorithmConfig,
-    EntropyConfig,
-    ModelConfig,
-    OptimizerConfig,
-    Section,
-    TrainConfig,
-)
+from magicrl.config.schema import ModelConfig, OptimizerConfig, Section, TrainConfig
 from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample

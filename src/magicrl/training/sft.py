@@ -25,9 +25,10 @@ from typing import Any, Literal
 
 import torch
 
+from magicrl.config.algorithm_schema import AlgorithmConfig
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import config_hash, load_start_recipe, to_toml
-from magicrl.config.schema import AlgorithmConfig, RunConfig, SftConfig, StartConfig
+from magicrl.config.schema import RunConfig, SftConfig, StartConfig
 from magicrl.files import only_writer, write_atomically
 from magicrl.models.loading import LoadedModel, describe_policy, load_policy, resolve_device
 from magicrl.models.small_models import make_tiny, prepare_gguf_package
