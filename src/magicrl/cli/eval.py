@@ -264,6 +264,8 @@ def settings_of(options: EvalOptions, ask: Ask) -> EvaluationSettings:
         reasoning=options.reasoning,
         time_limit=options.time_limit,
         workers=options.workers or usable_cores(),
+        max_turns=options.max_turns,
+        max_observation_tokens=options.max_observation_tokens,
         keep_tokens=options.keep_tokens,
         shard=parse_shard(options.shard),
         ask=ask,
@@ -291,16 +293,19 @@ def reading_of(options: EvalOptions) -> Reading:
 
     Raises:
         RecipeError: a ``--field`` without ``=``, or a ``--window`` that is none.
-        ValueError: a ``--verifier`` that cannot be meant (says the nearest known one).
+        ValueError: a ``--verifier`` or ``--environment`` that cannot be meant (says the nearest known one).
     """
     if options.verifier is not None:
         registry.check("reward", options.verifier)
+    if options.environment is not None:
+        registry.check("environment", options.environment)
     return Reading(
         limit=options.limit,
         limit_seed=options.limit_seed,
         template=options.template,
         fields=_pairs("--field", options.field or (), "prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN"),
         verifier=options.verifier,
+        environment=options.environment,
         window=None if options.window is None else parse_window(options.window),
     )
 

@@ -63,6 +63,12 @@ class EvalOptions:
     """prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN for a file of another form (repeatable)."""
     verifier: Annotated[str | None, _PROBLEMS] = None
     """maths, exact, code or a reward of your own (my_reward.py:score), in place of the benchmark's."""
+    environment: Annotated[str | None, _PROBLEMS] = None
+    """calculator, guessing or one of your own (game.py:Game), which answers each turn of a response."""
+    max_turns: Annotated[int, _SAMPLING] = 8
+    """Turns of a response to an environment; one that is not done then is cut."""
+    max_observation_tokens: Annotated[int, _SAMPLING] = 256
+    """Of what an environment answers to a turn; a longer observation is cut."""
     window: Annotated[str | None, _PROBLEMS] = None
     """FIRST..LAST day of problems that have one, e.g. 2024-08-01..2025-02-01; default: the benchmark's."""
     reasoning: Annotated[Literal["auto", "required", "none"] | None, _JUDGING] = None

@@ -377,7 +377,7 @@ class VerifierConfig(Section):
 
 
 class EnvironmentConfig(Section):
-    """Limits and workers of the environments that problems name (``data.train[].environment``)."""
+    """Limits and workers of the environments that problems name (`data.train[].environment`)."""
 
     max_turns: int = Field(default=8, ge=1)
     """Turns of the model in one response; one that has had them and is not done is truncated."""
@@ -389,6 +389,11 @@ class EnvironmentConfig(Section):
     """Processes that play episodes, for each environment."""
     memory_limit_mb: int = Field(default=4096, ge=256)
     """Of each worker, all its episodes together."""
+
+    @property
+    def most_observed(self) -> int:
+        """Most tokens that observations may add to a response."""
+        return (self.max_turns - 1) * self.max_observation_tokens
 
 
 class CheckpointConfig(Section):

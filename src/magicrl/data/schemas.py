@@ -404,7 +404,7 @@ class _RowReader:
         texts += [t for t in given if isinstance(t, str) and t.strip() not in golds and _marked(t) not in (None, t)]
         problem = self._problem(turns, golds, self.reader.verifier)
         own = [text for text in dict.fromkeys(texts) if text.strip() not in golds]
-        return self._read(problem, "maths" if self.reader.needs_gold else "bare", tuple(own), {})
+        return self._read(problem, "maths" if strict else "bare", tuple(own), {})
 
     def _code(
         self,

@@ -132,6 +132,7 @@ class Reading:
     # columns that are not known by their names: ``prompt``, ``answer``, ``id``, ``level``
     fields: Mapping[str, str] = field(default_factory=dict[str, str])
     verifier: str | None = None  # in place of the benchmark's
+    environment: str | None = None  # answers the responses' turns; None: the problems' own, mostly none
     window: Window | None = None  # first and last day of problems that have a date; None: the benchmark's own
 
     def __post_init__(self) -> None:
@@ -246,7 +247,9 @@ def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read
     first, last = window[0] or date.min, window[1] or date.max
     stem, fields = asked.name, FieldMapping.model_validate(dict(reading.fields))
     offer = "--field {field}={column}"
-    reader = RecordReader(stem=stem, fields=fields, verifier=reading.verifier or "maths", offer=offer, extra=False)
+    played = reading.environment is not None  # by what reads further columns, and may need no answer
+    verifier = reading.verifier or "maths"
+    reader = RecordReader(stem=stem, fields=fields, verifier=verifier, offer=offer, extra=played, gold=not played)
     for read in (read for place in _places(asked) for read in read_problems(place, reader)):
         if isinstance(read, Rejected):
             aside.append(f"{read.where}: {read.reason}" if read.quarantined else read.reason)
@@ -296,7 +299,9 @@ def _finished(found: Sequence[Read], name: str, reading: Reading, verifier: str)
         if seen[own] > 1 and "id" in reading.fields:
             raise ValueError(f"benchmark {name}: id {own!r} stands twice; correct the file, or name another id")
         own = own if seen[own] == 1 else f"{own}#{seen[own]}"
-        problems.append(replace(template.around(read.problem), id=own, verifier=kind, source=name))
+        played = reading.environment or read.problem.environment
+        problem = replace(template.around(read.problem), id=own, verifier=kind, source=name, environment=played)
+        problems.append(problem)
     return tuple(problems)
 
 

@@ -29,6 +29,7 @@ class OpenedEngine:
 
     engine: RolloutEngine  # has its weights
     encode: Callable[[Problem], TokenArray]  # a problem's prompt tokens; empty where the engine encodes by itself
+    encoder: PromptEncoder | None  # None where the engine encodes by itself
     max_context: int  # most tokens of prompt and response together
     # the prompt ends in an opened ``<think>``, so that a response without ``</think>`` has no answer; None: unknown
     opens_reasoning: bool | None
@@ -66,6 +67,7 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
     return OpenedEngine(
         engine=engine,
         encode=encoder.encode,
+        encoder=encoder,
         max_context=engine.max_context,
         opens_reasoning=opens_reasoning(policy.tokenizer, encoder),
         knows_limit=False,
@@ -98,6 +100,7 @@ def _served(engine: OpenAIEngine) -> OpenedEngine:
     return OpenedEngine(
         engine=engine,
         encode=encoder.encode if encoder is not None and here else lambda problem: frozen_tokens([]),
+        encoder=encoder if here else None,
         max_context=engine.max_context,
         opens_reasoning=opens_reasoning(tokenizer, encoder) if tokenizer is not None and encoder is not None else None,
         knows_limit=not engine.is_vllm,  # what others do with the limit cannot be seen

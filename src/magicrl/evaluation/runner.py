@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from magicrl import registry
 from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.schema import EnvironmentConfig
 from magicrl.data.sources import fingerprint
+from magicrl.environments.base import environment_spec
 from magicrl.evaluation.benchmarks import LoadedBenchmark
 from magicrl.evaluation.engines import OpenedEngine, open_engine
 from magicrl.evaluation.job import SamplingPlan, evaluation_seed, requests_for, run_job
@@ -19,6 +22,7 @@ from magicrl.evaluation.results import Ask, Incomplete, Meter, Price, write_resu
 from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, SampleRow
 from magicrl.records import Problem
 from magicrl.rollout.engines import EngineSettings
+from magicrl.rollout.episodes import EpisodeEngine
 from magicrl.verifiers.base import Extract, JudgeOptions, Reasoning, verifier_spec
 from magicrl.verifiers.pool import VerifierPool
 
@@ -145,7 +149,9 @@ class EvaluationSettings:
     reasoning: Reasoning | None = None  # None: ``required`` where the chat template opens ``<think>``, else ``auto``
     extract: Extract = "lenient"
     time_limit: float = 10.0  # CPU seconds of judging one response (of one test, for code)
-    workers: int = 1  # verifier processes
+    workers: int = 1  # verifier processes, and processes that play episodes
+    max_turns: int = 8  # of an episode
+    max_observation_tokens: int = 256  # of one observation
     preset: Preset | None = None  # that the settings were taken from, for the record
     keep_tokens: bool = False  # token ids and entropies with the samples
     shard: tuple[int, int] = (0, 1)
@@ -154,6 +160,14 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         if self.temperature == 0 and (self.samples or 1) > 1:
             raise RecipeError("--temperature 0 gives the same response every time; use --samples 1")
+
+    @property
+    def environment(self) -> EnvironmentConfig:
+        """Limits and workers of environments."""
+        limits = {
+            name: getattr(self, name) for name in ("max_turns", "max_observation_tokens", "workers", "time_limit")
+        }
+        return EnvironmentConfig(**limits)
 
     def samples_for(self, benchmark: str) -> int:
         if self.samples is not None or self.temperature == 0:
@@ -182,10 +196,11 @@ def evaluate(
         verifier_spec(name)  # a reward of the user's is imported before a model is loaded
     opened = open_engine(engine_name, engine_settings)
     try:
+        opened = _with_environments(opened, benchmarks, settings)
         reasoning = settings.reasoning or ("required" if opened.opens_reasoning else "auto")
         judging = JudgeOptions(reasoning=reasoning, extract=settings.extract)
         for benchmark in benchmarks:
-            check_context(benchmark, opened, max([settings.max_tokens, *(settings.ask.fresh_limits or ())]))
+            check_context(benchmark, opened, max([settings.max_tokens, *(settings.ask.fresh_limits or ())]), settings)
         tasks = [task for b in benchmarks for task in _begun(b, opened, settings, judging, output, watcher)]
         # of all tasks before the first: a person can stop here, before anything is spent
         watcher.cost([task.cost(opened) for task in tasks])
@@ -205,9 +220,30 @@ def evaluate(
         return None
 
 
-def check_context(benchmark: LoadedBenchmark, opened: OpenedEngine, max_tokens: int) -> None:
-    """Raise ``RecipeError`` where the longest prompt and the limit do not fit the model's context."""
+def _with_environments(
+    opened: OpenedEngine, benchmarks: Sequence[LoadedBenchmark], settings: EvaluationSettings
+) -> OpenedEngine:
+    """The engine for episodes, where a problem has an environment."""
+    names = {problem.environment for benchmark in benchmarks for problem in benchmark.problems} - {None}
+    if not names:
+        return opened
+    for name in sorted(str(name) for name in names):
+        environment_spec(name)
+    if opened.encoder is None:
+        raise RecipeError(
+            "an environment needs prompts as tokens, and here the server makes them: serve the model with vLLM and "
+            "give --engine-option tokenizer=MODEL"
+        )
+    return replace(opened, engine=EpisodeEngine(opened.engine, opened.encoder, settings.environment))
+
+
+def check_context(
+    benchmark: LoadedBenchmark, opened: OpenedEngine, max_tokens: int, settings: EvaluationSettings
+) -> None:
+    """Raise ``RecipeError`` where the longest prompt, the limit and what may be observed do not fit the context."""
     longest = max(len(opened.encode(problem)) for problem in benchmark.problems)
+    if any(problem.environment is not None for problem in benchmark.problems):
+        max_tokens += settings.environment.most_observed
     if longest + max_tokens > opened.max_context:
         room = opened.max_context - longest
         remedy = f"ask for {room} or less" if room > 0 else "leave its longest problems out"
@@ -267,6 +303,12 @@ def job_of(
         "sampling": sampling,
         "judging": {"reasoning": judging.reasoning, "extract": judging.extract, "time_limit": settings.time_limit},
     }
+    # of environments: other code, or other limits, may give other samples
+    names = sorted({problem.environment for problem in benchmark.problems if problem.environment is not None})
+    if names:
+        limits = {name: getattr(settings, name) for name in ("max_turns", "max_observation_tokens")}
+        code = {name: registry.fingerprint(name) for name in names if name.rpartition(":")[0].endswith(".py")}
+        decides["environments"] = {"names": names, "sha256": code, **limits}
     source = {
         **benchmark.facts,
         "source": without_secrets(str(benchmark.facts["source"])),

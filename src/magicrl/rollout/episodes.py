@@ -191,17 +191,13 @@ class EpisodeEngine(SchedulingEngine):
                 "ids; of servers that is vLLM's, in mode completions and with the model's tokenizer named"
             )
         self._encoder.observation(request.problem, "", self._config.max_observation_tokens)  # has the template room?
-        most = len(request.prompt_tokens) + request.sampling.max_tokens + self._most_observed
+        most = len(request.prompt_tokens) + request.sampling.max_tokens + self._config.most_observed
         if most > self.max_context:
             raise ValueError(
                 f"{name}: prompt, max_tokens and {self._config.max_turns - 1} observations of "
                 f"{self._config.max_observation_tokens} tokens need {most} tokens, more than the engine's context of "
                 f"{self.max_context}; lower max_tokens (T), environment.max_turns or environment.max_observation_tokens"
             )
-
-    @property
-    def _most_observed(self) -> int:
-        return (self._config.max_turns - 1) * self._config.max_observation_tokens
 
     def _begin(self, group: GroupProgress) -> list[Sample]:
         """The samples of a group that are to be made, with what there is of each."""
@@ -228,7 +224,7 @@ class EpisodeEngine(SchedulingEngine):
         own = [self._samples.get((group.order, index)) for index in indices]
         begun = tuple((s.index, s.turn) for s in own if s is not None and s.turn is not None and s.so_far is None)
         if request.problem.environment is not None:
-            request = replace(request, room=request.sampling.max_tokens + self._most_observed)
+            request = replace(request, room=request.sampling.max_tokens + self._config.most_observed)
         request = replace(request, samples=tuple(indices), begun=begun)
         awaited = [sample for sample in own if sample is not None and sample.so_far is None]
         for sample in awaited:
@@ -246,7 +242,7 @@ class EpisodeEngine(SchedulingEngine):
             sampling=replace(request.sampling, max_tokens=request.sampling.max_tokens - so_far.num_sampled),
             samples=(sample.index,),
             offset=len(so_far),
-            room=request.sampling.max_tokens + self._most_observed - len(so_far),
+            room=request.sampling.max_tokens + self._config.most_observed - len(so_far),
             begun=() if sample.turn is None else ((sample.index, sample.turn),),
         )
         self._asked[id(turn)] = (turn, sample.group.order, {sample.index})

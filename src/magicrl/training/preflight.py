@@ -341,7 +341,7 @@ def _check_environments(config: TrainConfig, data: RunData, encoder: PromptEncod
             encoder.observation(problem, "", limits.max_observation_tokens)
         except ValueError as error:
             raise RecipeError(str(error), key="environment.max_observation_tokens") from error
-    return (limits.max_turns - 1) * limits.max_observation_tokens if data.environments() else 0
+    return limits.most_observed if data.environments() else 0
 
 
 def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int, observed: int = 0) -> None:
