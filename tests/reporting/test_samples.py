@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from magicrl.reporting import samples as sample_browser
@@ -50,6 +52,24 @@ def test_certain_neighbours_share_a_piece_and_others_tell_their_entropy() -> Non
     assert [(p.text, p.level, p.nats) for p in pieces] == [("ab", 0, None), ("c", 2, 0.6), ("d", 2, 0.6)]
     long = coloured_pieces(["x" * 10**6, "y"], [1.0, 1.0])
     assert sum(len(p.text) for p in long) == MOST_ROLLOUT_CHARACTERS, "no token makes the page long"
+    played = coloured_pieces(["a", "b", "c", "d", "e"], [0.0, 0.0, 0.0, 0.0, 0.6], [(1, 2)])
+    assert [(p.text, p.observed) for p in played] == [("a", False), ("bc", True), ("d", False), ("e", False)]
+
+
+def test_what_an_environment_answered_is_set_apart(rich_run: Path) -> None:
+    path = rich_run / "rollouts" / "step-000001.parquet"
+    before = {r["sample"]: r for r in shown_rollouts(read_run(rich_run))[0]}
+    table = pq.read_table(path)
+    episodes = [json.dumps({"observed": [[0, 1]], "answer": "", "verdict": None})] * len(table)
+    table = table.drop_columns([name for name in table.column_names if name == "episode"])
+    pq.write_table(table.append_column("episode", pa.array(episodes)), path)
+    shown = shown_rollouts(read_run(rich_run))[0]
+    assert shown
+    for rollout in shown:
+        assert any(piece.observed for piece in rollout["pieces"])
+        assert rollout["tokens"] == before[rollout["sample"]]["tokens"] - 1
+    page = write_report(rich_run).read_text()
+    assert '<span class="observed" title="the environment">' in page
 
 
 def test_without_a_tokenizer_the_recorded_text_is_shown(rich_run: Path) -> None:

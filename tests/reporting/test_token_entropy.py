@@ -116,6 +116,13 @@ def test_recordings_without_entropies_or_broken(tmp_path: Path) -> None:
     assert data is not None
     assert (data.ids.tolist(), data.entropies.tolist()) == ([7, 9, 9], [0.5, 1.0, 2.0])
     assert data.lengths.tolist() == [1, 2]
+    # of the last response an environment answered the first token
+    episodes = [None, None, '{"observed": [[0, 1]], "answer": "9"}']
+    table = {"tokens": [[7], [8, 8], [9, 6]], "sampler_entropies": told, "episode": episodes}
+    pq.write_table(pa.table(table), path)
+    data = read_tokens(path)
+    assert data is not None
+    assert (data.ids.tolist(), data.entropies.tolist(), data.lengths.tolist()) == ([7, 6], [0.5, 2.0], [1, 1])
     pq.write_table(pa.table({"tokens": [[7]], "sampler_entropies": [[0.5, 1.0]]}), path)
     with pytest.raises(RunFolderError, match="another number of entropies"):
         read_tokens(path)

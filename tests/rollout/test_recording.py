@@ -14,6 +14,7 @@ import pytest
 from builders import completion, problem, request
 
 from magicrl.records import (
+    Episode,
     FinishReason,
     Outcome,
     RolloutGroup,
@@ -104,6 +105,33 @@ def test_spans_of_versions_are_kept_and_older_recordings_have_none(tmp_path: Pat
     pq.write_table(pq.read_table(tmp_path / "a.parquet").drop_columns("version_spans"), tmp_path / "a.parquet")
     (older,) = read_rollouts(tmp_path)
     assert [c.version_spans for c in older.completions] == [(), ()]
+
+
+def test_episodes_are_kept_and_older_recordings_have_none(tmp_path: Path) -> None:
+    verdict = Verdict(outcome=Outcome.WRONG, status="score_below", decided_by="environment", score=0.25)
+    episodes = [
+        Episode(observed=((1, 2), (4, 1)), answer="5", verdict=verdict, metrics={"guesses": 3.0}, cut=1),
+        Episode(observed=(), answer="réponse 1"),
+        None,
+    ]
+    scored = scored_group(4, (6, 1, 3))
+    pairs = zip(scored.group.completions, episodes, strict=True)
+    group = replace(scored.group, completions=tuple(replace(c, episode=e) for c, e in pairs))
+    write_rollouts(tmp_path / "a.parquet", 1, [replace(scored, group=group)])
+    (read,) = read_rollouts(tmp_path)
+    assert [c.episode for c in read.completions] == episodes
+    assert [c.num_sampled for c in read.completions] == [3, 1, 3]
+    # T = 5 limits what the model wrote: the response of six tokens has three, and the context holds the others as well
+    engine = ReplayEngine([read])
+    assert engine.max_context == 2 + 5 + 3
+    asked = read.request
+    engine.submit([replace(asked, sampling=replace(asked.sampling, max_tokens=3))])
+    assert [c.episode for group in engine.finished() for c in group.completions] == episodes
+    with pytest.raises(ValueError, match="3 tokens, max_tokens is now 2"):
+        engine.submit([replace(asked, sampling=replace(asked.sampling, max_tokens=2))])
+    pq.write_table(pq.read_table(tmp_path / "a.parquet").drop_columns("episode"), tmp_path / "a.parquet")
+    (older,) = read_rollouts(tmp_path)
+    assert [c.episode for c in older.completions] == [None] * 3
 
 
 def test_verdicts_and_rewards_are_recorded(tmp_path: Path) -> None:

@@ -255,5 +255,6 @@ def test_numbers_of_environments_are_means_over_judged_episodes() -> None:
         "environment/calls": 1.5,
         "environment/errors": 2.0,
         "environment/turns": 2.5,
+        "environment/observed_tokens": 3.0,
         "environment/observations_cut": 0.5,
     }

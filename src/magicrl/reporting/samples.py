@@ -6,6 +6,7 @@ them, chosen so that every kind of outcome is there, and says so.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
@@ -289,17 +290,19 @@ LEVELS = (0.1, 0.5, 1.0, 2.0)
 
 _COLUMNS = (
     "draw", "sample", "problem_id", "level", "temperature", "max_tokens", "prompt_tokens", "tokens",
-    "sampler_entropies", "finish_reason", "text", "policy_version",
+    "sampler_entropies", "finish_reason", "text", "policy_version", "episode",
     "outcome", "status", "reason", "decided_by", "extracted", "reward",
 )  # fmt: skip
 
 
 class Piece(NamedTuple):
-    """Neighbouring tokens of one colour: ``level`` 0 (below 0.1 nats) to 4, ``nats`` of a single token."""
+    """Neighbouring tokens of one colour: ``level`` 0 (below 0.1 nats) to 4, ``nats`` of a single token; or what an
+    environment answered."""
 
     text: str
     level: int
     nats: float | None
+    observed: bool = False
 
 
 Rollout: TypeAlias = dict[str, Any]
@@ -350,7 +353,9 @@ def run_tokenizer(run: RecordedRun) -> Tokenizer | None:
 
 def _step_rollouts(step: int, path: Path, tokenizer: Tokenizer | None) -> list[Rollout]:
     try:
-        rows = cast("list[dict[str, Any]]", pq.read_table(path, columns=list(_COLUMNS)).to_pylist())
+        there = pq.read_schema(path).names  # older recordings have no episodes
+        columns = [name for name in _COLUMNS if name in there or name != "episode"]
+        rows = cast("list[dict[str, Any]]", pq.read_table(path, columns=columns).to_pylist())
     except (pa.ArrowException, OSError) as error:
         raise RunFolderError(f"{path}: no recording of rollouts: {error}; remove the file") from None
     groups = {draw: list(group) for draw, group in groupby(rows, key=lambda row: row["draw"])}
@@ -363,7 +368,7 @@ def _told_rollouts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping
         ("the first right one", [r for r in rows if r["outcome"] == "correct"][:1]),
         ("the first wrong one", [r for r in rows if r["outcome"] == "wrong" and r["finish_reason"] != "length"][:1]),
         ("the first cut at T", [r for r in rows if r["finish_reason"] == "length"][:1]),
-        ("the least certain", sorted(rows, key=lambda r: -(_mean_of(r["sampler_entropies"]) or 0.0))),
+        ("the least certain", sorted(rows, key=lambda r: -(_mean_entropy(r) or 0.0))),
     ]
     chosen: list[tuple[str, Mapping[str, Any]]] = []
     for why, candidates in wanted:
@@ -377,9 +382,10 @@ def _rollout(
 ) -> Rollout:
     tokens = cast("list[int]", row["tokens"])
     entropies = cast("list[float] | None", row["sampler_entropies"])
+    observed = observed_spans(row.get("episode"))
     shown = _token_texts(tokenizer, tokens[:MOST_TOKENS]) if tokenizer is not None else None
-    if shown is not None and entropies is not None:
-        pieces = coloured_pieces(shown, entropies)
+    if shown is not None and (entropies is not None or observed):
+        pieces = coloured_pieces(shown, entropies or [0.0] * len(tokens), observed)
         words = f"{len(tokens) - MOST_TOKENS} more tokens" if len(tokens) > MOST_TOKENS else ""
     else:
         text = str(row["text"])
@@ -398,8 +404,8 @@ def _rollout(
         "pieces": pieces,
         "left_out": words,
         "coloured": shown is not None and entropies is not None,
-        "tokens": len(tokens),
-        "entropy": _mean_of(entropies),
+        "tokens": len(tokens) - sum(count for _, count in observed),
+        "entropy": _mean_entropy(row),
     }
 
 
@@ -409,25 +415,38 @@ def _token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
     return [str(stream.step(tokenizer, token) or "") for token in ids]
 
 
-def coloured_pieces(texts: Sequence[str], entropies: Sequence[float]) -> tuple[Piece, ...]:
-    """Tokens as pieces of text: certain neighbours together, each other token by itself with its entropy.
+def observed_spans(episode: str | None) -> list[tuple[int, int]]:
+    """``(first token, tokens)`` of what an environment answered, from a recording's column ``episode``."""
+    return [] if episode is None else [(first, count) for first, count in json.loads(episode)["observed"]]
+
+
+def coloured_pieces(
+    texts: Sequence[str], entropies: Sequence[float], observed: Sequence[tuple[int, int]] = ()
+) -> tuple[Piece, ...]:
+    """Tokens as pieces of text: certain neighbours together, an environment's answers (``observed``: first, number)
+    as well, each other token by itself with its entropy.
 
     At most ``MOST_ROLLOUT_CHARACTERS`` in all: a token's text may be as long as its vocabulary allows.
     """
     pieces: list[Piece] = []
     room = MOST_ROLLOUT_CHARACTERS
-    for text, nats in zip(texts, entropies, strict=False):  # the texts may have been cut
+    answered = {place for first, count in observed for place in range(first, first + count)}
+    for place, (text, nats) in enumerate(zip(texts, entropies, strict=False)):  # the texts may have been cut
         shown = visible(text[:room])
         room -= len(text[:room])
         level = sum(nats >= edge for edge in LEVELS)
         if not shown:
             continue
-        if level == 0 and pieces and pieces[-1].level == 0:
-            pieces[-1] = Piece(pieces[-1].text + shown, 0, None)
-        else:
-            pieces.append(Piece(shown, level, nats if level else None))
+        piece = Piece(shown, level, nats if level else None, place in answered)
+        if level == 0 and pieces and pieces[-1][1:] == piece[1:]:
+            piece = piece._replace(text=pieces.pop().text + shown)
+        pieces.append(piece)
     return tuple(pieces)
 
 
-def _mean_of(values: Sequence[float] | None) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean_entropy(row: Mapping[str, Any]) -> float | None:
+    """Over the tokens that were sampled; those that an environment answered have 0 in the recording."""
+    values = cast("list[float] | None", row["sampler_entropies"])
+    if not values:
+        return None
+    return sum(values) / (len(values) - sum(count for _, count in observed_spans(row.get("episode"))))

@@ -20,7 +20,7 @@ from magicrl.reporting.arms import Arm
 from magicrl.reporting.charts import PALETTE, Bar, Chart, FigureView, Series, bars_view, chart_view
 from magicrl.reporting.page import Block, figures_block
 from magicrl.reporting.read_folders import RecordedRun, RunFolderError
-from magicrl.reporting.samples import recordings, run_tokenizer
+from magicrl.reporting.samples import observed_spans, recordings, run_tokenizer
 from magicrl.reporting.wording import number, visible
 
 MOST_BINS = 24
@@ -191,7 +191,8 @@ def read_tokens(path: Path) -> Recorded | None:
         RunFolderError: the file cannot be read.
     """
     try:
-        table = pq.read_table(path, columns=["tokens", "sampler_entropies"])
+        wanted = ("tokens", "sampler_entropies", "episode")  # older recordings have no episodes
+        table = pq.read_table(path, columns=[name for name in pq.read_schema(path).names if name in wanted])
         told = table.filter(table["sampler_entropies"].is_valid()).combine_chunks()
         ids, values = (told[name].combine_chunks() for name in ("tokens", "sampler_entropies"))
         lengths, others = (np.diff(np.asarray(column.offsets, dtype=np.int64)) for column in (ids, values))
@@ -200,7 +201,19 @@ def read_tokens(path: Path) -> Recorded | None:
     if not np.array_equal(lengths, others):
         raise RunFolderError(f"{path}: a response has another number of entropies than tokens; remove the file")
     flat = Recorded(np.asarray(ids.flatten(), np.int64), np.asarray(values.flatten(), np.float64), lengths)
+    if "episode" in told.column_names:
+        flat = _without_observations(flat, told["episode"].to_pylist())
     return flat if len(flat.ids) else None
+
+
+def _without_observations(data: Recorded, episodes: Sequence[str | None]) -> Recorded:
+    """What the policy wrote: an environment's tokens were not drawn."""
+    sampled, lengths = np.ones(len(data.ids), dtype=np.bool_), data.lengths.copy()
+    for row, (start, episode) in enumerate(zip(np.cumsum(data.lengths) - data.lengths, episodes, strict=True)):
+        for first, count in observed_spans(episode):
+            sampled[start + first : start + first + count] = False
+            lengths[row] -= count
+    return Recorded(data.ids[sampled], data.entropies[sampled], lengths)
 
 
 def entropy_charts(named: Sequence[NamedTokens], *, prefix: str = "") -> tuple[Chart, ...]:

@@ -26,6 +26,7 @@ from magicrl.records import (
     frozen_tokens,
 )
 from magicrl.rollout.protocol import Capabilities, RolloutEngine
+from magicrl.rollout.requests import EPISODE
 
 SCHEMA = pa.schema(
     [
@@ -46,6 +47,7 @@ SCHEMA = pa.schema(
         pa.field("text", pa.string(), nullable=False),
         pa.field("policy_version", pa.int64(), nullable=False),
         pa.field("version_spans", pa.list_(pa.int64())),
+        pa.field("episode", pa.string()),
         pa.field("seconds", pa.float64(), nullable=False),
         pa.field("outcome", pa.string()),
         pa.field("status", pa.string()),
@@ -56,7 +58,7 @@ SCHEMA = pa.schema(
         pa.field("counted", pa.bool_()),
     ]
 )
-_LATER = ("version_spans",)  # columns that older recordings do not have
+_LATER = ("version_spans", "episode")  # columns that older recordings do not have
 _VERDICT = ("outcome", "status", "reason", "decided_by", "extracted", "reward", "counted")
 
 
@@ -113,6 +115,7 @@ def _rows(step: int, scored: ScoredGroup) -> Iterator[dict[str, Any]]:
             "text": completion.text,
             "policy_version": completion.policy_version,
             "version_spans": list(chain.from_iterable(completion.version_spans)) or None,
+            "episode": None if completion.episode is None else EPISODE.dump_json(completion.episode).decode(),
             "seconds": completion.seconds,
             "outcome": verdict.outcome.value,
             "status": verdict.status,
@@ -172,7 +175,7 @@ def _group(rows: Sequence[Mapping[str, Any]]) -> RolloutGroup:
 
 
 def _completion(row: Mapping[str, Any]) -> Completion:
-    entropies, spans = row["sampler_entropies"], row.get("version_spans")
+    entropies, spans, episode = row["sampler_entropies"], row.get("version_spans"), row.get("episode")
     return Completion(
         tokens=frozen_tokens(row["tokens"]),
         text=row["text"],
@@ -182,13 +185,21 @@ def _completion(row: Mapping[str, Any]) -> Completion:
         policy_version=row["policy_version"],
         seconds=row["seconds"],
         version_spans=() if spans is None else tuple((int(v), int(n)) for v, n in spans.reshape(-1, 2)),
+        episode=None if episode is None else EPISODE.validate_json(episode),
     )
+
+
+def _most_tokens(group: RolloutGroup) -> int:
+    """Of prompt and response, as long as T allows and with the longest observations that there were."""
+    observed = max(len(completion) - completion.num_sampled for completion in group.completions)
+    return len(group.request.prompt_tokens) + group.request.sampling.max_tokens + observed
 
 
 class ReplayEngine(RolloutEngine):
     """Answers each request with the recorded group of its draw.
 
-    Completions keep what was recorded (tokens, log-probs, policy version); weights are not used.
+    Completions keep what was recorded (tokens, log-probs, policy version, what an environment answered and found);
+    weights are not used, and no environment is asked again.
     """
 
     def __init__(self, groups: Iterable[RolloutGroup]) -> None:
@@ -204,8 +215,7 @@ class ReplayEngine(RolloutEngine):
         told = all(c.sampler_entropies is not None for group in self._recorded.values() for c in group.completions)
         self.capabilities = Capabilities(entropies=told)
         # what the recording engine has shown to serve
-        requests = [group.request for group in self._recorded.values()]
-        self._max_context = max(len(r.prompt_tokens) + r.sampling.max_tokens for r in requests)
+        self._max_context = max(_most_tokens(group) for group in self._recorded.values())
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
         """``ValueError`` for a request that differs from what was recorded for its draw."""
@@ -243,7 +253,7 @@ class ReplayEngine(RolloutEngine):
                     "data, seed and sampling settings"
                 )
         # a shorter T would have cut it: no engine could have given this response
-        longest = max(len(completion) for completion in group.completions)
+        longest = max(completion.num_sampled for completion in group.completions)
         if longest > request.sampling.max_tokens:
             raise ValueError(
                 f"draw {draw} was recorded with a response of {longest} tokens, max_tokens is now "

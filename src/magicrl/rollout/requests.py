@@ -26,7 +26,8 @@ from magicrl.records import (
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.sampling import philox4x32
 
-_EPISODE = TypeAdapter(Episode)
+EPISODE = TypeAdapter(Episode)
+"""As JSON, in checkpoints and in recordings."""
 _NO_POSITION = 0xFFFFFFFF  # no token has this position nor those just below, so seeds share no words with uniforms
 
 
@@ -320,7 +321,7 @@ def unpack_completions(prefix: str, state: Mapping[str, Any]) -> list[Completion
             policy_version=int(row["policy_version"]),
             seconds=float(row["seconds"]),
             version_spans=tuple((int(version), int(count)) for version, count in row["version_spans"]),
-            episode=_EPISODE.validate_python(row["episode"]) if "episode" in row else None,
+            episode=EPISODE.validate_python(row["episode"]) if "episode" in row else None,
         )
         for row, tokens, logprobs, entropies in zip(rows, *arrays, strict=True)
     ]

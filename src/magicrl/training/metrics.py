@@ -219,6 +219,7 @@ def _own_metrics(groups: Sequence[ScoredGroup]) -> Values:
             if (episode := completion.episode) is not None:
                 given |= {f"environment/{name}": value for name, value in episode.metrics.items()}
                 given["environment/turns"] = len(episode.observed) + 1
+                given["environment/observed_tokens"] = len(completion) - completion.num_sampled
                 given["environment/observations_cut"] = episode.cut
             for name, value in given.items():
                 found.setdefault(name, []).append(value)

@@ -1,0 +1,170 @@
+"""Whole runs with an environment: every number counts what the model wrote, and a replayed run learns the same."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from magicrl.config.loader import load_train_recipe
+from magicrl.config.schema import TinyModelConfig
+from magicrl.models.loading import save_policy
+from magicrl.models.small_models import make_tiny
+from magicrl.training.recorder import NullObserver
+from magicrl.training.session import train
+
+FILE = """
+    import dataclasses
+
+    from magicrl.environments.base import Step
+    from magicrl.records import Problem
+
+
+    class Family:
+        '''Name a letter; whatever is said, the letter is told.'''
+
+        name, verifier, vocabulary = "letters", "exact", ("a", "b", "c", ":")
+
+        def stream(self, *, seed, split, levels=None):
+            index = 0
+            while True:
+                gold = "abc"[(seed + index) % 3]
+                name = f"{split}-{seed}-{index}"
+                prompt = " ".join("abc"[index // 3**n % 3] for n in range(6)) + " :"
+                yield Problem(id=name, prompt=prompt, golds=(gold,), verifier="exact", source="letters",
+                              environment=ENVIRONMENT)
+                index += 1
+
+        def demonstration(self, problem, rng):
+            return ("b", ": " + problem.golds[0], problem.golds[0])
+
+
+    class Letters:
+        def reset(self, problem):
+            self.gold, self.turns = problem.golds[0], 0
+
+        def step(self, text):
+            self.turns += 1
+            if self.turns == 3 or self.gold in text.split():
+                return Step(done=True, reward=float(self.gold in text.split()), metrics={"turns_used": self.turns})
+            return Step(observation=f": {self.gold} : {self.gold} {self.gold}")
+"""
+
+RECIPE = """
+[run]
+name = "letters"
+threads = 1
+
+[start]
+model = "model"
+
+[model]
+dtype = "float32"
+
+[[data.train]]
+family = "letters.py:Family"
+count = 40
+
+[rollout]
+max_rows = 16
+memory_limit_mb = 64
+
+[environment]
+max_turns = 3
+max_observation_tokens = 4
+
+[optimizer]
+learning_rate = 1e-3
+
+[[stages]]
+max_tokens = 12
+rollout_batch = 6
+group_size = 4
+max_steps = 3
+transition = { rule = "fixed" }
+
+[evaluation]
+every = 0
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    own = tmp_path / "letters.py"
+    own.write_text(textwrap.dedent(FILE).replace("ENVIRONMENT", repr(f"{own}:Letters")))
+    sizes = TinyModelConfig(hidden_size=16, heads=2, layers=1, intermediate_size=32, max_context=64)
+    model, tokenizer = make_tiny(sizes, ("a", "b", "c", ":"), seed=3)
+    save_policy(model, tokenizer, tmp_path / "model")
+    (tmp_path / "letters.toml").write_text(RECIPE)
+    return tmp_path / "letters.toml"
+
+
+def run(recipe: Path, output: Path, *overrides: str) -> list[dict[str, Any]]:
+    train(load_train_recipe(recipe, overrides), output, NullObserver(), resume=False)
+    return [json.loads(line)["values"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def recorded(output: Path, step: int) -> list[dict[str, Any]]:
+    """The rows of a step, with the places that the model wrote, told from the recording."""
+    rows = pq.read_table(output / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
+    for row in rows:
+        observed = json.loads(row["episode"])["observed"]
+        answered = {place for first, count in observed for place in range(first, first + count)}
+        row["places"] = [place for place in range(len(row["tokens"])) if place not in answered]
+        row["turns"] = len(observed) + 1
+    return rows
+
+
+def test_a_run_s_numbers_are_of_what_the_model_wrote(recipe: Path, tmp_path: Path) -> None:
+    values = run(recipe, tmp_path / "run")
+    for step, found in enumerate(values, start=1):
+        rows = recorded(tmp_path / "run", step)
+        written = np.array([len(row["places"]) for row in rows])
+        assert max(row["turns"] for row in rows) == 3
+        assert written.max() <= 12
+        assert found["tokens/sampled"] == written.sum() < sum(len(row["tokens"]) for row in rows)
+        assert found["length/mean"] == pytest.approx(written.mean())
+        entropies = [row["sampler_entropies"][t] for row in rows for t in row["places"]]
+        assert found["entropy/exact/mean"] == pytest.approx(np.mean(entropies), rel=1e-6)
+        logprobs = [row["sampler_logprobs"][t] for row in rows for t in row["places"]]
+        assert found["entropy/sampled/mean"] == pytest.approx(-np.mean(logprobs), rel=1e-6)
+        by_draw: dict[int, list[dict[str, Any]]] = {}
+        for row in rows:
+            by_draw.setdefault(row["draw"], []).append(row)
+        taught = [group for group in by_draw.values() if len({row["reward"] for row in group}) > 1]
+        assert found["tokens/trained"] == sum(len(row["places"]) for group in taught for row in group)
+        assert found["learner/sampler_gap_max"] < 1e-4, "the tokens are scored where they were sampled"
+        assert found["environment/turns"] == pytest.approx(np.mean([row["turns"] for row in rows]))
+        observed = [len(row["tokens"]) - len(row["places"]) for row in rows]
+        assert found["environment/observed_tokens"] == pytest.approx(np.mean(observed))
+        cut = np.mean([row["turns"] - 1 for row in rows])
+        assert found["environment/observations_cut"] == pytest.approx(cut), "five words each, and four are allowed"
+        ended = [row["turns"] for row in rows if row["finish_reason"] == "stop"]
+        assert found["environment/turns_used"] == pytest.approx(np.mean(ended))
+
+
+def test_a_replayed_run_learns_the_same(recipe: Path, tmp_path: Path) -> None:
+    first = run(recipe, tmp_path / "first")
+    rollouts = tmp_path / "first" / "rollouts"
+    again = run(recipe, tmp_path / "again", "rollout.engine=replay", f"rollout.replay={rollouts}")
+    different = ("time/", "speed/", "memory/", "flops/", "tokens/per_second", "verify/seconds")
+    for one, other in zip(first, again, strict=True):
+        assert "learner/grad_norm" in one
+        assert {k: v for k, v in one.items() if not k.startswith(different)} == {
+            k: v for k, v in other.items() if not k.startswith(different)
+        }
+
+
+def test_asynchronous_the_learner_s_entropy_is_of_what_the_model_wrote(recipe: Path, tmp_path: Path) -> None:
+    """In the first step the learner has the weights that sampled, so its entropies are the recorded ones."""
+    values = run(recipe, tmp_path / "run", "rollout.max_staleness=1", "algorithm.correction=m2po")
+    rows = recorded(tmp_path / "run", 1)
+    entropies = [row["sampler_entropies"][t] for row in rows for t in row["places"]]
+    assert values[0]["entropy/exact/mean"] == pytest.approx(np.mean(entropies), rel=1e-4)
+    assert values[0]["staleness/fresh_gap/mean"] < 1e-4
+    assert max(row["staleness/max"] for row in values) == 1
