@@ -453,7 +453,7 @@ class SlowLoop:
             "length/max": lengths[-1],
             **{f"length/q{round(100 * q)}": quantile(q) for q in (0.5, 0.9, 0.99)},
             "groups/sampled": len(groups),
-            "groups/not_judged": sum(not r.judged for r in responses),
+            "train/not_judged/ratio": sum(not r.judged for r in responses) / len(responses),
             "tokens/sampled": sum(lengths),
         }
 

@@ -85,6 +85,7 @@ SICK: dict[str, list[StepMetrics]] = {
         train__answered__ratio=flat(0.99),
         stage__max_tokens=flat(64),
     ),
+    "answers_not_judged": run(30, train__not_judged__ratio=ramp(0.0, 0.4, 20)),
     "clip_never_acts": run(30, learner__clip_ratio=flat(0.0), learner__sgd_steps=flat(4)),
     "clip_share_high": run(30, learner__clip_ratio=ramp(0.01, 0.3, 20), learner__sgd_steps=flat(4)),
     "sampler_gap": run(30, learner__sampler_gap_mean=ramp(0.01, 0.2, 20)),
@@ -176,6 +177,7 @@ def test_a_good_run_has_no_finding() -> None:
         ("early_plateau", run(140, (1, 41), train__accuracy__mean=ramp(0.3, 0.6, 40))),
         ("early_plateau", run(120, train__accuracy__mean=ramp(0.3, 0.97, 30))),
         ("groups_rejected", run(40, groups__rejected__ratio=flat(0.6))),
+        ("answers_not_judged", run(40, train__not_judged__ratio=noisy(flat(0.05), 0.02))),
         # on-policy: the ratio is exactly 1, nothing can be clipped
         ("clip_never_acts", run(30, learner__clip_ratio=flat(0.0), learner__sgd_steps=flat(1))),
         ("clip_never_acts", run(30, learner__clip_ratio=flat(0.001), learner__sgd_steps=flat(4))),

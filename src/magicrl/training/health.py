@@ -45,6 +45,7 @@ SOLVED = 0.95
 EXACT, SAMPLED, TARGET = "entropy/exact/mean", "entropy/sampled/mean", "entropy/target"
 ACCURACY, FINISHED_ACCURACY = "train/accuracy/mean", "train/accuracy_nontruncated/mean"
 MEAN_REWARD = "train/reward/mean"
+NOT_JUDGED = "train/not_judged/ratio"
 LENGTH, TRUNCATION, REJECTED = "length/mean", "train/truncation/ratio", "groups/rejected/ratio"
 CLIPPED, SGD_STEPS, SAMPLER_GAP = "learner/clip_ratio", "learner/sgd_steps", "learner/sampler_gap_mean"
 
@@ -209,6 +210,20 @@ def groups_rejected(series: Series) -> SampledAnswers | None:
 
 
 @rule(
+    "warning",
+    NOT_JUDGED,
+    remedy="What judges fails: its first error is in the log, the others are beside their responses in the recorded "
+    "rollouts. Until then accuracy and advantages are of the judged responses alone, which are no random sample.",
+)
+def answers_not_judged(series: Series) -> str | None:
+    """More than a tenth of the responses not judged over the last steps."""
+    share = last(series, RECENT, NOT_JUDGED)
+    if not share or mean(share) <= 0.1:
+        return None
+    return f"{mean(share):.0%} of the responses of the last {RECENT} steps could not be judged"
+
+
+@rule(
     "info",
     CLIPPED,
     SGD_STEPS,
@@ -314,6 +329,7 @@ RULES: tuple[HealthRule, ...] = (
     response_shortening,
     early_plateau,
     groups_rejected,
+    answers_not_judged,
     clip_never_acts,
     clip_share_high,
     sampler_gap,

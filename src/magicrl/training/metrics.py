@@ -186,6 +186,7 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
         "train/answered/ratio": answered_share([g.group.completions for g in groups], [g.verdicts for g in groups]),
         # of all responses: one that could not be judged was cut, or not, all the same
         "train/truncation/ratio": float(np.mean([c.truncated for g in groups for c in g.group.completions])),
+        "train/not_judged/ratio": float(np.mean([~counted for g in groups for counted in g.counted])),
         "length/mean": float(lengths.mean()),
         "length/min": int(lengths.min()),
         "length/max": int(lengths.max()),
@@ -193,7 +194,6 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
         "length/q90": float(np.quantile(lengths, 0.9)),
         "length/q99": float(np.quantile(lengths, 0.99)),
         "groups/sampled": len(groups),
-        "groups/not_judged": int(sum((~g.counted).sum() for g in groups)),
         "tokens/sampled": int(lengths.sum()),
         "verify/seconds": float(np.sum(verified)),
         **_own_metrics(groups),
