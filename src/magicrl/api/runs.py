@@ -98,8 +98,12 @@ class Run:
 
     @property
     def evaluations(self) -> pd.DataFrame:
-        """A row a test, set and temperature: accuracy (and reward) with 95 % intervals, length, truncation."""
-        return evaluation_rows(self.recorded.evaluations)
+        """A row a test, set and temperature: accuracy (and reward) with 95 % intervals, length, truncation.
+
+        ``test`` is ``before``, ``after``, or ``step-N`` of `Training.evaluate`.
+        """
+        order = {"before": 0, "after": 2}
+        return evaluation_rows(sorted(self.recorded.evaluations, key=lambda found: order.get(found.name, 1)))
 
     def rollouts(self, steps: Collection[int] | None = None, *, tokens: bool = False) -> pd.DataFrame:
         """A row a recorded response: step, draw, sample, problem_id, text, reward, outcome, ...
