@@ -135,6 +135,11 @@ LORA = {"lora": LoraConfig(rank=3, alpha=6.0, target_modules=("q_proj", "down_pr
         (2, 1, "dr_grpo", LORA | PACKED),
         (2, 1, "magic", {}),
         (1, 1, "magic", PACKED),
+        (2, 1, "scalerl", {}),
+        (2, 2, "sapo", PACKED),
+        (2, 1, "ce_gppo", {}),
+        (2, 1, "aspo", {}),
+        (2, 1, "dppo", {}),
         (2, 1, f"{EXAMPLES}/loss.py:ROW", {}),
     ],
 )
