@@ -14,8 +14,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from magicrl.models import kv_cache
-from magicrl.models.kv_cache import DecodeAttention, PrefillAttention, PromptRun, SlotCache, probe_cache_shape
+from magicrl.models.kv_cache import (
+    DecodeAttention,
+    LayerShape,
+    PrefillAttention,
+    PromptRun,
+    SlotCache,
+    probe_cache_shape,
+)
 from magicrl.models.packing import ATTENTION_NAME, register_attention
+from magicrl.models.recurrent import State
 
 CPU = torch.device("cpu")
 CONFIG = Qwen3Config(**SIZES | {"num_hidden_layers": 3}, head_dim=12)
@@ -34,7 +42,7 @@ def models() -> tuple[Any, Any]:
 
 def test_the_probe_finds_the_shape(models: tuple[Any, Any]) -> None:
     shape = probe_cache_shape(models[0], CPU)
-    assert (shape.layers, shape.kv_heads, shape.key_dim, shape.value_dim) == (3, 2, 12, 12)
+    assert shape.attending == dict.fromkeys(range(3), LayerShape(kv_heads=2, key_dim=12, value_dim=12))
     assert shape.bytes_per_token == 3 * 2 * 24 * 8
 
 
@@ -132,12 +140,35 @@ def test_blocks_are_few_and_take_no_more_than_asked_for(models: tuple[Any, Any])
         assert sum(used for _, used in store.spans(tokens)) == tokens
 
 
-def test_layers_of_different_shapes_are_refused() -> None:
-    class Odd(torch.nn.Module):
-        def forward(self, attention_context: Any, **_: Any) -> None:
-            for layer, heads in enumerate((1, 2)):
-                x = torch.zeros(1, heads, 1, 4)
-                attention_context.attend(layer, x, x, x, 1.0)
+class Odd(torch.nn.Module):
+    """Layers 1 and 3 attend, with other heads each; layer 2 has a state."""
 
-    with pytest.raises(ValueError, match="one key/value shape"):
-        probe_cache_shape(Odd(), CPU)
+    def forward(self, attention_context: Any, **_: Any) -> None:
+        for layer, heads in ((1, 1), (3, 2)):
+            x = torch.zeros(1, heads, 1, 4, dtype=getattr(self, "dtypes", {}).get(layer))
+            attention_context.attend(layer, x, x, x, 1.0)
+        state = State(torch.zeros(1, 6, 3), torch.zeros(1, 2, 4, 5, dtype=torch.float64))
+        attention_context.carry(2, torch.zeros(1, 1, 8), lambda x, _: (x, state))
+
+
+def test_layers_of_different_shapes_have_stores_of_their_own() -> None:
+    shape = probe_cache_shape(Odd(), CPU)
+    assert shape.bytes_per_token == (1 + 2) * (4 + 4) * 4
+    assert shape.bytes_per_row == 2 * (6 * 3 * 4 + 2 * 4 * 5 * 8)
+    store = SlotCache(shape, 2, 5, 70, CPU).responses
+    assert store.layers == [[1], [3]]
+    assert [store.keys[layer][1].shape for layer in (1, 3)] == [(2, 1, 64, 4), (2, 2, 64, 4)]
+    for layer in (1, 3):
+        store.values[layer][1][0] = float(layer)
+    store.states[2].memory[0] = 7.0
+    store.move(0, 1, 66)
+    assert [float(store.values[layer][1][1, 0, 1, 0]) for layer in (1, 3)] == [1.0, 3.0]
+    assert float(store.values[1][1][1, 0, 2, 0]) == 0.0, "no more than the tokens that are there"
+    assert (store.states[2].memory[1] == 7.0).all()
+
+
+def test_layers_of_different_precisions_are_refused() -> None:
+    odd = Odd()
+    odd.dtypes = {1: torch.float64}  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="in one precision"):
+        probe_cache_shape(odd, CPU)

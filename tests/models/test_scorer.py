@@ -11,11 +11,12 @@ from builders import SIZES
 from transformers import PreTrainedModel
 
 from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.models.scorer import PolicyScorer, check_isolation
+from magicrl.models.recurrent import check_layers, keep_sequences_apart
+from magicrl.models.scorer import PolicyScorer, check_attention, check_isolation
 from magicrl.rollout.in_process import InProcessEngine
 
 HALF = ["linear_attention", "full_attention"] * 2
-LINEAR = {
+DELTA = {
     "head_dim": 8,
     "layer_types": HALF,
     "linear_key_head_dim": 8,
@@ -31,10 +32,10 @@ SOUND: dict[str, dict[str, Any]] = {
     "Qwen3": {"head_dim": 8},
     "Gemma": {"head_dim": 8},
     "Qwen3Moe": {"head_dim": 8, **EXPERTS},
+    "Qwen3_5Text": DELTA,
+    "Qwen3Next": {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 16},
 }
 MIXING: dict[str, dict[str, Any]] = {
-    "Qwen3_5Text": LINEAR,
-    "Qwen3Next": {**LINEAR, **EXPERTS, "shared_expert_intermediate_size": 16},
     "GraniteMoeHybrid": {
         **MAMBA,
         "layer_types": ["mamba", "attention"] * 2,
@@ -75,8 +76,36 @@ def engine(model: PreTrainedModel) -> InProcessEngine:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SOUND)
-def test_models_of_attention_alone_pass(name: str, dtype: torch.dtype) -> None:
-    check_isolation(random_model(name, dtype))
+def test_models_whose_sequences_can_be_kept_apart_pass(name: str, dtype: torch.dtype) -> None:
+    model = random_model(name, dtype)
+    keep_sequences_apart(model)
+    check_isolation(model)
+    check_attention(model)
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_layers_that_carry_state_are_named_before_weights_are_read(name: str) -> None:
+    with torch.device("meta"):
+        model = random_model(name)
+    layer = {"Lfm2": "Lfm2ShortConv", "GraniteMoeHybrid": "GraniteMoeHybridMambaLayer"}.get(name, f"{name}Mixer")
+    with pytest.raises(ValueError, match=layer):
+        check_layers(model)
+
+
+def test_attention_that_is_told_more_than_is_listened_to_is_refused() -> None:
+    model = random_model("Llama")
+    attention = model.get_decoder().layers[1].self_attn  # pyright: ignore[reportIndexIssue]
+    check_attention(model)
+    attention.scaling = 0.1
+    check_attention(model)
+    # a mask of its own, in transformers' plain attention only
+    own = attention.forward
+    attention.forward = lambda *a, attention_mask=None, **k: own(
+        *a, attention_mask=None if isinstance(attention_mask, torch.Tensor) else attention_mask, **k
+    )
+    with pytest.raises(ValueError, match=r"attention of LlamaForCausalLM .* does more"):
+        check_attention(model)
+    assert model.config._attn_implementation == ATTENTION_NAME
 
 
 @pytest.mark.parametrize("name", MIXING)

@@ -298,16 +298,6 @@ def _logprobs(model: Any, request: RolloutRequest, tokens: Any) -> Any:
     return reference_distribution(model, request, chosen.tolist(), 1.0, 40).gather(1, chosen[:, None])[:, 0].numpy()
 
 
-def test_a_sliding_window_is_refused_once_a_sequence_exceeds_it(
-    make_reference: Make, make_engine: Make, make_request: Make
-) -> None:
-    """Of 9 tokens, and not of many short rows: 40 rows of 6 tokens pass."""
-    engine = make_engine(make_reference("mistral-window"), max_rows=40)
-    assert len(drain(engine, [make_request(0, [1, 2], group_size=40, limit=4)])[0].completions) == 40
-    with pytest.raises(ValueError, match="sliding-window"):
-        drain(engine, [make_request(0, [1, 2], limit=9)])
-
-
 def test_a_sequence_across_an_update_keeps_the_older_version(
     make_reference: Make, make_engine: Make, make_request: Make
 ) -> None:

@@ -6,19 +6,23 @@ where it lies by batched matrix products, and once.
 
 The queries of all responses that share a prompt meet it in one product, and so do the query heads that share a
 key/value head. Scores of prompt and response stand in one table, over which one softmax runs in float32 or better.
+Of layers with a state in place of keys the cache holds the state after a slot's prompt and after a row's last token.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from magicrl.models.recurrent import Run, State
+from magicrl.models.scores import PLAIN, ScoreRules, attend_rows
 
 _PROMPT_BLOCK, _RESPONSE_BLOCK = 128, 64  # tokens of a block at least
 _BLOCKS = 32  # most blocks of a store, unless that made them wider than
@@ -27,31 +31,77 @@ _ALIGNED = 64  # bytes: a cache line, and what vector units want
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CacheShape:
-    """What one token takes in the cache."""
+class LayerShape:
+    """What one token takes in a layer that attends."""
 
-    layers: int  # attention layers
-    kv_heads: int  # key/value heads of each
+    kv_heads: int  # key/value heads
     key_dim: int  # width of a key head
     value_dim: int  # width of a value head
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateShape:
+    """What one sequence takes in a layer with a state, `magicrl.models.recurrent.State`."""
+
+    inputs: tuple[int, ...]  # ``[channels, kernel]``
+    memory: tuple[int, ...]  # ``[heads, key_dim, value_dim]``
+    memory_dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheShape:
+    """What tokens and sequences take in the cache."""
+
+    attending: dict[int, LayerShape]  # by index of the layer
     dtype: torch.dtype  # of keys and values
+    states: dict[int, StateShape] = field(default_factory=dict[int, StateShape])  # of layers with a state, by index
+
+    @property
+    def groups(self) -> list[tuple[LayerShape, list[int]]]:
+        """Layers of one shape, which share a tensor."""
+        found: dict[LayerShape, list[int]] = {}
+        for layer, shape in sorted(self.attending.items()):
+            found.setdefault(shape, []).append(layer)
+        return list(found.items())
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's keys and values over all layers."""
-        return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+        values = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self.attending.values())
+        return values * self.dtype.itemsize
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of a sequence's states over all layers, whatever its length: its own and its prompt's."""
+        return 2 * sum(
+            math.prod(shape.inputs) * self.dtype.itemsize + math.prod(shape.memory) * shape.memory_dtype.itemsize
+            for shape in self.states.values()
+        )
 
 
 class _ShapeProbe:
     """Attention of a single token, which is its value; keeps the shapes that pass."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, tuple[int, int, int, torch.dtype]] = {}
+        self.attending: dict[int, LayerShape] = {}
+        self.states: dict[int, StateShape] = {}
+        self.dtypes: set[torch.dtype] = set()
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        del scaling
-        self.seen[layer] = (key.shape[1], key.shape[3], value.shape[3], key.dtype)
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
+    ) -> Tensor:
+        del scaling, rules
+        self.attending[layer] = LayerShape(kv_heads=key.shape[1], key_dim=key.shape[3], value_dim=value.shape[3])
+        self.dtypes.add(key.dtype)
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)
+
+    def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
+        out, state = run(hidden, None)
+        shapes = (tuple(part.shape[1:]) for part in state)
+        self.states[layer] = StateShape(
+            **dict(zip(("inputs", "memory"), shapes, strict=True)), memory_dtype=state.memory.dtype
+        )
+        return out
 
 
 @torch.inference_mode()
@@ -59,24 +109,21 @@ def probe_cache_shape(model: Any, device: torch.device) -> CacheShape:
     """The cache shape of an HF causal LM with magicrl's attention, found by running one token through it.
 
     Raises:
-        ValueError: its layers differ in shape, or none of them attends.
+        ValueError: its layers differ in precision, or none of them attends.
     """
     probe = _ShapeProbe()
     zero = torch.zeros(1, 1, dtype=torch.long, device=device)
     model(input_ids=zero, position_ids=zero, use_cache=False, attention_context=probe)
-    # one tensor holds all layers: they must be alike, and numbered as its first dimension is
-    shapes = set(probe.seen.values())
-    if len(shapes) != 1 or sorted(probe.seen) != list(range(len(probe.seen))):
-        raise ValueError(f"the cache needs layers of one key/value shape, this model has {probe.seen}")
-    kv_heads, key_dim, value_dim, dtype = shapes.pop()
-    return CacheShape(layers=len(probe.seen), kv_heads=kv_heads, key_dim=key_dim, value_dim=value_dim, dtype=dtype)
+    if len(probe.dtypes) != 1:
+        raise ValueError(f"the cache needs layers that attend in one precision, this model has {probe.attending}")
+    return CacheShape(attending=probe.attending, states=probe.states, dtype=probe.dtypes.pop())
 
 
 class BlockStore:
     """Keys and values of up to ``places`` token sequences of up to ``capacity`` tokens, in blocks of ``width``.
 
-    ``keys[layer][block]`` is ``[places, kv_heads, width, key_dim]``, ``values`` likewise. All are finite from the
-    start: a masked key has weight 0, but 0 times a NaN that the allocator left there is NaN.
+    By layer, ``keys[layer][block]`` is ``[places, kv_heads, width, key_dim]``, ``values`` likewise. All are finite
+    from the start: a masked key has weight 0, but 0 times a NaN that the allocator left there is NaN.
     """
 
     def __init__(
@@ -88,34 +135,53 @@ class BlockStore:
         self.capacity = capacity
         blocks = range(0, capacity, self.width)
         tokens = len(blocks) * self.width if whole else self.width
-        dims = (shape.key_dim, shape.value_dim)
+        self.layers = [layers for _, layers in shape.groups]
+        """Layers that lie in one tensor, as indices."""
 
-        def both() -> tuple[Tensor, Tensor]:
-            head = (shape.layers, places, shape.kv_heads, tokens)
-            keys, values = (_zeros((*head, dim), shape.dtype, device) for dim in dims)
+        def both(kind: LayerShape, count: int) -> tuple[Tensor, Tensor]:
+            head = (count, places, kind.kv_heads, tokens)
+            keys, values = (_zeros((*head, dim), shape.dtype, device) for dim in (kind.key_dim, kind.value_dim))
             return keys, values
 
-        self.whole = both() if whole else None
+        self.whole: tuple[Tensor, Tensor] | None = None
         """Keys and values, ``[layers, places, kv_heads, tokens, dim]`` each, that the blocks are views of."""
-        self._stores: list[tuple[Tensor, Tensor]] = []
-        for start in blocks:
-            if self.whole is None:
-                self._stores.append(both())
-            else:
-                keys, values = (t[..., start : start + self.width, :] for t in self.whole)
-                self._stores.append((keys, values))
-        self.keys = [[keys[layer] for keys, _ in self._stores] for layer in range(shape.layers)]
-        self.values = [[values[layer] for _, values in self._stores] for layer in range(shape.layers)]
+        self._stores: list[list[tuple[Tensor, Tensor]]] = [[] for _ in blocks]
+        self.keys: dict[int, list[Tensor]] = {}
+        self.values: dict[int, list[Tensor]] = {}
+        for kind, layers in shape.groups:
+            if whole:
+                assert self.whole is None, "layers of one shape"
+                self.whole = both(kind, len(layers))
+            for store, start in zip(self._stores, blocks, strict=True):
+                if self.whole is None:
+                    store.append(both(kind, len(layers)))
+                else:
+                    keys, values = (t[..., start : start + self.width, :] for t in self.whole)
+                    store.append((keys, values))
+            for index, layer in enumerate(layers):
+                self.keys[layer], self.values[layer] = (
+                    [store[-1][part][index] for store in self._stores] for part in (0, 1)
+                )
+        self.states = {
+            layer: State(
+                _zeros((places, *kind.inputs), shape.dtype, device),
+                _zeros((places, *kind.memory), kind.memory_dtype, device),
+            )
+            for layer, kind in shape.states.items()
+        }
+        """After the last token of each place, by layer."""
 
     def spans(self, tokens: int) -> list[tuple[int, int]]:
         """``(block, tokens in it)`` of a sequence's first ``tokens`` tokens."""
         return [(block, min(self.width, tokens - start)) for block, start in enumerate(range(0, tokens, self.width))]
 
     def move(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first ``tokens`` tokens at ``source`` to ``target``."""
+        """Copy the first ``tokens`` tokens at ``source`` to ``target``, and the state."""
         for block, used in self.spans(tokens):
-            for store in self._stores[block]:
+            for store in (part for pair in self._stores[block] for part in pair):
                 store[:, target, :, :used] = store[:, source, :, :used]
+        for part in (part for state in self.states.values() for part in state):
+            part[target] = part[source]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -175,12 +241,12 @@ class PrefillAttention:
     """Causal attention within each packed prompt; files its keys and values in the prompt's slot."""
 
     def __init__(self, cache: SlotCache, runs: Sequence[PromptRun]) -> None:
-        self.longest = max(run.length for run in runs)
-        """Tokens of the longest sequence: what a sliding window has to be compared with."""
         self._store = cache.prompts
         self._runs = [(run, list(run.slots), cache.prompts.spans(run.length)) for run in runs]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
+    ) -> Tensor:
         # prompts of one length meet in one call, without padding
         grouped = query.shape[1] != key.shape[1]
         outputs: list[Tensor] = []
@@ -195,10 +261,24 @@ class PrefillAttention:
                 part = slice(block * self._store.width, block * self._store.width + used)
                 self._store.keys[layer][block][slots, :, :used] = k[:, :, part]
                 self._store.values[layer][block][slots, :, :used] = v[:, :, part]
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped
-            )
-            outputs.append(out.transpose(1, 2).flatten(0, 1))
+            if rules.plain(run.length):
+                out = torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped
+                ).transpose(1, 2)
+            else:
+                q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+                out = attend_rows(q, k, v, scaling, rules)
+            outputs.append(out.flatten(0, 1))
+        return torch.cat(outputs)[None]
+
+    def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
+        outputs: list[Tensor] = []
+        for prompts, slots, _ in self._runs:
+            rows = hidden[0, prompts.start : prompts.start + prompts.length * len(slots)]
+            out, state = run(rows.unflatten(0, (len(slots), prompts.length)), None)
+            for kept, new in zip(self._store.states[layer], state, strict=True):
+                kept[slots] = new
+            outputs.append(out.flatten(0, 1))
         return torch.cat(outputs)[None]
 
 
@@ -270,8 +350,8 @@ class Sharing:
 class Stored(Protocol):
     """Keys and values by layer and block, ``[places, kv_heads, width, dim]`` each."""
 
-    keys: list[list[Tensor]]
-    values: list[list[Tensor]]
+    keys: Any  # by index of the layer a list
+    values: Any
 
 
 class RowAttention:
@@ -284,15 +364,18 @@ class RowAttention:
     _response_store: Stored
     _columns: int
     _wide: torch.dtype
+    _reach: int = 0  # tokens of the longest sequence, the new one included
     _scores: Tensor | None = None
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
+    ) -> Tensor:
         responses, prompts = self._response_store, self._prompt_store
         self._append(layer, key, value)
         q = query[0].transpose(0, 1).unflatten(1, (key.shape[1], -1))  # [n, kv_heads, heads of each, dim]
         exact = math.frexp(scaling)[0] == 0.5  # a power of two scales without rounding
         q = q * scaling if exact else q.contiguous()
-        weights = self._weights(layer, q, 1.0 if exact else scaling)
+        weights = self._weights(layer, q, 1.0 if exact else scaling, rules)
         shared, kv_heads = self._sharing, key.shape[1]
         total: Tensor | None = None
         for block in self._prompts:
@@ -308,11 +391,11 @@ class RowAttention:
             total[: block.places] += out.unflatten(0, (-1, kv_heads))
         return total.flatten(1, 2).to(q.dtype)[None]
 
-    def _weights(self, layer: int, q: Tensor, scaling: float) -> Tensor:
+    def _weights(self, layer: int, q: Tensor, scaling: float, rules: ScoreRules) -> Tensor:
         """``[n, kv_heads, heads of each, columns]`` attention weights, in working precision."""
         kv_heads = q.shape[1]
-        if self._scores is None:
-            # one table for all layers of a step
+        if self._scores is None or self._scores.shape[:3] != q.shape[:3]:
+            # one table for all layers of a step that have as many heads
             self._scores = torch.empty(*q.shape[:3], self._columns, dtype=self._wide, device=q.device)
         scores = self._scores
         queries = self._sharing.gather(q)
@@ -329,7 +412,19 @@ class RowAttention:
             scores[block.places :, ..., block.columns] = float("-inf")
         if scaling != 1.0:
             scores *= scaling
+        if rules.softcap is not None:
+            # what is hidden is at minus the cap by now, and hidden again below
+            scores.div_(rules.softcap).tanh_().mul_(rules.softcap)
+        if rules.softcap is not None or rules.cuts(self._reach):
+            scores.masked_fill_(self._hidden(rules), float("-inf"))
+        if rules.sinks is not None:
+            sinks = rules.sinks.to(scores.dtype).view(1, kv_heads, -1, 1).expand(*scores.shape[:3], 1)
+            return torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
         return scores.softmax(-1)
+
+    def _hidden(self, rules: ScoreRules) -> Tensor:
+        """``[n, 1, 1, columns]`` the columns of the table whose keys a row does not see."""
+        raise NotImplementedError
 
     def _append(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write ``[1, kv_heads, n, dim]`` behind each row's response."""
@@ -351,8 +446,6 @@ class DecodeAttention(RowAttention):
         """
         assert (np.diff(response_lengths) <= 0).all(), "rows stand by descending response length"
         assert response_lengths[0] < cache.responses.capacity, (response_lengths[0], cache.responses.capacity)
-        self.longest = int((prompt_lengths + response_lengths).max()) + 1
-        """Tokens of the longest sequence, the new one included."""
         self._prompt_store, self._response_store = cache.prompts, cache.responses
         self._rows, self._width = len(owners), cache.responses.width
         self._device = cache.device
@@ -366,6 +459,36 @@ class DecodeAttention(RowAttention):
         self._responses = self._blocks(response_lengths + 1, cache.responses.width, begin, None)
         self._columns = self._responses[-1].columns.stop
         self._ends = self._append_places(response_lengths)
+        self._cache, self._owners, self._lengths = cache, owners, (prompt_lengths, response_lengths)
+        self._reach = int((prompt_lengths + response_lengths).max()) + 1
+        self._hides: dict[tuple[int | None, int | None], Tensor] = {}
+
+    def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
+        _, held = self._lengths
+        kept, after_prompt = self._cache.responses.states[layer], self._cache.prompts.states[layer]
+        begun = int((held > 0).sum())  # rows stand by descending length, so these are the first ones
+        owners = torch.from_numpy(self._owners[begun:].astype(np.int64)).to(self._device)
+        given = State(*(torch.cat((r[:begun], p[owners])) for r, p in zip(kept, after_prompt, strict=True)))
+        out, state = run(hidden[0][:, None], given)
+        for store, new in zip(kept, state, strict=True):
+            store[: self._rows] = new
+        return out[:, 0][None]
+
+    def _hidden(self, rules: ScoreRules) -> Tensor:
+        key = (rules.window, rules.chunk)
+        if key not in self._hides:
+            prompt, held = (lengths[:, None] for lengths in self._lengths)
+            begin = self._prompts[-1].columns.stop
+            before, after = np.arange(begin)[None], np.arange(self._columns - begin)[None]
+            seen = np.concatenate(
+                (
+                    (before < prompt) & rules.seen(prompt + held, before),
+                    (after <= held) & rules.seen(prompt + held, prompt + after),
+                ),
+                axis=1,
+            )
+            self._hides[key] = torch.from_numpy(~seen).to(self._device)[:, None, None, :]
+        return self._hides[key]
 
     def _blocks(self, lengths: Integers, width: int, begin: int, places: int | None) -> list[Block]:
         """Blocks of the longest of ``lengths``, read for ``places`` places or (None) for the rows that reach them."""

@@ -26,16 +26,19 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import DType
-from magicrl.models.model_files import WeightFiles, check_model, find_model, not_finite
+from magicrl.models.model_files import LANGUAGE_PARTS, WeightFiles, check_model, find_model, not_finite, read_object
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.prompts import end_of_turn_token
+from magicrl.models.recurrent import check_layers
 
 
 def device_name(device: torch.device) -> str:
@@ -153,7 +156,7 @@ def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
     source = str(folder_or_name)
     folder = find_model(source)
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = language_config(folder, source)
         with torch.device("meta"):
             made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
         model = cast(PreTrainedModel, made.eval())
@@ -172,7 +175,11 @@ def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
 def describe_policy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, folder: str, licence: str | None = None
 ) -> LoadedModel:
-    """The record of a model in memory; ``ValueError`` if it has no end token or states no context length."""
+    """The record of a model in memory.
+
+    ``ValueError`` if it has no end token, states no context length, or has layers that mix packed sequences.
+    """
+    check_layers(model)
     ends = _end_tokens(model, tokenizer, folder)
     # so that `generate` of the saved model stops where magicrl stops
     model.generation_config.eos_token_id = cast(Any, sorted(ends))
@@ -268,9 +275,37 @@ def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
         raise _unloadable(source, error) from error
 
 
+def language_config(folder: Path, source: str) -> PreTrainedConfig:
+    """The configuration of a folder's language model: of a multimodal model, that of its text part.
+
+    ``ValueError`` where transformers has no causal LM for the text part, or the weights are quantised.
+    """
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    stated = read_object(folder / "config.json")
+    quantised = stated.get("quantization_config") or stated.get("text_config", {}).get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "a method that config.json does not name")
+        raise ValueError(
+            f"model {source} is quantised ({method}); training needs the weights it was quantised from (float32, "
+            "bfloat16 or float16): name that model, or convert it and remove quantization_config from its config.json"
+        )
+    text = config.get_text_config()
+    if type(text) is type(config):
+        return config
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"model {source} ({config.model_type}) is multimodal, and transformers has no causal LM for its text part "
+            f"({text.model_type}); use a text model"
+        )
+    # some say it of the whole only, where the text part has a default of its own
+    if "tie_word_embeddings" in stated and "tie_word_embeddings" not in stated.get("text_config", {}):
+        text.tie_word_embeddings = stated["tie_word_embeddings"]
+    return text
+
+
 def _load_model(folder: Path, source: str, dtype: torch.dtype) -> PreTrainedModel:
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = language_config(folder, source)
         loaded = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -280,6 +315,7 @@ def _load_model(folder: Path, source: str, dtype: torch.dtype) -> PreTrainedMode
             use_safetensors=True,  # pickled weights can run code
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # only so that they can be named below
+            key_mapping=LANGUAGE_PARTS,
         )
     except _LOADER_ERRORS as error:
         raise _unloadable(source, error) from error

@@ -169,6 +169,19 @@ def _similar(folder: Path) -> str:
     return f" (did you mean {folder.parent / near[0]}?)" if near else ""
 
 
+LANGUAGE_PARTS = {
+    r"^language_model\.(?=model\.|lm_head\.)": "",
+    r"^model\.language_model\.": "model.",
+}
+"""What the files of multimodal models call the weights of their language model, as patterns and their replacements."""
+
+
+def _plain_name(name: str) -> str:
+    for pattern, instead in LANGUAGE_PARTS.items():
+        name = re.sub(pattern, instead, name)
+    return name
+
+
 _PLAIN = ("F64", "F32", "F16", "BF16")
 """Stored types that are a weight's value; others need scales that lie elsewhere."""
 
@@ -185,10 +198,11 @@ class WeightFiles:
 
     def __init__(self, folder: Path, model: PreTrainedModel, source: str) -> None:
         self._source = source
-        self._file_of: dict[str, Any] = {}
+        self._file_of: dict[str, tuple[Any, str]] = {}
         for path in weight_paths(folder, source):
             file = safe_open(path, framework="pt", device="cpu")
-            self._file_of.update(dict.fromkeys(file.keys(), file))
+            # by the name that a language model has for it, with the name in the file
+            self._file_of.update({_plain_name(key): (file, key) for key in file.keys()})  # noqa: SIM118 (no mapping)
         tied: dict[str, str] = model.all_tied_weights_keys
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         self._names: dict[str, list[str]] = {}  # under which names of the files a weight of the model is found
@@ -204,7 +218,7 @@ class WeightFiles:
 
         ``ValueError`` if they are not finite, or two names that the model ties have different values.
         """
-        found, *others = (self._file_of[key].get_slice(key)[start:stop] for key in self._names[name])
+        found, *others = (self._header(key)[start:stop] for key in self._names[name])
         if not bool(found.isfinite().all()):
             raise ValueError(not_finite(name, self._source))
         # two values for one parameter: whichever was taken, the other would be lost in silence
@@ -217,7 +231,14 @@ class WeightFiles:
 
     def whole(self, name: str) -> Tensor | None:
         """A tensor that is no parameter, such as a buffer; None where the files do not have it."""
-        return self._file_of[name].get_tensor(name) if name in self._file_of else None
+        if name not in self._file_of:
+            return None
+        file, key = self._file_of[name]
+        return file.get_tensor(key)
+
+    def _header(self, name: str) -> Any:
+        file, key = self._file_of[name]
+        return file.get_slice(key)
 
     @property
     def unused(self) -> list[str]:
@@ -236,7 +257,7 @@ class WeightFiles:
             )
         for name, keys in self._names.items():
             for key in keys:
-                header = self._file_of[key].get_slice(key)
+                header = self._header(key)
                 found, kind = tuple(header.get_shape()), header.get_dtype()
                 if kind not in _PLAIN:
                     raise ValueError(

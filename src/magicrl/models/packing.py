@@ -18,26 +18,24 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from magicrl.models.memory_efficient import widened_attention
+from magicrl.models.recurrent import Run, State, queries_in_place
+from magicrl.models.scores import PLAIN, LocalMask, ScoreRules, attend_rows, rules_of
 from magicrl.records import TrainSample
 
 ATTENTION_NAME = "magicrl"
 
 
 class AttentionContext(Protocol):
-    """What attention means in the present forward pass.
+    """What attention means in the present forward pass."""
 
-    A context may have an attribute ``longest``, the most tokens that any query sees; without it a sliding window is
-    compared with the tokens of the whole row.
-    """
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
+    ) -> Tensor:
         """Attend within this layer.
 
         Args:
@@ -45,6 +43,7 @@ class AttentionContext(Protocol):
             query: ``[1, heads, tokens, head_dim]``, rotary embedding applied, as to ``key``.
             key, value: ``[1, kv_heads, tokens, head_dim]``.
             scaling: factor on the scores.
+            rules: what else the layer does to its scores.
 
         Returns:
             ``[1, tokens, heads, head_dim]``.
@@ -57,7 +56,7 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: object,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
@@ -71,23 +70,21 @@ def _attention(
     # rho compares two log-probs of one distribution, which dropout would make two
     if dropout:
         raise ValueError(f"attention dropout must be 0 in magicrl, the model's config says {dropout}")
-    for quirk in ("softcap", "s_aux"):
-        if kwargs.get(quirk) is not None:
-            raise ValueError(f"attention with {quirk} ({type(module).__name__}) is not supported; use another model")
-    # a packed row is longer than any of its sequences, and within one no window may cut
-    longest = cast(int, getattr(context, "longest", query.shape[2]))
-    if kwargs.get("sliding_window") is not None and kwargs["sliding_window"] < longest:
-        raise ValueError(
-            f"sliding-window attention ({kwargs['sliding_window']} tokens) is not supported; "
-            "use a model with full attention or set use_sliding_window=false in its config"
-        )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     layer = cast(int, module.layer_idx)
-    return context.attend(layer, query, key, value, scale), None
+    query = queries_in_place(module, query, kwargs.get("row_positions"))
+    rules = rules_of(module, attention_mask, kwargs)
+    return context.attend(layer, query, key, value, scale, rules), None
 
 
-def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """The context knows which keys a query may see; transformers builds no mask."""
+def _no_mask(*_args: Any, local_size: int | None = None, **kwargs: Any) -> LocalMask | None:
+    """The context knows which keys a query may see; of transformers' mask no more is kept than how far it reaches."""
+    if "allow_is_bidirectional_skip" in kwargs:
+        raise ValueError(
+            "this model's attention looks ahead (use_bidirectional_attention or is_causal=false in its config), so it "
+            "cannot sample token by token; use a causal language model"
+        )
+    return None if local_size is None else LocalMask(local_size)
 
 
 def register_attention() -> None:
@@ -98,10 +95,6 @@ def register_attention() -> None:
 
 MAX_ATTENTION_PADDING = 0.15
 """Most padding a bucket of the attention may hold, as a share of its tokens."""
-
-WIDENED_UP_TO = 256
-"""Below this width torch's CPU attention is faster in float32 than in bfloat16, four times at 48 tokens (it packs
-operands anew for every block); above, the two are equal and bfloat16 takes half the memory."""
 
 
 def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
@@ -264,17 +257,6 @@ class _Padding:
         return (padded if in_place else cast(Tensor, Reorder.apply(padded, self._place, self._source, True)))[None]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float, mask: Tensor | None = None) -> Tensor:
-    """Attention within the rows of a bucket, ``[rows, width, heads, dim]``; causal without a ``mask``."""
-    causal = mask is None
-    if q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[1] <= WIDENED_UP_TO:
-        return widened_attention(q, k, v, scaling, mask=mask, causal=causal)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    grouped = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped)
-    return out.transpose(1, 2)
-
-
 def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
     """Sequences by falling length, cut where padding would exceed its limit."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
@@ -294,7 +276,7 @@ def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
 
 
 class PackedContext:
-    """Causal attention inside each packed sequence of these lengths; an ``AttentionContext``.
+    """Causal attention inside each packed sequence of these lengths; an ``AttentionContext`` and a `RecurrentContext`.
 
     Sequences of similar length are gathered into right-padded buckets, one call of ``scaled_dot_product_attention``
     each. Under causal attention padding on the right is seen by padding only, so no mask is needed and values and
@@ -306,15 +288,22 @@ class PackedContext:
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
         if not lengths or min(lengths) < 1:
             raise ValueError(f"packed sequences need at least one token each, got lengths {list(lengths)}")
-        self.longest = max(lengths)
-        """Tokens of the longest sequence: what a sliding window has to be compared with."""
         self._padding = _Padding(np.array(lengths), similar_lengths(lengths), device)
         self.padded_tokens = self._padding.tokens
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
+    ) -> Tensor:
         padding, stays = self._padding, self._padding.in_place
         parts = zip(*(padding.buckets(x, in_place=stays) for x in (query, key, value)), strict=True)
-        return padding.joined([_attend(q, k, v, scaling) for q, k, v in parts], in_place=stays)
+        return padding.joined([attend_rows(q, k, v, scaling, rules) for q, k, v in parts], in_place=stays)
+
+    def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
+        del layer
+        padding, stays = self._padding, self._padding.in_place
+        # a token's hidden state as a single head
+        parts = padding.buckets(hidden[:, None], in_place=stays)
+        return padding.joined([run(part[:, :, 0], None)[0][:, :, None] for part in parts], in_place=stays)[:, :, 0]
 
 
 class Reorder(torch.autograd.Function):
@@ -410,6 +399,7 @@ class _SharedBucket:
     prompt_tokens: Tensor  # ``[G * prompt]`` where the distinct prompts' tokens stand in the row
     owners: Tensor  # ``[rows]`` index of each response's prompt among them
     mask: Tensor  # ``[width, prompt + width]`` what a response token sees
+    states: Tensor  # ``[rows]`` index of each response's prompt among the states after all prompts
 
     def with_prompts(self, whole: Tensor, part: Tensor) -> Tensor:
         """``[rows, prompt + width, kv_heads, dim]``: each response's keys or values behind its prompt's."""
@@ -443,11 +433,10 @@ class SharedPromptContext:
 
     def __init__(self, layout: SharedLayout, device: torch.device | str = "cpu") -> None:
         prompts, owners, sizes = (np.array(x) for x in (layout.prompts, layout.owners, layout.responses))
-        self.longest = int((prompts[owners] + sizes).max())
-        """Tokens of the longest sequence: what a sliding window has to be compared with."""
         self._own = PackedContext(layout.prompts, device)
         self._prompt_tokens = int(prompts.sum())
         prompt_starts = np.cumsum(prompts) - prompts
+        self._alike = _AlikePrompts(prompts, prompt_starts, device)
         parts: list[list[int]] = []
         # a bucket's prompts are equally long: one mask and one column for the first response token serve all its rows
         for length in sorted(set(layout.prompts)):
@@ -463,23 +452,61 @@ class SharedPromptContext:
                 among.astype(np.int64),
                 # the whole prompt and one's own past; padding stands to the right of all that is real
                 np.arange(prompt + width)[None] <= prompt + np.arange(width)[:, None],
+                self._alike.place[owners[part]],
             )
             self._buckets.append(_SharedBucket(prompt, *(torch.from_numpy(a).to(device) for a in arrays)))
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
+    ) -> Tensor:
         cut = self._prompt_tokens
         # a prompt sees itself alone, so its hidden states are the same for all of its responses
-        own = self._own.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scaling)
+        own = self._own.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scaling, rules)
         # responses of one token each, which predict nothing: prompts are the whole input
         if not self._buckets:
             return own
         keys, values = (x[0, :, :cut].transpose(0, 1) for x in (key, value))
         parts = zip(self._buckets, *(self._padding.buckets(x[:, :, cut:]) for x in (query, key, value)), strict=True)
         outputs = [
-            _attend(q, bucket.with_prompts(keys, k), bucket.with_prompts(values, v), scaling, bucket.mask)
+            attend_rows(q, bucket.with_prompts(keys, k), bucket.with_prompts(values, v), scaling, rules, bucket.mask)
             for bucket, q, k, v in parts
         ]
         return torch.cat((own, self._padding.joined(outputs)), dim=1)
+
+    def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
+        del layer
+        cut = self._prompt_tokens
+        own, after = self._alike.carry(hidden[0, :cut], run)
+        if not self._buckets:
+            return own[None]
+        parts = zip(self._buckets, self._padding.buckets(hidden[:, None, cut:]), strict=True)
+        outputs = [
+            run(part[:, :, 0], State(*(cast(Tensor, _Spread.apply(x, bucket.states)) for x in after)))[0][:, :, None]
+            for bucket, part in parts
+        ]
+        return torch.cat((own[None], self._padding.joined(outputs)[:, :, 0]), dim=1)
+
+
+class _AlikePrompts:
+    """Prompts of one length as a batch: without padding, so that the state after the last token is the prompt's."""
+
+    def __init__(self, sizes: NDArray[np.int64], starts: NDArray[np.int64], device: torch.device | str) -> None:
+        order = np.argsort(sizes, kind="stable")
+        self.place = np.argsort(order)
+        """``[prompts]`` index of each prompt's state among those that `carry` gives."""
+        lengths, counts = np.unique(sizes, return_counts=True)
+        self._shapes = [(int(count), int(length)) for count, length in zip(counts, lengths, strict=True)]
+        source = ranges(starts[order], sizes[order])
+        self._source, self._back = (torch.from_numpy(x).to(device) for x in (source, np.argsort(source)))
+
+    def carry(self, hidden: Tensor, run: Run) -> tuple[Tensor, State]:
+        """Output of ``[tokens, d]``, and the states after the prompts, ``[prompts, ...]``."""
+        sorted_rows = cast(Tensor, Reorder.apply(hidden, self._source, self._back, False))
+        parts = sorted_rows.split([count * length for count, length in self._shapes])
+        found = [run(part.unflatten(0, shape), None) for part, shape in zip(parts, self._shapes, strict=True)]
+        out = torch.cat([out.flatten(0, 1) for out, _ in found])
+        states = State(*(torch.cat(kind) for kind in zip(*(state for _, state in found), strict=True)))
+        return cast(Tensor, Reorder.apply(out, self._back, self._source, False)), states
 
 
 class _Spread(torch.autograd.Function):

@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of given responses under a model: what learner and reference share.
 
-Packed sequences are kept apart in the attention alone. A layer that carries something from token to token by other
-means (the recurrent and convolutional layers of hybrid models) takes it over into the next sequence, in silence.
-`check_isolation` probes a loaded model for that.
+Packed sequences are kept apart in attention and in gated delta nets. Another layer that carries something from token to
+token (the recurrent and convolutional layers of hybrid models) takes it over into the next sequence, in silence.
+`check_isolation` probes a loaded model for that, `check_attention` for attention that magicrl does not know.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from magicrl.models.packing import (
     register_attention,
     shared_layout,
 )
+from magicrl.models.recurrent import decoder_of, keep_sequences_apart
 from magicrl.records import FloatArray, TrainSample, frozen_floats, frozen_tokens
 
 Hidden = Callable[[PackedBatch], Tensor]
@@ -73,14 +74,36 @@ def check_isolation(
             raise ValueError(
                 f"{type(model).__name__} (model type {model.config.model_type!r}) mixes sequences that share a row: a "
                 f"response's hidden states change by {max(leak, moved):.1g} with what stands before it. Its layers "
-                "carry more than attention from token to token (recurrent or convolutional layers, as hybrid models "
-                "have them), which magicrl cannot keep apart; use a model whose layers all attend, such as Llama, "
-                "Qwen2, Qwen3 or Gemma"
+                "carry more than attention from token to token, which magicrl keeps apart in gated delta nets alone; "
+                "use a model of docs/models.md"
             )
 
 
+@torch.no_grad()
+def check_attention(model: PreTrainedModel, hidden: Hidden | None = None) -> None:
+    """Compare magicrl's attention with transformers' plainest on a few tokens.
+
+    ``ValueError``, which names the architecture, if they differ: its attention is told more than magicrl listens to.
+    """
+    compute = hidden or partial(_decoder_hidden, model)
+    tokens = np.arange(_RESPONSE)
+    batch = PackedBatch.of([_sample(tokens, tokens, 0)], model.device)
+    ours = compute(batch)
+    model.set_attn_implementation("eager")
+    try:
+        theirs = compute(batch)
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    moved = _distance(ours.double(), theirs.double())
+    if moved > _LAYOUT[model.dtype not in (torch.float32, torch.float64)]:
+        raise ValueError(
+            f"the attention of {type(model).__name__} (model type {model.config.model_type!r}) does more than "
+            f"magicrl's: hidden states differ by {moved:.1g} from transformers' own; use a model of docs/models.md"
+        )
+
+
 def _decoder_hidden(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    decoder = cast(Callable[..., Any], model.get_decoder())
+    decoder = cast(Callable[..., Any], decoder_of(model))
     output = decoder(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
@@ -143,11 +166,12 @@ class PolicyScorer:
         register_attention()
         model.set_attn_implementation(ATTENTION_NAME)
         model.eval()
+        keep_sequences_apart(model)
         self.model = model
         self._use_memory_efficient_layers()
         self._budget = micro_batch_tokens
         self._share_prompts = share_prompts
-        self._backbone = cast(torch.nn.Module, model.get_decoder())
+        self._backbone = decoder_of(model)
         self._options = _head_options(model, valid_vocab, head_chunk_tokens)
         self._checkpoint_above = checkpoint_above_tokens
         self._layers = [] if checkpoint_above_tokens is None else _checkpointed_layers(model)
@@ -232,13 +256,12 @@ class PolicyScorer:
         return logprobs_and_entropies(hidden, head.weight, targets, options, head.bias, weight_gradient=gradient)
 
     def _check_model(self) -> None:
+        def hidden(batch: PackedBatch) -> Tensor:
+            return self._hidden(batch.input_ids, batch.position_ids, batch.attention)
+
         self._check_head()
-        check_isolation(
-            self.model,
-            valid_vocab=self._options.valid_vocab,
-            hidden=lambda batch: self._hidden(batch.input_ids, batch.position_ids, batch.attention),
-            shared=self._share_prompts,
-        )
+        check_isolation(self.model, valid_vocab=self._options.valid_vocab, hidden=hidden, shared=self._share_prompts)
+        check_attention(self.model, hidden)
 
     @torch.no_grad()
     def _check_head(self) -> None:

@@ -20,7 +20,8 @@ from torch import Tensor
 from magicrl.models.decoding import fused_decoder, static_decoder
 from magicrl.models.kv_cache import DecodeAttention, PrefillAttention, PromptRun, SlotCache, probe_cache_shape
 from magicrl.models.loading import device_name, peak_mb
-from magicrl.models.scorer import check_isolation
+from magicrl.models.recurrent import keep_sequences_apart
+from magicrl.models.scorer import check_attention, check_isolation
 from magicrl.records import (
     Completion,
     FinishReason,
@@ -145,8 +146,10 @@ class InProcessEngine(SchedulingEngine):
         # a table, so that one look tells which rows of a step have ended
         self._ends = np.zeros(valid_vocab, dtype=np.bool_)
         self._ends[sorted(end_tokens)] = True
+        keep_sequences_apart(model)
         # prompts are packed into one forward: a layer that carries state over tokens would leak one into the next
         check_isolation(model, valid_vocab=valid_vocab, shared=False)
+        check_attention(model)
         self._shape = probe_cache_shape(model, self._device)
         self._valid_vocab, self._max_rows, self._memory_limit_mb = valid_vocab, max_rows, memory_limit_mb
         self._fused = fused_decoder(model)  # None: the model runs as transformers has it
@@ -254,7 +257,10 @@ class InProcessEngine(SchedulingEngine):
     def _rows_that_fit(self, capacity: int) -> int:
         """How many sequences of ``capacity`` tokens fit into memory."""
         # a row is counted with a prompt of its own, since a group may have a single sample
-        return min(self._max_rows, (self._memory_limit_mb << 20) // (capacity * self._shape.bytes_per_token))
+        return min(self._max_rows, (self._memory_limit_mb << 20) // self._row_bytes(capacity))
+
+    def _row_bytes(self, capacity: int) -> int:
+        return capacity * self._shape.bytes_per_token + self._shape.bytes_per_row
 
     def _check(self, request: RolloutRequest) -> None:
         """Raise ``ValueError``, naming problem and remedy, for a request that cannot be served."""
@@ -271,7 +277,7 @@ class InProcessEngine(SchedulingEngine):
         # the last turn's prompt holds all that came before it, and its response is what is left of T
         most = max(limit, request.room)
         if not self._rows_that_fit(prompt + most):
-            need = (prompt + most) * self._shape.bytes_per_token / 2**20
+            need = self._row_bytes(prompt + most) / 2**20
             raise ValueError(
                 f"{name}: prompt of {prompt} tokens + max_tokens {most} needs {need:.1f} MiB of cache, "
                 f"rollout.memory_limit_mb is {self._memory_limit_mb}; raise it or lower max_tokens"

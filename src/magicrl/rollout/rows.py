@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.models.kv_cache import CacheShape, SlotCache
+from magicrl.models.recurrent import State
 from magicrl.records import Completion, RolloutRequest, VersionSpans
 from magicrl.rollout.requests import GroupProgress, OpenGroups, pack_completions, unpack_completions
 from magicrl.rollout.sampling import uniforms
@@ -361,5 +362,10 @@ def _filled(work: Work, cache: SlotCache) -> Iterator[tuple[str, list[Tensor]]]:
         ("responses", cache.responses, work.rows.active, responses),
     ):
         for block, used in store.spans(tokens):
-            for kind, layers in (("keys", store.keys), ("values", store.values)):
-                yield f"{name}/{kind}/{block}", [layer[block][:places, :, :used] for layer in layers]
+            for kind, stored in (("keys", store.keys), ("values", store.values)):
+                for group, layers in enumerate(store.layers):
+                    # layers of one shape stand in one tensor
+                    part = f"{name}/{kind}/{block}" + (f"/{group}" if group else "")
+                    yield part, [stored[layer][block][:places, :, :used] for layer in layers]
+        for kind in State._fields if store.states else ():
+            yield f"{name}/{kind}", [getattr(state, kind)[:places] for state in store.states.values()]

@@ -10,7 +10,7 @@ only, so that the ranks' gradients add up to the micro-batch's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -22,11 +22,18 @@ from transformers import PreTrainedConfig
 
 from magicrl.config.errors import RecipeError
 from magicrl.models.packing import AttentionContext, PackedBatch
+from magicrl.models.scores import PLAIN, ScoreRules
 
 
 def check_degree(config: PreTrainedConfig, degree: int) -> None:
-    """Raise ``RecipeError`` unless ``degree`` divides the model's query heads and its key/value heads."""
+    """Raise ``RecipeError`` unless ``degree`` divides query heads and key/value heads, and every layer attends."""
     text: Any = config.get_text_config()
+    if degree > 1 and "linear_attention" in (getattr(text, "layer_types", None) or []):
+        raise RecipeError(
+            f"{degree}, but this model ({text.model_type}) has layers that carry a state from token to token, which "
+            "cannot be cut into slices; set it to 1",
+            key="cluster.learner.sequence_parallel",
+        )
     heads = int(text.num_attention_heads)
     kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
     if heads % degree or kv_heads % degree:
@@ -49,17 +56,19 @@ class UlyssesContext:
         self._tokens = tokens
         self._group = group
         self._degree = group.size()
-        self.longest = cast(int, getattr(inner, "longest", tokens))
-        """Tokens of the longest sequence: what a sliding window has to be compared with."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
+    ) -> Tensor:
         """See ``AttentionContext.attend``; ``tokens`` there are this rank's slice."""
         parts = [x[0].unflatten(0, (self._degree, -1)) for x in (query, key, value)]
         heads = [part.shape[1] for part in parts]
         slices = self._exchange(torch.cat(parts, dim=1))  # [ranks, heads of this rank, slice, head_dim]
         whole = slices.permute(1, 0, 2, 3).flatten(1, 2)[:, : self._tokens]
         q, k, v = whole.split(heads)
-        out = self._inner.attend(layer, q[None], k[None], v[None], scaling)[0]
+        if rules.sinks is not None:
+            rules = replace(rules, sinks=rules.sinks.unflatten(0, (self._degree, -1))[self._group.rank()])
+        out = self._inner.attend(layer, q[None], k[None], v[None], scaling, rules)[0]
         padding = self._degree * query.shape[2] - self._tokens
         out = F.pad(out, (0, 0, 0, 0, 0, padding)).unflatten(0, (self._degree, -1))
         return self._exchange(out).permute(1, 0, 2, 3).flatten(1, 2)[None]
