@@ -120,3 +120,22 @@ def test_a_mistake_in_the_recipe_is_told(server: str, options: dict[str, Any], t
 
     with pytest.raises(ValueError, match=told):
         list(seeds(server, **{"episodes": 1, **options}))
+
+
+def test_it_plays_in_a_worker_and_what_fails_there_is_not_judged() -> None:
+    from magicrl.config.schema import EnvironmentConfig
+    from magicrl.environments.pool import EnvironmentPool
+    from magicrl.records import Verdict
+
+    problem = problems(first_seed=7, episodes=1)[0]
+    pool = EnvironmentPool(EnvironmentConfig())
+    try:
+        plays = [pool.begin(problem), pool.begin(problem)]
+        assert [step.observation for step in pool.steps([(play, "5") for play in plays])] == ["more", "more"]
+        raised, judged = pool.steps([(plays[0], "99"), (plays[1], "6")])
+        assert isinstance(raised, Verdict)
+        assert "the number is lost" in raised.reason
+        assert not isinstance(judged, Verdict)
+        assert judged.reward == pytest.approx(1.1)
+    finally:
+        pool.close()

@@ -110,3 +110,26 @@ def test_a_mistake_in_the_recipe_is_told(taskset: str, options: dict[str, Any], 
 
     with pytest.raises(ValueError, match=told):
         list(tasks(taskset, **options))
+
+
+def test_it_plays_in_a_worker_and_what_fails_there_is_not_judged() -> None:
+    from magicrl.config.schema import EnvironmentConfig
+    from magicrl.environments.pool import EnvironmentPool
+    from magicrl.records import Verdict
+
+    first, second = problems(game=True)
+    pool = EnvironmentPool(EnvironmentConfig())
+    try:
+        plays = [pool.begin(first), pool.begin(second)]
+        assert [step.observation for step in pool.steps([(play, "5") for play in plays])] == ["Less.", "Less."]
+        raised, judged = pool.steps([(plays[0], "raise"), (plays[1], "4")])
+        assert isinstance(raised, Verdict)
+        assert "the shop burnt down" in raised.reason
+        assert not isinstance(judged, Verdict)
+        assert judged.reward == 1.0
+        # a reward that is no number judges nothing either
+        (nonsense,) = pool.steps([(pool.begin(problems()[0]), "nonsense")])
+        assert isinstance(nonsense, Verdict)
+        assert "nan" in nonsense.reason
+    finally:
+        pool.close()

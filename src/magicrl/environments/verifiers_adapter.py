@@ -16,7 +16,8 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,19 @@ def tasks(taskset: str, *, config: str = "{}", limit: int | None = None, **field
     name, folder = _located(taskset)
     settings = _settings(config)
     settings["taskset"] = {**settings.get("taskset", {}), **fields, "id": name}
-    try:
-        acting = stage(json.dumps(settings, sort_keys=True))
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ValueError(f"verifiers, taskset {taskset!r}: {error}") from error
+    with _children_find(folder):
+        try:
+            acting = Stage(settings)
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ValueError(f"verifiers, taskset {taskset!r}: {error}") from error
+        try:
+            yield from _read(acting, taskset, limit, {"config": settings, "folder": folder})
+        finally:
+            acting.close()
+
+
+def _read(acting: Stage, taskset: str, limit: int | None, row: Mapping[str, Any]) -> Iterator[Problem]:
+    """The problems of a taskset that is ready to play."""
     if limit is None and not acting.env.taskset.bounded:
         raise ValueError(f"taskset {taskset!r} is endless; say in options.limit how many tasks to read")
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -58,8 +68,9 @@ def tasks(taskset: str, *, config: str = "{}", limit: int | None = None, **field
         try:
             opening = None if tools is None else _told(acting, task)
             # the first task shows the tools, which belong to the kind of task
-            opening, tools = (opening, tools) if opening is not None and tools is not None else _opened(acting, task)
-            yield _problem(acting, task, opening, {"config": settings, "folder": folder, "tools": list(tools)})
+            if opening is None:
+                opening, tools = _opened(acting, task)
+            yield _problem(acting, task, opening, {**row, "tools": list(tools or ())})
         except (RuntimeError, TimeoutError, ValueError) as error:
             raise ValueError(f"taskset {taskset!r}, task {task.data.idx}: {error}") from error
 
@@ -93,10 +104,11 @@ class VerifiersEnvironment:
         if row is None:
             raise ValueError(f'problem {problem.id!r} is no task of a taskset; read it with source = "verifiers"')
         _reachable(row["folder"])
-        acting = stage(json.dumps(row["config"], sort_keys=True))
-        self._episode = episode = acting.play(acting.task(row["task"]))
-        weakref.finalize(self, episode.cancel).atexit = False
-        first = episode.next(START_SECONDS)
+        with _children_find(row["folder"]):
+            acting = stage(json.dumps(row["config"], sort_keys=True))
+            self._episode = episode = acting.play(acting.task(row["task"]))
+            weakref.finalize(self, episode.cancel).atexit = False
+            first = episode.next(START_SECONDS)
         if not isinstance(first, Call) or _digest(first.messages) != row["opening"]:
             raise RuntimeError("the environment opens in another way than before: it is not deterministic")
 
@@ -132,12 +144,25 @@ def _located(taskset: str) -> tuple[str, str]:
 
 
 def _reachable(folder: str) -> None:
-    """Modules of ``folder`` can be imported here and in the tool servers that are started from here."""
+    """Modules of ``folder`` can be imported here, never in place of an installed one."""
     if folder and folder not in sys.path:
         sys.path.append(folder)
-    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    if folder and folder not in inherited:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*inherited, folder])
+
+
+@contextmanager
+def _children_find(folder: str) -> Generator[None]:
+    """Tool servers that are started meanwhile find modules of ``folder``, too."""
+    before = os.environ.get("PYTHONPATH")
+    if folder:
+        os.environ["PYTHONPATH"] = os.pathsep.join([before, folder] if before else [folder])
+    try:
+        yield
+    finally:
+        # what else this process starts must not: a module there may have the name of a standard one
+        if before is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _told(acting: Stage, task: Any) -> Sequence[Mapping[str, Any]] | None:

@@ -124,7 +124,7 @@ class Stage:
         """Endpoint of the model, then what the environment serves for all episodes (shared tools)."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._called)
-        runner = web.AppRunner(app)
+        runner = web.AppRunner(app, shutdown_timeout=1.0)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -136,7 +136,7 @@ class Stage:
 
     def close(self) -> None:
         """End what was started for it."""
-        wait(self._stack.aclose())
+        wait(self._stack.aclose(), 10.0)
 
     def task(self, data: Mapping[str, Any]) -> Any:
         """The task of this row, as the package's own replay makes it."""
@@ -158,6 +158,7 @@ class Stage:
             episode.events.put(error)
         finally:
             del self._episodes[episode.name]
+            episode.drop()
 
     async def _called(self, request: Any) -> Any:
         body = await request.json()
@@ -220,6 +221,11 @@ class Episode:
         if isinstance(event, Exception):
             raise RuntimeError(f"the environment failed: {type(event).__name__}: {event}") from event
         return event
+
+    def drop(self) -> None:
+        """Let go of a call that waits for a turn; the server would keep it for ever (in the loop)."""
+        if self._reply is not None:
+            self._reply.cancel()
 
     def cancel(self) -> None:
         """End the episode; nothing is scored."""
