@@ -14,6 +14,7 @@ from builders import problem
 from numpy.typing import NDArray
 
 from magicrl.config.schema import EnvironmentConfig
+from magicrl.environments.pool import EnvironmentPool
 from magicrl.records import FinishReason, Problem, RolloutGroup, frozen_tokens
 from magicrl.rollout.episodes import EpisodeEngine
 from magicrl.rollout.in_process import InProcessEngine
@@ -58,9 +59,15 @@ def game(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{path}:Sums"
 
 
+@pytest.fixture(scope="module")
+def workers() -> Generator[EnvironmentPool]:
+    """One pool for all engines here: a worker takes a second to start."""
+    with EnvironmentPool(EnvironmentConfig(memory_limit_mb=512)) as pool:
+        yield pool
+
+
 @pytest.fixture
-def make_episodes(make_reference: Any, make_engine: Any) -> Generator[Callable[..., EpisodeEngine]]:
-    made: list[EpisodeEngine] = []
+def make_episodes(make_reference: Any, make_engine: Any, workers: EnvironmentPool) -> Callable[..., EpisodeEngine]:
     reference = make_reference("llama", torch.float32)
 
     def make(limits: dict[str, Any] | None = None, **options: Any) -> EpisodeEngine:
@@ -68,12 +75,10 @@ def make_episodes(make_reference: Any, make_engine: Any) -> Generator[Callable[.
         inner._version = 0
         config = EnvironmentConfig(**{"max_turns": 4, "max_observation_tokens": 4} | (limits or {}))
         engine = EpisodeEngine(inner, Encoder(), config)  # type: ignore[arg-type]
-        made.append(engine)
+        engine._pool = workers
         return engine
 
-    yield make
-    for engine in made:
-        engine.close()
+    return make
 
 
 def asked(make_requests: Any, game: str, **options: Any) -> list[Any]:
@@ -143,3 +148,113 @@ def test_every_turn_is_what_a_request_for_it_gives(make_episodes: Any, make_requ
             assert not completion.sampler_logprobs[observed].any()
             assert completion.num_sampled <= 24
     assert several > 10, "most responses have several turns"
+
+
+def fields_of(groups: Sequence[RolloutGroup]) -> list[Any]:
+    return [
+        [
+            (c.tokens.tolist(), c.sampler_logprobs.tolist(), c.finish_reason, c.text, c.version_spans, c.episode)
+            for c in group.completions
+        ]
+        for group in groups
+    ]
+
+
+@pytest.mark.parametrize("rows", [3, 30])
+def test_rows_change_no_token(make_episodes: Any, make_requests: Any, game: str, rows: int) -> None:
+    wide, narrow = (run(make_episodes(max_rows=n), asked(make_requests, game)) for n in (8, rows))
+    assert tokens_of(wide) == tokens_of(narrow)
+    assert [c.episode for g in wide for c in g.completions] == [c.episode for g in narrow for c in g.completions]
+
+
+def test_room_is_made_once(make_episodes: Any, make_requests: Any, game: str) -> None:
+    """A further turn, whose prompt is longer, waits for no new cache."""
+    engine = make_episodes()
+    engine.submit(asked(make_requests, game))
+    engine._advance()
+    cache = engine._engine._work.cache
+    list(engine.finished())
+    assert engine._engine._work.cache is cache
+
+
+@pytest.mark.parametrize("rows", [3, 8])
+def test_a_resumed_engine_goes_on_bit_for_bit(make_episodes: Any, make_requests: Any, game: str, rows: int) -> None:
+    """With several turns of one draw in flight, by the snapshot's own path; further turns start after it."""
+    whole, stopped, other = (make_episodes(max_rows=rows) for _ in range(3))
+    requests = asked(make_requests, game)
+    whole.submit(requests)
+    early = whole.advance(60)
+    stopped.submit(requests)
+    assert len(stopped.advance(60)) == len(early)
+    turns = {(r.draw, r.offset) for r, *_ in stopped._asked.values()}
+    assert len(turns) > len({draw for draw, _ in turns}), "several turns of one draw"
+    snapshot = stopped.snapshot()
+    left = [r for r in requests if r.draw not in {g.request.draw for g in early}]
+    other.resume(snapshot, left)
+    again = other.snapshot()
+    assert again["asked"] == snapshot["asked"]
+    assert fields_of(sorted(other.finished(), key=lambda g: g.request.draw)) == fields_of(
+        sorted(whole.finished(), key=lambda g: g.request.draw)
+    )
+
+
+def test_interrupted_episodes_go_on_where_they_were(make_episodes: Any, make_requests: Any, game: str) -> None:
+    engine, other = make_episodes(), make_episodes()
+    requests = asked(make_requests, game)
+    whole = run(engine, requests)
+    engine.submit(requests)
+    before = engine.advance(100)
+    begun = engine.interrupt(keep=True)
+    assert any(c.episode is not None and c.episode.observed for r in begun for _, c in r.begun)
+    other.submit(begun)
+    other.advance(7)
+    other.submit(other.interrupt(keep=True))  # and once more, in the middle of what was given
+    assert tokens_of(sorted([*before, *other.finished()], key=lambda g: g.request.draw)) == tokens_of(whole)
+    assert engine.interrupt() == []
+    assert run(engine, requests[:1])[0].completions[0].tokens.tolist() == whole[0].completions[0].tokens.tolist()
+
+
+def test_an_evaluation_goes_before_what_is_in_flight(make_episodes: Any, make_requests: Any, game: str) -> None:
+    engine = make_episodes()
+    requests = asked(make_requests, game)
+    whole = run(engine, requests)
+    engine.submit(requests[:3])
+    before = engine.advance(40)
+    asked_between = engine.answers(requests[3:])
+    assert tokens_of(asked_between) == tokens_of(whole[3:])
+    after = sorted([*before, *engine.finished()], key=lambda g: g.request.draw)
+    assert tokens_of(after) == tokens_of(whole[:3])
+
+
+def test_requests_without_an_environment_pass_through(make_episodes: Any, make_requests: Any, game: str) -> None:
+    engine = make_episodes()
+    plain, played = make_requests(2, limit=6), asked(make_requests, game)[2:]
+    mixed = run(engine, [*plain, *played])
+    assert tokens_of(mixed[:2]) == tokens_of(run(engine._engine, plain))
+    assert {c.episode for g in mixed[:2] for c in g.completions} == {None}
+    assert tokens_of(mixed[2:]) == tokens_of(run(engine, played))
+
+
+def test_a_longer_observation_is_cut_and_counted(make_episodes: Any, make_requests: Any, game: str) -> None:
+    groups = run(make_episodes({"max_observation_tokens": 2}), asked(make_requests, game))
+    episodes = [c.episode for g in groups for c in g.completions]
+    assert {count for e in episodes for _, count in e.observed} == {2}
+    assert sum(e.cut for e in episodes) == sum(len(e.observed) for e in episodes) > 0
+
+
+def test_turns_end_at_their_limit(make_episodes: Any, make_requests: Any, game: str) -> None:
+    groups = run(make_episodes({"max_turns": 2}), asked(make_requests, game))
+    late = [c for g in groups for c in g.completions if len(c.episode.observed) == 1 and c.num_sampled < 24]
+    cut = [c for c in late if c.truncated]
+    assert cut
+    assert {c.episode.verdict.status for c in cut} == {"no_answer"}
+    assert not any(len(c.episode.observed) > 1 for g in groups for c in g.completions)
+
+
+def test_an_episode_that_could_outgrow_the_context_is_refused(
+    make_episodes: Any, make_requests: Any, game: str
+) -> None:
+    engine = make_episodes({"max_observation_tokens": 40})
+    with pytest.raises(ValueError, match=r"'p0'.*3 observations of 40 tokens need 149 tokens.*context of 128"):
+        engine.submit(asked(make_requests, game))
+    assert list(engine.finished()) == []

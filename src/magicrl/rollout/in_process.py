@@ -35,12 +35,17 @@ from magicrl.rollout.rows import RowOutput, RowTable, Work, pack_work, unpack_wo
 from magicrl.rollout.sampling import sample_tokens
 
 _Ended = tuple[GroupProgress, int, Completion]  # a group, the index of its sample, which has ended
+_ROOM = 128  # tokens of a block of prompts
 _PREFILL_TOKENS = 8192  # most prompt tokens in one forward (one longer prompt goes alone)
 
 
 def _lengths(request: RolloutRequest, *, room: bool = False) -> tuple[int, int]:
     """Tokens of the prompt (with ``room`` of the longest one that may follow it), and of the longest response."""
-    return len(request.prompt_tokens) + room * request.room, request.sampling.max_tokens
+    prompt = len(request.prompt_tokens)
+    if room and request.room:
+        # whole blocks: one that was made for other prompts has blocks of this width, too, and gives the same bits
+        prompt = -(-(prompt + request.room) // _ROOM) * _ROOM
+    return prompt, request.sampling.max_tokens
 
 
 def _packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:

@@ -344,9 +344,12 @@ class Trainer:
         limit = self._config.algorithm.stop_after_empty_steps
         if self._empty_steps >= limit:
             seen = answers_in([metrics], judging_of(self._config.verifier, self._parts.sampler.remaining))
+            share = metrics.values.get("train/not_judged/ratio")
+            # where most fail to be judged, the others are those that were cut at T, and tell nothing
+            unjudged = isinstance(share, float) and share > 0.5
             raise TrainingStopped(
                 f"every group of {limit} steps in a row was rejected, so there is nothing to learn; in the last one "
-                f"{UNJUDGED if seen is None else diagnose(seen).text}"
+                f"{UNJUDGED if unjudged or seen is None else diagnose(seen).text}"
             )
         rollout = self._config.rollout
         # asynchronous: responses of the newest weights alone, since staleness itself widens the gap of all others

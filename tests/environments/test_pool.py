@@ -1,0 +1,154 @@
+"""Episodes in worker processes: they stay with their worker, and what fails is not judged and told once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import textwrap
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from builders import problem
+
+from magicrl.config.schema import EnvironmentConfig
+from magicrl.environments.base import Step, environment_spec
+from magicrl.environments.pool import EnvironmentPool
+from magicrl.records import Outcome, Verdict
+from magicrl.verifiers.worker import WorkerRefusal
+
+CODE = """
+    import os, random, time
+    from magicrl.environments.base import Step
+
+    class Counter:
+        time_limit = 0.5
+        right_from = 0.5
+
+        def reset(self, problem):
+            self.start, self.turns = len(problem.prompt), []
+
+        def step(self, text):
+            self.turns.append(text)
+            total = self.start + sum(map(len, self.turns))
+            if text == "hang":
+                while True: pass
+            if text == "crash":
+                os.abort()
+            if text == "raise":
+                raise RuntimeError("no such move")
+            if text == "text":
+                return "an observation"
+            if text == "nan":
+                return Step(done=True, reward=float("nan"))
+            if text == "reward":
+                return Step(reward=1.0)
+            if text == "long":
+                return Step(observation="x" * 10**9)
+            if text == "number":
+                return Step(observation=7)
+            if text == "end":
+                return Step(done=True, reward=total / 10, metrics={"turns": len(self.turns)})
+            return Step(observation=f"{total} {os.getpid() if text == 'pid' else ''}")
+
+    class Needs:
+        def __init__(self, size): pass
+        reset = step = __init__
+
+    class Half:
+        def reset(self, problem): pass
+"""
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("environments") / "counters.py"
+    path.write_text(textwrap.dedent(CODE))
+    return path
+
+
+@pytest.fixture
+def pool() -> Generator[EnvironmentPool]:
+    with EnvironmentPool(EnvironmentConfig(workers=1, memory_limit_mb=512)) as made:
+        yield made
+
+
+def test_what_fails_is_not_judged_and_the_others_go_on(
+    pool: EnvironmentPool, code: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"{code}:Counter"
+    good, other = (pool.begin(problem(f"g{n}", "prompt" * n, environment=name)) for n in (1, 2))
+    assert pool.steps([(good, "abc"), (other, "a")]) == [Step(observation="9 "), Step(observation="13 ")]
+    bad = {
+        "hang": r"timeout: a call used up 0\.5 s of CPU time",
+        "crash": "crash: a call ended its worker",
+        "raise": "RuntimeError: no such move",
+        "text": r"TypeError: step must return a magicrl\.environments\.base\.Step, got str",
+        "nan": "ValueError: reward must be finite, got nan",
+        "reward": "ValueError: a reward goes with the last step",
+        "long": "(ValueError: an observation of 1000000000 characters; give at most 65536|MemoryError)",
+        "number": "TypeError: observation of a step must be str, got int",
+    }
+    for text, words in bad.items():
+        plays = [pool.begin(problem("bad", environment=name)) for _ in range(2 if text == "raise" else 1)]
+        with caplog.at_level(logging.WARNING):
+            caplog.clear()
+            found = pool.steps([(plays[0], text), (good, "b"), *((play, text) for play in plays[1:])])
+        for verdict in (found[0], *found[2:]):
+            assert isinstance(verdict, Verdict)
+            assert (verdict.outcome, verdict.status) == (Outcome.NOT_JUDGED, "environment_failed")
+        # a worker that was lost has been replaced, and this one's turns were played again in it
+        assert isinstance(found[1], Step), found[1]
+        told = [record.getMessage() for record in caplog.records]
+        kinds = [line for line in told if "(not judged; further ones are only counted)" in line]
+        assert len(kinds) <= 1
+
+        assert re.search(words, str(found[0].reason)), (text, found[0])  # type: ignore[union-attr]
+    last = pool.steps([(other, "end"), (good, "end")])
+    assert last == [
+        Step(done=True, reward=1.6, metrics={"turns": 2.0}),
+        Step(done=True, reward=(6 + 3 + len(bad) + 3) / 10, metrics={"turns": 2.0 + len(bad)}),
+    ]
+
+
+def test_a_worker_that_is_killed_is_replaced(pool: EnvironmentPool, code: Path) -> None:
+    play = pool.begin(problem("p", "12", environment=f"{code}:Counter"))
+    pool.steps([(play, "a")])
+    os.kill(pool.worker_pids[0], signal.SIGKILL)
+    assert pool.steps([(play, "a")]) == [Step(observation="4 ")]
+
+
+def test_what_is_not_repeatable_is_not_judged(pool: EnvironmentPool, code: Path) -> None:
+    play = pool.begin(problem("p", environment=f"{code}:Counter"))
+    pool.steps([(play, "pid")])
+    os.kill(pool.worker_pids[0], signal.SIGKILL)
+    (found,) = pool.steps([(play, "a")])
+    assert isinstance(found, Verdict)
+    assert "not repeatable" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Needs", "is called without arguments for every episode: missing a required argument: 'size'"),
+        ("Half", "has no step"),
+        ("os", "is no class or function but module"),
+        ("Count", "did you mean 'Counter'"),
+    ],
+)
+def test_what_is_no_environment(code: Path, name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        environment_spec(f"{code}:{name}")
+
+
+def test_what_cannot_be_made_in_a_worker_is_told(
+    pool: EnvironmentPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "here_only.py"
+    path.write_text("class Game:\n    def reset(self, problem): ...\n    def step(self, text): ...\n")
+    play = pool.begin(problem("p", environment=f"{path}:Game"))
+    path.unlink()
+    with pytest.raises(WorkerRefusal, match="there is no file"):
+        pool.steps([(play, "a")])
