@@ -102,11 +102,14 @@ def test_groups_become_shares_and_zeros_are_left_out(run_folder: Path) -> None:
     rejected = charts(run_folder)["rejected"]
     assert labels(rejected) == ["all answers wrong", "all answers right"]
     assert rejected.series[1].points[0] == (1.0, 0.25)
-    rewrite(run_folder, groups__not_judged=1, groups__refilled=0)
-    assert labels(charts(run_folder)["rejected"])[2] == "not judged"
+    rewrite(run_folder, train__not_judged__ratio=0.1, groups__refilled=0)
+    assert labels(charts(run_folder)["truncation"]) == ["truncated", "not judged"]
     assert "refilled" not in charts(run_folder)
     rewrite(run_folder, groups__refilled=4)
     assert charts(run_folder)["refilled"].series[0].points[0] == (1.0, 4.0)
+    assert "turns" not in charts(run_folder), "no environment took part"
+    rewrite(run_folder, environment__turns=2.5)
+    assert charts(run_folder)["turns"].series[0].points[0] == (1.0, 2.5)
 
 
 def test_the_ratio_has_its_band_and_validation_its_error(run_folder: Path) -> None:
