@@ -126,6 +126,12 @@ def test_what_other_processes_would_have_to_call_is_refused() -> None:
 
     with pytest.raises(RecipeError, match=rf"data.train.0.verifier: live:near@\w+ on a cluster: .*'{__file__}:near'"):
         magicrl.train(RECIPE | {"cluster": {}}, reward=near)
+    with pytest.raises(
+        RecipeError, match=r"data.train.0.source: live:data@\w+ on a cluster: .* the records into a file"
+    ):
+        magicrl.train(RECIPE | {"cluster": {}}, data=[{"prompt": "1 + 1", "answer": "2"}])
+    with pytest.raises(RecipeError, match=r"'my_reward\.py:NAME'"):
+        magicrl.train(RECIPE | {"cluster": {}}, reward=lambda problem, response: 0.0)
 
 
 def test_references_of_this_process() -> None:
@@ -134,7 +140,7 @@ def test_references_of_this_process() -> None:
 
     reference = live(one)
     assert resolve("reward", reference) is one
-    assert "return 1.0" in (live_text(reference) or "")
+    assert (live_text(reference) or "").endswith("-> float:\n    return 1.0")
     assert live(partial(one, 1)).startswith("live:partial@")
     assert live(eval("lambda p, r: 0.0")) == "live:lambda@unknown"
     with pytest.raises(ValueError, match="'live:two@00' was given in Python to another process"):

@@ -17,6 +17,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -164,7 +165,7 @@ def source_text(thing: Any) -> str | None:
     thing = inspect.unwrap(getattr(thing, "func", thing))  # of functools.partial
     try:
         described = inspect.isroutine(thing) or inspect.isclass(thing)
-        return inspect.cleandoc(inspect.getsource(thing if described else type(thing)))
+        return textwrap.dedent(inspect.getsource(thing if described else type(thing))).strip()
     except (OSError, TypeError):  # typed at a prompt, or written in C
         return None
 

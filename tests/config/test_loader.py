@@ -144,6 +144,20 @@ def test_overrides_reach_tables_lists_and_bare_text(tmp_path: Path) -> None:
     assert config.evaluation.temperatures == (0.0, 1.0)
 
 
+def test_a_reward_stands_for_the_verifier_of_every_set(tmp_path: Path) -> None:
+    tests = '[data.test.held_out]\nfamily = "running_sum"\ncount = 2\nsplit = "test"\n'
+    recipe = write(tmp_path, GOOD + tests)
+    config = load_train_recipe(recipe, ["reward=exact"])
+    assert {s.verifier for s in (*config.data.train, *config.data.test.values())} == {"exact"}
+    # a source's own verifier, where it is said beside
+    config = load_train_recipe(recipe, ["reward=exact", "data.test.held_out.verifier=maths"])
+    assert [s.verifier for s in config.data.test.values()] == ["maths"]
+    with pytest.raises(RecipeError) as caught:
+        load_train_recipe(recipe, ["reward=exat"])
+    assert str(caught.value).startswith("--set reward=exat: data.train.0.verifier: unknown reward 'exat'; did you mean")
+    assert "\n" not in str(caught.value)  # once, not for every set
+
+
 def test_the_two_shorthands_of_a_users_own_run(tmp_path: Path) -> None:
     config = load_train_recipe(write(tmp_path, GOOD), ["model=./my-model", "data=problems.parquet"])
     assert config.start.model == str(Path.cwd() / "my-model")

@@ -155,7 +155,8 @@ def refuse_live_elsewhere(config: TrainConfig) -> None:
     if config.cluster is None:
         return
     for key, reference in live_parts(config).items():
-        why = in_a_file(resolve("reward", reference))
+        in_file = "which have no object of this one; put the records into a file and give its path in their place"
+        why = in_a_file(resolve("reward", reference)) if key.endswith("verifier") else in_file
         raise RecipeError(f"{reference} on a cluster: nodes run processes of their own, {why}", key=key)
 
 

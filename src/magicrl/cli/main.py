@@ -61,8 +61,8 @@ def train(
     recipe
         The recipe (TOML).
     set_
-        Override a setting: --set optimizer.learning_rate=1e-5 (repeatable). --set model=FOLDER and
-        --set data=FILE stand for a start model and training problems of your own.
+        Override a setting: --set optimizer.learning_rate=1e-5 (repeatable). --set model=FOLDER, --set data=FILE and
+        --set reward=FILE.py:NAME stand for a start model, training problems and a reward of your own.
     output
         The run folder; default: run.output of the recipe, else runs/<run.name>.
     resume

@@ -316,11 +316,14 @@ def _explain(
         if details["type"] != "too_short"
         or not any(loc[: len(details["loc"])] == details["loc"] != loc for loc in inner)
     ]
-    lines: list[str] = []
+    rewards = {override.words for override in overrides if override.key == "reward"}
+    lines: dict[str, str] = {}
     for details in told:
         location = _in_file(tree, details)
-        lines.append(f"{_place(path, text, location, overrides)}: {_explain_one(schema, '.'.join(location), details)}")
-    return "\n".join(lines)
+        place, words = _place(path, text, location, overrides), _explain_one(schema, ".".join(location), details)
+        # a reward that is wrong is wrong in every set: said once
+        lines.setdefault(place if place in rewards else f"{place}: {words}", f"{place}: {words}")
+    return "\n".join(lines.values())
 
 
 def _explain_one(schema: type[BaseModel], dotted: str, details: ErrorDetails) -> str:

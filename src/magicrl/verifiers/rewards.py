@@ -229,11 +229,9 @@ def in_a_file(function: Any) -> str:
         place = inspect.getsourcefile(inspect.unwrap(function)) or ""
     except TypeError:
         place = ""
-    # a notebook's cells have a name in angle brackets, or in a temporary folder
-    named = f"{place if Path(place).is_file() else 'my_reward.py'}:{name if name.isidentifier() else 'NAME'}"
-    return (
-        f"which an object given in Python cannot reach; put it into a file and give its name, {named!r}, in its place"
-    )
+    # a notebook's cells have a place that is no file, a lambda has no name in its file
+    named = f"{place}:{name}" if name.isidentifier() and Path(place).is_file() else "my_reward.py:NAME"
+    return f"which have no object of this one; put it into a file and give its name, {named!r}, in its place"
 
 
 def _here(made: RewardFunction) -> Callable[[Problem, Sequence[str]], Sequence[Verdict] | Future[list[Verdict]]]:
