@@ -1,4 +1,4 @@
-"""Load any Hugging Face causal LM for magicrl, and write model folders that plain transformers reads.
+"""Load Hugging Face causal LMs (docs/models.md) for magicrl, and write model folders that plain transformers reads.
 
 A loaded policy uses magicrl's attention (see ``packing.py``), runs in evaluation mode (no dropout, so that the
 sampler and the learner are one distribution) and never executes code from the model folder.

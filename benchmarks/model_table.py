@@ -1,0 +1,113 @@
+"""Which models work and how far they are from plain transformers: docs/figures/models.json and docs/models.md.
+
+python benchmarks/model_table.py            # some minutes on two CPU cores
+python benchmarks/model_table.py --page     # the page alone, from the figures that are there
+
+Each row of `model_cases.py` in float32: the learner with packed sequences and with shared prompts, the in-process
+engine with more samples than rows, and the engine's speed beside Llama's of the same sizes, taken in turns.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import model_cases
+import torch
+from common import FIGURES, ROOT, document, parser_of, put_section, rounded, table, write_figure
+
+JSON, PAGE = FIGURES / "models.json", ROOT / "docs" / "models.md"
+_TURNS = 3
+_LLAMA = "Llama 3"
+COLUMNS = (
+    "model | what its layers have that Llama's have not | learner, packed | learner, shared prompts | gradient | "
+    "packed against alone | engine | speed"
+)
+
+
+def speeds(names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Tokens a second of each model and of Llama right before it: the median of some turns, and of their quotients."""
+    llama = model_cases.speed(model_cases.CASES[_LLAMA])
+    found: dict[str, dict[str, float]] = {}
+    for name in names:
+        once = model_cases.speed(model_cases.CASES[name])
+        once(), llama()  # what is set up at the first call
+        turns = [(llama(), once()) for _ in range(_TURNS)]
+        found[name] = {
+            "tokens_per_s": rounded(statistics.median(own for _, own in turns)),
+            "of_llama": rounded(statistics.median(own / base for base, own in turns)),
+        }
+    return found
+
+
+def measure() -> dict[str, Any]:
+    torch.set_num_threads(1)  # products of this size are not faster on more, and two processes then disturb less
+    names = list(model_cases.CASES)
+    fast = speeds(names)
+    rows = {
+        name: {
+            "model_type": case.model_type,
+            "layers": case.layers,
+            "config": model_cases.SIZES | dict(case.differs),
+            **{key: rounded(v) if isinstance(v, float) else v for key, v in model_cases.compared(case).items()},
+            **fast[name],
+        }
+        for name, case in model_cases.CASES.items()
+    }
+    return {"run": document({"dtype": "float32", "turns": _TURNS}, ["transformers", "torch"]), "models": rows}
+
+
+def _row(name: str, row: Mapping[str, Any]) -> list[str]:
+    def number(key: str) -> str:
+        return f"{row[key]:.1e}" if key in row else "refused"
+
+    gradient = max((row[key] for key in ("packed_gradient", "shared_gradient") if key in row), default=None)
+    return [
+        f"{name} (`{row['model_type']}`)",
+        row["layers"],
+        number("packed_logprob"),
+        number("shared_logprob"),
+        "refused" if gradient is None else f"{gradient:.1e}",
+        number("packed_alone"),
+        number("sampled_logprob"),
+        f"{row['of_llama']:.0%}",
+    ]
+
+
+def section(found: Mapping[str, Any]) -> list[str]:
+    """The table's part of the page."""
+    run = found["run"]
+    versions = run["machine"]["versions"]
+    refused = [
+        f"- {name}, {key.removesuffix('_refused')}: {text}"
+        for name, row in found["models"].items()
+        for key, text in row.items()
+        if key.endswith("_refused")
+    ]
+    return [
+        f"`{run['command']}`, transformers {versions['transformers']}, torch {versions['torch']}, float32, CPU.",
+        "",
+        *table(COLUMNS, (_row(name, row) for name, row in found["models"].items())),
+        *(["", "Refused:", "", *refused] if refused else []),
+    ]
+
+
+def write(page: Path, figures: Path) -> None:
+    """Put the table made from ``figures`` into ``page``."""
+    put_section(page, "models", section(json.loads(figures.read_text())))
+
+
+def main() -> None:
+    parser = parser_of(__doc__, JSON)
+    parser.add_argument("--page", action="store_true", help="write the page alone")
+    given = parser.parse_args()
+    if not given.page:
+        write_figure(given.output, measure())
+    write(PAGE, given.output)
+
+
+if __name__ == "__main__":
+    main()
