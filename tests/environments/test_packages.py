@@ -22,6 +22,7 @@ def test_a_missing_package_names_its_extra() -> None:
         '<tool_call>{"name": "price", "arguments": {"item": "pear"}}</tool_call>',
         '<tool_call>\n{"name": "price", "arguments": "{\\"item\\": \\"pear\\"}"}\n</tool_call>',
         '<tool_call>{"name": "price", "arguments": {"item": "pear"}}',
+        '<tool_call>[{"name": "price", "arguments": {"item": "pear"}}]</tool_call>',
         ' {"name": "price", "parameters": {"item": "pear"}} ',
     ],
 )
@@ -47,6 +48,8 @@ def test_reasoning_and_text_stand_apart_from_calls() -> None:
         '{"name": 3, "arguments": {}}',
         '{"name": "price", "arguments": "{"}',
         "[1, 2]",
+        "[]",
+        "<tool_call>[]</tool_call>",
         "[" * 100_000,
         "<tool_call>" * 10_000,
     ],

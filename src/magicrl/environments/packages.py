@@ -69,28 +69,35 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 def read_turn(text: str) -> Turn:
     """The turn in ``text``: reasoning, content and tool calls.
 
-    A call is a JSON object with ``name`` and ``arguments`` (or ``parameters``), as chat templates ask for it: between
-    ``<tool_call>`` and ``</tool_call>`` (Qwen, SmolLM3, Hermes), or as all of the content (Llama 3). What cannot be
-    read as a call stays content.
+    A call is a JSON object with ``name`` and ``arguments`` (or ``parameters``), or several in a list, as chat templates
+    ask for it: between ``<tool_call>`` and ``</tool_call>`` (Qwen, SmolLM, Hermes), or as all of the content (Llama 3).
+    What cannot be read as a call stays content.
     """
     thought, closed, rest = text.partition("</think>")
     reasoning = thought.removeprefix("<think>").strip() if closed else None
     content = rest if closed else text
-    marked = [_call(body) for body in _CALL.findall(content)]
-    if marked and None not in marked:
-        calls, content = marked, _CALL.sub("", content)
-    else:
-        calls = [] if marked else [_call(content)]
-        content = "" if calls and calls[0] is not None else content
-    return Turn(reasoning, content.strip(), tuple(call for call in calls if call is not None))
+    marked = [_calls(body) for body in _CALL.findall(content)]
+    if not marked and (whole := _calls(content)):
+        return Turn(reasoning, "", tuple(whole))
+    if not all(marked):
+        marked = []  # one that cannot be read: none is guessed
+    if marked:
+        content = _CALL.sub("", content)
+    return Turn(reasoning, content.strip(), tuple(call for calls in marked for call in calls))
 
 
-def _call(text: str) -> ToolCall | None:
-    """The call that ``text`` is, if it is one."""
+def _calls(text: str) -> list[ToolCall]:
+    """The call that ``text`` is, or the calls in its list; empty if it is neither."""
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError):
-        return None
+        return []
+    calls = [_call(one) for one in cast("list[Any]", found if isinstance(found, list) else [found])]
+    return [call for call in calls if call is not None] if None not in calls else []
+
+
+def _call(found: Any) -> ToolCall | None:
+    """The call that a JSON value is."""
     if not isinstance(found, dict):
         return None
     given = cast("dict[str, Any]", found)
