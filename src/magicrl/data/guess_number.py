@@ -37,6 +37,8 @@ class GuessOptions(FamilyOptions):
     """Levels 2 to this one are drawn, equally often; level k has 2^k - 1 numbers and k guesses."""
     spare: int = Field(default=0, ge=0, le=20)
     """Guesses beyond those that halving needs."""
+    halving: float = Field(default=0.0, ge=0, le=1)
+    """Share of the demonstrations' guesses that take the middle of what is left; the others are random."""
 
 
 def range_split(low: int, high: int) -> Split:
@@ -84,7 +86,8 @@ class GuessNumber:
         low, high = problem.extra["low"], problem.extra["high"]
         texts: list[str] = []
         while True:
-            guess = int(rng.integers(low, high + 1))
+            halves = rng.random() < self.options.halving
+            guess = (low + high) // 2 if halves else int(rng.integers(low, high + 1))
             texts.append(str(guess))
             step = game.step(texts[-1])
             if step.done:
