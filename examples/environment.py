@@ -5,7 +5,7 @@ No clone is needed:
     python environment.py                                                     # writes problems.jsonl and recipe.toml
     magicrl train recipe.toml --output runs/echo
     magicrl eval --model runs/echo/model --benchmark problems.jsonl --environment environment.py:Echo \
-        --samples 4 --max-tokens 16 --output runs/eval
+        --max-turns 3 --max-observation-tokens 1 --samples 4 --max-tokens 16 --output runs/eval
 """
 
 import json

@@ -24,7 +24,7 @@ def test_the_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     rows = [json.loads(line)["values"] for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 4
     for row in rows:
-        assert row["groups/not_judged"] == 0
+        assert row["train/not_judged/ratio"] == 0
         assert 1 <= row["environment/turns"] <= 3
         # a reward is the share of two digits
         assert row["environment/digits_right"] <= 2

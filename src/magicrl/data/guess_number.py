@@ -1,7 +1,7 @@
 """Task family ``guess_number``: find a hidden number in as few guesses as halving needs (environment ``guessing``).
 
-A problem is a range and a secret in it. Level k has 2^k - 1 numbers and k guesses: whoever halves what is left always
-finds the number, whoever guesses at random among the numbers that are left mostly runs out of guesses.
+A problem is a range and a secret in it. Level k has 2^(k-1) to 2^k - 1 numbers and k guesses: whoever halves what is
+left always finds the number, whoever guesses at random among the numbers that are left often runs out of guesses.
 
 Ranges belong to splits, by hash: a range of a test (``from 12 to 42``) stands in no training problem. So a test shows
 that the way of searching is found in ranges that were never searched; the numbers in them are known from others. All
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import numpy as np
 from pydantic import Field
@@ -34,7 +33,7 @@ class GuessOptions(FamilyOptions):
     largest: int = Field(default=99, ge=31, le=9999)
     """Largest number of a range."""
     levels: int = Field(default=5, ge=2, le=12)
-    """Levels 2 to this one are drawn, equally often; level k has 2^k - 1 numbers and k guesses."""
+    """Levels 2 to this one are drawn, equally often; level k has 2^(k-1) to 2^k - 1 numbers and k guesses."""
     spare: int = Field(default=0, ge=0, le=20)
     """Guesses beyond those that halving needs."""
     halving: float = Field(default=0.0, ge=0, le=1)
@@ -52,8 +51,8 @@ class GuessNumber:
 
     Example:
         >>> problem = next(GuessNumber(GuessOptions()).stream(seed=0, split="train", levels=[5]))
-        >>> problem.extra["high"] - problem.extra["low"] + 1, problem.extra["guesses"]
-        (31, 5)
+        >>> problem.extra["high"] - problem.extra["low"] + 1 in range(16, 32), problem.extra["guesses"]
+        (True, 5)
     """
 
     name = NAME
@@ -101,16 +100,15 @@ class GuessNumber:
         index = 0
         while True:
             level = wanted[int(rng.integers(len(wanted)))]
-            lows = _lows(self.options.largest, level, split)
-            if not lows:
-                raise ValueError(f"{NAME} has no range of level {level} in the split {split}; raise largest")
-            low = lows[int(rng.integers(len(lows)))]
-            secret = int(rng.integers(low, low + 2**level - 1))
-            yield self._problem(low, secret, level, f"{NAME}-{split}-{seed}-{index}")
-            index += 1
+            size = int(rng.integers(2 ** (level - 1), 2**level))
+            low = int(rng.integers(1, self.options.largest - size + 2))
+            if range_split(low, low + size - 1) == split:
+                secret = int(rng.integers(low, low + size))
+                yield self._problem(low, low + size - 1, secret, level, f"{NAME}-{split}-{seed}-{index}")
+                index += 1
 
-    def _problem(self, low: int, secret: int, level: int, name: str) -> Problem:
-        high, guesses = low + 2**level - 2, level + self.options.spare
+    def _problem(self, low: int, high: int, secret: int, level: int, name: str) -> Problem:
+        guesses = level + self.options.spare
         prompt = PROMPT.format(low=low, high=high, guesses=guesses)
         return Problem(
             id=name,
@@ -125,13 +123,6 @@ class GuessNumber:
             extra={"secret": secret, "low": low, "high": high, "guesses": guesses},
             environment=self.environment,
         )
-
-
-@cache
-def _lows(largest: int, level: int, split: Split) -> tuple[int, ...]:
-    """Where the ranges of a level begin that belong to a split."""
-    last = 2**level - 2
-    return tuple(low for low in range(1, largest - last + 1) if range_split(low, low + last) == split)
 
 
 def make_guess_number(**options: OptionValue) -> GuessNumber:
