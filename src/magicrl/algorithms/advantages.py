@@ -150,7 +150,7 @@ def group_relative(a: AdvantageInputs) -> Tensor:
 
 
 def leave_one_out(a: AdvantageInputs) -> Tensor:
-    """r_i minus the mean of the other members: RLOO (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740, Eq. 8).
+    """r_i minus the mean of the other members: RLOO (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740).
 
     That is n / (n - 1) times r - mean, an unbiased estimate: no response is in its own baseline.
     """
