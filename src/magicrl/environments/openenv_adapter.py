@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from magicrl.environments.base import Step
@@ -62,6 +63,9 @@ def seeds(
         ValueError: the server cannot be reached or refuses, or an option is wrong; says why.
     """
     arguments = _object("options.reset", reset)
+    path, _, app = server.rpartition(":")
+    if path.endswith(".py"):
+        server = f"{Path(path).expanduser().resolve()}:{app}"  # workers and a resumed run may stand elsewhere
     try:
         schema: Any = _requests.get(f"{_address(server)}/schema", timeout=WAIT_SECONDS).json()["action"]
     except (OSError, ValueError, KeyError) as error:
