@@ -170,6 +170,7 @@ def test_a_run_left_early_is_resumed(toy_recipe: Path, tmp_path: Path) -> None:
     assert evaluations_of(finished.path) == evaluations_of(whole.path)
 
 
+@pytest.mark.slow
 def test_two_runs_take_turns(toy_recipe: Path, tmp_path: Path) -> None:
     one_step = SHORT | {"stages.0.max_steps": 1, "data.validation": [], "data.test": {}}
     alone = magicrl.train(toy_recipe, settings=one_step, output=tmp_path / "alone", progress=False)
