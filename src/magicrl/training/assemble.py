@@ -13,6 +13,7 @@ import torch
 
 from magicrl.config.errors import RecipeError, under, without_secrets
 from magicrl.config.schema import StartConfig, TrainConfig
+from magicrl.data.families import make_family
 from magicrl.data.sources import fingerprint
 from magicrl.models.loading import LoadedModel, described_model, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
@@ -238,6 +239,7 @@ def _vllm_options(config: TrainConfig, folder: Path | str, *, gpus: int, shared:
     if resolve_device(config.run.device).type == "cpu" and torch.cuda.is_available():
         raise RecipeError("vLLM uses the GPU where there is one", key="run.device")
     longest = max(config.evaluation.max_tokens or 0, *(stage.max_tokens for stage in config.stages))
+    longest += config.environment.most_observed if _may_observe(config) else 0
     options = {
         "max_context": min(described_model(str(folder)).max_context, config.data.max_prompt_tokens + longest),
         "cache_mb": rollout.vllm.cache_mb,
@@ -246,6 +248,17 @@ def _vllm_options(config: TrainConfig, folder: Path | str, *, gpus: int, shared:
         "eager": rollout.vllm.eager,
     }
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _may_observe(config: TrainConfig) -> bool:
+    """Whether a source gives problems with an environment; of a function of the user's nobody knows."""
+    data = config.data
+    return any(
+        source.environment is not None
+        or source.source is not None
+        or (source.family is not None and hasattr(make_family(source.family, source.options), "environment"))
+        for source in (*data.train, *data.validation, *data.test.values())
+    )
 
 
 def make_learner(config: TrainConfig, policy: LoadedModel) -> LocalLearner:

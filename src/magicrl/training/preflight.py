@@ -276,7 +276,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     # the memory of other machines is not this one's to look at
     if here and shape is not None:
         counted = with_needed_reference(config)
-        _check_memory("model", config.model, device, lambda model: run_terms(counted, model, shape, longest))
+        _check_memory("model", config.model, device, lambda model: run_terms(counted, model, shape, longest + observed))
     return Ready(data=data, policy=policy if config.start.model is not None and here else None)
 
 
