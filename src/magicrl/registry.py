@@ -70,6 +70,7 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "reward": {
             "code": "magicrl.verifiers.base:CODE",
             "exact": "magicrl.verifiers.base:EXACT",
+            "judge": "magicrl.verifiers.base:JUDGE",
             "maths": "magicrl.verifiers.base:MATHS",
         },
         "family": {

@@ -10,7 +10,7 @@ import pytest
 from builders import problem
 
 from magicrl.config.cluster_schema import ClusterTimeouts
-from magicrl.config.schema import VerifierConfig
+from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.distributed import verifier_nodes
 from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.records import Problem

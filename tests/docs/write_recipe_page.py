@@ -112,7 +112,7 @@ def type_name(annotation: Any) -> str:
         return f"list of {type_name(arguments[0])}"
     if origin is dict:
         return f"table of {type_name(arguments[1])}"
-    return {str: "text", int: "integer", float: "number", bool: "true or false"}[annotation]
+    return {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any value"}[annotation]
 
 
 def bound(item: Any) -> Iterator[str]:

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 import psutil
 import pytest
 
-from magicrl.config.schema import VerifierConfig
+from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.records import Outcome, Problem, Verdict
 from magicrl.verifiers import JudgeOptions, VerifierPool
 from magicrl.verifiers.isolated import IsolatedProtocol

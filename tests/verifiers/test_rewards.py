@@ -168,7 +168,9 @@ def test_what_fails_is_not_judged_and_told_once(
 
 
 def test_what_is_no_reward_is_refused(file: Path) -> None:
-    with pytest.raises(ValueError, match=r"unknown reward 'math'; did you mean 'maths'\? Known: code, exact, maths"):
+    with pytest.raises(
+        ValueError, match=r"unknown reward 'math'; did you mean 'maths'\? Known: code, exact, judge, maths"
+    ):
         verifier_spec("math")
     with pytest.raises(ValueError, match="has no 'plane'; did you mean 'plain'"):
         verifier_spec(f"{file}:plane")

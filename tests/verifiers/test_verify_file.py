@@ -141,7 +141,10 @@ def test_a_reward_of_ones_own_judges_as_in_training(
 
 def test_an_unknown_reward_lists_the_known_ones(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"gold": "5", "response": "5"}])
-    for name, said in (("mats", r"did you mean 'maths'\?.*code, exact, maths"), ("own.py:score", "no file own.py")):
+    for name, said in (
+        ("mats", r"did you mean 'maths'\?.*code, exact, judge, maths"),
+        ("own.py:score", "no file own.py"),
+    ):
         with pytest.raises(ValueError, match=said):
             verify_file(source, tmp_path / "out.jsonl", verifier=name)
     assert verify_file(source, tmp_path / "out.jsonl", verifier="exact").correct == 1

@@ -337,6 +337,45 @@ def reward(
 
 
 @verify_app.command
+def judge(
+    recipe: str,
+    /,
+    *,
+    input: Path,
+    output: Path,
+    set_: Overrides = None,
+) -> int:
+    """Judge by a served model, as training with this recipe does: {"prompt", "gold"?, "response"} -> {"score", ...}.
+
+    Example: magicrl verify judge recipe.toml --input answers.jsonl --output scores.jsonl
+
+    Parameters
+    ----------
+    recipe
+        A training recipe's file or name; its [verifier] table counts, with [verifier.judge] in it.
+    input
+        JSON Lines; gold is a text or a list of texts.
+    output
+        JSON Lines, one verdict a line, same order.
+    set_
+        Override a setting: --set verifier.judge.model=NAME (repeatable).
+    """
+    from magicrl.config.loader import load_train_recipe
+    from magicrl.verifiers.base import JudgeOptions
+    from magicrl.verifiers.batch import verify_file
+    from magicrl.verifiers.pool import needed_judge
+
+    verifier = load_train_recipe(Path(recipe), set_ or []).verifier
+    config = needed_judge(verifier.judge)
+    options = JudgeOptions(reasoning=verifier.reasoning, extract=verifier.extract)
+    summary = verify_file(input, output, verifier="judge", options=options, judge=config, workers=config.concurrency)
+    mean = "" if summary.score is None else f", mean reward {summary.score:.3g}"
+    told = f"{summary.total} judged, {summary.correct} right{mean}, {summary.not_judged} not judged -> {output}"
+    Console().print(told)
+    return _all_read(summary)
+
+
+@verify_app.command
 def code(
     *,
     input: Path,

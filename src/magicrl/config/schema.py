@@ -16,6 +16,7 @@ from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig, Refe
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference, door
 from magicrl.config.section import Section
+from magicrl.config.verifier_schema import VerifierConfig
 
 EngineName = Annotated[Reference, door("engine")]
 RewardName = Annotated[Reference, door("reward")]
@@ -191,8 +192,8 @@ class SourceConfig(Section):
     template: str | None = None
     """Text around each prompt; holds ``{prompt}``. Default: none; for code sets what says how tests call it."""
     verifier: RewardName | None = None
-    """``maths``, ``exact``, ``code``, or a reward of your own, ``my_reward.py:score`` (docs/verifiers.md). Default: the
-    family's own; ``code`` for problems with tests, else ``maths``."""
+    """``maths``, ``exact``, ``code``, ``judge``, or a reward of your own, ``my_reward.py:score`` (docs/verifiers.md).
+    Default: the family's own; ``code`` for problems with tests, else ``maths``."""
     environment: EnvironmentName | None = None
     """What answers the turns of a response: your class, ``file.py:Game``. Default: the family's own, mostly none."""
 
@@ -359,21 +360,6 @@ class EvaluationConfig(Section):
     """A larger k for the start model at temperature 1 (what sampling alone could find)."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Response limit of the test; default: the last stage's T."""
-
-
-class VerifierConfig(Section):
-    """How answers are judged."""
-
-    reasoning: Literal["auto", "required", "none"] = "auto"
-    """What an unfinished ``<think>`` means (docs/verifiers.md)."""
-    extract: Literal["lenient", "box"] = "box"
-    """``box``: only a ``\\boxed{}`` is an answer; ``lenient``: also what the text ends with."""
-    time_limit: float = Field(default=10.0, gt=0)
-    """CPU seconds of one maths answer, or of a program in one test."""
-    workers: int = Field(default=1, ge=1)
-    """Processes that judge."""
-    memory_limit_mb: int = Field(default=4096, ge=256)
-    """Of each worker; what needs more is judged wrong."""
 
 
 class EnvironmentConfig(Section):

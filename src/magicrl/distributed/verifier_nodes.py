@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from magicrl.config.cluster_schema import ClusterTimeouts
-from magicrl.config.schema import VerifierConfig
+from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.distributed.runtime import ClusterError, Node, cause_of, nodes, waited_for
 from magicrl.records import Problem, Verdict
 from magicrl.training.protocols import WorkSpan
@@ -192,6 +192,10 @@ class VerifierNodes:
             values[f"{key}/queue"] = len(place.calls)
             place.judged, place.busy = 0, 0.0
         return values
+
+    def totals(self) -> dict[str, float]:
+        """Nothing: each node's pool counts for itself."""
+        return {}
 
     def spans(self) -> list[WorkSpan]:
         """When each node judged, since the last call; of what `result` has taken in."""

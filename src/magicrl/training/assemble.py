@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,10 @@ class Judge(VerifierService, Protocol):
 
     def warm_up(self, verifiers: Iterable[str]) -> None:
         """Start every worker of these verifiers now. Raises ``RuntimeError`` where one does not start."""
+        ...
+
+    def totals(self) -> Mapping[str, float]:
+        """What a served judge was asked for so far; {} without one."""
         ...
 
 

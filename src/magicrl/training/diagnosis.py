@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from magicrl.config.schema import VerifierConfig
+from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.job import JudgedGroup
 from magicrl.evaluation.statistics import Difference, paired_scores
 from magicrl.records import Completion, Problem, StepMetrics, Verdict

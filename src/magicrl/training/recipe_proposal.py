@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from magicrl.config.errors import without_secrets
-from magicrl.config.schema import ModelConfig, VerifierConfig
+from magicrl.config.schema import ModelConfig
+from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.job import JudgedGroup, sample_problems
 from magicrl.models.loading import LoadedModel
 from magicrl.models.prompts import PromptEncoder

@@ -163,6 +163,14 @@ class RunFolder:
         document |= {"status": status, "ended": now(), **shown}
         write_atomically(self._run, json.dumps(document, indent=1))
 
+    def account(self, totals: Mapping[str, float]) -> None:
+        """Add what this attempt asked a served judge for to what the attempts before it did."""
+        if totals:
+            document = self._facts()
+            before: Mapping[str, float] = document.get("judge", {})
+            document["judge"] = {key: before.get(key, 0) + value for key, value in totals.items()}
+            write_atomically(self._run, json.dumps(document, indent=1))
+
     def step(self, metrics: StepMetrics) -> None:
         """Append a line to ``metrics.jsonl``."""
         row = {"step": metrics.step, "stage": metrics.stage, "values": dict(metrics.values)}
@@ -308,7 +316,13 @@ def _deciding(config: TrainConfig) -> TrainConfig:
     """The configuration without what may change from one attempt to the next: nothing of it decides a result."""
     run = config.run.model_copy(update={"output": None, "expected_minutes": None})
     return config.model_copy(
-        update={"run": run, "logging": LoggingConfig(), "checkpoint": CheckpointConfig(), "cluster": None}
+        update={
+            "run": run,
+            "verifier": config.verifier.deciding(),
+            "logging": LoggingConfig(),
+            "checkpoint": CheckpointConfig(),
+            "cluster": None,
+        }
     )
 
 

@@ -214,7 +214,7 @@ def opened(
             start = start_model_folder(config.start, folder.path.parent / "models", observer.progress)
             built = build(config, ready, start, parts)
             folder.start(config, {**built.facts(), "threads": threads})
-            with contextlib.closing(built.engine), _ending_noted(folder):
+            with contextlib.closing(built.engine), _judging_noted(folder, judge), _ending_noted(folder):
                 checkpoint = load_latest(folder.checkpoints, owner=folder.owner)
                 remove_leftovers(folder.checkpoints)
                 # lines newer than the checkpoint: their steps are made, and recorded, again
@@ -224,6 +224,16 @@ def opened(
                     session.warn(f"metrics.jsonl lacks {len(lost)} steps, e.g. {lost[0]}; training is not affected")
                 session.begin(checkpoint)
                 yield session
+
+
+@contextmanager
+def _judging_noted(folder: RunFolder, judge: Judge) -> Generator[None]:
+    """What a served judge was asked for in the block is added to ``run.json``, however it ends."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            folder.account(judge.totals())
 
 
 @contextmanager

@@ -104,6 +104,8 @@ class Trainer:
         self.steps_done = 0
         # of steps in a row; in the checkpoint, so that a restart does not begin the count anew
         self._empty_steps = 0
+        self._unjudged_steps = 0
+        self._why_unjudged = ""
 
     def step(self, stage: StageConfig, stage_index: int) -> StepResult:
         """One training step: D_R prompts, M responses each, N_SGD updates of Eq. 3.1."""
@@ -150,6 +152,11 @@ class Trainer:
 
         self.steps_done += 1
         self._empty_steps = 0 if kept else self._empty_steps + 1
+        # what was cut at T is a 0 without a verdict: it says nothing of the judge
+        judged = any((g.counted & ~g.truncated).any() for g in groups)
+        failed = any((~g.counted).any() for g in groups)
+        self._unjudged_steps = self._unjudged_steps + 1 if failed and not judged else 0
+        self._why_unjudged = next((v.reason for g in groups for v in g.verdicts if v.reason), "")
         values = step_metrics(
             groups,
             rejection,
@@ -339,8 +346,15 @@ class Trainer:
         """Stop a run that cannot go on; call it once the step is recorded and before it is in a checkpoint.
 
         Raises:
-            TrainingStopped: nothing to learn for too long, or an engine that serves other weights.
+            TrainingStopped: nothing to learn or nothing judged for too long, or an engine that serves other weights.
         """
+        patience = self._config.verifier.stop_after_unjudged_steps
+        if self._unjudged_steps >= patience:
+            why = self._why_unjudged or "no reason was given"
+            raise TrainingStopped(
+                f"no response of {patience} steps in a row could be judged ({why}). Nothing was learned from them; see "
+                "that the verifier or its server works, then continue with --resume"
+            )
         limit = self._config.algorithm.stop_after_empty_steps
         if self._empty_steps >= limit:
             seen = answers_in([metrics], judging_of(self._config.verifier, self._parts.sampler.remaining))
@@ -369,6 +383,7 @@ class Trainer:
         return {
             "steps_done": self.steps_done,
             "empty_steps": self._empty_steps,
+            "unjudged_steps": self._unjudged_steps,
             "versions": self._staleness.state(),
             **self._queue.state(),
         }
@@ -377,5 +392,6 @@ class Trainer:
         """Inverse of ``state``; the engine has the weights of that time."""
         self.steps_done = int(state["steps_done"])
         self._empty_steps = int(state["empty_steps"])
+        self._unjudged_steps = int(state.get("unjudged_steps", 0))  # checkpoints of before have none
         self._staleness.restore(state["versions"])
         self._queue.restore(state)

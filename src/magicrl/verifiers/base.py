@@ -18,7 +18,9 @@ from magicrl.records import Completion, Outcome, Problem, Verdict
 from magicrl.registry import resolve
 
 if TYPE_CHECKING:
+    from magicrl.config.verifier_schema import JudgeConfig
     from magicrl.verifiers.pool import WorkerProtocol
+    from magicrl.verifiers.served_judge import ServedJudge
 
 Reasoning = Literal["auto", "required", "none"]
 Extract = Literal["lenient", "box"]
@@ -139,13 +141,13 @@ Judge = Callable[[Problem, Sequence[str]], "Sequence[Verdict] | Future[list[Verd
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierSpec:
-    """A verifier that a problem may name: judged in the calling process or in worker processes.
+    """A verifier that a problem may name: judged in the calling process, in worker processes or by a server.
 
     Attributes:
         name: what ``Problem.verifier`` says.
         in_process: makes a judge for the calling process, or None.
-        protocol: how it is judged in worker processes, from (options, seconds, MiB), or None. Exactly one of the two is
-            given.
+        protocol: how it is judged in worker processes, from (options, seconds, MiB), or None.
+        served: makes what asks a server, or None. Exactly one of the three is given.
         isolated: makes the verifier inside a worker, for those of `isolated.IsolatedProtocol`.
         warm_up: a (gold, response) pair judged once when such a worker starts, so that no item pays for loading.
         needs_gold: whether it can judge nothing without a gold answer.
@@ -154,12 +156,13 @@ class VerifierSpec:
     name: str
     in_process: Callable[[JudgeOptions], Judge] | None = None
     protocol: Callable[[JudgeOptions, float, int], WorkerProtocol] | None = None
+    served: Callable[[JudgeConfig, JudgeOptions], ServedJudge] | None = None
     isolated: Callable[[JudgeOptions, Progress], IsolatedVerifier] | None = None
     warm_up: tuple[str, str] = ("1", "\\boxed{1}")
     needs_gold: bool = True
 
     def __post_init__(self) -> None:
-        assert (self.in_process is None) != (self.protocol is None), self.name
+        assert [self.in_process, self.protocol, self.served].count(None) == 2, self.name
 
     def check_golds(self, problem: Problem) -> None:
         """Raise ValueError for a problem without the gold answer that this verifier needs."""
@@ -195,6 +198,12 @@ def _code(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> Wor
     return CodeProtocol(CodeOptions(limits=Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb), judge=options))
 
 
+def _judge(config: JudgeConfig, options: JudgeOptions) -> ServedJudge:
+    from magicrl.verifiers.served_judge import ServedJudge
+
+    return ServedJudge(config, options)
+
+
 EXACT = VerifierSpec(name="exact", in_process=_exact)
 MATHS = VerifierSpec(
     name="maths",
@@ -204,6 +213,7 @@ MATHS = VerifierSpec(
     warm_up=(r"\int_0^1 2x \, dx", r"\boxed{\int_0^1 2y \, dy}"),
 )
 CODE = VerifierSpec(name="code", protocol=_code)
+JUDGE = VerifierSpec(name="judge", served=_judge, needs_gold=False)
 
 
 def verifier_spec(name: str) -> VerifierSpec:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from magicrl.config.verifier_schema import JudgeConfig
 from magicrl.records import Outcome, Problem, Verdict
 from magicrl.verifiers.base import JudgeOptions, VerifierService, VerifierSpec, verifier_spec
 from magicrl.verifiers.pool import Ticket, VerifierPool
@@ -149,6 +150,7 @@ def verify_file(
     workers: int | None = None,
     time_limit: float = 2.0,
     memory_limit_mb: int = 4096,
+    judge: JudgeConfig | None = None,
 ) -> BatchSummary:
     """Judge every line ``{"id"?, "prompt"?, "gold": str|[str], "response": str, ...}`` of ``input``, as training does.
 
@@ -159,6 +161,7 @@ def verify_file(
     Args:
         verifier: a built-in one, or a reward of the user's as `magicrl.registry` finds it.
         workers: worker processes; default: the cores this process may use.
+        judge: settings of the verifier ``judge``.
 
     Raises:
         ValueError: an unknown verifier, an empty input, or input and output are the same file.
@@ -168,7 +171,8 @@ def verify_file(
     spec = verifier_spec(verifier)
     check_file(input, output)
     count = workers if workers is not None else usable_cores()
-    with VerifierPool(options=options, workers=count, time_limit=time_limit, memory_limit_mb=memory_limit_mb) as pool:
+    limits: dict[str, Any] = {"workers": count, "time_limit": time_limit, "memory_limit_mb": memory_limit_mb}
+    with VerifierPool(options=options, judge=judge, **limits) as pool:
         pool.warm_up([verifier])
         return judge_file(
             input,

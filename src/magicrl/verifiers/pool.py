@@ -19,11 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import TypeAdapter
 
-from magicrl.config.schema import VerifierConfig
+from magicrl.config.errors import RecipeError
+from magicrl.config.verifier_schema import JudgeConfig, VerifierConfig
 from magicrl.records import Outcome, Problem, Verdict
 from magicrl.verifiers.base import (
     MAX_EXTRACTED,
@@ -43,6 +44,9 @@ from magicrl.verifiers.worker import (
     WorkerSlot,
     WorkerStartError,
 )
+
+if TYPE_CHECKING:
+    from magicrl.verifiers.served_judge import ServedJudge
 
 
 class Closing(ABC):
@@ -298,6 +302,17 @@ class WorkerPool(JudgingPool):
                 thread.thread.start()
 
 
+def needed_judge(config: JudgeConfig | None) -> JudgeConfig:
+    """The settings of the reward ``judge``. Raises RecipeError where there are none."""
+    if config is None:
+        raise RecipeError(
+            "the reward 'judge' asks a served model: state its base_url and model in a table [verifier.judge] "
+            "(docs/verifiers.md)",
+            key="verifier.judge",
+        )
+    return config
+
+
 class VerifierPool(JudgingPool):
     r"""Judges responses, in this process (``exact``) or in worker processes (``maths``, ``code``).
 
@@ -326,6 +341,7 @@ class VerifierPool(JudgingPool):
         time_limit: float = 2.0,
         workers: int = 1,
         memory_limit_mb: int = 4096,
+        judge: JudgeConfig | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
@@ -335,7 +351,10 @@ class VerifierPool(JudgingPool):
         self._limits = (time_limit, memory_limit_mb)
         self._workers = workers
         self._spec = cache(verifier_spec)  # finding one looks through modules and files
+        self._judge_config = judge
         self._local: dict[str, Judge] = {}
+        self._served: dict[str, ServedJudge] = {}
+        self.lost: list[str] = []  # a server is nobody's to replace
         self._awaited: set[Future[Any]] = set()
         self._pools: dict[str, WorkerPool] = {}
         self._lock = threading.Lock()
@@ -349,6 +368,7 @@ class VerifierPool(JudgingPool):
             time_limit=config.time_limit,
             workers=config.workers,
             memory_limit_mb=config.memory_limit_mb,
+            judge=config.judge,
         )
 
     def submit(self, problem: Problem, responses: Sequence[str]) -> Ticket:
@@ -360,12 +380,9 @@ class VerifierPool(JudgingPool):
         """
         spec = self._spec(problem.verifier)
         spec.check_golds(problem)
-        if spec.in_process is None:
+        if spec.protocol is not None:
             return self._pool(spec).submit(problem, responses)
-        with self._lock:
-            self._check_open()
-            judge = self._local.setdefault(spec.name, spec.in_process(self._options))
-        found = judge(problem, responses)
+        found = self._here(spec)(problem, responses)
         # a reward that answers later: `close` has to know what is still awaited
         if isinstance(found, Future):
             with self._lock:
@@ -384,14 +401,19 @@ class VerifierPool(JudgingPool):
         return self.result(self.submit(problem, responses))
 
     def warm_up(self, verifiers: Iterable[str] = ("maths",)) -> None:
-        """Start every worker of these verifiers now, so that a broken installation shows before a run does.
+        """Start every worker of these verifiers and ask their servers, so that what is broken shows before a run does.
 
         Raises:
             RuntimeError: a worker could not be started (with what it wrote on standard error).
+            ValueError: a judge's server does not answer as it should.
         """
         for spec in map(self._spec, verifiers):
-            if spec.in_process is None:
+            if spec.protocol is not None:
                 self._pool(spec).warm()
+            else:
+                self._here(spec)
+        for served in self._served.values():
+            served.probe()
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -402,16 +424,42 @@ class VerifierPool(JudgingPool):
         """Kill the workers; tickets that still wait raise. Safe to call twice."""
         with self._lock:
             self._closed = True
-            pools, awaited = list(self._pools.values()), list(self._awaited)
+            pools: list[Closing] = [*self._pools.values(), *self._served.values()]
+            awaited = list(self._awaited)
         # outside the lock: whoever waits for these is woken now and may call the pool
         for future in awaited:
             future.cancel()
         for pool in pools:
             pool.close()
 
+    def totals(self) -> dict[str, float]:
+        """What servers were asked for so far; {} without one."""
+        return {key: value for served in self._served.values() for key, value in served.totals().items()}
+
+    def observations(self) -> dict[str, float]:
+        """The same since the last call, as metrics."""
+        return {key: value for served in self._served.values() for key, value in served.since().items()}
+
+    def spans(self) -> list[Any]:
+        """Nothing: waiting for verdicts is in the step's own timeline."""
+        return []
+
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the verifier pool is closed")
+
+    def _here(self, spec: VerifierSpec) -> Judge:
+        """What judges without worker processes, made once."""
+        with self._lock:
+            self._check_open()
+            if spec.name not in self._local:
+                if spec.served is None:
+                    assert spec.in_process is not None
+                    self._local[spec.name] = spec.in_process(self._options)
+                else:
+                    self._served[spec.name] = spec.served(needed_judge(self._judge_config), self._options)
+                    self._local[spec.name] = self._served[spec.name].judge
+            return self._local[spec.name]
 
     def _pool(self, spec: VerifierSpec) -> WorkerPool:
         assert spec.protocol is not None

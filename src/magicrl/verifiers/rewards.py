@@ -240,12 +240,12 @@ def _here(made: RewardFunction) -> Callable[[Problem, Sequence[str]], Sequence[V
     # one for all problems: the limit holds over all groups, not for each
     turns = asyncio.Semaphore(made.settings.concurrency)
     return lambda problem, responses: asyncio.run_coroutine_threadsafe(
-        made.awaited(problem, responses, turns), _event_loop()
+        made.awaited(problem, responses, turns), event_loop()
     )
 
 
 @functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
+def event_loop() -> asyncio.AbstractEventLoop:
     """The loop in which async rewards wait, in a thread of its own: the caller goes on generating."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
