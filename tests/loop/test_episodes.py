@@ -95,7 +95,8 @@ def rollouts(output: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1])
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
     toy_recipe: Path, tmp_path: Path, game: Path, staleness: int
 ) -> None:
