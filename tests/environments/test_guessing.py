@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from magicrl.data.families import make_family, unique_problems
-from magicrl.data.guess_number import GuessNumber, game_split, make_guess_number
+from magicrl.data.guess_number import GuessNumber, make_guess_number, range_split
 from magicrl.environments.base import Step
 from magicrl.environments.guessing import NO_GUESS, TOO_HIGH, TOO_LOW, Guessing, read_guess
 from magicrl.records import Problem
@@ -106,14 +106,14 @@ def test_halving_always_wins_and_the_secret_is_not_in_the_prompt() -> None:
         assert numbers == [problem.extra["low"], problem.extra["high"], problem.extra["guesses"]]
 
 
-def test_splits_share_no_game_and_a_test_has_every_game_once() -> None:
-    games = {split: {problem.key for problem in problems(split)} for split in ("train", "validation", "test")}
-    assert games["train"].isdisjoint(games["test"])
-    assert games["train"].isdisjoint(games["validation"])
-    assert games["validation"].isdisjoint(games["test"])
+def test_splits_share_no_range_and_a_test_has_every_problem_once() -> None:
+    ranges = {split: {problem.prompt for problem in problems(split)} for split in ("train", "validation", "test")}
+    assert ranges["train"].isdisjoint(ranges["test"])
+    assert ranges["train"].isdisjoint(ranges["validation"])
+    assert ranges["validation"].isdisjoint(ranges["test"])
     test = problems("test")
     assert len({(problem.prompt, problem.extra["secret"]) for problem in test}) == len(test)
-    assert all(game_split(p.extra["low"], p.extra["high"], p.extra["secret"]) == "test" for p in test)
+    assert all(range_split(p.extra["low"], p.extra["high"]) == "test" for p in test)
     # the secrets of one range are one unit of an interval
     assert len({problem.cluster for problem in test}) == len({problem.prompt for problem in test}) < len(test)
 

@@ -46,7 +46,7 @@ def test_no_test_problem_is_trained_on(path: Path) -> None:
     def load(source: SourceConfig) -> set[str]:
         if source.family is None:
             return set()
-        return {p.key for p in load_problems(source)}
+        return {p.prompt for p in load_problems(source)}
 
     train = set().union(*map(load, config.data.train))
     validation = set().union(*map(load, config.data.validation))

@@ -3,10 +3,9 @@
 A problem is a range and a secret in it. Level k has 2^(k-1) to 2^k - 1 numbers and k guesses: whoever halves what is
 left always finds the number, whoever guesses at random among the numbers that are left often runs out of guesses.
 
-Games, a range with a secret in it, belong to splits, by hash: in a test a secret is one that was never hidden in its
-range in training. The ranges are known from training games with other secrets, so a test does not show that the search
-carries over to new ranges. All secrets of a range have the same prompt; they are problems of their own, and one unit of
-an interval.
+Ranges belong to splits, by hash: a range of a test (``from 12 to 42``) stands in no training problem. So a test shows
+that the way of searching is found in ranges that were never searched; the numbers in them are known from others. All
+secrets of a range have the same prompt; they are problems of their own, and one unit of an interval.
 
 Demonstrations guess at random among the numbers that the answers so far have left: legal play, no search.
 """
@@ -41,9 +40,9 @@ class GuessOptions(FamilyOptions):
     """Share of the demonstrations' guesses that take the middle of what is left; the others are random."""
 
 
-def game_split(low: int, high: int, secret: int) -> Split:
-    """The split that owns this game: 60 % train, 20 % validation, 20 % test, by hash."""
-    bucket = hashlib.blake2b(f"{NAME}:{low}-{high}-{secret}".encode(), digest_size=8).digest()[0] % 5
+def range_split(low: int, high: int) -> Split:
+    """The split that owns this range: 60 % train, 20 % validation, 20 % test, by hash."""
+    bucket = hashlib.blake2b(f"{NAME}:{low}-{high}".encode(), digest_size=8).digest()[0] % 5
     return "train" if bucket < 3 else "validation" if bucket == 3 else "test"
 
 
@@ -103,8 +102,8 @@ class GuessNumber:
             level = wanted[int(rng.integers(len(wanted)))]
             size = int(rng.integers(2 ** (level - 1), 2**level))
             low = int(rng.integers(1, self.options.largest - size + 2))
-            secret = int(rng.integers(low, low + size))
-            if game_split(low, low + size - 1, secret) == split:
+            if range_split(low, low + size - 1) == split:
+                secret = int(rng.integers(low, low + size))
                 yield self._problem(low, low + size - 1, secret, level, f"{NAME}-{split}-{seed}-{index}")
                 index += 1
 
