@@ -48,6 +48,9 @@ def evaluate(
     template: str | None = None,
     fields: Mapping[str, str] | None = None,
     reward: str | RewardFunction | None = None,
+    environment: str | None = None,
+    max_turns: int = 8,
+    max_observation_tokens: int = 256,
     reasoning: Reasoning | None = None,
     extract: Extract | None = None,
     time_limit: float = 10.0,
@@ -81,6 +84,9 @@ def evaluate(
         template: text around each prompt; holds ``{prompt}``.
         fields: columns by what they hold (``prompt``, ``answer``, ``id``, ``level``).
         reward: in place of the benchmark's verifier: a name, or a function ``(problem, response) -> score``.
+        environment: answers the turns of each response: a name, or ``file.py:Class``.
+        max_turns: of the model in an episode.
+        max_observation_tokens: of what the environment says to one turn.
         reasoning: how the end of the reasoning is found; default: ``required`` where the chat template opens it.
         extract: ``box`` or ``lenient``; default: the preset's, or lenient.
         time_limit: CPU seconds of judging one response.
@@ -107,8 +113,15 @@ def evaluate(
         name = path_text("model", model)
         verifier = None if reward is None else check("reward", reward_reference(reward))
         check("engine", engine)
+        if environment is not None:
+            check("environment", environment)
         reading = Reading(
-            limit=limit, limit_seed=limit_seed, template=template, fields=dict(fields or {}), verifier=verifier
+            limit=limit,
+            limit_seed=limit_seed,
+            template=template,
+            fields=dict(fields or {}),
+            verifier=verifier,
+            environment=environment,
         )
         settings = settings_over(
             preset,
@@ -119,6 +132,8 @@ def evaluate(
             time_limit=time_limit,
             workers=workers or usable_cores(),
             keep_tokens=keep_tokens,
+            max_turns=max_turns,
+            max_observation_tokens=max_observation_tokens,
             ask=Ask(
                 pass_at=None if pass_at is None else tuple(pass_at),
                 majority_at=None if majority_at is None else tuple(majority_at),
