@@ -152,22 +152,21 @@ def test_whoever_is_killed_while_it_warms_up_is_started_again(victim: str, until
         problem_, answer = CODE, "```python\nprint(input())\n```"
     me = psutil.Process()
 
-    def warming(known: set[int]) -> psutil.Process | None:
-        for process in me.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if process.pid not in known and victim in " ".join(process.cmdline()):
-                    return process
-        return None
-
     others = {process.pid for process in me.children(recursive=True)}
+
+    def killed_another() -> bool:
+        for process in me.children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it may be gone by itself since it was listed
+                if process.pid not in others and victim in " ".join(process.cmdline()):
+                    others.add(process.pid)
+                    process.kill()
+                    return True
+        return False
+
     with VerifierPool(time_limit=5.0) as pool:
         ticket = pool.submit(problem_, [answer, "8"])
         for _ in range(2):
-            until(lambda: warming(others) is not None)
-            found = warming(others)
-            assert found is not None
-            others.add(found.pid)
-            found.kill()
+            until(killed_another)
         try:
             pool.warm_up([problem_.verifier])
         except WorkerRefusal as refusal:
