@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from builders import completion
+from json_server import Asked, Reply, json_server
 from rich.console import Console
 
 from magicrl.api.evaluation_display import EvalDisplay
@@ -85,6 +86,48 @@ def test_an_evaluation_prints_cost_scores_and_place(
     compared = capsys.readouterr().out
     assert "change" in compared
     assert "settings differ" not in compared, "another seed is chance, not another setting"
+
+
+def test_a_served_judge_judges_an_evaluation(
+    model: Path, problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-none")
+
+    def half(asked: Asked) -> Reply:
+        usage = {"prompt_tokens": 100, "completion_tokens": 10}
+        return Reply(body={"choices": [{"message": {"content": "Score: 0.5"}}], "usage": usage})
+
+    asked = [
+        "eval",
+        "--model",
+        str(model),
+        "--benchmark",
+        str(problems),
+        "--limit",
+        "3",
+        "--max-tokens",
+        "20",
+        "--template",
+        "{prompt}",
+    ]
+    rest = ["--threads", "1", "--workers", "1", "--output", str(tmp_path / "a")]
+    with pytest.raises(RecipeError, match=r"--judge: the reward 'judge' asks a served model"):
+        call([*asked, *rest, "--verifier", "judge"])
+    with json_server(half) as url:
+        recipe = tmp_path / "recipe.toml"
+        recipe.write_text(
+            '[start]\nmodel = "m"\n[[data.train]]\nfamily = "running_sum"\ncount = 1\n'
+            "[[stages]]\nmax_tokens = 8\nrollout_batch = 2\ngroup_size = 2\nmax_steps = 1\n"
+            f'[verifier.judge]\nbase_url = "{url}"\nmodel = "grader"\nkey_variable = "JUDGE_KEY"\n'
+            f'cache = "{tmp_path / "cache"}"\n'
+        )
+        assert call([*asked, *rest, "--judge", str(recipe)]) == 0
+    found = json.loads((tmp_path / "a/results.json").read_text())["benchmarks"]["ones"]
+    assert 0 < found["reward"]["mean"] <= 0.5, "responses that were cut or empty are not asked about"
+    assert found["accuracy"]["mean"] == 0
+    job = json.loads(next((tmp_path / "a").glob("ones/job.json")).read_text())
+    assert job["decides"]["judging"]["judge"]["model"] == "grader"
+    assert "base_url" not in job["decides"]["judging"]["judge"], "a server may come back at another address"
 
 
 def test_fresh_limits_and_prices_are_said_before_and_after(

@@ -15,6 +15,8 @@ from magicrl.api.evaluation_display import EvalDisplay
 from magicrl.api.given import Data, RewardFunction, data_reference, in_python, path_text, reward_reference
 from magicrl.api.runs import framed
 from magicrl.config.errors import RecipeError
+from magicrl.config.loader import Recipe, load_train_recipe
+from magicrl.config.verifier_schema import JudgeConfig
 from magicrl.evaluation.benchmarks import Asked, LoadedBenchmark, Reading, load_benchmark, parse_asked
 from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.results import Ask
@@ -24,6 +26,7 @@ from magicrl.reporting.page import render_page
 from magicrl.reporting.read_folders import RecordedEvaluation, evaluated, read_evaluation_folder
 from magicrl.verifiers.base import Extract, Reasoning
 from magicrl.verifiers.batch import usable_cores
+from magicrl.verifiers.pool import needed_judge
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -48,6 +51,7 @@ def evaluate(
     template: str | None = None,
     fields: Mapping[str, str] | None = None,
     reward: str | RewardFunction | None = None,
+    judge: Recipe | None = None,
     environment: str | None = None,
     max_turns: int = 8,
     max_observation_tokens: int = 256,
@@ -84,6 +88,7 @@ def evaluate(
         template: text around each prompt; holds ``{prompt}``.
         fields: columns by what they hold (``prompt``, ``answer``, ``id``, ``level``).
         reward: in place of the benchmark's verifier: a name, or a function ``(problem, response) -> score``.
+        judge: a training recipe (name, file or tree): the served model of its ``[verifier.judge]`` judges.
         environment: answers the turns of each response: a name, or ``file.py:Class``.
         max_turns: of the model in an episode.
         max_observation_tokens: of what the environment says to one turn.
@@ -112,6 +117,7 @@ def evaluate(
         folder = Path(path_text("output", output))
         name = path_text("model", model)
         verifier = None if reward is None else check("reward", reward_reference(reward))
+        served = None if judge is None else recipe_judge(judge)
         check("engine", engine)
         if environment is not None:
             check("environment", environment)
@@ -120,7 +126,7 @@ def evaluate(
             limit_seed=limit_seed,
             template=template,
             fields=dict(fields or {}),
-            verifier=verifier,
+            verifier=verifier if served is None else "judge",
             environment=environment,
         )
         settings = settings_over(
@@ -134,6 +140,7 @@ def evaluate(
             keep_tokens=keep_tokens,
             max_turns=max_turns,
             max_observation_tokens=max_observation_tokens,
+            judge=served,
             ask=Ask(
                 pass_at=None if pass_at is None else tuple(pass_at),
                 majority_at=None if majority_at is None else tuple(majority_at),
@@ -227,6 +234,11 @@ def settings_over(preset: str | None, given: Mapping[str, Any], **rest: Any) -> 
     chosen: dict[str, Any] = {} if base is None else {name: getattr(base, name) for name in given}
     chosen |= {name: value for name, value in given.items() if value is not None}
     return EvaluationSettings(preset=base, **chosen, **rest)
+
+
+def recipe_judge(recipe: Recipe) -> JudgeConfig:
+    """The ``[verifier.judge]`` of a training recipe. Raises RecipeError where it has none."""
+    return needed_judge(load_train_recipe(recipe).verifier.judge)
 
 
 def load_benchmarks(asked: Sequence[Asked], reading: Reading) -> list[LoadedBenchmark]:

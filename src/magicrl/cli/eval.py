@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from magicrl import registry
-from magicrl.api.evaluating import load_benchmarks, settings_over
+from magicrl.api.evaluating import load_benchmarks, recipe_judge, settings_over
 from magicrl.api.evaluation_display import EvalDisplay, money, say
 from magicrl.cli.options import EvalOptions
 from magicrl.config.errors import RecipeError
@@ -266,6 +266,7 @@ def settings_of(options: EvalOptions, ask: Ask) -> EvaluationSettings:
         workers=options.workers or usable_cores(),
         max_turns=options.max_turns,
         max_observation_tokens=options.max_observation_tokens,
+        judge=None if options.judge is None else recipe_judge(Path(options.judge)),
         keep_tokens=options.keep_tokens,
         shard=parse_shard(options.shard),
         ask=ask,
@@ -304,7 +305,7 @@ def reading_of(options: EvalOptions) -> Reading:
         limit_seed=options.limit_seed,
         template=options.template,
         fields=_pairs("--field", options.field or (), "prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN"),
-        verifier=options.verifier,
+        verifier=options.verifier or (None if options.judge is None else "judge"),
         environment=options.environment,
         window=None if options.window is None else parse_window(options.window),
     )

@@ -63,6 +63,8 @@ class EvalOptions:
     """prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN for a file of another form (repeatable)."""
     verifier: Annotated[str | None, _PROBLEMS] = None
     """maths, exact, code or a reward of your own (my_reward.py:score), in place of the benchmark's."""
+    judge: Annotated[str | None, _JUDGING] = None
+    """A training recipe's file or name: the served model of its [verifier.judge] judges every response."""
     environment: Annotated[str | None, _PROBLEMS] = None
     """calculator, guessing or one of your own (game.py:Game), which answers each turn of a response."""
     max_turns: Annotated[int, _SAMPLING] = 8

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 from magicrl import registry
 from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.loader import decisive
 from magicrl.config.schema import EnvironmentConfig
+from magicrl.config.verifier_schema import JudgeConfig
 from magicrl.data.sources import fingerprint
 from magicrl.environments.base import environment_spec
 from magicrl.evaluation.benchmarks import LoadedBenchmark
@@ -150,6 +152,7 @@ class EvaluationSettings:
     extract: Extract = "lenient"
     time_limit: float = 10.0  # CPU seconds of judging one response (of one test, for code)
     workers: int = 1  # verifier processes, and processes that play episodes
+    judge: JudgeConfig | None = None  # the served model that the reward ``judge`` asks
     max_turns: int = 8  # of an episode
     max_observation_tokens: int = 256  # of one observation
     preset: Preset | None = None  # that the settings were taken from, for the record
@@ -192,8 +195,13 @@ def evaluate(
         RecipeError: a setting is unusable, or the limit does not fit the model's context.
         ValueError: a reward or the model cannot be loaded, or the output holds another job.
     """
-    for name in sorted({problem.verifier for benchmark in benchmarks for problem in benchmark.problems}):
+    names = {problem.verifier for benchmark in benchmarks for problem in benchmark.problems}
+    for name in sorted(names):
         verifier_spec(name)  # a reward of the user's is imported before a model is loaded
+    if "judge" in names and settings.judge is None:
+        raise RecipeError(
+            "the reward 'judge' asks a served model: name the recipe that has [verifier.judge]", key="--judge"
+        )
     opened = open_engine(engine_name, engine_settings)
     try:
         opened = _with_environments(opened, benchmarks, settings)
@@ -204,7 +212,9 @@ def evaluate(
         tasks = [task for b in benchmarks for task in _begun(b, opened, settings, judging, output, watcher)]
         # of all tasks before the first: a person can stop here, before anything is spent
         watcher.cost([task.cost(opened) for task in tasks])
-        with VerifierPool(options=judging, time_limit=settings.time_limit, workers=settings.workers) as judge:
+        with VerifierPool(
+            options=judging, time_limit=settings.time_limit, workers=settings.workers, judge=settings.judge
+        ) as judge:
             for task in tasks:
                 task.run(opened, judge, watcher)
     finally:
@@ -286,6 +296,11 @@ def _begun(
     return tasks
 
 
+_NOT_DECISIVE: dict[str, Any] = dict.fromkeys(
+    ("base_url", "key_variable", "concurrency", "attempts", "attempt_seconds", "token_budget", "cache"), True
+)
+
+
 def job_of(
     benchmark: LoadedBenchmark,
     opened: OpenedEngine,
@@ -303,6 +318,9 @@ def job_of(
         "sampling": sampling,
         "judging": {"reasoning": judging.reasoning, "extract": judging.extract, "time_limit": settings.time_limit},
     }
+    if settings.judge is not None and any(problem.verifier == "judge" for problem in benchmark.problems):
+        # where it is asked, and how fast, decides no score
+        decides["judging"]["judge"] = decisive(settings.judge, _NOT_DECISIVE)
     # of environments: other code, or other limits, may give other samples
     names = sorted({problem.environment for problem in benchmark.problems if problem.environment is not None})
     if names:
