@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from magicrl.config.schema import EnvironmentConfig
+from magicrl.models.prompts import PromptEncoder
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import RolloutRequest
+from magicrl.rollout.episodes import EpisodeEngine
 from magicrl.rollout.openai_engine import OpenAIEngine
 from magicrl.served.openai_http import ServerError, ServerSettings
 
@@ -147,6 +151,49 @@ def test_vllm_serves_tokens_and_the_learners_log_probs(
     spent = engine.usage
     tokens = sum(len(c) for c in (*first.values(), *again.completions))
     assert (spent.requests, spent.prompt_tokens, spent.completion_tokens) == (9, 27, tokens)
+
+
+COUNT = """
+from magicrl.environments.base import Step
+
+
+class Count:
+    def reset(self, problem):
+        self.turns = 0
+
+    def step(self, text):
+        self.turns += 1
+        return Step(done=True, reward=1.0) if self.turns == 3 else Step(observation="w9 w8")
+"""
+
+
+def test_an_environment_plays_on_a_vllm_server(
+    vllm_url: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test")
+    (tmp_path / "count.py").write_text(COUNT)
+    encoder = PromptEncoder(AutoTokenizer.from_pretrained(folder, chat_template=None), 64)
+    client = OpenAIEngine(ServerSettings(base_url=vllm_url, processed_logprobs=True), end_tokens=frozenset({0}))
+    engine = EpisodeEngine(client, encoder, EnvironmentConfig(max_turns=3, max_observation_tokens=2))
+    asked = request(0, temperature=1.0, size=8, limit=40)
+    problem = replace(asked.problem, environment=f"{tmp_path / 'count.py'}:Count")
+    engine.submit([replace(asked, problem=problem)])
+    (group,) = engine.finished()
+    engine.close()
+    said = encoder.observation(problem, "w9 w8").tolist()
+    scorer = PolicyScorer(AutoModelForCausalLM.from_pretrained(folder))
+    places = [place for c in group.completions if c.episode is not None for place in c.episode.observed]
+    assert places, "no turn ended before the limit"
+    for completion in group.completions:
+        assert completion.episode is not None
+        tokens = completion.tokens.tolist()
+        for first, count in completion.episode.observed:
+            assert tokens[first - 1] == 0
+            assert tokens[first : first + count] == said
+        sample = builders.train_sample(PROMPT, tokens, sampler_logprobs=completion.sampler_logprobs)
+        learned = np.where(np.ones(len(tokens), bool) if completion.sampled is None else completion.sampled, 1.0, 0.0)
+        learned = learned * scorer.score([sample], 1.0)[0][0]
+        np.testing.assert_allclose(completion.sampler_logprobs, learned, atol=1e-3)
 
 
 def test_vllm_in_chat_mode_applies_its_own_template(
