@@ -168,7 +168,7 @@ def test_a_killed_run_asks_again_for_what_was_in_flight(three_nodes: Any, recipe
     assert [item["draw"] for item in pending] == list(range(2 * BATCH, 4 * BATCH))
     whole = {(item["draw"], sample) for item in pending if item["finished"] for sample in range(GROUP)}
     rows = zip(state.get("engine/places", []), state.get("engine/begun/rows", []), strict=True)
-    held = {tuple(place): row for place, row in rows}
+    held = {(draw, sample): row for (draw, sample, _), row in rows}
     run(recipe(2), tmp_path / "run", resume=True)
     every_prompt_once(tmp_path / "run")
     versions_make_sense(tmp_path / "run", 2)

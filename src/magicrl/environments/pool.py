@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import logging
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -23,24 +21,20 @@ from pydantic import TypeAdapter
 from magicrl.config.schema import EnvironmentConfig
 from magicrl.environments.base import Environment, EnvironmentSpec, Step, environment_spec
 from magicrl.records import Problem, Verdict
-from magicrl.verifiers.base import make_verdict
 from magicrl.verifiers.isolated import limit_cpu, limit_memory
 from magicrl.verifiers.pool import ATTEMPTS, Closing
-from magicrl.verifiers.rewards import number
+from magicrl.verifiers.rewards import MAX_REASON, Failures, number, own_code_plan, told
 from magicrl.verifiers.worker import (
     Exhausted,
     Lost,
     Refused,
     RequestHandler,
     Send,
-    WorkerPlan,
     WorkerProcess,
     WorkerRefusal,
     WorkerSlot,
     WorkerStartError,
 )
-
-_log = logging.getLogger(__name__)
 
 MAX_OBSERVATION = 1 << 16
 """Characters of an observation; in JSON each may take twelve bytes, and a reply has room for a MiB."""
@@ -48,9 +42,6 @@ NOT_REPEATABLE = (
     "not repeatable: played again from its turns it answered otherwise; what an environment does may depend on the "
     "problem and the turns alone"
 )
-_STALL_FACTOR = 10.0
-_MIN_STALL_SECONDS = 10.0
-_MAX_REASON = 300
 _PROBLEM = TypeAdapter(Problem)
 _STEP = TypeAdapter(Step)
 
@@ -134,22 +125,14 @@ class WorkerPlace:
     def __init__(self, spec: EnvironmentSpec, config: EnvironmentConfig, closing: threading.Event) -> None:
         self.spec = spec
         self._seconds = spec.time_limit or config.time_limit
-        plan = WorkerPlan(
-            handler="magicrl.environments.pool:EnvironmentHandler",
-            hello={
-                "reference": spec.reference,
-                "path": sys.path,  # the worker finds what this process finds
-                "cpu_limit": self._seconds,
-                "memory_limit_mb": config.memory_limit_mb,
-            },
-            cpu_limit=self._seconds,
-            stall_limit=max(_MIN_STALL_SECONDS, _STALL_FACTOR * self._seconds),
+        plan = own_code_plan(
+            "magicrl.environments.pool:EnvironmentHandler", spec.reference, self._seconds, config.memory_limit_mb
         )
         self.slot = WorkerSlot(plan, closing)
         self._thread = ThreadPoolExecutor(1, "environment-worker")
         self._items = itertools.count()
         self._over: list[int] = []  # episodes that the worker may forget
-        self._warned: set[str] = set()
+        self._failures = Failures("environment", spec.reference, "failed in an episode of")
 
     def submit(self, play: Play, text: str) -> Future[Step | Verdict]:
         """Have a turn answered."""
@@ -194,8 +177,7 @@ class WorkerPlace:
     def _played(self, worker: WorkerProcess, play: Play, text: str) -> Step | str | Lost:
         """The answer to a turn, the ones before it played first where the worker does not know them."""
         if play.worker is not worker:
-            told = json.loads(json.dumps(dataclasses.asdict(play.problem), default=str))
-            begun = self._ask(worker, play, problem=told)
+            begun = self._ask(worker, play, problem=told(play.problem))
             if not isinstance(begun, Step):
                 return begun
             for turn, observation in play.history:
@@ -230,16 +212,7 @@ class WorkerPlace:
     def failed(self, play: Play, reason: str) -> Verdict:
         """The verdict on an episode that cannot go on; the first of its kind is told."""
         play.worker = None
-        kind = reason.partition(":")[0]
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _log.warning(
-                "environment %s failed in an episode of problem %s: %s (not judged; further ones are only counted)",
-                self.spec.reference,
-                play.problem.id,
-                reason,
-            )
-        return make_verdict("environment_failed", reason=reason[:_MAX_REASON], decided_by="environment")
+        return self._failures.verdict(play.problem, reason)
 
 
 class EnvironmentHandler(RequestHandler):
@@ -270,7 +243,7 @@ class EnvironmentHandler(RequestHandler):
         except Exception as error:  # noqa: BLE001 - the border to a user's code: whatever it raises judges nothing
             self._episodes.pop(name, None)
             full = isinstance(error, MemoryError)
-            return {"failed": f"{type(error).__name__}: {error}"[:_MAX_REASON], "retire": full}
+            return {"failed": f"{type(error).__name__}: {error}"[:MAX_REASON], "retire": full}
         if step.done:
             del self._episodes[name]
         return {"step": dataclasses.asdict(step), "retire": False}

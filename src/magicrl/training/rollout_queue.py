@@ -82,6 +82,8 @@ class RolloutQueue:
                 "over an update of its weights; set it to 0"
             )
         self._config = config
+        # made once: every request asks for its stage's temperature
+        self._rollout_in = [config.in_stage(index).rollout for index in range(len(config.stages))]
         self._engine = engine
         self._judge = judge
         self._encode = encode
@@ -171,7 +173,7 @@ class RolloutQueue:
 
     def _asked(self, draw: int, problem: Problem, group_size: int, max_tokens: int) -> RolloutRequest:
         """A new request, which is pending from here on."""
-        rollout, run = self._config.in_stage(self._stage).rollout, self._config.run
+        rollout, run = self._rollout_in[self._stage], self._config.run
         request = RolloutRequest(
             draw=draw,
             problem=problem,

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _ASYNC_SECONDS = 60.0
 _STALL_FACTOR = 10.0
 _MIN_STALL_SECONDS = 10.0
-_MAX_REASON = 300
+MAX_REASON = 300
 
 _PROBLEM = TypeAdapter(Problem)
 
@@ -108,7 +108,7 @@ class RewardFunction:
         self.settings = reward(**own)
         self._function: Callable[..., Any] = function
         self.is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
-        self._warned: set[str] = set()
+        self._failures = Failures("reward", reference, "gave no score to a response to")
 
     def judge(self, problem: Problem, responses: Sequence[str]) -> list[Verdict]:
         """The verdicts of these responses, made now and here."""
@@ -179,17 +179,32 @@ class RewardFunction:
 
     def failed(self, problem: Problem, reason: str, seconds: float = 0.0) -> Verdict:
         """The verdict where there is no score; the first of its kind is told."""
-        kind = reason.partition(":")[0]
-        # one warning a kind of error: a reward that always fails would write one for every response
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _log.warning(
-                "reward %s gave no score to a response to problem %s: %s (not judged; further ones are only counted)",
-                self.reference,
-                problem.id,
-                reason,
-            )
-        return make_verdict("reward_failed", reason=reason[:_MAX_REASON], decided_by="reward", seconds=seconds)
+        return self._failures.verdict(problem, reason, seconds)
+
+
+class Failures:
+    """What a user's own code failed at: not judged, the first of a kind told, further ones only counted.
+
+    Args:
+        kind: of what was brought: ``reward`` or ``environment``; the verdict's status is ``KIND_failed``.
+        reference: how it was named.
+        doing: what it did to a problem, after its name in the message.
+    """
+
+    def __init__(self, kind: str, reference: str, doing: str) -> None:
+        self._kind, self._reference, self._doing = kind, reference, doing
+        self._warned: set[str] = set()
+
+    def verdict(self, problem: Problem, reason: str, seconds: float = 0.0) -> Verdict:
+        """The verdict of one failure, whose kind of error stands before the first colon of ``reason``."""
+        error = reason.partition(":")[0]
+        # one warning a kind of error: code that always fails would write one for every response
+        if error not in self._warned:
+            self._warned.add(error)
+            text = "%s %s %s problem %s: %s (not judged; further ones are only counted)"
+            _log.warning(text, self._kind, self._reference, self._doing, problem.id, reason)
+        status = f"{self._kind}_failed"
+        return make_verdict(status, reason=reason[:MAX_REASON], decided_by=self._kind, seconds=seconds)
 
 
 def number(name: str, value: Any) -> float:
@@ -252,6 +267,26 @@ def event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+def own_code_plan(handler: str, reference: str, seconds: float, memory_limit_mb: int) -> WorkerPlan:
+    """How a worker of a user's own code is started, which resolves ``reference`` for itself."""
+    return WorkerPlan(
+        handler=handler,
+        hello={
+            "reference": reference,
+            "path": sys.path,  # the worker finds what this process finds
+            "cpu_limit": seconds,
+            "memory_limit_mb": memory_limit_mb,
+        },
+        cpu_limit=seconds,
+        stall_limit=max(_MIN_STALL_SECONDS, _STALL_FACTOR * seconds),
+    )
+
+
+def told(problem: Problem) -> Any:
+    """A problem as JSON for a worker; what JSON has no form for in ``extra`` becomes text."""
+    return json.loads(json.dumps(dataclasses.asdict(problem), default=str))
+
+
 class RewardProtocol(WorkerProtocol):
     """Responses judged by a reward function in worker processes.
 
@@ -265,22 +300,17 @@ class RewardProtocol(WorkerProtocol):
     def __init__(self, made: RewardFunction, options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> None:
         self._made = made
         self._seconds = made.settings.time_limit or time_limit
-        self.plan = WorkerPlan(
-            handler="magicrl.verifiers.rewards:RewardHandler",
-            hello={
-                "reference": made.reference,
-                "path": sys.path,  # the worker finds what this process finds
-                "cpu_limit": self._seconds,
-                "memory_limit_mb": made.settings.memory_limit_mb or memory_limit_mb,
-            },
-            cpu_limit=self._seconds,
-            stall_limit=max(_MIN_STALL_SECONDS, _STALL_FACTOR * self._seconds),
+        self.plan = own_code_plan(
+            "magicrl.verifiers.rewards:RewardHandler",
+            made.reference,
+            self._seconds,
+            made.settings.memory_limit_mb or memory_limit_mb,
         )
 
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
         request: dict[str, Any] = {"response": item.text}
-        if not repeat:  # what JSON has no form for in ``extra`` becomes text
-            request["problem"] = json.loads(json.dumps(dataclasses.asdict(item.problem), default=str))
+        if not repeat:
+            request["problem"] = told(item.problem)
         return request
 
     def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
