@@ -34,10 +34,10 @@ from magicrl.training.demonstrations import supervised_sample
 from magicrl.training.held_out import held_out_test
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
-from magicrl.training.preflight import check_run
 from magicrl.training.recorder import NullObserver, environment_facts
 from magicrl.training.session import train
 from magicrl.training.sft import SUPERVISED, run_sft, supervised_steps
+from magicrl.training.start_checks import check_run
 from magicrl.verifiers.pool import VerifierPool
 
 RECIPE, START = RECIPES / "quickstart.toml", RECIPES / "quickstart-sft.toml"

@@ -32,7 +32,7 @@ from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.job import evaluation_seed, sample_problems, score
 from magicrl.training.assemble import Built, build, start_model_folder
 from magicrl.training.objective import entropy_controller
-from magicrl.training.preflight import check_run
+from magicrl.training.start_checks import check_run
 from magicrl.training.step import Parts, Trainer
 from magicrl.verifiers.pool import VerifierPool
 

@@ -17,9 +17,9 @@ from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.data.families import make_family
 from magicrl.models.small_models import make_miniature
 from magicrl.training.diagnosis import NOTHING_LEARNED, SampledAnswers
-from magicrl.training.preflight import check_run
 from magicrl.training.recipe_proposal import Look, Way, group_size, learning_rate, response_limit
 from magicrl.training.sft import run_sft
+from magicrl.training.start_checks import check_run
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
 

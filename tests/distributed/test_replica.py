@@ -19,7 +19,7 @@ from magicrl.distributed.replica import Replica
 from magicrl.distributed.tensors import pack, unpack
 from magicrl.records import RolloutRequest
 from magicrl.training.assemble import make_engine
-from magicrl.training.preflight import check_run
+from magicrl.training.start_checks import check_run
 
 
 def asked(draw: int, *, limit: int = 12) -> RolloutRequest:

@@ -19,8 +19,8 @@ from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_miniature
 from magicrl.records import Problem
 from magicrl.training.demonstrations import as_response, demonstrations, trial_batches
-from magicrl.training.preflight import check_run, check_sft
 from magicrl.training.sft import recipe_hash, run_sft
+from magicrl.training.start_checks import check_run, check_sft
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
 RECIPE = """

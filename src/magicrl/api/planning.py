@@ -196,7 +196,7 @@ def planned(
 
     config = load_train_recipe(recipe, overrides)
     if not (is_builtin("loss", config.algorithm.loss) and is_builtin("correction", config.algorithm.correction)):
-        from magicrl.training.preflight import with_needed_reference  # torch: no built-in asks for a reference
+        from magicrl.training.start_checks import with_needed_reference  # torch: no built-in asks for a reference
 
         config = with_needed_reference(config)
     start = model or start_model(config)

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from magicrl.reporting.trackers import Tracker
     from magicrl.training.assemble import LocalParts
-    from magicrl.training.preflight import Ready
     from magicrl.training.session import Session, StopRequest
+    from magicrl.training.start_checks import Ready
 
 Progress = bool | RunObserver
 """True: told as the command tells it (a panel in a terminal, lines in a notebook or a file); False: nothing; or your
@@ -282,7 +282,7 @@ def prepared(recipe: Path | Mapping[str, Any], overrides: Overrides, output: Pat
     folder = output or Path(config.run.output or f"runs/{config.run.name}")
     trackers = make_trackers(config.logging.trackers)
     # torch takes seconds to import: not before the recipe is known to be right
-    from magicrl.training.preflight import check_run
+    from magicrl.training.start_checks import check_run
 
     with placed_errors(recipe, overrides):
         refuse_live_elsewhere(config)

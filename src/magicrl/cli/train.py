@@ -77,8 +77,8 @@ def run_supervised(recipe: Path, overrides: Sequence[str], output: Path | None) 
     console = Console()
     config = load_sft_recipe(recipe, overrides)
     folder = output or Path(config.run.output or MODELS / config.run.name)
-    from magicrl.training.preflight import check_sft
     from magicrl.training.sft import run_sft
+    from magicrl.training.start_checks import check_sft
 
     with placed_errors(recipe, overrides):
         check_sft(config, folder)

@@ -25,9 +25,9 @@ from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.learner import LocalLearner, ReferenceModel
 from magicrl.training.logprob_check import PROBES, LogprobCheck
 from magicrl.training.objective import LearnerSettings, Objective
-from magicrl.training.preflight import Ready, RunData
 from magicrl.training.protocols import Learner
 from magicrl.training.sft import run_sft, supervised_start
+from magicrl.training.start_checks import Ready, RunData
 from magicrl.verifiers.base import VerifierService
 from magicrl.verifiers.pool import VerifierPool
 

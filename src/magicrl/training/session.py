@@ -54,9 +54,9 @@ from magicrl.training.learner import release_free_memory
 from magicrl.training.metrics import Throughput
 from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling
 from magicrl.training.objective import entropy_controller
-from magicrl.training.preflight import Ready, check_run
 from magicrl.training.protocols import Remote, TrainingStopped, WorkSpan, WritesShards
 from magicrl.training.recorder import RunFolder, RunObserver
+from magicrl.training.start_checks import Ready, check_run
 from magicrl.training.step import Parts, StepResult, Trainer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

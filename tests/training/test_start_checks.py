@@ -29,9 +29,9 @@ from magicrl.records import (
     RolloutRequest,
     Verdict,
 )
-from magicrl.training import preflight
+from magicrl.training import start_checks
 from magicrl.training.curriculum import filter_by_difficulty
-from magicrl.training.preflight import RunData, check_run, load_data
+from magicrl.training.start_checks import RunData, check_run, load_data
 
 RECIPE = """
 [start]
@@ -59,7 +59,7 @@ def recipe(tmp_path: Path) -> Path:
     return folder / "recipe.toml"
 
 
-def check(recipe: Path, output: Path, *overrides: str) -> preflight.Ready:
+def check(recipe: Path, output: Path, *overrides: str) -> start_checks.Ready:
     return check_run(load_train_recipe(recipe, overrides), output, resume=False)
 
 
@@ -95,7 +95,7 @@ def test_a_folder_that_another_call_has_locked_is_no_strangers(recipe: Path, tmp
 
 def test_a_run_that_does_not_fit_says_what_would(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = 2.0**30
-    monkeypatch.setattr(preflight, "host_memory", lambda: memory)
+    monkeypatch.setattr(start_checks, "host_memory", lambda: memory)
     wide = ("model.micro_batch_tokens=4000000", "stages.0.group_size=20000", "stages.0.max_tokens=50")
     with pytest.raises(ValueError, match=r"the run needs about .* GiB of memory .*model\.micro_batch_tokens = 4096"):
         check(recipe, tmp_path / "run", *wide)
@@ -123,9 +123,9 @@ def test_a_hybrid_start_model_is_refused(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_extra_is_named(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = preflight.importlib.util.find_spec
+    real = start_checks.importlib.util.find_spec
     missing = ("peft", "vllm")
-    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None if name in missing else real(name))
+    monkeypatch.setattr(start_checks.importlib.util, "find_spec", lambda name: None if name in missing else real(name))
     with pytest.raises(RecipeError, match=r"model\.lora: needs PEFT"):
         check(recipe, tmp_path / "run", "model.lora.rank=4")
     with pytest.raises(ValueError, match="needs vLLM"):
