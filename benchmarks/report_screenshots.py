@@ -18,7 +18,8 @@ from typing import TypeAlias
 from common import parser_of
 from playwright.sync_api import Page, sync_playwright
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+from magicrl.api.doctor import BROWSERS
+
 LARGEST = 250_000  # bytes of one picture
 
 

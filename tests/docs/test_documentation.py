@@ -98,7 +98,7 @@ def test_training_commands_on_pages_load(command: str) -> None:
     assert load(recipe, overrides)
 
 
-@pytest.mark.parametrize("command", ["train", "sft", "report", "watch", "eval", "plan", "verify math"])
+@pytest.mark.parametrize("command", ["train", "sft", "report", "watch", "eval", "plan", "doctor", "verify math"])
 def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     app([*command.split(), "--help"], result_action="return_value")
     assert f"Example: magicrl {command}" in capsys.readouterr().out

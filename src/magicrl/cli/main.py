@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from magicrl.cli.data import data_app
+from magicrl.cli.doctor import cluster_app, doctor
 from magicrl.cli.options import EVERY_DEFAULT, EvalOptions, Overrides, Several
 from magicrl.cli.plan import plan
 from magicrl.config.errors import RecipeError, without_secrets
@@ -34,8 +35,8 @@ app = App(
 verify_app = App(name="verify", help="Judge answers: JSON Lines in, JSON Lines out.")
 app.command(verify_app)
 app.command(data_app)
-cluster_app = App(name="cluster", help="Ray clusters: examine one before a run.")
 app.command(cluster_app)
+app.command(doctor)
 app.command(plan)
 
 
@@ -161,7 +162,7 @@ def recipes(name: str | None = None, /) -> int:
     name
         Of a shipped recipe.
     """
-    from magicrl.config.paths import find_recipe, shipped_recipes
+    from magicrl.config.paths import find_recipe, shipped_recipes, stated_memory
 
     if name is not None:
         sys.stdout.write(find_recipe(Path(name)).read_text(encoding="utf-8"))
@@ -177,13 +178,10 @@ def recipes(name: str | None = None, /) -> int:
         time = "" if minutes is None else f"{minutes:g} min"
         if minutes is None and "cluster" in tree:
             time = "magicrl plan"
-        # the comment at a recipe's head: its first sentence, and the line that states its memory
+        # the first sentence of the comment at a recipe's head
         head = [line.lstrip("# ") for line in text.partition("\n\n")[0].splitlines() if line.startswith("#")]
         shows = re.split(r"[.;](?:\s|$)", " ".join(head), maxsplit=1)[0]
-        memory = next(
-            (line.removeprefix("# Memory: ") for line in text.splitlines() if line.startswith("# Memory: ")), ""
-        )
-        table.add_row(f"{command} {shipped}", shows, time, memory)
+        table.add_row(f"{command} {shipped}", shows, time, stated_memory(path))
     console = Console(highlight=False)
     console.print(table)
     console.print("each after the word magicrl, e.g. magicrl train quickstart; magicrl recipes NAME prints one")
@@ -492,56 +490,6 @@ def disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int
     count = disagreements_file(input, output, CodeOptions(limits=Limits(cpu_seconds=time_limit)))
     Console().print(f"{count} problems need a checker -> {output}")
     return 0
-
-
-@cluster_app.command
-def doctor(recipe: Path | None = None, /, *, address: str | None = None, megabytes: int = 256) -> int:
-    """Examine every node: versions, GPUs, memory, object store, clocks, ports, and a timed copy of weights.
-
-    Example: magicrl cluster doctor --address auto
-
-    Parameters
-    ----------
-    recipe
-        A recipe with [cluster]: its address is used, and whether its parts fit the nodes is told.
-    address
-        Of a running Ray: auto for the one of this node, else HOST:PORT; default: the recipe's, else auto.
-    megabytes
-        Size of the array that is copied to every node.
-    """
-    from magicrl.config.cluster_schema import ClusterConfig
-    from magicrl.config.loader import load_train_recipe
-    from magicrl.distributed.runtime import connected, nodes, require_ray
-
-    require_ray()
-    config = None if recipe is None else load_train_recipe(recipe)
-    cluster = ClusterConfig(address="auto") if config is None or config.cluster is None else config.cluster
-    if address is not None:
-        cluster = cluster.model_copy(update={"address": address})
-    from magicrl.distributed.doctor import Finding, examine, start_probe
-
-    console = Console()
-    with connected(cluster):
-        found = nodes()
-        findings = examine(found, megabytes=megabytes, probe=start_probe)
-        if config is not None and config.cluster is not None:
-            from magicrl.distributed.cluster_parts import ClusterParts
-
-            try:
-                ClusterParts(config)
-                findings.append(Finding(what=f"room for {recipe}", status="ok", text="everything fits"))
-            except RecipeError as error:
-                findings.append(Finding(what=f"room for {recipe}", status="trouble", text=str(error)))
-    colours = {"ok": "green", "warning": "yellow", "trouble": "red"}
-    for finding in findings:
-        console.print(f"[{colours[finding.status]}]{finding.status:8}[/] {finding.what}: ", end="")
-        console.print(finding.text, markup=False, highlight=False, soft_wrap=True)
-    healthy = all(finding.status != "trouble" for finding in findings)
-    worst = "fit for a run" if healthy else "not fit for a run: see the lines marked trouble"
-    console.print(
-        f"{len(found)} nodes, {sum(n.cpus for n in found):g} CPUs, {sum(n.gpus for n in found):g} GPUs: {worst}"
-    )
-    return 0 if healthy else 1
 
 
 def main(command: App = app) -> None:

