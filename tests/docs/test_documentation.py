@@ -41,8 +41,8 @@ def test_examples_in_docstrings_run(name: str) -> None:
     assert results.failed == 0
 
 
-def test_examples_of_the_first_page_run() -> None:
-    page = ROOT / "docs" / "index.md"
+def test_examples_of_the_page_of_own_parts_run() -> None:
+    page = ROOT / "docs" / "own.md"
     results = doctest.testfile(str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert results.attempted > 0
     assert results.failed == 0
