@@ -206,7 +206,7 @@ def test_progress_breaks_a_long_silence_only() -> None:
     for i in range(2, 17):
         clock.now += 1.0
         shown.progress("rollout", i, 16)
-    assert out.getvalue().splitlines() == ["rollout: 1 of 16", "rollout: 11 of 16"]
+    assert out.getvalue().splitlines() == ["rollout: 1 of 16", "rollout: 11 of 16, left 5.0 s"]
 
 
 def test_progress_lines_of_slow_steps_do_not_silence_the_steps() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from magicrl.evaluation.samples import SampleRow
-from magicrl.reporting.wording import duration, percent, visible
+from magicrl.reporting.wording import TimeLeft, duration, percent, visible
 
 if TYPE_CHECKING:
     from magicrl.evaluation.runner import Cost
@@ -34,6 +34,7 @@ class EvalDisplay:
         self._counts: dict[str, tuple[int, int, int]] = {}  # right, judged, tokens
         self._bars: dict[str, TaskID] = {}
         self._progress: Progress | None = None
+        self._left = TimeLeft(clock)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -78,7 +79,8 @@ class EvalDisplay:
                 self._bars[name] = self._progress.add_task(name, total=total, facts="")
             self._progress.update(self._bars[name], completed=done, facts=facts)
         elif done == total or self._clock() - self._last_line >= SILENCE_SECONDS:
-            self._line(f"{name}: {done} of {total} samples{', ' + facts if facts else ''}")
+            left = self._left.words(name, done, total)
+            self._line(f"{name}: {done} of {total} samples{', ' + facts if facts else ''}{left}")
 
     def _line(self, text: str) -> None:
         self._last_line = self._clock()

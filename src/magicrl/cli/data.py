@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from magicrl.cli.options import Flag, Overrides, Several
+from magicrl.cli.progress import ProgressLines
 from magicrl.config.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -283,20 +283,17 @@ def _step_number(config: PipelineConfig, until: str) -> int:
 
 
 def _watcher(console: Console) -> Watcher:
-    """A line a step, and one every few seconds while it runs."""
+    """A line a step, and lines with the time left while it runs."""
     from magicrl.pipeline.frame import Watcher
 
-    class Lines(Watcher):
-        told = time.monotonic()
+    told = ProgressLines(console)
 
+    class Lines(Watcher):
         def step(self, name: str, parts: int, missing: int) -> None:
             console.print(f"{name}: {missing} of {parts} parts to do" if missing else f"{name}: unchanged")
-            self.told = time.monotonic()
 
         def progress(self, name: str, done: int, total: int, unit: str) -> None:
-            if time.monotonic() - self.told >= 5.0:
-                self.told = time.monotonic()
-                console.print(f"  {name}: {done} of {total} {unit}", markup=False)
+            told(name, done, total, unit)
 
         def note(self, text: str) -> None:
             console.print(f"  {text}", markup=False, soft_wrap=True)

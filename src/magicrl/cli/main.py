@@ -11,7 +11,7 @@ import tomllib
 import traceback
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -21,6 +21,7 @@ from magicrl.cli.data import data_app
 from magicrl.cli.doctor import cluster_app, doctor
 from magicrl.cli.options import EVERY_DEFAULT, EvalOptions, Overrides, Several
 from magicrl.cli.plan import plan
+from magicrl.cli.progress import ProgressLines
 from magicrl.config.errors import RecipeError, without_secrets
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ app = App(
     help="Reinforcement-learning post-training of reasoning models: the MAGIC recipe.",
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,  # `main` says what to do next
+)
+app.register_install_completion_command(
+    help="Completion with Tab in this shell (bash, zsh, fish): written and switched on."
 )
 verify_app = App(name="verify", help="Judge answers: JSON Lines in, JSON Lines out.")
 app.command(verify_app)
@@ -288,8 +292,10 @@ def math(
     from magicrl.verifiers.batch import verify_file
 
     options = JudgeOptions(reasoning=reasoning, extract=extract)
-    summary = verify_file(input, output, options=options, time_limit=time_limit, workers=workers)
-    Console().print(f"{summary.total} judged, {summary.correct} correct -> {output}")
+    console = Console()
+    tell = ProgressLines(console).lines("judged")
+    summary = verify_file(input, output, options=options, time_limit=time_limit, workers=workers, tell=tell)
+    console.print(f"{summary.total} judged, {summary.correct} correct -> {output}")
     return _all_read(summary)
 
 
@@ -325,12 +331,12 @@ def reward(
     """
     from magicrl.verifiers.batch import verify_file
 
-    summary = verify_file(
-        input, output, verifier=name, workers=workers, time_limit=time_limit, memory_limit_mb=memory_limit_mb
-    )
+    console = Console()
+    limits: dict[str, Any] = {"workers": workers, "time_limit": time_limit, "memory_limit_mb": memory_limit_mb}
+    summary = verify_file(input, output, verifier=name, tell=ProgressLines(console).lines("judged"), **limits)
     mean = "" if summary.score is None else f", mean reward {summary.score:.3g}"
     told = f"{summary.total} judged, {summary.correct} right{mean}, {summary.not_judged} not judged -> {output}"
-    Console().print(told)
+    console.print(told)
     return _all_read(summary)
 
 
@@ -366,10 +372,13 @@ def judge(
     verifier = load_train_recipe(Path(recipe), set_ or []).verifier
     config = needed_judge(verifier.judge)
     options = JudgeOptions(reasoning=verifier.reasoning, extract=verifier.extract)
-    summary = verify_file(input, output, verifier="judge", options=options, judge=config, workers=config.concurrency)
+    console = Console()
+    tell = ProgressLines(console).lines("judged")
+    asked: dict[str, Any] = {"verifier": "judge", "judge": config, "workers": config.concurrency}
+    summary = verify_file(input, output, options=options, tell=tell, **asked)
     mean = "" if summary.score is None else f", mean reward {summary.score:.3g}"
     told = f"{summary.total} judged, {summary.correct} right{mean}, {summary.not_judged} not judged -> {output}"
-    Console().print(told)
+    console.print(told)
     return _all_read(summary)
 
 
@@ -431,8 +440,10 @@ def code(
         judge=JudgeOptions(reasoning=reasoning),
     )
     count = workers or len(os.sched_getaffinity(0))
-    summary = verify_code_file(input, output, options=options, workers=count, explain=explain)
-    Console().print(f"{summary.total} judged, {summary.correct} correct, {summary.not_judged} not judged -> {output}")
+    console = Console()
+    tell = ProgressLines(console).lines("judged")
+    summary = verify_code_file(input, output, options=options, workers=count, explain=explain, tell=tell)
+    console.print(f"{summary.total} judged, {summary.correct} correct, {summary.not_judged} not judged -> {output}")
     return _all_read(summary)
 
 
@@ -463,8 +474,10 @@ def checkers(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
     from magicrl.verifiers.code.pool import admission_file
     from magicrl.verifiers.code.sandbox import Limits
 
-    count = admission_file(input, output, CodeOptions(limits=Limits(cpu_seconds=time_limit)))
-    Console().print(f"{count} checkers admitted -> {output}")
+    console = Console()
+    options, tell = CodeOptions(limits=Limits(cpu_seconds=time_limit)), ProgressLines(console).lines("examined")
+    count = admission_file(input, output, options, tell)
+    console.print(f"{count} checkers admitted -> {output}")
     return 0
 
 
@@ -487,8 +500,10 @@ def disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int
     from magicrl.verifiers.code.pool import disagreements_file
     from magicrl.verifiers.code.sandbox import Limits
 
-    count = disagreements_file(input, output, CodeOptions(limits=Limits(cpu_seconds=time_limit)))
-    Console().print(f"{count} problems need a checker -> {output}")
+    console = Console()
+    options, tell = CodeOptions(limits=Limits(cpu_seconds=time_limit)), ProgressLines(console).lines("examined")
+    count = disagreements_file(input, output, options, tell)
+    console.print(f"{count} problems need a checker -> {output}")
     return 0
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from magicrl.api.planning import alternative, neighbours, plan_facts, planned
 from magicrl.cli.options import Overrides, Several
 
 
@@ -87,6 +86,8 @@ def plan(
     for name, value in (("--hours", hours), ("--cost-per-gpu-hour", cost_per_gpu_hour), ("--mean-length", mean_length)):
         if value is not None and value <= 0:
             raise ValueError(f"{name} must be above 0, got {value:g}")
+    # numpy: not for --help
+    from magicrl.api.planning import alternative, neighbours, plan_facts, planned
     from magicrl.planning.planner import Options
     from magicrl.planning.workload import read_measured
 

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from magicrl.records import StepMetrics
-from magicrl.reporting.wording import duration, number, percent, visible
+from magicrl.reporting.wording import TimeLeft, duration, number, percent, visible
 from magicrl.training.diagnosis import ACCURACY, REWARD, Measure, measure_of
 
 MOST_REPLICAS, MOST_VERIFIERS = 4, 2  # rows; of more there are the slowest replicas and the busiest verifiers
@@ -142,7 +142,7 @@ class RunPanel:
         stage_steps: Sequence[int],
         elapsed: Callable[[], float | None],
     ) -> None:
-        self.phase: tuple[str, int, int] | None = None
+        self.phase: tuple[str, int, int, str] | None = None
         self.metrics: StepMetrics | None = None
         self._title = _clean(title) or "magicrl"
         self._max_steps = max_steps
@@ -302,11 +302,6 @@ def event_text(event: Mapping[str, object]) -> Text:
     return Text(f"[step {step}] " if isinstance(step, int) else "").append_text(text)
 
 
-def progress_text(phase: str, done: int, total: int) -> Text:
-    """``rollout: 4 of 16``."""
-    return Text(f"{_clean(phase)}: {done} of {total}")
-
-
 def sparkline(shares: Sequence[float], width: int) -> str:
     """The whole series of shares in [0, 1] in at most ``width`` characters: means of neighbours, fixed scale."""
     if not shares:
@@ -338,8 +333,9 @@ def _grid(cells: Sequence[Text], width: int) -> RenderableType:
     return grid
 
 
-def _bar(phase: str, done: int, total: int, width: int) -> RenderableType:
+def _bar(phase: str, done: int, total: int, left: str, width: int) -> RenderableType:
     label, count = _clean(phase), f"{done}/{total}"
+    count += left if len(label) + len(count) + len(left) < width else ""
     room = width - len(label) - len(count) - 2
     grid = Table.grid(padding=(0, 1))
     if room >= len(BLOCKS):
@@ -391,6 +387,7 @@ class LiveDisplay:
         self._last_step_line = -float("inf")
         self._last_step_end: float | None = None
         self._live: Live | None = None
+        self._left = TimeLeft(clock)
         self.panel = RunPanel(
             title=title, max_steps=max_steps, stage_steps=stage_steps, elapsed=lambda: clock() - self._began
         )
@@ -424,9 +421,10 @@ class LiveDisplay:
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Work inside a step or a test goes on."""
-        self.panel.phase = (phase, done, total)
+        left = self._left.words(phase, done, total)
+        self.panel.phase = (phase, done, total, left)
         if self._live is None and self._clock() - self._last_line >= SILENCE_SECONDS:
-            self._line(progress_text(phase, done, total))
+            self._line(Text(f"{_clean(phase)}: {done} of {total}{left}"))
 
     def _line(self, text: Text) -> None:
         self._last_line = self._clock()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 # second control block, direction marks and overrides, lone surrogates
@@ -81,3 +83,26 @@ def visible(text: str) -> str:
     code points in angle brackets. Line ends and tabs stay. Escaping for HTML is the template's work.
     """
     return text.replace("\r\n", "\n").translate(_SHOWN)
+
+
+class TimeLeft:
+    """Time left of counted work at its pace so far, in words.
+
+    Args:
+        clock: seconds; a test puts its own here.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began: dict[str, tuple[float, int]] = {}  # when each was first told of, and how much was done then
+        self._last: dict[str, int] = {}
+
+    def words(self, name: str, done: int, total: int) -> str:
+        """``, left 12 s``; empty at the first call for this work, when it begins again, and at its end."""
+        if name not in self._began or done < self._last[name]:
+            self._began[name] = (self._clock(), done)
+        self._last[name] = done
+        since, first = self._began[name]
+        if not first < done < total:
+            return ""
+        return f", left {duration((self._clock() - since) / (done - first) * (total - done))}"

@@ -62,6 +62,14 @@ Parse = Callable[[dict[str, Any], Any, str], Line]
 """An input line from (object, its id, place for messages); raises ValueError."""
 
 
+Tell = Callable[[int, int], None]
+"""Who is told how many of how many lines are judged."""
+
+
+def untold(done: int, total: int) -> None:
+    """Nobody is told."""
+
+
 def judge_file(
     input: Path,
     output: Path,
@@ -71,6 +79,7 @@ def judge_file(
     row: Callable[[Any], dict[str, Any]],
     submit: Callable[[Line], Ticket],
     workers: int,
+    tell: Tell = untold,
 ) -> BatchSummary:
     """Judge every line of ``input`` with a pool that is warm; ``output`` appears whole when all are judged.
 
@@ -83,6 +92,7 @@ def judge_file(
     broken: list[str] = []
     scores: list[float] = []
     part = output.with_name(output.name + ".part")
+    lines = count_lines(input)
     waiting: deque[tuple[Any, Ticket | ValueError]] = deque()
 
     def finish(file: TextIO) -> None:
@@ -99,6 +109,7 @@ def judge_file(
         statuses[verdict.status] += 1
         outcomes[verdict.outcome] += 1
         scores.extend([] if verdict.score is None else [verdict.score])
+        tell(outcomes.total(), lines)
 
     with part.open("w", encoding="utf-8") as file:
         for name, place, found in _objects(input):
@@ -126,6 +137,12 @@ def judge_file(
     )
 
 
+def count_lines(path: Path) -> int:
+    """Lines that are not blank."""
+    with path.open("rb") as file:
+        return sum(bool(raw.strip()) for raw in file)
+
+
 def check_file(input: Path, output: Path) -> None:
     """Refuse what no work should be spent on.
 
@@ -136,9 +153,8 @@ def check_file(input: Path, output: Path) -> None:
     # before anything is judged: the input would be overwritten at the end of a long run
     if output.exists() and output.samefile(input):
         raise ValueError(f"output {output} is the input file; choose another")
-    with input.open("rb") as file:
-        if not any(raw.strip() for raw in file):
-            raise ValueError(f"{input}: the file holds no line to judge; give one JSON object a line")
+    if not count_lines(input):
+        raise ValueError(f"{input}: the file holds no line to judge; give one JSON object a line")
 
 
 def verify_file(
@@ -151,6 +167,7 @@ def verify_file(
     time_limit: float = 2.0,
     memory_limit_mb: int = 4096,
     judge: JudgeConfig | None = None,
+    tell: Tell = untold,
 ) -> BatchSummary:
     """Judge every line ``{"id"?, "prompt"?, "gold": str|[str], "response": str, ...}`` of ``input``, as training does.
 
@@ -162,6 +179,7 @@ def verify_file(
         verifier: a built-in one, or a reward of the user's as `magicrl.registry` finds it.
         workers: worker processes; default: the cores this process may use.
         judge: settings of the verifier ``judge``.
+        tell: called with the lines that are judged, and all.
 
     Raises:
         ValueError: an unknown verifier, an empty input, or input and output are the same file.
@@ -182,6 +200,7 @@ def verify_file(
             row=_row,
             submit=lambda line: pool.submit(line.problem, [line.text]),
             workers=count,
+            tell=tell,
         )
 
 

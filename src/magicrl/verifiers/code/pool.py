@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from magicrl.records import Problem, Verdict
 from magicrl.verifiers.base import CODE
-from magicrl.verifiers.batch import BatchSummary, Line, check_file, judge_file, objects
+from magicrl.verifiers.batch import BatchSummary, Line, Tell, check_file, count_lines, judge_file, objects, untold
 from magicrl.verifiers.code import remote, values
 from magicrl.verifiers.code.checkers import same_text, same_value
 from magicrl.verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict, code_verdict
@@ -172,7 +172,13 @@ class CodeHandler(RequestHandler):
 
 
 def verify_code_file(
-    input: Path, output: Path, *, options: CodeOptions | None = None, workers: int = 1, explain: bool = False
+    input: Path,
+    output: Path,
+    *,
+    options: CodeOptions | None = None,
+    workers: int = 1,
+    explain: bool = False,
+    tell: Tell = untold,
 ) -> BatchSummary:
     """Judge every line ``{"id"?, "response" | "program", "tests": {...}}`` of ``input``.
 
@@ -181,6 +187,7 @@ def verify_code_file(
 
     Args:
         explain: add ``reason``, a sentence for a person.
+        tell: called with the lines that are judged, and all.
 
     Raises:
         ValueError: an empty input, or input and output are the same file.
@@ -198,6 +205,7 @@ def verify_code_file(
             row=partial(_row, explain),
             submit=lambda line: pool.submit(line.problem, [line.text], bare=line.bare),
             workers=workers,
+            tell=tell,
         )
 
 
@@ -292,7 +300,7 @@ def disagreements(judge: CodeJudge, suite: Suite, solutions: Sequence[str]) -> l
     return found
 
 
-def disagreements_file(input: Path, output: Path, options: CodeOptions | None = None) -> int:
+def disagreements_file(input: Path, output: Path, options: CodeOptions | None = None, tell: Tell = untold) -> int:
     """Look through problems with several correct solutions: lines ``{"id"?, "solutions": [...], "tests": {...}}``.
 
     Writes ``{"id", "needs_checker", "tests"}`` a line: indices of the tests on which the solutions disagree.
@@ -309,10 +317,10 @@ def disagreements_file(input: Path, output: Path, options: CodeOptions | None = 
         found = disagreements(judge, suite, _programs(row, "solutions", 2))
         return {"needs_checker": bool(found), "tests": found}
 
-    return sum(row["needs_checker"] for row in _each_problem(input, output, options, look))
+    return sum(row["needs_checker"] for row in _each_problem(input, output, options, look, tell))
 
 
-def admission_file(input: Path, output: Path, options: CodeOptions | None = None) -> int:
+def admission_file(input: Path, output: Path, options: CodeOptions | None = None, tell: Tell = untold) -> int:
     """Examine checkers: lines ``{"id"?, "tests": {..., "checker"}, "right": [programs], "wrong": [programs]}``.
 
     Writes ``{"id", "admitted", "rejected_right", "accepted_wrong"}`` a line: indices of programs misjudged.
@@ -330,7 +338,7 @@ def admission_file(input: Path, output: Path, options: CodeOptions | None = None
         rejected = [index for index, _ in found.rejected_right]
         return {"admitted": found.admitted, "rejected_right": rejected, "accepted_wrong": list(found.accepted_wrong)}
 
-    return sum(row["admitted"] for row in _each_problem(input, output, options, look))
+    return sum(row["admitted"] for row in _each_problem(input, output, options, look, tell))
 
 
 def _each_problem(
@@ -338,10 +346,12 @@ def _each_problem(
     output: Path,
     options: CodeOptions | None,
     look: Callable[[CodeJudge, Suite, dict[str, Any]], dict[str, Any]],
+    tell: Tell,
 ) -> list[dict[str, Any]]:
     if output.exists() and output.samefile(input):
         raise ValueError(f"output {output} is the input file; choose another")
     rows: list[dict[str, Any]] = []
+    lines = count_lines(input)
     with CodeJudge(options) as judge:
         for row, name, where in objects(input):
             try:
@@ -349,6 +359,7 @@ def _each_problem(
                 rows.append({"id": name, **look(judge, suite, row)})
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
+            tell(len(rows), lines)
     output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return rows
 

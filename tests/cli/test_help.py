@@ -1,0 +1,57 @@
+"""What every command says of itself: an example that parses, help that loads little, completion that completes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+
+from magicrl.cli.main import app
+
+
+def leaves(command: App, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every command that does something."""
+    names = [name for name in command if not name.startswith("-")]
+    if not names:
+        yield words
+    for name in names:
+        yield from leaves(command[name], (*words, name))
+
+
+@pytest.mark.parametrize("words", list(leaves(app)), ids=" ".join)
+def test_every_help_has_an_example_that_parses(words: tuple[str, ...]) -> None:
+    command = app
+    for word in words:
+        command = command[word]
+    examples = re.findall(r"Example: (.+)", command.help)
+    assert examples
+    for example in examples:
+        name, *given = shlex.split(example.partition(" > ")[0])
+        assert name == "magicrl"
+        assert tuple(given[: len(words)]) == words
+        app.parse_args(given, exit_on_error=False, print_error=False)  # raises where it does not parse
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = "torch numpy pandas pydantic jinja2 pyarrow datasets transformers"
+    program = f"import sys, magicrl.cli.main; print(sorted(set('{heavy}'.split()) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_completion_is_installed_and_completes(tmp_path: Path) -> None:
+    home = os.environ | {"HOME": str(tmp_path)}
+    words = [sys.executable, "-m", "magicrl", "--install-completion", "--shell", "bash"]
+    subprocess.run(words, check=True, capture_output=True, env=home)
+    ask = '. ~/.bashrc; COMP_WORDS=(magicrl {}); COMP_CWORD={}; _magicrl; echo "${{COMPREPLY[@]}}"'
+    for given, wanted in (("wat", "watch"), ("verify ma", "math"), ("train quickstart --dr", "--dry-run")):
+        line = ask.format(given, len(given.split()))
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=home, check=False)
+        assert done.stdout.split() == [wanted], done.stderr
