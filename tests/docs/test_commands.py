@@ -1,4 +1,4 @@
-"""Every command of README.md and docs/index.md, run from a user's own folder; a training by its dry run."""
+"""Every command of README.md and of the first pages, run from a user's own folder; a training by its dry run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from magicrl.models.small_models import make_miniature
 from magicrl.training.diagnosis import NOTHING_LEARNED
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docs/index.md", "docs/first-hour.md")
 MODEL = "path/to/hf-model"
 START = "--set stages.0.max_steps=1 --set stages.1.max_steps=1 --set evaluation.samples=1 --set evaluation.pass_at=[1]"
 
 
 def commands() -> list[str]:
     """The lines of code blocks that begin with ``magicrl`` or ``make``, without comments, each once."""
-    lines = [line for page in ("README.md", "docs/index.md") for line in (ROOT / page).read_text().splitlines()]
+    lines = [line for page in PAGES for line in (ROOT / page).read_text().splitlines()]
     found = (re.fullmatch(r"(?:| {4,})(?:\.venv/bin/)?((?:magicrl|make) [^#`]*?)\s*(?:#.*)?", line) for line in lines)
-    return list(dict.fromkeys(match[1] for match in found if match))
+    return list(dict.fromkeys(match[1].removesuffix(" --dry-run") for match in found if match))
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -54,6 +55,9 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the pages' commands name: a model, problems, answers, programs, a loss."""
     folder = tmp_path_factory.mktemp("user")
     shutil.copy(ROOT / "examples" / "loss.py", folder / "my_loss.py")
+    block = re.search(r"```python\n(def score.*?)```", (ROOT / "docs" / "first-hour.md").read_text(), re.DOTALL)
+    assert block
+    (folder / "my_reward.py").write_text(block[1])
     llama = {"model_type": "llama", "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2}
     make_miniature(llama, folder / MODEL, max_context=1024)
     problems = unique_problems(make_family("running_sum"), seed=5, split="train", count=12)
@@ -81,9 +85,14 @@ def test_make_targets_are_there(command: str) -> None:
 def test_short_commands_run(command: str, user: Path) -> None:
     told = done(command, user)
     if "verify" in command:
-        assert "1 judged, 1 correct" in told
+        assert re.search("1 judged, 1 (correct|right)", told)
     written = re.search(r"(?:--output|>) (\S+)", command)
     assert written is None or (user / written[1]).exists()
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl doctor")])
+def test_the_doctor_looks_at_this_machine(command: str, user: Path) -> None:
+    assert " Python: " in run(command, user).stdout  # whatever it finds
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl data build")])
@@ -95,14 +104,17 @@ def test_a_pipeline_says_at_once_what_it_lacks(command: str, user: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl train")])
+@pytest.mark.parametrize("command", [c for c in commands() if re.match("magicrl train .*(--|toml|guessing)", c)])
 def test_trainings_build(command: str, user: Path) -> None:
+    if "run.toml" in command:  # what `init` would have written
+        done("magicrl recipes tiny > run.toml", user)
     assert "it builds" in done(f"{command} --dry-run", user)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl init")])
 def test_init_says_that_random_weights_cannot_learn(command: str, user: Path) -> None:
+    (user / "run.toml").unlink(missing_ok=True)
     result = run(command, user)
     assert result.returncode == 3, f"{result.stdout}{result.stderr}"
 
@@ -127,5 +139,5 @@ def test_reports_compare(command: str, user: Path) -> None:
 
 
 def test_every_command_is_run_here() -> None:
-    known = r"make |magicrl (recipes|verify|plan|eval|data build|train|init|report)"
+    known = r"make |magicrl (recipes|verify|plan|eval|doctor|data build|train|init|report)"
     assert [command for command in commands() if not re.match(known, command)] == []

@@ -87,7 +87,12 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_training_commands_on_pages_load(command: str) -> None:
     # What is the reader's own on the page: a loss, a recipe, and files named from the repository's root.
-    own = {"my_loss.py": "examples/loss.py", "train recipe.toml": "train tiny"}
+    own = {
+        "my_loss.py": "examples/loss.py",
+        "my_reward.py": "examples/reward.py",
+        "train recipe.toml": "train tiny",
+        "train run.toml": "train tiny",
+    }
     for page, here in own.items():
         command = command.replace(page, here)
     command = command.replace("examples/", f"{ROOT}/examples/")

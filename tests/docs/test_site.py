@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,10 +11,13 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import generated
+import symptom_figures
 
 from magicrl.cli.main import app
+from magicrl.training.health import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,3 +58,16 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert scripts
     assert styles
     assert not [address for address in scripts + styles if address.startswith(("http", "//"))]
+
+
+def test_every_health_rule_has_its_symptom_on_the_page() -> None:
+    page = (ROOT / "docs" / "not-learning.md").read_text()
+    recorded = json.loads((ROOT / "tests" / "training" / "recorded_health_runs.json").read_text())
+    for rule in RULES:
+        assert f"](figures/symptoms/{rule.name}.svg)" in page
+        assert all(f"`{setting}`" in page for setting in recorded[rule.name]["settings"]), rule.name
+
+
+@pytest.mark.parametrize("rule", symptom_figures.FIGURES)
+def test_the_curves_of_symptoms_are_the_recorded_runs(rule: str) -> None:
+    assert (symptom_figures.FOLDER / f"{rule}.svg").read_text() == symptom_figures.picture(rule)

@@ -150,6 +150,8 @@ def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
     tree["stages"] = [_stage(stage) for stage in tree["stages"]]
     lengths = ", ".join(str(stage.max_tokens) for stage in config.stages)
     told.append(f"stages: {TOKENS} tokens for {lengths}, {BATCH} x {GROUP} responses, a step each")
+    # the miniature's tokens are shorter than the recipe's: limits meant for those cut an observation to nothing
+    tree["environment"] |= {"max_turns": min(4, config.environment.max_turns), "max_observation_tokens": 32}
     tree["evaluation"] |= {"samples": 1, "validation_samples": 1, "pass_at": [], "max_tokens": TOKENS}
     tree["evaluation"]["temperatures"] = tree["evaluation"]["temperatures"][:1]
     tree["verifier"]["workers"] = 1
