@@ -19,9 +19,11 @@ from rich.table import Table
 
 from magicrl.cli.data import data_app
 from magicrl.cli.doctor import cluster_app, doctor
-from magicrl.cli.options import EVERY_DEFAULT, EvalOptions, Overrides, Several
+from magicrl.cli.options import EVERY_DEFAULT, EvalOptions, Flag, Overrides, Several
 from magicrl.cli.plan import plan
 from magicrl.cli.progress import ProgressLines
+from magicrl.cli.rollouts import rollouts
+from magicrl.cli.runs import runs
 from magicrl.config.errors import RecipeError, without_secrets
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ app.command(data_app)
 app.command(cluster_app)
 app.command(doctor)
 app.command(plan)
+app.command(rollouts)
+app.command(runs)
 
 
 @app.command
@@ -198,10 +202,14 @@ def report(
     output: Path | None = None,
     x: Literal["steps", "tokens", "wall", "gpu-hours"] | None = None,
     group_by: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    serve: Flag = False,
+    port: int = 0,
 ) -> int:
     """Write a report: one self-contained HTML page of a run, or one that compares runs and evaluations.
 
     Example: magicrl report runs/quickstart
+
+    Example: magicrl report runs/quickstart --serve
 
     Example: magicrl report runs/adaptive-0 runs/adaptive-1 runs/none-0 runs/none-1 --output ablation.html
 
@@ -215,13 +223,21 @@ def report(
         The x axis that a comparison shows first; the page can change it.
     group_by
         Settings whose values make the arms, e.g. entropy.target; default: all that differ but seed and bookkeeping.
+    serve
+        Show the page of one run on 127.0.0.1 instead of writing it; it re-reads itself while the run goes on. Ctrl-C
+        ends it and leaves the run alone.
+    port
+        With --serve; 0 takes a free one.
     """
+    from magicrl.cli.watch import serve_report
     from magicrl.reporting.comparison_page import is_evaluation, write_comparison
     from magicrl.reporting.run_page import write_report
 
     console = Console(highlight=False, soft_wrap=True)
     if not folders:
         raise RecipeError("magicrl report needs at least one folder of magicrl train or magicrl eval")
+    if serve:
+        return serve_report(folders, port, console)
     if len(folders) == 1 and not is_evaluation(folders[0]):
         if x is not None or group_by:
             option = "--x" if x is not None else "--group-by"

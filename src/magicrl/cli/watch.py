@@ -1,4 +1,4 @@
-"""``magicrl watch``: a run that another process is writing, followed through its run folder."""
+"""``magicrl watch`` and ``magicrl report --serve``: a run that another process writes, followed through its folder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from magicrl.config.errors import RecipeError
 from magicrl.records import StepMetrics
 from magicrl.reporting.display import RunPanel, event_text, figure, start_panel
 from magicrl.reporting.read_folders import read_lines, read_metrics, read_run
+from magicrl.reporting.serve import HOST, report_server
 from magicrl.reporting.wording import duration, visible
 
 LATEST_EVENTS = 6  # events before the present that are shown
@@ -48,6 +50,25 @@ def watch(folder: Path, *, once: bool, interval: float, console: Console) -> int
         if live is not None:
             live.stop()
     _line(console, Text(run.state()))
+    return 0
+
+
+def serve_report(folders: Sequence[Path], port: int, console: Console) -> int:
+    """Show the page of the one run on the loopback until Ctrl-C.
+
+    Raises:
+        RecipeError: several folders.
+        RunFolderError: no run folder, or a corrupt one.
+        ValueError: the port is taken.
+    """
+    if len(folders) > 1:
+        raise RecipeError("--serve shows one run; several are compared on a page that is written: leave --serve out")
+    with report_server(folders[0], port) as server:
+        console.print(f"http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", markup=False)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0  # the way out, not an interruption of the run
     return 0
 
 

@@ -49,10 +49,17 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
         RunFolderError: no run folder, or a corrupt file in it.
         ValueError: the page cannot be written.
     """
-    run = read_run(run_folder)
-    command = f"magicrl report {run_folder}" + (f" --output {output}" if output is not None else "")
-    page = render_page(run.name, run_facts(run), run_blocks(run), command)
+    page = report_page(read_run(run_folder), f" --output {output}" if output is not None else "")
     return write_page(page, output or run_folder / "report.html")
+
+
+def report_page(run: RecordedRun, options: str = "") -> str:
+    """The page of a run; ``options`` of the command that made it stand at its foot.
+
+    Raises:
+        RunFolderError: a corrupt file in the run's folder.
+    """
+    return render_page(run.name, run_facts(run), run_blocks(run), f"magicrl report {run.path}{options}")
 
 
 def run_facts(run: RecordedRun) -> list[tuple[str, str]]:

@@ -1,0 +1,180 @@
+"""``magicrl runs``, ``magicrl report --serve`` and ``magicrl rollouts`` over written run folders."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from magicrl.cli.main import app
+from magicrl.config.errors import RecipeError
+from magicrl.config.loader import load_train_recipe, to_toml
+from magicrl.reporting import run_list
+from magicrl.reporting.serve import SECONDS, LiveReport, report_server
+
+from .conftest import write_rollout_recording
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
+    assert app([*map(str, words)], result_action="return_value") == status
+    return capsys.readouterr().out
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, dict[str, Any]]:
+    return {row["run"]: row for row in json.loads(told(capsys, "runs", *words, "--json"))}
+
+
+def test_what_each_run_came_to_and_what_was_changed(
+    arm_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = arm_folders[0] / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for row, share in ((rows[9], 0.25), (rows[19], 0.75), (rows[29], 0.5)):
+        row["values"]["validation/accuracy/mean"] = share
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = listed(capsys, tmp_path)
+    assert set(found) == {path.name for path in arm_folders}
+    first, last = found[arm_folders[0].name], found[arm_folders[-1].name]
+    assert (first["best"], first["last"], first["steps"]) == (0.75, 0.5, 40)
+    assert first["train"] == pytest.approx(0.4 + 0.01 * 38)  # the mean of steps 36 to 40
+    assert first["test"] == pytest.approx(0.90)  # after training, at its temperature
+    assert "algorithm.loss" not in first["changed"]  # as in the shipped recipe of this name
+    assert last["changed"]["algorithm.loss"] == "ppo"
+    for folder in arm_folders:
+        facts = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(facts | {"name": "mine"}))
+    found = listed(capsys, tmp_path)  # of no shipped recipe: what tells the runs of one name apart
+    assert found[arm_folders[0].name]["changed"] == {"run.seed": 0, "algorithm.loss": "magic"}
+
+
+def test_settings_are_held_against_the_shipped_recipe(tmp_path: Path, make_run: Callable[[str], Path]) -> None:
+    folder = make_run("lr")
+    config = load_train_recipe(Path("quickstart"), ["optimizer.learning_rate=0.5", "run.seed=4"])
+    (folder / "config.toml").write_text(to_toml(config, folder))
+    (folder / "run.json").write_text(json.dumps({"schema_version": 1, "name": "quickstart", "status": "stopped"}))
+    ((run,), _) = run_list.list_runs(tmp_path)
+    assert run.changed == {"optimizer.learning_rate": 0.5, "run.seed": 4}
+
+
+@pytest.mark.parametrize(
+    ("condition", "kept"),
+    [
+        ("run.seed=1", 1),
+        ("run.seed>=0", 2),
+        ("run.seed<1", 1),
+        ("status!=finished", 1),
+        ("recipe~SMA", 2),
+        ("best>0", 0),  # nothing was validated: not measured is not above 0
+        ("best!=1", 2),
+        ("entropy/exact/mean<0.31", 2),  # a metric: its last value is 0.3
+    ],
+)
+def test_filters(condition: str, kept: int, arm_folders: list[Path]) -> None:
+    facts = json.loads((arm_folders[0] / "run.json").read_text())
+    (arm_folders[0] / "run.json").write_text(json.dumps(facts | {"status": "failed"}))
+    runs = [run for run in run_list.list_runs(arm_folders[0].parent)[0] if run.recorded.path in arm_folders[:2]]
+    assert len(run_list.where(runs, [condition])) == kept
+
+
+def test_a_name_that_no_run_has_is_refused_with_the_nearest(arm_folders: list[Path]) -> None:
+    runs, _ = run_list.list_runs(arm_folders[0].parent)
+    with pytest.raises(RecipeError, match=r"did you mean .*algorithm\.loss"):
+        run_list.where(runs, ["algorithm.los=ppo"])
+    with pytest.raises(RecipeError, match="a condition is NAME=VALUE"):
+        run_list.where(runs, ["loss"])
+    with pytest.raises(RecipeError, match="no run has that name"):
+        run_list.named(runs, "nowhere")
+
+
+def test_order_puts_runs_without_the_value_last(arm_folders: list[Path]) -> None:
+    runs, _ = run_list.list_runs(arm_folders[0].parent)
+    trained = [run.columns["train"] for run in run_list.ordered(runs, "train", reverse=True)]
+    assert trained == sorted(trained, reverse=True)
+    assert len(set(trained)) > 1
+    lines = (arm_folders[0] / "metrics.jsonl").read_text()
+    (arm_folders[0] / "metrics.jsonl").write_text("")
+    runs, _ = run_list.list_runs(arm_folders[0].parent)
+    assert run_list.ordered(runs, "train", reverse=True)[-1].recorded.path == arm_folders[0]
+    assert run_list.ordered(runs, "train", reverse=False)[-1].recorded.path == arm_folders[0]
+    assert lines
+
+
+def test_table_two_side_by_side_and_the_page(
+    arm_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for width in ("60", "80", "160"):
+        monkeypatch.setenv("COLUMNS", width)
+        table = told(capsys, "runs", tmp_path)
+        assert all(len(line) <= int(width) for line in table.splitlines())
+        assert all(path.name in table for path in arm_folders)
+    names = (arm_folders[0].name, arm_folders[-1].name)
+    pair = told(capsys, "runs", tmp_path, "--compare", *names)
+    assert "algorithm.loss" in pair
+    told(capsys, "runs", tmp_path, "--where", "run.seed=0", "--page", tmp_path / "all.html")
+    assert "algorithm" in (tmp_path / "all.html").read_text()
+
+
+def test_a_broken_run_is_named_and_the_others_are_shown(
+    arm_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (arm_folders[0] / "run.json").write_text("{")
+    assert app(["runs", str(tmp_path)], result_action="return_value") == 1
+    seen = capsys.readouterr()
+    assert "run.json:1: not valid JSON" in seen.err
+    assert arm_folders[1].name in seen.out
+
+
+def answer(server: Any, path: str = "/", host: str = "localhost:1") -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.request("GET", path, headers={"Host": host})
+    return connection.getresponse()
+
+
+def test_the_served_page_follows_the_run(run_folder: Path) -> None:
+    facts = json.loads((run_folder / "run.json").read_text())
+    (run_folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
+    with report_server(run_folder, 0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        Thread(target=server.serve_forever, daemon=True).start()
+        first = answer(server)
+        assert (first.status, first.getheader("Refresh")) == (200, str(SECONDS))
+        assert "<dd>40</dd>" in first.read().decode()
+        with (run_folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 41, "stage": 1, "values": {"train/accuracy/mean": 0.9}}) + "\n")
+        assert "<dd>41</dd>" in answer(server).read().decode()
+        (run_folder / "run.json").write_text(json.dumps(facts))
+        assert answer(server).getheader("Refresh") is None  # it has ended: nothing more to re-read
+        assert answer(server, "/config.toml").status == 404
+        assert answer(server, host="evil.example:1").status == 403
+        server.shutdown()
+
+
+def test_a_page_is_made_anew_only_where_the_run_has_written(run_folder: Path) -> None:
+    report = LiveReport(run_folder)
+    page = report.look()
+    assert report.look() is page
+    with pytest.raises(ValueError, match="no such folder"):
+        LiveReport(run_folder / "nowhere")
+
+
+def test_rollouts_are_searched_over_all_steps(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rollout_recording(run_folder)
+    text = told(capsys, "rollouts", run_folder, "--grep", r"document\.title")
+    assert text.count("sum/<1>") == 4  # one a recorded step
+    assert "\x1b" not in text
+    assert "\u202e" not in text  # what a model wrote does not act on the terminal
+    assert told(capsys, "rollouts", run_folder, "--outcome", "truncated", "--step", "20", "--whole").count("step ") == 1
+    lines = told(capsys, "rollouts", run_folder, "--outcome", "correct", "--limit", "3", "--json").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 20, 21]
+    assert "nothing found" in told(capsys, "rollouts", run_folder, "--problem", "other", status=1)
+    with pytest.raises(ValueError, match="not a regular expression"):
+        told(capsys, "rollouts", run_folder, "--grep", "(")
+    shutil.rmtree(run_folder / "rollouts")
+    with pytest.raises(ValueError, match="rollouts_every"):
+        told(capsys, "rollouts", run_folder)
