@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from magicrl.api.evaluating import Evaluation, evaluate
     from magicrl.api.judging import verify
     from magicrl.api.planning import plan
+    from magicrl.api.preflight import preflight
     from magicrl.api.runs import Run, load_run
     from magicrl.api.training import Step, Training, start, train
     from magicrl.records import Problem, Verdict
@@ -27,6 +28,7 @@ _HOMES = {
     "evaluate": "magicrl.api.evaluating",
     "load_run": "magicrl.api.runs",
     "plan": "magicrl.api.planning",
+    "preflight": "magicrl.api.preflight",
     "reward": "magicrl.verifiers.rewards",
     "start": "magicrl.api.training",
     "train": "magicrl.api.training",
@@ -43,6 +45,7 @@ __all__ = [
     "evaluate",
     "load_run",
     "plan",
+    "preflight",
     "reward",
     "start",
     "train",

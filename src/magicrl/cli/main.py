@@ -21,6 +21,7 @@ from magicrl.cli.data import data_app
 from magicrl.cli.doctor import cluster_app, doctor
 from magicrl.cli.options import EVERY_DEFAULT, EvalOptions, Flag, Overrides, Several
 from magicrl.cli.plan import plan
+from magicrl.cli.preflight import preflight
 from magicrl.cli.progress import ProgressLines
 from magicrl.cli.rollouts import rollouts
 from magicrl.cli.runs import runs
@@ -44,6 +45,7 @@ app.command(data_app)
 app.command(cluster_app)
 app.command(doctor)
 app.command(plan)
+app.command(preflight)
 app.command(rollouts)
 app.command(runs)
 

@@ -1,0 +1,589 @@
+"""What ``magicrl preflight`` measures: some of a run's own answers, its reward, its prompts and its first updates.
+
+Nothing is kept: the learner is a copy in memory, and no run folder is made. What the figures mean is decided in
+``preflight_rules.py``, which reads `Facts` alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias, cast
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from magicrl.config.schema import SourceConfig, StageConfig, TrainConfig
+from magicrl.data.sampler import PromptSampler
+from magicrl.data.sources import load_parts
+from magicrl.evaluation.job import JudgedGroup, evaluation_seed, sample_problems
+from magicrl.evaluation.statistics import Difference, Estimate, paired_difference, pass_at_k, share
+from magicrl.models.prompts import PromptEncoder
+from magicrl.planning.hardware import known_hardware, load_hardware
+from magicrl.planning.memory import GIB, host_memory, run_terms
+from magicrl.planning.planner import Options, make_plan
+from magicrl.planning.shapes import ModelShape, shape_from_config
+from magicrl.planning.workload import lengths_of_mean
+from magicrl.records import Problem, StepMetrics
+from magicrl.training.assemble import Built, Judge
+from magicrl.training.batches import buffer_samples
+from magicrl.training.diagnosis import SampledAnswers, answers_of, judging_of
+from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import entropy_controller
+from magicrl.training.protocols import NotFiniteError, TrainingStopped
+from magicrl.training.reward_probes import RewardFacts, probe_reward
+from magicrl.training.step import Parts, Trainer
+
+Tell: TypeAlias = Callable[[str], None]
+"""Told what is measured now."""
+
+PILOT, LEAST = 4, 16
+"""Problems of the first round, of which each further one asks twice as many; and fewest problems, if there is time."""
+SAMPLING, UPDATES = 0.4, 0.3
+"""Of the time: sampling answers; making steps."""
+STEPS, ATTEMPTS = 2, 4
+"""Training steps made on the copy, and most tries until one has a group to learn from; the step after that one samples
+with the weights that it made."""
+PROBED = 12
+"""Problems that are asked again: with a larger T, in another form."""
+CUT = 0.25
+"""Share of cut answers from which a larger T is tried."""
+LONGER = 8
+"""That larger T, in the recipe's."""
+FEW_RIGHT = 0.5
+"""Share of right answers below which other forms of the prompt are tried."""
+_CONTROL = re.compile(r"<\|[^|<>\s]{1,40}\|>|</?s>|<[a-z_]{2,20}>|\[[A-Z_]{2,20}\]")
+
+
+class Budget(NamedTuple):
+    """What may be spent: seconds, and responses of the first measurement."""
+
+    seconds: float
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learnable:
+    """What the start model's answers teach, at the first stage's T and M; intervals are over problems.
+
+    ``entropy`` is in nats a token, None where the engine does not tell; ``lengths`` are tokens of the answers that
+    ended: median, 95 % and longest, () without one.
+    """
+
+    answers: SampledAnswers
+    group_size: int
+    pass_1: Estimate
+    pass_all: Estimate
+    signal: Estimate
+    lengths: tuple[int, ...]
+    mean_length: float
+    example: str
+    constant: bool
+    """Every judged answer that was not cut earned the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LongerAnswers:
+    """The same problems with more room: T, shares still cut and right, length of 95 % of those that ended."""
+
+    max_tokens: int
+    truncated: float
+    correct: float
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherForm:
+    """The same problems asked in another form: how much more is right, paired by problem."""
+
+    name: str
+    remedy: str
+    before: float
+    after: float
+    rise: Difference
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Template:
+    """How prompts reach the model.
+
+    Attributes:
+        chat: it has a chat template.
+        prompt: the first prompt, as text.
+        end: the token that a response ends with.
+        foreign: control tokens of the template that this vocabulary splits into several tokens.
+        begins: begin-of-text tokens at the start of a prompt.
+        opens: the generation prompt opens the model's turn; None without a chat template.
+        system: the template adds a system prompt of its own; the text.
+        other_ends: share of the cut answers that hold a control token which ends nothing -> by its name.
+        other_form: the form of the prompt that did best of those tried, None where none was.
+    """
+
+    chat: bool
+    prompt: str
+    end: str
+    foreign: tuple[str, ...]
+    begins: int
+    opens: bool | None
+    system: str
+    other_ends: Mapping[str, float]
+    other_form: OtherForm | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """A training step on a copy of the model, at the recipe's full learning rate, and the step after it.
+
+    Attributes:
+        prompts: of a step.
+        updates: SGD updates of a step.
+        kl: nats a token between the policy that sampled the first step's answers and the one after it.
+        change: mean absolute change of a log-prob by that step, nats.
+        grad_norm: before clipping, of the first step.
+        entropy: nats a token of each step's answers.
+        correct: share of right answers of each step.
+        warmup: the recipe reaches the full rate after a warm-up, which was left out here.
+        failure: why a step could not be made.
+        finite: no loss, gradient or weight was NaN or infinite.
+    """
+
+    prompts: int
+    updates: int
+    kl: float | None
+    change: float | None
+    grad_norm: float | None
+    entropy: tuple[float, ...]
+    correct: tuple[float, ...]
+    warmup: bool = False
+    failure: str = ""
+    finite: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What the run will take: the planner's model, scaled to what the steps here took.
+
+    Attributes:
+        step_seconds: of the recipe's stages, predicted.
+        hours: of all stages, tests left out.
+        factor: seconds measured over seconds planned; None: not planned, scaled by the number of responses alone.
+        peak_gib: most memory of this process so far.
+        planned_gib: the planner's for the whole run; None for an architecture that it does not know.
+        available_gib: of the device, or of this machine.
+    """
+
+    step_seconds: tuple[float, ...]
+    hours: float
+    factor: float | None
+    peak_gib: float
+    planned_gib: float | None
+    available_gib: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """All that was measured; None where the budget, or the recipe, left it out."""
+
+    learnable: Learnable
+    longer: LongerAnswers | None
+    reward: RewardFacts
+    template: Template
+    update: Update | None
+    cost: Cost | None
+    problems: int
+    """For training, as their sources give them."""
+    conflicting: int
+    """Of them left out, since an earlier one has the same prompt and other golds."""
+    filtered: bool
+    """The recipe drops problems that are never or always solved before it begins."""
+    seconds: float
+
+
+def measure(config: TrainConfig, built: Built, judge: Judge, budget: Budget, tell: Tell) -> Facts:
+    """Measure what there is time for.
+
+    Args:
+        config: the recipe; its first stage counts.
+        built: its parts; the learner is changed.
+        judge: its verifiers, warmed up.
+        budget: of time and samples.
+        tell: told what comes next.
+
+    Raises:
+        ValueError: no answer could be judged.
+    """
+    began = time.perf_counter()
+    bench = _Bench(config, built, judge)
+    built.engine.sync_weights(built.learner)
+    tell("sampling answers")
+    groups = bench.sampled(budget)
+    learnable = _learnable(config, groups)
+    longer, other = None, None
+    probed = [g.group.request.problem for g in groups][:PROBED]
+    left = budget.seconds - (time.perf_counter() - began)
+    if learnable.answers.truncated >= CUT and left > UPDATES * budget.seconds:
+        tell("sampling with a larger T")
+        longer = bench.longer(probed)
+    left = budget.seconds - (time.perf_counter() - began)
+    if learnable.answers.correct < FEW_RIGHT and left > UPDATES * budget.seconds:
+        tell("asking in other forms")
+        other = bench.other_form(groups[:PROBED])
+    tell("asking the reward")
+    reward = probe_reward(judge, config.verifier, built.data.train, groups)
+    tell("making steps on a copy")
+    update, steps = bench.updates(len(groups), min(left, UPDATES * budget.seconds))
+    return Facts(
+        learnable=learnable,
+        longer=longer,
+        reward=reward,
+        template=_template(built, groups, other),
+        update=update,
+        cost=None if not steps else _cost(config, built, steps, update.prompts, learnable),
+        problems=len(built.data.train) + built.data.dropped_conflicting,
+        conflicting=built.data.dropped_conflicting,
+        filtered=config.data.difficulty_filter is not None,
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Bench:
+    """The parts of the run, and the questions that are put to its model."""
+
+    def __init__(self, config: TrainConfig, built: Built, judge: Judge) -> None:
+        self._config = config
+        self._built = built
+        self._judge = judge
+        self._stage = config.in_stage(0).stages[0]
+        order = np.random.default_rng(config.run.seed).permutation(len(built.data.train))
+        self._problems = [built.data.train[place] for place in order]
+        self._seconds_a_group = 0.0
+
+    def sampled(self, budget: Budget) -> list[JudgedGroup]:
+        """M answers to as many problems as the budget allows, in rounds that double."""
+        most = max(PILOT, budget.samples // self._stage.group_size)
+        began, count = time.perf_counter(), PILOT
+        groups: list[JudgedGroup] = []
+        while len(groups) < min(most, len(self._problems)):
+            asked = self._problems[len(groups) : min(len(groups) + count, most)]
+            groups += self._ask(asked, samples=self._stage.group_size, name=f"preflight {len(groups)}")
+            spent = time.perf_counter() - began
+            self._seconds_a_group = spent / len(groups)
+            # too few groups tell nothing: for these the whole time may go
+            until = budget.seconds * (SAMPLING if len(groups) >= LEAST else 1.0)
+            affordable = int((until - spent) / self._seconds_a_group)
+            if affordable < 1:
+                break
+            count = min(2 * count, affordable)
+        return groups
+
+    def longer(self, problems: Sequence[Problem]) -> LongerAnswers | None:
+        """Two answers each with a larger T; None where the context has no room for one."""
+        longest = max(len(self._built.encoder.encode(problem)) for problem in problems)
+        limit = min(LONGER * self._stage.max_tokens, self._built.start.max_context - longest)
+        if limit <= self._stage.max_tokens:
+            return None
+        groups = self._ask(problems, samples=2, name="preflight longer", max_tokens=limit)
+        completions = [c for group in groups for c in group.group.completions]
+        ended = [c.num_sampled for c in completions if not c.truncated]
+        return LongerAnswers(
+            max_tokens=limit,
+            truncated=1 - len(ended) / len(completions),
+            correct=float(np.mean([group.correct.mean() for group in groups])),
+            length=int(np.quantile(ended, 0.95)) if ended else limit,
+        )
+
+    def other_form(self, groups: Sequence[JudgedGroup]) -> OtherForm | None:
+        """The best of: the prompt without the recipe's text around it, and without the chat template."""
+        problems = [group.group.request.problem for group in groups]
+        before = [float(group.correct.mean()) for group in groups]
+        forms: list[OtherForm] = []
+        for name, remedy, asked, encoder in self._forms(problems):
+            try:
+                again = self._ask(asked, samples=self._stage.group_size, name=f"preflight {name}", encoder=encoder)
+            except ValueError:  # the vocabulary lacks a word, or a conversation has no template
+                continue
+            after = [float(group.correct.mean()) for group in again]
+            rise = paired_difference(after, before)
+            forms.append(
+                OtherForm(
+                    name=name, remedy=remedy, before=float(np.mean(before)), after=float(np.mean(after)), rise=rise
+                )
+            )
+        return max(forms, key=lambda form: form.after, default=None)
+
+    def _forms(self, problems: Sequence[Problem]) -> list[tuple[str, str, list[Problem], PromptEncoder]]:
+        encoder, tokenizer = self._built.encoder, self._built.start.tokenizer
+        found: list[tuple[str, str, list[Problem], PromptEncoder]] = []
+        bare = self._without_text(problems)
+        if bare is not None:
+            remedy = "leave data.train.N.template out, or give it another text"
+            found.append(("the prompt without the template of the data", remedy, bare, encoder))
+        if tokenizer.chat_template:
+            plain = copy.deepcopy(tokenizer)
+            plain.chat_template = None
+            remedy = (
+                "the model was not trained with this chat template: remove chat_template (tokenizer_config.json or "
+                "chat_template.jinja in the model's folder), or put that of its makers there"
+            )
+            encoded = PromptEncoder(plain, self._config.data.max_prompt_tokens)
+            found.append(("the prompt without the chat template", remedy, list(problems), encoded))
+        return found
+
+    def _without_text(self, problems: Sequence[Problem]) -> list[Problem] | None:
+        """The problems as their sources ask them; None where the recipe puts no text around any."""
+        sources = self._config.data.train
+        if all(source.template is None for source in sources):
+            return None
+        plain = [source.model_copy(update={"template": None}) for source in sources]
+        asked = {p.key: p.prompt for part in load_parts(cast("Sequence[SourceConfig]", plain)) for p in part}
+        return [dataclasses.replace(p, prompt=asked.get(p.key, p.prompt)) for p in problems]
+
+    def _ask(
+        self,
+        problems: Sequence[Problem],
+        *,
+        samples: int,
+        name: str,
+        max_tokens: int | None = None,
+        encoder: PromptEncoder | None = None,
+    ) -> list[JudgedGroup]:
+        return sample_problems(
+            self._built.engine,
+            self._judge,
+            problems,
+            (encoder or self._built.encoder).encode,
+            samples=samples,
+            temperature=self._config.rollout.temperature,
+            max_tokens=max_tokens or self._stage.max_tokens,
+            seed=evaluation_seed(self._config.run.seed, name),
+        )
+
+    def updates(self, groups: int, seconds: float) -> tuple[Update, list[StepMetrics]]:
+        """A step that learns and the one after it, of as many prompts as were sampled and the time allows."""
+        affordable = int(seconds / STEPS / 2 / max(self._seconds_a_group, 1e-9))  # half of a step's time is sampling
+        config, stage = short_steps(self._config, max(PILOT, min(groups, affordable)))
+        learner = self._built.learner
+        trainer = Trainer(
+            config,
+            Parts(
+                engine=self._built.engine,
+                learner=learner,
+                judge=self._judge,
+                encode=self._built.encoder.encode,
+                sampler=PromptSampler(self._problems, seed=config.run.seed),
+                controller=entropy_controller(config.entropy),
+                reference=self._built.reference,
+            ),
+            lambda _what, _done, _of: None,
+        )
+        steps: list[StepMetrics] = []
+        moved: tuple[float, float] | None = None
+        failure, finite = "", True
+        try:
+            for _ in range(ATTEMPTS):
+                result = trainer.step(stage, 0)
+                steps.append(result.metrics)
+                trainer.check(result.metrics)
+                if moved is not None:
+                    break
+                if int(result.metrics.values["groups/trained"] or 0):
+                    samples = buffer_samples(result.groups)
+                    after, _ = learner.logprobs(samples, config.rollout.temperature)
+                    moved = divergence([s.sampler_logprobs for s in samples], after, [s.loss_mask for s in samples])
+                    del steps[:-1]  # what is told begins with the step that moved the policy
+        except (NotFiniteError, TrainingStopped) as error:
+            failure, finite = str(error), isinstance(error, TrainingStopped)
+        found = _update(stage, steps, moved)
+        warmup = self._config.optimizer.warmup_steps > 0
+        return dataclasses.replace(found, warmup=warmup, failure=failure, finite=finite), steps
+
+
+def short_steps(config: TrainConfig, prompts: int) -> tuple[TrainConfig, StageConfig]:
+    """The recipe for a few steps of its first stage: fewer prompts, as many updates, no warm-up, synchronous."""
+    stage = config.in_stage(0).stages[0]
+    # as many updates a step as the recipe makes, as far as there are prompts
+    parts = min(stage.num_minibatches, prompts)
+    prompts = min(stage.rollout_batch, prompts // parts * parts)
+    small = stage.model_copy(
+        update={"rollout_batch": prompts, "mini_batch": None if parts == 1 else max(1, prompts // parts)}
+    )
+    changed = config.model_copy(
+        update={
+            "stages": (small, *config.stages[1:]),
+            "optimizer": config.optimizer.model_copy(update={"warmup_steps": 0}),
+            "algorithm": config.algorithm.model_copy(update={"refill": "none", "stop_after_empty_steps": 1_000_000}),
+            "rollout": config.rollout.model_copy(update={"max_staleness": 0, "weight_lag": 0}),
+        }
+    )
+    return changed, small
+
+
+def divergence(
+    before: Sequence[np.ndarray], after: Sequence[np.ndarray], masks: Sequence[np.ndarray | None]
+) -> tuple[float, float]:
+    """KL(before || after) in nats a token of samples of ``before``, and the mean absolute change of a log-prob.
+
+    The estimate is k3 (Schulman 2020), r - 1 - log r with r the ratio of after to before: never negative.
+    """
+    changes = [
+        (new - old if mask is None else (new - old)[mask]).astype(np.float64)
+        for old, new, mask in zip(before, after, masks, strict=True)
+    ]
+    change = np.concatenate(changes)
+    return float(np.mean(np.expm1(np.minimum(change, 50.0)) - change)), float(np.mean(np.abs(change)))
+
+
+def _update(stage: StageConfig, steps: Sequence[StepMetrics], moved: tuple[float, float] | None) -> Update:
+    def series(*keys: str) -> tuple[float, ...]:
+        found = (next((step.values[key] for key in keys if step.values.get(key) is not None), None) for step in steps)
+        return tuple(float(value) for value in found if value is not None)
+
+    norms = series("learner/grad_norm")
+    return Update(
+        prompts=stage.rollout_batch,
+        updates=stage.num_minibatches,
+        kl=None if moved is None else moved[0],
+        change=None if moved is None else moved[1],
+        grad_norm=norms[0] if norms else None,
+        entropy=series("entropy/exact/mean", "entropy/sampled/mean"),
+        correct=series("train/accuracy/mean"),
+    )
+
+
+def _learnable(config: TrainConfig, groups: Sequence[JudgedGroup]) -> Learnable:
+    problems = [group.group.request.problem for group in groups]
+    limit = groups[0].group.request.sampling.max_tokens
+    answers = answers_of(groups, max_tokens=limit, judging=judging_of(config.verifier, problems))
+    judged = [group for group in groups if group.counted.any()]
+    clusters = [group.group.request.problem.cluster for group in judged]
+    right = [(int(group.correct[group.counted].sum()), int(group.counted.sum())) for group in judged]
+    completions = [c for group in groups for c in group.group.completions]
+    ended = [c.num_sampled for c in completions if not c.truncated]
+    told = {
+        float(reward)
+        for group in groups
+        for reward, counted, c in zip(group.rewards, group.counted, group.group.completions, strict=True)
+        if counted and not c.truncated
+    }
+    graded = any(v.score is not None for group in groups for v in group.verdicts)
+    rewards = [float(group.rewards[group.counted].mean()) for group in judged]
+    return Learnable(
+        answers=dataclasses.replace(answers, reward=float(np.mean(rewards)) if graded else None),
+        group_size=max(n for _, n in right),
+        pass_1=share([count / n for count, n in right], clusters),
+        pass_all=share([pass_at_k(count, n, n) for count, n in right], clusters),
+        signal=share([float(len(np.unique(g.rewards[g.counted])) > 1) for g in judged], clusters),
+        lengths=tuple(int(np.quantile(ended, q)) for q in (0.5, 0.95, 1.0)) if ended else (),
+        mean_length=float(np.mean([c.num_sampled for c in completions])),
+        example=completions[0].text,
+        constant=len(told) == 1,
+    )
+
+
+def _template(built: Built, groups: Sequence[JudgedGroup], other: OtherForm | None) -> Template:
+    tokenizer = built.start.tokenizer
+    request = groups[0].group.request
+    prompt = [int(token) for token in request.prompt_tokens]
+    text = str(tokenizer.decode(prompt))
+    chat = tokenizer.chat_template
+    begins = 0
+    while begins < len(prompt) and prompt[begins] == tokenizer.bos_token_id:
+        begins += 1
+    return Template(
+        chat=bool(chat),
+        prompt=text,
+        end=str(tokenizer.convert_ids_to_tokens(built.encoder.end_token)),
+        foreign=_foreign(tokenizer) if chat else (),
+        begins=begins,
+        opens=_opens(tokenizer) if chat else None,
+        system=_system(tokenizer) if chat else "",
+        other_ends=_other_ends(built, groups),
+        other_form=other,
+    )
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, *, opened: bool) -> str:
+    messages = [{"role": "user", "content": "?"}]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened))
+
+
+def _foreign(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    names = dict.fromkeys(re.findall(r"<\|[^|<>\s]{1,40}\|>", _rendered(tokenizer, opened=True)))
+    return tuple(name for name in names if len(tokenizer(name, add_special_tokens=False)["input_ids"]) > 1)  # pyright: ignore[reportArgumentType]
+
+
+def _opens(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return _rendered(tokenizer, opened=True) != _rendered(tokenizer, opened=False)
+
+
+def _system(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What the template puts before the user's message, where that is more than control tokens and roles."""
+    before = re.sub(r"<[^<>]*>|\[[A-Z_]+\]", " ", _rendered(tokenizer, opened=False).partition("?")[0])
+    words = [word for word in before.split() if word.lower() not in ("system", "user", "assistant", "human")]
+    return " ".join(words) if len(words) > 2 else ""
+
+
+def _other_ends(built: Built, groups: Sequence[JudgedGroup]) -> dict[str, float]:
+    """Control tokens that answers hold and that end none, by the share of the cut answers."""
+    cut = [c for group in groups for c in group.group.completions if c.truncated]
+    tokenizer = built.start.tokenizer
+    known = {*tokenizer.all_special_ids} - built.start.end_tokens
+    found: dict[str, float] = {}
+    for completion in cut:
+        for token in {int(token) for token in completion.tokens} - built.start.end_tokens:
+            name = str(tokenizer.convert_ids_to_tokens(token))
+            if token in known or _CONTROL.fullmatch(name):
+                found[name] = found.get(name, 0.0) + 1 / len(cut)
+    return dict(sorted(found.items(), key=lambda item: -item[1])[:5])
+
+
+def _cost(config: TrainConfig, built: Built, steps: Sequence[StepMetrics], prompts: int, learnable: Learnable) -> Cost:
+    """Seconds by stage from the last step made here, which set nothing up, and memory."""
+    measured = float(steps[-1].values["time/step"] or 0.0)
+    try:
+        shape = shape_from_config(built.start.model.config.to_dict(), built.start.folder)
+        planned = _planned_seconds(config, shape, built, prompts, learnable)
+        factor = measured / planned[1]
+        seconds = tuple(factor * value for value in planned[0])
+    except ValueError:  # an architecture that the planner does not know
+        shape, factor = None, None
+        first = config.in_stage(0).stages[0]
+        a_token = measured / (prompts * first.group_size * first.max_tokens)
+        seconds = tuple(a_token * s.rollout_batch * s.group_size * s.max_tokens for s in config.stages)
+    longest = max(len(built.encoder.encode(problem)) for problem in built.data.train[:200])
+    device = built.start.model.device
+    learner = built.learner
+    return Cost(
+        step_seconds=seconds,
+        hours=sum(s * stage.max_steps for s, stage in zip(seconds, config.stages, strict=True)) / 3600,
+        factor=factor,
+        peak_gib=learner.peak_mb() / 1024 if isinstance(learner, LocalLearner) else 0.0,
+        planned_gib=None if shape is None else sum(run_terms(config, config.model, shape, longest).values()) / GIB,
+        available_gib=(torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else host_memory()) / GIB,
+    )
+
+
+def _planned_seconds(
+    config: TrainConfig, shape: ModelShape, built: Built, prompts: int, learnable: Learnable
+) -> tuple[tuple[float, ...], float]:
+    """The planner's seconds of a step: of each stage of the recipe, and of the short step made here."""
+    device = built.start.model.device
+    name = "cpu-2core"
+    if device.type == "cuda":
+        cuda = torch.cuda.get_device_name(device)
+        name = next((n for n, known in known_hardware().items() if cuda in known.cuda_names), "H100-80G")
+    first, longest = config.stages[0].max_tokens, max(stage.max_tokens for stage in config.stages)
+    mean = min(learnable.mean_length, 0.95 * first)
+    # the recipe's cluster is not here: an accelerator alone, as it was measured
+    alone = config.model_copy(update={"cluster": None})
+    kept = min(1.0, max(0.05, learnable.signal.mean))
+    options = Options(gpus=1, mean_length=lengths_of_mean(mean, first).at(longest).mean, kept=kept)
+    small, _ = short_steps(alone, prompts)
+    # with the longest stage in both, so that lengths are those of the same distribution
+    plans = [make_plan(recipe, shape, load_hardware(name), options, what_if=False) for recipe in (alone, small)]
+    return tuple(stage.seconds for stage in plans[0].stages), plans[1].stages[0].seconds

@@ -1,0 +1,297 @@
+"""What the figures of ``magicrl preflight`` mean: findings in plain words, each with the setting that mends it.
+
+Pure functions of `Facts`. A ``stop`` would keep a run from learning, and the command then ends with status 3; a
+``warning`` costs some of it. What keeps answers from teaching is told by ``diagnosis.py``, as for a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from magicrl.training.diagnosis import ENOUGH, SCARCE, Cause, diagnose
+from magicrl.training.preflight import Facts
+from magicrl.training.reward_probes import GOLD, NOTHING, OFTEN, SEVERAL, WRONG
+
+Severity: TypeAlias = Literal["stop", "warning"]
+KL_TOO_LARGE, KL_WARMED_UP = 0.1, 1.0
+"""Nats a token in one training step; the second where the recipe warms up, which spares it AdamW's first step at the
+full rate. PPO's customary bound for a whole batch is 0.01 to 0.02 (Spinning Up)."""
+KL_NOTHING = 1e-9
+"""Below, the weights hardly move: float32 rounds a log-prob by about 1e-6, whose KL is less."""
+OFTEN_CUT = 0.5
+"""Share of cut answers that is worth a warning where a larger T would end them."""
+NO_LONGER_CUT = 2 / 3
+"""Of the answers that a larger T leaves cut, in the share before: below, T is what cuts them."""
+MOSTLY_CUT = 0.75
+"""Share of cut answers that stops, where a larger T finds twice as many right ones."""
+CONFLICTING = 0.02
+"""Share of problems with an earlier one's prompt and other golds that is worth a warning."""
+WRITES_ANOTHER_END = 0.5
+"""Share of the cut answers that hold one and the same control token: it is their end."""
+UNREAD = 0.2
+"""Share of unreadable golds that stops."""
+BETTER_FORM = 0.1
+"""Rise of accuracy by another form of the prompt that makes the recipe's a fault."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreflightFinding:
+    """What would go wrong: its name, what was seen, what mends it."""
+
+    name: str
+    severity: Severity
+    message: str
+    remedy: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def preflight_findings(facts: Facts) -> list[PreflightFinding]:
+    """Everything that is wrong, causes before their effects, stops before warnings."""
+    found: list[PreflightFinding] = []
+    for rule in RULES:
+        found += rule(facts, [item.name for item in found])
+    return sorted(found, key=lambda item: item.severity != "stop")
+
+
+Named: TypeAlias = Sequence[str]
+"""Findings so far."""
+Rule: TypeAlias = Callable[[Facts, Named], Iterable[PreflightFinding]]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %" if 0 < value < 0.1 else f"{100 * value:.0f} %"
+
+
+def _stop(name: str, message: str, remedy: str) -> PreflightFinding:
+    return PreflightFinding(name=name, severity="stop", message=message, remedy=remedy)
+
+
+def _warning(name: str, message: str, remedy: str) -> PreflightFinding:
+    return PreflightFinding(name=name, severity="warning", message=message, remedy=remedy)
+
+
+def reward(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """Golds that cannot be read, a reward that does not depend on the answer, or that pays for what is no answer."""
+    seen = facts.reward
+    if seen.unread:
+        make = _stop if seen.unread > UNREAD * seen.golds else _warning
+        yield make(
+            "golds_unread",
+            f"{seen.unread} of {seen.golds} golds are not found right when they are the answer themselves, e.g. "
+            f"{seen.example}",
+            "Correct these golds, name the right column (data.train.N.fields.answer), or another verifier "
+            "(data.train.N.verifier); the steps of magicrl data drop what cannot be read.",
+        )
+    if facts.conflicting > CONFLICTING * facts.problems:
+        yield _warning(
+            "conflicting_golds",
+            f"{facts.conflicting} of {facts.problems} problems have the prompt of an earlier one and other golds",
+            "Find out which are right before training: where copies disagree, other golds may be wrong, too.",
+        )
+    earned = seen.earned
+    top = earned.get(GOLD)
+    told = ", ".join(f"{kind} earns {value:.2g}" for kind, value in earned.items())
+    pays_nothing = NOTHING in earned and (top is None or earned[NOTHING] >= top)
+    pays_wrong = top is not None and earned.get(WRONG, -1.0) >= top
+    if facts.learnable.constant and (pays_nothing or len(set(earned.values())) == 1):
+        yield _stop(
+            "constant_reward",
+            f"the reward does not depend on the answer: every finished answer earned the same, and {told}",
+            "Correct the reward (data.train.N.verifier): magicrl verify reward FILE.py:NAME judges lines of your own.",
+        )
+    elif top is not None and (pays_nothing or pays_wrong) and top > 0:
+        yield _stop("reward_pays_wrong", f"no right answer is needed to earn what one earns: {told}", _HARDER)
+    elif top and any(earned.get(kind, 0.0) >= (top if kind == SEVERAL else top + 0.01) for kind in (SEVERAL, OFTEN)):
+        yield _warning("reward_pays_hedging", f"an answer that is none pays: {told}", _HARDER)
+
+
+_HARDER = (
+    "A policy finds what pays: let the reward take one answer, the last, and give nothing for an empty one "
+    "(verifier.extract = 'box' counts a box alone)."
+)
+
+
+def shifted_golds(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """Answers that fit the golds of other rows better than their own."""
+    seen = facts.reward.neighbour
+    # of four offsets the best is taken: an interval of 95 % alone would cry wolf
+    if seen is None or seen.rise.low <= 0 or seen.there < 2 * seen.own:
+        return
+    yield _stop(
+        "shifted_golds",
+        f"{_percent(seen.own)} of the answers fit their problem's gold, and {_percent(seen.there)} that of the row "
+        f"{abs(seen.offset)} {'below' if seen.offset > 0 else 'above'} it: golds are shifted against prompts",
+        "Make the data again from its source, prompt and gold read from one record; compare a few rows by eye.",
+    )
+
+
+def end_token(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """Answers that write another control token where they should end, or end at no length."""
+    cut, template = facts.learnable.answers.truncated, facts.template
+    name, share = next(iter(template.other_ends.items()), ("", 0.0))
+    if cut >= ENOUGH and share >= WRITES_ANOTHER_END:
+        make = _stop if cut >= OFTEN_CUT else _warning
+        yield make(
+            "end_token",
+            f"{_percent(cut)} of the answers run into T, and {_percent(share)} of these hold {name}, which ends "
+            f"nothing here: the end token is {template.end}",
+            f"Add the id of {name} to eos_token_id in the model's generation_config.json (a list may hold several), or "
+            "name it as eos_token in tokenizer_config.json.",
+        )
+
+
+def template(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
+    """Prompts in a form that the model was not made for."""
+    seen = facts.template
+    if seen.foreign:
+        yield _stop(
+            "template",
+            f"the chat template writes {', '.join(seen.foreign)}, which this tokenizer has no tokens for: it is "
+            "another model's",
+            "Put the chat template of the model's makers into its folder, or remove chat_template.",
+        )
+    if seen.begins > 1:
+        yield _warning(
+            "double_begin",
+            f"a prompt begins with {seen.begins} begin-of-text tokens",
+            "Take bos_token out of the chat template, or out of data.train.N.template.",
+        )
+    if seen.opens is False:
+        yield _warning(
+            "generation_prompt",
+            "the chat template does not open the model's turn: add_generation_prompt changes nothing",
+            "Add the generation prompt to the chat template: {% if add_generation_prompt %}...{% endif %} at its end.",
+        )
+    other = seen.other_form
+    # what an unseen end token or wrong golds do is no fault of the form
+    if other is None or seen.foreign or "end_token" in named or "shifted_golds" in named:
+        return
+    if other.rise.low > 0 and other.rise.mean >= BETTER_FORM:
+        make = _stop if other.after >= 2 * other.before else _warning
+        yield make(
+            "template",
+            f"{_percent(other.before)} of the answers are right as the recipe asks, {_percent(other.after)} with "
+            f"{other.name}",
+            f"{other.remedy[0].upper()}{other.remedy[1:]}.",
+        )
+
+
+_NAMES: dict[Cause, str] = {
+    "truncated": "limit",
+    "no_answer": "no_answer",
+    "all_wrong": "too_hard",
+    "all_right": "too_easy",
+    "same_reward": "same_reward",
+}
+
+
+def signal(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
+    """Too few groups with a signal, by the cause that diagnosis names; nothing where a fault above explains it."""
+    seen = facts.learnable
+    found = diagnose(seen.answers)
+    explained = {"constant_reward", "shifted_golds", "end_token", "template", "golds_unread"} & {*named}
+    if found.cause == "enough" or explained:
+        yield from () if explained else _limit(facts)
+        return
+    # the offline filter takes away what is never or always solved, if something is left then
+    scarce = seen.signal.mean < SCARCE if facts.filtered else True
+    make = _stop if scarce and seen.signal.high < ENOUGH else _warning
+    name, message, remedy = _NAMES[found.cause], found.message, found.remedy
+    longer = facts.longer
+    if name == "limit" and longer is not None:
+        message += f"; with T = {longer.max_tokens} {_percent(longer.truncated)} are cut"
+        if longer.truncated > NO_LONGER_CUT * seen.answers.truncated:
+            name = "never_ends"
+        else:
+            remedy = f"95 % of those that end there have at most {longer.length} tokens: set max_tokens of the stage."
+    yield make(name, message, remedy)
+
+
+def _limit(facts: Facts) -> Iterable[PreflightFinding]:
+    """A T that cuts most answers where a larger one would not, though enough groups teach."""
+    cut, longer = facts.learnable.answers.truncated, facts.longer
+    if longer is not None and cut >= OFTEN_CUT and longer.truncated <= NO_LONGER_CUT * cut:
+        half = longer.correct >= 2 * facts.learnable.pass_1.mean and longer.correct > 0
+        make = _stop if cut >= MOSTLY_CUT and half else _warning
+        yield make(
+            "limit",
+            f"{_percent(cut)} of the answers are cut at T = {facts.learnable.answers.max_tokens}; with "
+            f"{longer.max_tokens} {_percent(longer.truncated)} are, and {_percent(longer.correct)} right in place of "
+            f"{_percent(facts.learnable.pass_1.mean)}",
+            "A short first stage is part of the recipe (section 3.1.2 of the report) as long as a later stage has "
+            f"room: 95 % of the answers that end have at most {longer.length} tokens.",
+        )
+
+
+def learning_rate(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """A step that leaves the policy that sampled it, or does not move it at all."""
+    seen = facts.update
+    if seen is None:
+        return
+    made = f"one training step ({seen.updates} {'update' if seen.updates == 1 else 'updates'} at the full rate)"
+    if seen.failure:
+        name = "step" if seen.finite else "learning_rate"
+        remedy = "What the message says." if seen.finite else "Lower optimizer.learning_rate, to a hundredth first."
+        yield _stop(name, f"{made} fails: {seen.failure}", remedy)
+    if seen.kl is None or not seen.finite:
+        return
+    largest = KL_WARMED_UP if seen.warmup else KL_TOO_LARGE
+    if not seen.kl <= largest:
+        after = f"; {_percent(seen.correct[0])} right before it, {_percent(seen.correct[1])} after" * (
+            len(seen.correct) > 1
+        )
+        # KL grows with the square of the rate
+        fitting = (largest / 10 / seen.kl) ** 0.5
+        yield _stop(
+            "learning_rate",
+            f"{made} moves the policy by a KL of {seen.kl:.2g} nats a token (log-probs by {seen.change:.2g} on "
+            f"average){after}",
+            f"Lower optimizer.learning_rate, to about {fitting:.1g} of it or less.",
+        )
+    elif seen.kl < KL_NOTHING:
+        yield _warning(
+            "learning_rate_low",
+            f"{made} moves log-probs by {seen.change:.2g} nats on average: hardly at all",
+            "Raise optimizer.learning_rate; optimizer.max_grad_norm does not limit AdamW's first steps.",
+        )
+
+
+def memory(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """More memory than there is, by the planner or by what was seen."""
+    cost = facts.cost
+    if cost is not None and max(cost.peak_gib, cost.planned_gib or 0.0) > cost.available_gib:
+        yield _stop(
+            "memory",
+            f"the run needs {max(cost.peak_gib, cost.planned_gib or 0.0):.1f} GiB of {cost.available_gib:.1f}",
+            "Lower model.micro_batch_tokens or rollout.memory_limit_mb, or set model.gradient_checkpointing.",
+        )
+
+
+def second_reading(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """Answers that another reading finds right and the recipe's does not."""
+    more = facts.reward.right.get("lenient", 0.0)
+    if more > facts.learnable.pass_1.mean + BETTER_FORM and more > 2 * facts.learnable.pass_1.mean:
+        yield _warning(
+            "box_alone",
+            f"{_percent(more)} of the answers are right if an answer without a box counts, "
+            f"{_percent(facts.learnable.pass_1.mean)} by the recipe",
+            'Set verifier.extract = "lenient", or ask for the box in data.train.N.template.',
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    reward,
+    shifted_golds,
+    end_token,
+    template,
+    signal,
+    second_reading,
+    learning_rate,
+    memory,
+)
+"""Causes before effects: a later rule sees what is named already."""

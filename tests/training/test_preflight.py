@@ -1,0 +1,174 @@
+"""What figures of a look before a run mean; the sixteen cases of benchmarks/preflight_cases.py."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.preflight_cases import main
+
+from magicrl.evaluation.statistics import Difference, share
+from magicrl.training.diagnosis import SampledAnswers
+from magicrl.training.preflight import (
+    Facts,
+    Learnable,
+    LongerAnswers,
+    OtherForm,
+    Template,
+    Update,
+    divergence,
+)
+from magicrl.training.preflight_rules import preflight_findings
+from magicrl.training.reward_probes import GOLD, NOTHING, SEVERAL, WRONG, Neighbour, RewardFacts
+
+RISE = Difference(mean=0.3, low=0.1, high=0.5, problems=24, clusters=24)
+UPDATE = Update(prompts=32, updates=1, kl=2e-3, change=0.02, grad_norm=0.3, entropy=(0.5, 0.5), correct=(0.3, 0.3))
+SOUND = Facts(
+    learnable=Learnable(
+        answers=SampledAnswers(groups=32, max_tokens=48, mixed=0.6, correct=0.3, truncated=0.4, answered=0.6),
+        group_size=8,
+        pass_1=share([0.25, 0.375] * 16),
+        pass_all=share([1.0, 0.0] * 16),
+        signal=share([1.0, 0.2] * 16),
+        lengths=(20, 40, 48),
+        mean_length=25.0,
+        example="= 3",
+        constant=False,
+    ),
+    longer=LongerAnswers(max_tokens=384, truncated=0.0, correct=0.4, length=90),
+    reward=RewardFacts(
+        golds=200,
+        earned={NOTHING: 0.0, GOLD: 1.0, WRONG: 0.0, SEVERAL: 0.0},
+        neighbour=Neighbour(offset=1, own=0.3, there=0.1, rise=replace(RISE, mean=-0.2, low=-0.4, high=-0.1)),
+    ),
+    template=Template(
+        chat=True,
+        prompt="?",
+        end="<end>",
+        foreign=(),
+        begins=1,
+        opens=True,
+        system="",
+        other_ends={"<x>": 0.1},
+        other_form=None,
+    ),
+    update=UPDATE,
+    cost=None,
+    problems=4000,
+    conflicting=10,
+    filtered=False,
+    seconds=10.0,
+)
+
+
+def answers(signal: list[float], **changed: Any) -> Facts:
+    """The sound facts with other answers; ``signal``: of the groups."""
+    seen = SOUND.learnable
+    changed = {"mixed": sum(signal) / len(signal)} | changed
+    learnable = replace(seen, answers=replace(seen.answers, **changed), signal=share(signal))
+    return replace(SOUND, learnable=learnable)
+
+
+NONE = [0.0] * 32
+EARNED = SOUND.reward.earned
+
+
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        (SOUND, {}),
+        (answers(NONE, correct=1.0, truncated=0.0, answered=1.0), {"too_easy": "stop"}),
+        (answers(NONE, correct=0.0, truncated=0.0, answered=1.0), {"too_hard": "stop"}),
+        # three groups of ten: fewer than a run needs, and the interval does not exclude enough
+        (answers([1.0, 0.0, 0.0, 0.0, 0.0] * 2, correct=0.0, answered=1.0, truncated=0.0), {"too_hard": "warning"}),
+        # the recipe's own filter drops what is never solved, and leaves something
+        (replace(answers([1.0, *[0.0] * 15] * 2, correct=0.0, truncated=0.0), filtered=True), {"too_hard": "warning"}),
+        (answers(NONE, correct=0.0, truncated=0.9, answered=0.1), {"limit": "stop"}),
+        (
+            replace(
+                answers(NONE, correct=0.0, truncated=0.9, answered=0.1),
+                longer=LongerAnswers(max_tokens=384, truncated=0.8, correct=0.0, length=384),
+            ),
+            {"never_ends": "stop"},
+        ),
+        # enough groups teach, but most answers are cut and a larger T gives twice as many right ones
+        (
+            replace(
+                answers([1.0, 0.0] * 16, truncated=0.8, answered=0.2),
+                longer=LongerAnswers(max_tokens=384, truncated=0.2, correct=0.7, length=200),
+            ),
+            {"limit": "stop"},
+        ),
+        (
+            replace(
+                answers(NONE, correct=0.0, truncated=1.0, answered=0.0),
+                template=replace(SOUND.template, other_ends={"<eot>": 0.9}),
+            ),
+            {"end_token": "stop"},
+        ),
+        (
+            replace(SOUND, reward=replace(SOUND.reward, neighbour=Neighbour(offset=1, own=0.1, there=0.4, rise=RISE))),
+            {"shifted_golds": "stop"},
+        ),
+        (replace(SOUND, reward=replace(SOUND.reward, unread=50)), {"golds_unread": "stop"}),
+        (replace(SOUND, reward=replace(SOUND.reward, unread=5)), {"golds_unread": "warning"}),
+        (replace(SOUND, conflicting=400), {"conflicting_golds": "warning"}),
+        (
+            replace(
+                SOUND,
+                learnable=replace(SOUND.learnable, constant=True),
+                reward=replace(SOUND.reward, earned=dict.fromkeys(EARNED, 1.0)),
+            ),
+            {"constant_reward": "stop"},
+        ),
+        (
+            replace(SOUND, reward=replace(SOUND.reward, earned={**EARNED, WRONG: 1.0})),
+            {"reward_pays_wrong": "stop"},
+        ),
+        (
+            replace(SOUND, reward=replace(SOUND.reward, earned={**EARNED, SEVERAL: 1.0})),
+            {"reward_pays_hedging": "warning"},
+        ),
+        (replace(SOUND, template=replace(SOUND.template, foreign=("<|im_end|>",))), {"template": "stop"}),
+        (
+            replace(
+                SOUND,
+                template=replace(
+                    SOUND.template, other_form=OtherForm(name="a", remedy="b", before=0.1, after=0.4, rise=RISE)
+                ),
+            ),
+            {"template": "stop"},
+        ),
+        (replace(SOUND, template=replace(SOUND.template, begins=2)), {"double_begin": "warning"}),
+        (replace(SOUND, template=replace(SOUND.template, opens=False)), {"generation_prompt": "warning"}),
+        (replace(SOUND, update=replace(UPDATE, kl=0.3)), {"learning_rate": "stop"}),
+        # a warm-up spares a run the step that was measured
+        (replace(SOUND, update=replace(UPDATE, kl=0.3, warmup=True)), {}),
+        (replace(SOUND, update=replace(UPDATE, kl=math.nan)), {"learning_rate": "stop"}),
+        (replace(SOUND, update=replace(UPDATE, failure="NaN", finite=False)), {"learning_rate": "stop"}),
+        (replace(SOUND, update=replace(UPDATE, kl=1e-12)), {"learning_rate_low": "warning"}),
+    ],
+)
+def test_what_figures_mean(facts: Facts, named: dict[str, str]) -> None:
+    found = preflight_findings(facts)
+    assert {item.name: item.severity for item in found} == named
+    assert all(item.message and item.remedy for item in found)
+
+
+def test_divergence_by_hand() -> None:
+    # a log-prob halves its probability: r = 1/2, r - 1 - log r = 0.5 - 1 + 0.6931; the masked token does not count
+    before = [np.array([-1.0, -2.0], dtype=np.float32), np.array([-1.0, -9.0], dtype=np.float32)]
+    after = [np.array([-1.0 - math.log(2), -2.0], dtype=np.float32), np.array([-1.0, 0.0], dtype=np.float32)]
+    kl, change = divergence(before, after, [None, np.array([True, False])])
+    assert kl == pytest.approx((math.log(2) - 0.5) / 3, rel=1e-5)
+    assert change == pytest.approx(math.log(2) / 3, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_every_planted_fault_is_named_and_no_sound_recipe_is_accused(tmp_path: Path) -> None:
+    told: list[str] = []
+    assert main([str(tmp_path)], told.append) == 0, "\n".join(told)
