@@ -23,6 +23,7 @@ from magicrl.cli.options import EVERY_DEFAULT, EvalOptions, Flag, Overrides, Sev
 from magicrl.cli.plan import plan
 from magicrl.cli.preflight import preflight
 from magicrl.cli.progress import ProgressLines
+from magicrl.cli.push import push
 from magicrl.cli.rollouts import rollouts
 from magicrl.cli.runs import runs
 from magicrl.config.errors import RecipeError, without_secrets
@@ -46,6 +47,7 @@ app.command(cluster_app)
 app.command(doctor)
 app.command(plan)
 app.command(preflight)
+app.command(push)
 app.command(rollouts)
 app.command(runs)
 
