@@ -18,6 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from magicrl.models.packing import ATTENTION_NAME, PackedBatch, packed_with_shared_prompts, register_attention
+from magicrl.models.routing import Routers
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import (
     Problem,
@@ -274,7 +275,7 @@ def learner(plain: Any) -> dict[str, float]:
     return found
 
 
-def make_engine(model: Any, rows: int = 8) -> InProcessEngine:
+def make_engine(model: Any, rows: int = 8, *, experts: bool = False) -> InProcessEngine:
     return InProcessEngine(
         model,
         end_tokens=frozenset({1}),
@@ -283,6 +284,7 @@ def make_engine(model: Any, rows: int = 8) -> InProcessEngine:
         max_context=CONTEXT,
         max_rows=rows,
         memory_limit_mb=256,
+        experts=experts,
     )
 
 
@@ -318,6 +320,49 @@ def engine(plain: Any) -> dict[str, float]:
             largest = max(largest, _largest(torch.from_numpy(completion.sampler_logprobs.copy()), expected))
             tokens += len(completion)
     return {"sampled_logprob": largest, "sampled_tokens": tokens}
+
+
+def replayed(case: Case) -> dict[str, float]:
+    """In bfloat16: the share of tokens that the learner sends to other experts than the sampler did, in some layer,
+    and the mean absolute gap of their log-probs, without and with the sampler's choices."""
+    model = own_model(plain_model(case, hidden_size=128)).to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter *= 0.5  # four times the width of the other columns, whose sums are as large then
+    groups = finished(make_engine(deepcopy(model), experts=True), requests([(11, 8, 60), (40, 8, 60), (25, 8, 60)]))
+    given = [
+        TrainSample(
+            prompt_tokens=group.request.prompt_tokens,
+            tokens=completion.tokens,
+            advantage=0.0,
+            group_index=group.request.draw,
+            sample_index=index,
+            sampler_logprobs=completion.sampler_logprobs,
+            policy_version=0,
+            experts=completion.experts,
+        )
+        for group in groups
+        for index, completion in enumerate(group.completions)
+    ]
+    sampled = np.concatenate([one.sampler_logprobs for one in given])
+
+    def gap(scorer: PolicyScorer) -> float:
+        return float(np.abs(np.concatenate(scorer.score(given, 1.0)[0]) - sampled).mean())
+
+    scorer = PolicyScorer(model)
+    routers = Routers(model)  # they tell what they chose for the packed row
+    found = {"tokens": float(len(sampled)), "gap": gap(scorer)}
+    with torch.no_grad():
+        scorer.forward(PackedBatch.of(given), 1.0)
+    recorded = PackedBatch.of(given).experts
+    assert recorded is not None
+    moved = np.sort(routers.chosen(), -1) != np.sort(recorded.numpy(), -1)
+    return found | {
+        "tokens_moved": float(moved.any((1, 2)).mean()),
+        "choices_moved": float(moved.any(2).mean()),
+        "gap_replayed": gap(PolicyScorer(model, router_replay=True)),
+    }
 
 
 def speed(case: Case) -> Callable[[], float]:

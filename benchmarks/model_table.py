@@ -1,7 +1,8 @@
 """Which models work and how far they are from plain transformers: docs/figures/models.json and docs/models.md.
 
-python benchmarks/model_table.py            # some minutes on two CPU cores
-python benchmarks/model_table.py --page     # the page alone, from the figures that are there
+python benchmarks/model_table.py                  # some minutes on two CPU cores
+python benchmarks/model_table.py --part replay    # router replay's table alone: seconds
+python benchmarks/model_table.py --part page      # the page alone, from the figures that are there
 
 Each row of `model_cases.py` in float32: the learner with packed sequences and with shared prompts, the in-process
 engine with more samples than rows, and the engine's speed beside Llama's of the same sizes, taken in turns.
@@ -25,6 +26,12 @@ _LLAMA = "Llama 3"
 COLUMNS = (
     "model | what its layers have that Llama's have not | learner, packed | learner, shared prompts | gradient | "
     "packed against alone | engine | speed"
+)
+
+
+REPLAYED = ("Qwen3-MoE", "Mixtral", "gpt-oss", "DeepSeek-V3")
+REPLAY_COLUMNS = (
+    "model | choices that differ | tokens with one that differs | gap, learner's choice | gap, sampler's choice"
 )
 
 
@@ -58,6 +65,37 @@ def measure() -> dict[str, Any]:
         for name, case in model_cases.CASES.items()
     }
     return {"run": document({"dtype": "float32", "turns": _TURNS}, ["transformers", "torch"]), "models": rows}
+
+
+def measure_replay() -> dict[str, Any]:
+    """What router replay changes for each mixture of `REPLAYED`, in bfloat16."""
+    torch.set_num_threads(1)
+    found = {name: model_cases.replayed(model_cases.CASES[name]) for name in REPLAYED}
+    rows = {name: {key: rounded(value) for key, value in row.items()} for name, row in found.items()}
+    return {"run": document({"dtype": "bfloat16"}, ["transformers", "torch"]), "models": rows}
+
+
+def replay_section(found: Mapping[str, Any]) -> list[str]:
+    """The page's part on router replay."""
+    run = found["run"]
+    versions = run["machine"]["versions"]
+    return [
+        f"`{run['command']}`, transformers {versions['transformers']}, torch {versions['torch']}, bfloat16, CPU.",
+        "",
+        *table(
+            REPLAY_COLUMNS,
+            (
+                [
+                    name,
+                    f"{row['choices_moved']:.1%}",
+                    f"{row['tokens_moved']:.1%}",
+                    f"{row['gap']:.4f}",
+                    f"{row['gap_replayed']:.4f}",
+                ]
+                for name, row in found["models"].items()
+            ),
+        ),
+    ]
 
 
 def _row(name: str, row: Mapping[str, Any]) -> list[str]:
@@ -96,16 +134,21 @@ def section(found: Mapping[str, Any]) -> list[str]:
 
 
 def write(page: Path, figures: Path) -> None:
-    """Put the table made from ``figures`` into ``page``."""
-    put_section(page, "models", section(json.loads(figures.read_text())))
+    """Put the tables made from ``figures`` into ``page``."""
+    found = json.loads(figures.read_text())
+    put_section(page, "models", section(found))
+    put_section(page, "replay", replay_section(found["replay"]))
 
 
 def main() -> None:
     parser = parser_of(__doc__, JSON)
-    parser.add_argument("--page", action="store_true", help="write the page alone")
+    parser.add_argument("--part", choices=("all", "replay", "page"), default="all", help="what is done again")
     given = parser.parse_args()
-    if not given.page:
-        write_figure(given.output, measure())
+    kept = json.loads(given.output.read_text()) if given.output.exists() else {}
+    if given.part == "all":
+        kept |= measure()
+    if given.part in ("all", "replay"):
+        write_figure(given.output, kept | {"replay": measure_replay()})
     write(PAGE, given.output)
 
 

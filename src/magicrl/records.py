@@ -37,6 +37,8 @@ from numpy.typing import NDArray
 
 TokenArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
+ExpertArray: TypeAlias = NDArray[np.unsignedinteger[Any]]
+"""``[tokens, routers, k]`` the experts that each token of a sequence went to: uint8, uint16 above 256."""
 AnyNumber = TypeVar("AnyNumber", bound=np.generic)
 VersionSpans: TypeAlias = tuple[tuple[int, int], ...]
 """Runs of ``(policy version, tokens)`` in the order of the tokens."""
@@ -55,6 +57,13 @@ def frozen_floats(values: Sequence[float] | NDArray[Any]) -> FloatArray:
     array = np.array(values, dtype=np.float32, copy=True).reshape(-1)
     array.flags.writeable = False
     return array
+
+
+def joined_experts(first: ExpertArray | None, then: ExpertArray | None) -> ExpertArray | None:
+    """The choices of a sequence that was computed up to a token, and then again beyond it: the first ones stay."""
+    if first is None or then is None:
+        return then
+    return np.concatenate([first, then[len(first) :]])
 
 
 def token_versions(policy_version: int, spans: VersionSpans, tokens: int) -> NDArray[np.int64]:
@@ -289,6 +298,8 @@ class Completion:
         version_spans: which version sampled which tokens, where there was an update on the way; empty: one version.
         episode: of a response to an environment: which of its tokens are observations, whose log-probs and entropies
             are 0 here; None: all were sampled.
+        experts: with router replay, the experts that prompt and response went to, up to the last token that the model
+            read: ``[P + T - 1, routers, k]``, less where it ends in an observation; None: not recorded.
 
     Example: weights 7 sampled three tokens, then 8 was loaded and two more followed: ``policy_version`` is 7 and
     ``version_spans`` ``((7, 3), (8, 2))``.
@@ -303,6 +314,7 @@ class Completion:
     seconds: float = 0.0
     version_spans: VersionSpans = ()
     episode: Episode | None = None
+    experts: ExpertArray | None = None
 
     @property
     def token_versions(self) -> NDArray[np.int64]:
@@ -457,6 +469,7 @@ class TrainSample:
         policy_mask: ``[T]`` bool, False where the token leaves the policy term (and stays in everything else: T_k,
             entropy, KL); None when every token is in it.
         version_spans: as in `Completion`.
+        experts: as in `Completion`.
     """
 
     prompt_tokens: TokenArray
@@ -471,6 +484,7 @@ class TrainSample:
     ref_logprobs: FloatArray | None = None
     policy_mask: NDArray[np.bool_] | None = None
     version_spans: VersionSpans = ()
+    experts: ExpertArray | None = None
 
     @property
     def token_versions(self) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ def test_the_page_shows_the_figures(tmp_path: Path) -> None:
     page = tmp_path / "models.md"
     page.write_text(model_table.PAGE.read_text())
     model_table.write(page, model_table.JSON)
-    assert page.read_text() == model_table.PAGE.read_text(), "python benchmarks/model_table.py --page"
+    assert page.read_text() == model_table.PAGE.read_text(), "python benchmarks/model_table.py --part page"
 
 
 def test_every_model_type_has_a_row_of_its_present_configuration() -> None:

@@ -70,6 +70,8 @@ class ModelConfig(Section):
     """Compute a prompt once for all its responses in a micro-batch, where that saves a tenth of the tokens or more."""
     head_chunk_tokens: int = Field(default=1024, ge=1)
     """Rows of logits that exist at once in the fused head."""
+    router_replay: bool = False
+    """In a mixture of experts the learner's tokens go to the experts that the sampler chose (docs/models.md)."""
     lora: LoraConfig | None = None
 
 
@@ -494,6 +496,22 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _experts_can_be_replayed(self) -> Self:
+        if not self.model.router_replay:
+            return self
+        if self.rollout.engine == "replay":
+            raise ValueError(
+                'model.router_replay with rollout.engine = "replay": recordings do not hold the experts that tokens '
+                "went to; leave it out, and the learner's routers choose"
+            )
+        if self.cluster is not None and self.cluster.learner.sequence_parallel > 1:
+            raise ValueError(
+                "model.router_replay with cluster.learner.sequence_parallel above 1: the record of a row is not cut "
+                "into slices; set one of them back"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _engine_fits_its_placement(self) -> Self:
         if self.cluster is None:
             return self
@@ -610,3 +628,9 @@ class SftConfig(Section):
     training: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     """``learning_rate`` and ``warmup_steps`` are the phases'."""
+
+    @model_validator(mode="after")
+    def _nothing_to_replay(self) -> Self:
+        if self.training.router_replay:
+            raise ValueError("training.router_replay: demonstrations were not sampled by an engine; leave it out")
+        return self

@@ -25,7 +25,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from magicrl.models.recurrent import Run, State, queries_in_place
 from magicrl.models.scores import PLAIN, LocalMask, ScoreRules, attend_rows, rules_of
-from magicrl.records import TrainSample
+from magicrl.records import ExpertArray, TrainSample
 
 ATTENTION_NAME = "magicrl"
 
@@ -158,6 +158,7 @@ class PackedBatch:
     predict_index: Tensor  # ``[R]`` int64, the input positions whose next token is a response token
     targets: Tensor  # ``[R]`` int64, those response tokens, sample after sample
     response_lengths: tuple[int, ...]  # response tokens of each sequence; their sum is R
+    experts: Tensor | None = None  # ``[N, routers, k]`` int64, the sampler's choices; None where none were recorded
 
     @staticmethod
     def of(samples: Sequence[TrainSample], device: torch.device | str = "cpu") -> PackedBatch:
@@ -179,8 +180,18 @@ class PackedBatch:
             ranges(first_predicted, responses),
             samples,
             PackedContext(lengths.tolist(), device),
+            [_experts_of(sample) for sample in samples],
             device,
         )
+
+
+def _experts_of(sample: TrainSample) -> ExpertArray | None:
+    """``[P + T - 1, routers, k]`` the recorded choices of a sample's input tokens."""
+    if sample.experts is None:
+        return None
+    # tokens of an observation that ends an episode were never read by the sampler: nothing is learned from them
+    missing = len(sample) - 1 - len(sample.experts)
+    return np.pad(sample.experts, ((0, max(0, missing)), (0, 0), (0, 0)), mode="edge")[: len(sample) - 1]
 
 
 def _packed(
@@ -189,8 +200,12 @@ def _packed(
     predict: NDArray[Any],
     samples: Sequence[TrainSample],
     attention: AttentionContext,
+    experts: Sequence[ExpertArray | None],
     device: torch.device | str,
 ) -> PackedBatch:
+    recorded = [part for part in experts if part is not None]
+    if recorded and len(recorded) < len(experts):
+        raise ValueError("some samples have the sampler's choice of experts and others do not; all need it, or none")
     targets = np.concatenate([sample.tokens for sample in samples])
     arrays = (tokens[None], positions[None], predict, targets)
     input_ids, position_ids, predict_index, wanted = (torch.from_numpy(a.astype(np.int64)).to(device) for a in arrays)
@@ -201,6 +216,7 @@ def _packed(
         predict_index=predict_index,
         targets=wanted,
         response_lengths=tuple(len(sample.tokens) for sample in samples),
+        experts=torch.from_numpy(np.concatenate(recorded).astype(np.int64)).to(device) if recorded else None,
     )
 
 
@@ -416,6 +432,9 @@ def packed_with_shared_prompts(samples: Sequence[TrainSample], device: torch.dev
     starts = int(ends[-1]) + np.cumsum(inputs) - inputs
     positions = [np.arange(n) for n in prompts]
     positions += [prompts[owner] + np.arange(n) for owner, n in zip(owners, inputs, strict=True)]
+    # the prompt's choices are those of its first response: it is computed once
+    experts = [None if h.experts is None else h.experts[: len(h.prompt_tokens)] for h in holders]
+    experts += [None if (e := _experts_of(s)) is None else e[len(s.prompt_tokens) :] for s in samples]
     # a response's first token is predicted by its prompt's last, the others by the response itself
     predict = [np.r_[ends[o] - 1, s : s + n] for o, s, n in zip(owners, starts, inputs, strict=True)]
     return _packed(
@@ -424,6 +443,7 @@ def packed_with_shared_prompts(samples: Sequence[TrainSample], device: torch.dev
         np.concatenate(predict),
         samples,
         SharedPromptContext(layout, device),
+        experts,
         device,
     )
 

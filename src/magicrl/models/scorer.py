@@ -35,6 +35,7 @@ from magicrl.models.packing import (
     shared_layout,
 )
 from magicrl.models.recurrent import decoder_of, keep_sequences_apart
+from magicrl.models.routing import Routers
 from magicrl.records import FloatArray, TrainSample, frozen_floats, frozen_tokens
 
 Hidden = Callable[[PackedBatch], Tensor]
@@ -147,10 +148,12 @@ class PolicyScorer:
         share_prompts: compute a prompt once for its responses in a micro-batch, where that saves enough.
         checkpoint_above_tokens: in a micro-batch of more tokens keep only each layer's input and attention for the
             backward pass, and compute the rest again; None is never.
+        router_replay: tokens go to the experts that the sampler chose, which every sample must then carry.
 
     Raises:
         ValueError: the model's logits are not its head applied to its last hidden state (up to a constant
-            factor and a soft cap that its config states), or are not finite; or its layers mix packed sequences.
+            factor and a soft cap that its config states), or are not finite; or its layers mix packed sequences; or
+            it has no routers to replay.
     """
 
     def __init__(
@@ -162,6 +165,7 @@ class PolicyScorer:
         head_chunk_tokens: int = 1024,
         share_prompts: bool = True,
         checkpoint_above_tokens: int | None = None,
+        router_replay: bool = False,
     ) -> None:
         register_attention()
         model.set_attn_implementation(ATTENTION_NAME)
@@ -175,6 +179,7 @@ class PolicyScorer:
         self._options = _head_options(model, valid_vocab, head_chunk_tokens)
         self._checkpoint_above = checkpoint_above_tokens
         self._layers = [] if checkpoint_above_tokens is None else _checkpointed_layers(model)
+        self._routers = Routers(model) if router_replay else None
         self._check_model()
 
     @property
@@ -192,6 +197,12 @@ class PolicyScorer:
 
     def plan(self, samples: Sequence[TrainSample]) -> tuple[list[list[int]], bool]:
         """Which samples make up each micro-batch, as indices, and whether they share prompts; nothing is packed yet."""
+        unrecorded = self._routers is not None and next((s for s in samples if s.experts is None), None)
+        if unrecorded:
+            raise ValueError(
+                f"sample {unrecorded.sample_index} of group {unrecorded.group_index} does not tell the sampler's "
+                "experts; leave out model.router_replay, or use an engine that records them"
+            )
         # decided once for all of them: micro-batches of a batch have one layout
         if not self._share_prompts or not samples or shared_layout(samples)[0].saved < PAYS_FROM:
             return plan_micro_batches([len(sample) for sample in samples], self._budget), False
@@ -216,6 +227,9 @@ class PolicyScorer:
 
         The head's backward pass adds its weight's gradient to ``head_gradient``, where given, instead of to autograd's.
         """
+        if self._routers is not None:
+            # until the next pass: layers that are computed anew for the backward pass choose again
+            self._routers.given = batch.experts
         hidden = self._hidden(batch.input_ids, batch.position_ids, batch.attention)
         # the head, a fifth of a small model's work, sees response positions only
         return self._head(hidden.index_select(0, batch.predict_index), batch.targets, temperature, head_gradient)
@@ -262,6 +276,8 @@ class PolicyScorer:
         self._check_head()
         check_isolation(self.model, valid_vocab=self._options.valid_vocab, hidden=hidden, shared=self._share_prompts)
         check_attention(self.model, hidden)
+        if self._routers is not None:
+            self._routers.chosen()  # of the passes just made: every router must have told
 
     @torch.no_grad()
     def _check_head(self) -> None:

@@ -41,6 +41,7 @@ class TrainingUse:
     check: WeightCheck | None = None  # run by engines beside the learner's process after each weight copy
     sleeps: bool = False  # the learner works on the same GPU while the engine sleeps
     direct_weights: bool = False  # the learner's ranks send weights straight to the engine's workers
+    experts: bool = False  # completions are to tell the experts that tokens went to
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +93,13 @@ def make_engine(name: str, settings: EngineSettings, *, key: str = "--engine") -
             "(magicrl.rollout.protocol.Capabilities)",
             key=key,
         )
+    if settings.training is not None and settings.training.experts and not made.capabilities.experts:
+        made.close()
+        raise RecipeError(
+            f"engine {name!r} does not tell the experts that it chose (magicrl.rollout.protocol.Capabilities); use "
+            'rollout.engine = "in_process", or leave this out',
+            key="model.router_replay",
+        )
     return made
 
 
@@ -102,6 +110,7 @@ def in_process_engine(
     max_rows: int,
     memory_limit_mb: int,
     device: torch.device,
+    experts: bool = False,
 ) -> InProcessEngine:
     """The in-process engine on a loaded model, which belongs to it from here on."""
     return InProcessEngine(
@@ -113,6 +122,7 @@ def in_process_engine(
         max_rows=max_rows,
         memory_limit_mb=memory_limit_mb,
         device=device,
+        experts=experts,
     )
 
 
@@ -125,7 +135,12 @@ def make_in_process(settings: EngineSettings) -> InProcessEngine:
     policy = load_policy(settings.model, dtype=settings.dtype, device=device)
     encoder = settings.encoder or PromptEncoder(policy.tokenizer, policy.max_context)
     engine = in_process_engine(
-        policy, encoder.decode, max_rows=settings.max_rows, memory_limit_mb=settings.memory_limit_mb, device=device
+        policy,
+        encoder.decode,
+        max_rows=settings.max_rows,
+        memory_limit_mb=settings.memory_limit_mb,
+        device=device,
+        experts=settings.training is not None and settings.training.experts,
     )
     if settings.training is None:
         engine.load_weights(dict(policy.model.named_parameters()), 0)

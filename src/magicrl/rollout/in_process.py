@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from magicrl.models.decoding import fused_decoder, static_decoder
 from magicrl.models.kv_cache import DecodeAttention, PrefillAttention, PromptRun, SlotCache, probe_cache_shape
 from magicrl.models.loading import device_name, peak_mb
 from magicrl.models.recurrent import keep_sequences_apart
+from magicrl.models.routing import Routers
 from magicrl.models.scorer import check_attention, check_isolation
 from magicrl.records import (
     Completion,
@@ -121,6 +123,7 @@ class InProcessEngine(SchedulingEngine):
         memory_limit_mb: int,
         device: torch.device | str = "cpu",
         static_steps: bool | None = None,
+        experts: bool = False,
     ) -> None:
         """
         Args:
@@ -134,10 +137,11 @@ class InProcessEngine(SchedulingEngine):
             device: where the model is.
             static_steps: decode in steps of fixed shapes, as CUDA graphs need them, where the model allows it;
                 default: on CUDA.
+            experts: completions tell the experts that tokens went to.
 
         Raises:
-            ValueError: an end token lies outside the vocabulary, a count is not positive, or the model's layers mix
-                packed sequences.
+            ValueError: an end token lies outside the vocabulary, a count is not positive, the model's layers mix
+                packed sequences, or it has no routers that could tell.
         """
         if max_rows < 1 or max_context < 2 or valid_vocab < 1:
             raise ValueError(f"not a usable engine: {max_rows=}, {max_context=}, {valid_vocab=}")
@@ -152,12 +156,17 @@ class InProcessEngine(SchedulingEngine):
         self._ends = np.zeros(valid_vocab, dtype=np.bool_)
         self._ends[sorted(end_tokens)] = True
         keep_sequences_apart(model)
+        self._routers = Routers(model) if experts else None
+        self.capabilities = replace(InProcessEngine.capabilities, experts=experts)
         # prompts are packed into one forward: a layer that carries state over tokens would leak one into the next
         check_isolation(model, valid_vocab=valid_vocab, shared=False)
         check_attention(model)
+        if self._routers is not None:
+            self._routers.chosen()  # of the passes just made: every router must have told
         self._shape = probe_cache_shape(model, self._device)
         self._valid_vocab, self._max_rows, self._memory_limit_mb = valid_vocab, max_rows, memory_limit_mb
-        self._fused = fused_decoder(model)  # None: the model runs as transformers has it
+        # None: the model runs as transformers has it, as one with routers always does
+        self._fused = fused_decoder(model) if self._routers is None else None
         wanted = self._device.type == "cuda" if static_steps is None else static_steps
         self._static = static_decoder(self._fused, model) if wanted else None
         self._work = Work()
@@ -383,7 +392,12 @@ class InProcessEngine(SchedulingEngine):
         tokens = np.concatenate([group.request.prompt_tokens for group in pack]).astype(np.int64)
         positions = np.concatenate([np.arange(length) for length in lengths])
         # the head sees the last token of each prompt alone: logits of all tokens would be far the largest tensor
-        return self._forward(tokens, positions, PrefillAttention(cache, runs), keep=np.cumsum(lengths) - 1)
+        ends = np.cumsum(lengths)
+        logits = self._forward(tokens, positions, PrefillAttention(cache, runs), keep=ends - 1)
+        if self._routers is not None:
+            for group, experts in zip(pack, np.split(self._routers.chosen(), ends[:-1]), strict=True):
+                group.experts = experts
+        return logits
 
     # decoding
 
@@ -397,6 +411,8 @@ class InProcessEngine(SchedulingEngine):
         else:
             context = DecodeAttention(self._work.cache, owners=owners, prompt_lengths=prompts, response_lengths=held)
             logits = self._forward(last, prompts + held, context)
+        if self._routers is not None:
+            self._work.rows.record_experts(self._routers.chosen())
         return self._sample(slice(0, self._work.rows.active), logits)
 
     def _forward(
@@ -471,4 +487,5 @@ class InProcessEngine(SchedulingEngine):
             policy_version=oldest,
             seconds=time.perf_counter() - output.group.began,
             version_spans=output.spans if several else (),
+            experts=output.experts,
         )

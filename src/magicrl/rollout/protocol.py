@@ -66,6 +66,7 @@ class Capabilities:
     )
     logprobs: bool = True  # completions have log-probs of the distribution that was sampled from. Training needs it
     entropies: bool = False  # completions have the entropies of those distributions
+    experts: bool = False  # completions have the experts that tokens went to. ``model.router_replay`` needs it
     seeds: bool = True  # equal weights, requests and seeds give equal tokens
     in_flight: bool = False
     sleep: bool = False  # it can lend the learner its GPUs: between `sleep` and `load_weights` it holds no memory there

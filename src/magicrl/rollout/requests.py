@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pydantic import TypeAdapter
 from magicrl.records import (
     Completion,
     Episode,
+    ExpertArray,
     FinishedSample,
     FinishReason,
     RolloutGroup,
@@ -89,6 +91,7 @@ class GroupProgress:
     partial: dict[int, Completion] = field(default_factory=dict[int, Completion])  # what there is of samples to go on
     began: float = 0.0  # clock at the start of its prompt
     version: int = -1  # policy version at that time
+    experts: ExpertArray | None = None  # of its prompt's tokens, where choices are recorded
     place: int = -1  # cache slot of its prompt; -1 before it has started
 
     def __post_init__(self) -> None:
@@ -275,7 +278,7 @@ def joined_spans(first: VersionSpans, then: VersionSpans) -> VersionSpans:
 
 
 def pack_completions(prefix: str, completions: Sequence[Completion]) -> dict[str, Any]:
-    """``prefix/tokens``, ``prefix/logprobs`` and ``prefix/entropies`` end to end, ``prefix/rows`` with the rest."""
+    """``prefix/tokens``, ``/logprobs``, ``/entropies`` and ``/experts`` end to end, ``/rows`` with the rest."""
 
     def joined(arrays: Sequence[Any], dtype: Any) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype))
@@ -293,10 +296,13 @@ def pack_completions(prefix: str, completions: Sequence[Completion]) -> dict[str
             "seconds": c.seconds,
             "version_spans": [list(span) for span in c.version_spans],
             **({} if c.episode is None else {"episode": asdict(c.episode)}),
+            **({} if c.experts is None else {"experts": list(c.experts.shape)}),
         }
         for c in completions
     ]
+    experts = [c.experts.reshape(-1) for c in completions if c.experts is not None]
     return {
+        **({f"{prefix}/experts": torch.from_numpy(np.concatenate(experts))} if experts else {}),
         f"{prefix}/tokens": joined([c.tokens for c in completions], np.int32),
         f"{prefix}/logprobs": joined([c.sampler_logprobs for c in completions], np.float32),
         f"{prefix}/entropies": joined([entropies(c) for c in completions], np.float32),
@@ -311,6 +317,9 @@ def unpack_completions(prefix: str, state: Mapping[str, Any]) -> list[Completion
         return []  # np.split would make one empty array of none
     cuts = np.cumsum([row["tokens"] for row in rows])[:-1]
     arrays = [np.split(state[f"{prefix}/{name}"].numpy(), cuts) for name in ("tokens", "logprobs", "entropies")]
+    shapes = [row.get("experts") for row in rows]
+    ends = np.cumsum([0 if shape is None else math.prod(shape) for shape in shapes])[:-1]
+    experts = np.split(state[f"{prefix}/experts"].numpy() if any(shapes) else np.zeros(0, np.uint8), ends)
     return [
         Completion(
             tokens=frozen_tokens(tokens),
@@ -322,8 +331,9 @@ def unpack_completions(prefix: str, state: Mapping[str, Any]) -> list[Completion
             seconds=float(row["seconds"]),
             version_spans=tuple((int(version), int(count)) for version, count in row["version_spans"]),
             episode=EPISODE.validate_python(row["episode"]) if "episode" in row else None,
+            experts=None if shape is None else chosen.reshape(shape),
         )
-        for row, tokens, logprobs, entropies in zip(rows, *arrays, strict=True)
+        for row, shape, chosen, tokens, logprobs, entropies in zip(rows, shapes, experts, *arrays, strict=True)
     ]
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from magicrl.models.kv_cache import CacheShape, SlotCache
 from magicrl.models.recurrent import State
-from magicrl.records import Completion, RolloutRequest, VersionSpans
+from magicrl.records import Completion, ExpertArray, RolloutRequest, VersionSpans, joined_experts
 from magicrl.rollout.requests import GroupProgress, OpenGroups, pack_completions, unpack_completions
 from magicrl.rollout.sampling import uniforms
 
@@ -60,6 +60,7 @@ class RowOutput:
     logprobs: NDArray[np.float32]  # of the weights that sampled each
     entropies: NDArray[np.float32]  # likewise
     spans: VersionSpans  # which version sampled which tokens
+    experts: ExpertArray | None  # of prompt and response, as of `Completion`
 
 
 class RowTable:
@@ -74,6 +75,7 @@ class RowTable:
         self._logprobs = np.zeros((rows, max_tokens), dtype=np.float32)
         self._entropies = np.zeros((rows, max_tokens), dtype=np.float32)
         self._buffers = {"tokens": self._tokens, "logprobs": self._logprobs, "entropies": self._entropies}
+        self._experts: ExpertArray | None = None  # ``[slots, tokens, routers, k]`` once some were recorded
         self._versions: list[list[tuple[int, int]]] = [[] for _ in range(rows)]  # (first token, version), by slot
         self._uniforms = np.zeros((rows, _UNIFORMS_AHEAD), dtype=np.float64)
 
@@ -163,6 +165,21 @@ class RowTable:
         table["last"] = tokens
         return table["count"] >= table["limit"]
 
+    def record_experts(self, experts: ExpertArray) -> None:
+        """Where each active row's last token went, which the model has just read: ``[rows, routers, k]``."""
+        if self._experts is None:
+            self._experts = np.zeros((*self._tokens.shape, *experts.shape[1:]), dtype=experts.dtype)
+        self._experts[self.column("slot"), self.column("count") - 1] = experts
+
+    def _experts_of(self, slot: int, row: int) -> ExpertArray | None:
+        """Of prompt and response; of what was given, those of the passes that sampled it."""
+        group, read = self._groups[slot], int(self._rows["count"][row]) - 1
+        if group is None or group.experts is None:
+            return None
+        own = [group.experts] if self._experts is None else [group.experts, self._experts[slot, :read]]
+        begun = group.partial.get(int(self._rows["sample"][row]))
+        return joined_experts(None if begun is None else begun.experts, np.concatenate(own))
+
     def output(self, row: int) -> RowOutput:
         """What ``row`` has produced, or was given, so far."""
         slot = int(self._rows["slot"][row])
@@ -176,6 +193,7 @@ class RowTable:
             logprobs=self._logprobs[slot, :count],
             entropies=self._entropies[slot, :count],
             spans=_spans(self._versions[slot], count),
+            experts=self._experts_of(slot, row),
         )
 
     def moved_prompt(self, source: int, target: int) -> None:
@@ -194,6 +212,7 @@ class RowTable:
         return {
             **{f"field/{name}": np.ascontiguousarray(values) for name, values in fields.items()},
             **{name: buffer[slots, :width] for name, buffer in self._buffers.items()},
+            **({} if self._experts is None else {"experts": self._experts[slots, :width]}),
             "orders": [group.order for group in groups if group is not None],
             "versions": [[list(start) for start in self._versions[slot]] for slot in slots.tolist()],
         }
@@ -214,6 +233,10 @@ class RowTable:
         slots, width = table["slot"], state["tokens"].shape[1]
         for name, buffer in self._buffers.items():
             buffer[slots, :width] = state[name]
+        if "experts" in state:
+            kept: ExpertArray = state["experts"]
+            self._experts = experts = np.zeros((*self._tokens.shape, *kept.shape[2:]), dtype=kept.dtype)
+            experts[slots, :width] = kept
         # these rows stand inside a stretch, where `next_uniforms` draws nothing
         self._draw_uniforms(table)
 
@@ -302,6 +325,9 @@ def pack_work(work: Work) -> dict[str, Any]:
     }
     if work.kept is not None:
         state["kept"] = work.kept
+    experts = [group.experts for group in work.prompts if group.experts is not None]
+    if experts:
+        state["experts"] = torch.from_numpy(np.concatenate(experts))
     if work.cache is not None:
         cache = work.cache
         state["geometry"] = [cache.rows, cache.prompts.capacity, cache.responses.capacity]
@@ -340,6 +366,10 @@ def unpack_work(
     work.prompts.extend(groups[order] for order in state["prompts"])
     if "kept" in state:
         work.kept = state["kept"].to(device)
+    if "experts" in state:
+        ends = np.cumsum([len(group.request.prompt_tokens) for group in work.prompts])[:-1]
+        for group, experts in zip(work.prompts, np.split(state["experts"].numpy(), ends), strict=True):
+            group.experts = experts
     if state["geometry"] is not None:
         rows, prompt, response = (int(n) for n in state["geometry"])
         work.cache = cache = SlotCache(shape, rows, prompt, response, device, whole=whole)

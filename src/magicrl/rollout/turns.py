@@ -17,6 +17,7 @@ from magicrl.records import (
     VersionSpans,
     frozen_floats,
     frozen_tokens,
+    joined_experts,
 )
 from magicrl.rollout.requests import joined_spans
 
@@ -37,6 +38,8 @@ def with_turn(so_far: Completion | None, turn: Completion) -> Completion:
         policy_version=oldest,
         seconds=so_far.seconds + turn.seconds,
         version_spans=spans if any(version != oldest for version, _ in spans) else (),
+        # the turn's prompt is all that came before it, computed again
+        experts=joined_experts(so_far.experts, turn.experts),
         episode=replace(so_far.episode, answer=turn.text),
     )
 

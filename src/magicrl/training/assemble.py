@@ -223,6 +223,7 @@ def make_engine(
             # asynchronous: it generates while the learner works, so its memory is never free
             sleeps=shared and not rollout.max_staleness,
             direct_weights=config.cluster is not None and config.cluster.rollout.weight_copy == "direct",
+            experts=config.model.router_replay,
         ),
     )
     engine = named_engine(rollout.engine, settings, key="rollout.engine")

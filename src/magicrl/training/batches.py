@@ -63,6 +63,7 @@ def _sample(scored: ScoredGroup, group_index: int, sample_index: int, advantage:
         policy_version=completion.policy_version,
         loss_mask=completion.sampled,
         version_spans=completion.version_spans,
+        experts=completion.experts,
     )
 
 

@@ -74,7 +74,7 @@ class LocalLearner:
             # parameters only: buffers such as the rotary frequencies stay precise
             parameter.data = parameter.data.to(compute)
         checkpoint_above = 0 if settings.gradient_checkpointing else settings.checkpoint_above_tokens
-        self.scorer = _scorer(self._model, settings, valid_vocab, checkpoint_above)
+        self.scorer = _scorer(self._model, settings, valid_vocab, checkpoint_above, settings.router_replay)
 
     @property
     def version(self) -> int:
@@ -206,7 +206,11 @@ class LocalLearner:
 
 
 def _scorer(
-    model: PreTrainedModel, settings: ModelConfig, valid_vocab: int | None, checkpoint_above: int | None
+    model: PreTrainedModel,
+    settings: ModelConfig,
+    valid_vocab: int | None,
+    checkpoint_above: int | None,
+    router_replay: bool,
 ) -> PolicyScorer:
     return PolicyScorer(
         model,
@@ -215,6 +219,7 @@ def _scorer(
         head_chunk_tokens=settings.head_chunk_tokens,
         share_prompts=settings.share_prompts,
         checkpoint_above_tokens=checkpoint_above,
+        router_replay=router_replay,
     )
 
 
@@ -231,7 +236,8 @@ class ReferenceModel:
         self, model: PreTrainedModel, *, valid_vocab: int | None = None, model_config: ModelConfig | None = None
     ) -> None:
         model.requires_grad_(False)
-        self._scorer = _scorer(model, model_config or ModelConfig(), valid_vocab, None)
+        # its own routers choose: the sampler's choice belongs to the policy's weights
+        self._scorer = _scorer(model, model_config or ModelConfig(), valid_vocab, None, False)
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Log-probs and entropies of every response token at tau, ``[T]`` a sample."""

@@ -117,6 +117,7 @@ class LogprobCheck:
                 sample_index=index,
                 sampler_logprobs=completion.sampler_logprobs,
                 policy_version=completion.policy_version,
+                experts=completion.experts,
             )
             for place, group in enumerate(groups)
             for index, completion in enumerate(group.completions)

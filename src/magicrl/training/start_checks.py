@@ -23,6 +23,7 @@ from magicrl.data.sources import held_out_keys, load_parts, load_problems, place
 from magicrl.environments.base import environment_spec
 from magicrl.models.loading import LoadedModel, load_policy, load_shell, resolve_device
 from magicrl.models.prompts import PromptEncoder
+from magicrl.models.routing import Routers
 from magicrl.models.scorer import check_isolation
 from magicrl.planning.memory import host_memory, learner_terms, memory_fault, run_terms
 from magicrl.planning.shapes import ModelShape, shape_from_config
@@ -258,6 +259,11 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
         if here:
             # the learner asks this as well, but only once the run has begun
             check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.model.share_prompts)
+    if config.model.router_replay:
+        try:
+            Routers(policy.model)
+        except ValueError as error:
+            raise RecipeError(str(error), key="model.router_replay") from error
     # the problems in this model's tokens: their lengths decide about context and memory
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, encoder)

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import SIZES
 from learning import learning
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig
 from magicrl.distributed.learner.learner import DistributedLearner
+from magicrl.models.loading import load_policy
 from magicrl.records import TrainBatch, TrainSample, frozen_floats
 from magicrl.training.batches import minibatches, with_old_logprobs, with_ref_logprobs
 from magicrl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -229,3 +232,32 @@ def test_mistakes_are_the_users_own_errors(loaded: Loaded, ranks: Any, recorded:
         many.logprobs([strange], 1.0)
     with pytest.raises(ValueError, match=r"beta = 0\.1 needs the reference's log-probs"):
         many.update(TrainBatch.of(recorded), CONTROLS)
+
+
+def test_ranks_send_tokens_where_the_sampler_did(
+    start_folder: Path, ranks: Any, recorded: list[TrainSample], tmp_path: Path
+) -> None:
+    """A mixture, with choices of nobody's: the record travels with the samples."""
+    config = MixtralConfig(
+        **SIZES | {"max_position_embeddings": 512, "eos_token_id": 1, "pad_token_id": 0},
+        initializer_range=0.3,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        # ranks read the files' rows under the names that the loaded model has
+        MixtralForCausalLM(config).save_pretrained(folder := tmp_path / "mixture", save_original_format=False)
+    load_policy(start_folder).tokenizer.save_pretrained(folder)
+
+    def mixture() -> Any:
+        return load_policy(folder)
+
+    rng = np.random.default_rng(7)
+    chosen = [rng.random((len(one) - 1, 2, 4)).argsort(-1)[..., :2].astype(np.uint8) for one in recorded]
+    given = [dataclasses.replace(one, experts=experts) for one, experts in zip(recorded, chosen, strict=True)]
+    replay = {"router_replay": True, "share_prompts": False}
+    one, many = single(mixture, model=replay), spread(mixture, ranks, 2, model=replay)
+    compare(one, many, given, steps=1)
+    before = [single(mixture, model=m).logprobs(given, 1.0)[0] for m in (replay, {"share_prompts": False})]
+    assert max(float(np.abs(a - b).max()) for a, b in zip(*before, strict=True)) > 0.1

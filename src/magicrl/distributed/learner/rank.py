@@ -112,6 +112,7 @@ class LearnerRank:
             head_chunk_tokens=model.head_chunk_tokens,
             share_prompts=model.share_prompts,
             checkpoint_above_tokens=0 if model.gradient_checkpointing else model.checkpoint_above_tokens,
+            router_replay=model.router_replay,
         )
         self._objective = Objective(settings.learning)
         return device_name(device)

@@ -1,0 +1,112 @@
+"""The experts that a mixture's routers choose: taken down in one pass, chosen again in another.
+
+Two passes over the same tokens round differently, and where two experts are nearly equal they choose different ones.
+With router replay the learner takes the sampler's choice and computes the chosen experts' weights with its own router,
+so that gradients reach it ("rollout routing replay", arXiv:2510.11370).
+
+Every router of transformers ends in one ``torch.topk`` over its scores of all experts. `Routers` listens to that call
+inside the routers' forward, whatever the model does with the scores before and after: nothing is written for one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from magicrl.models.recurrent import decoder_of
+from magicrl.records import ExpertArray
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_USE = "leave out model.router_replay, or use a mixture of docs/models.md"
+
+
+class Routers:
+    """The routers of a causal LM, in the order of its layers; their forward goes through here from now on.
+
+    Of several that were made of one model the last one is told.
+
+    Attributes:
+        layers: index of the layer that each router is in.
+        given: ``[tokens, routers, k]`` int64, the experts that the next passes' tokens go to; None: the routers choose.
+            A backward pass that computes layers anew reads it again.
+
+    Raises:
+        ValueError: the model has no routers, or some that are not known (names them).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        config: Any = cast(Any, model).config.get_text_config()
+        count = next((int(n) for name in _EXPERTS if (n := getattr(config, name, None))), 0)
+        found = [(name, m) for name, m in decoder_of(model).named_modules() if _is_router(m)]
+        if not count or not found:
+            what = "has no routers that are known" if count else "is no mixture of experts"
+            raise ValueError(f"{type(model).__name__} (model type {config.model_type!r}) {what}; {_USE}")
+        self.layers = tuple(next(int(part) for part in name.split(".") if part.isdigit()) for name, _ in found)
+        self.given: Tensor | None = None
+        self._names = [f"{name} ({type(module).__name__})" for name, module in found]
+        self._chosen: list[Tensor | None] = [None] * len(found)
+        self._dtype = np.uint8 if count <= 256 else np.uint16
+        for index, (_, module) in enumerate(found):
+            module.forward = _Routed(module, self, index, count)
+
+    def chosen(self) -> ExpertArray:
+        """``[tokens, routers, k]`` what the last pass chose; ``ValueError`` names a router that is none."""
+        silent = [name for name, chosen in zip(self._names, self._chosen, strict=True) if chosen is None]
+        if silent:
+            raise ValueError(f"{silent[0]} does not choose its experts by their greatest scores; {_USE}")
+        found = torch.stack(cast("list[Tensor]", self._chosen), dim=1)
+        self._chosen = [None] * len(self._chosen)  # nothing is told twice
+        return found.cpu().numpy().astype(self._dtype)
+
+    def choose(self, index: int, scores: Tensor, topk: Callable[[], Any]) -> Any:
+        """What router ``index`` gets for its ``scores``, ``[tokens, experts]``, in the place of ``topk``'s result."""
+        if self.given is None:
+            found = topk()
+            self._chosen[index] = found[1].detach()
+            return found
+        if self.given.shape[:2] != (len(scores), len(self.layers)):
+            raise ValueError(
+                f"experts were recorded for {tuple(self.given.shape[:2])} (tokens, routers), the pass has "
+                f"{(len(scores), len(self.layers))}; sampler and learner must hold the same model"
+            )
+        experts = self.given[:, index]
+        return torch.return_types.topk((scores.gather(-1, experts), experts))
+
+
+def _is_router(module: nn.Module) -> bool:
+    # a class of the same name from elsewhere may compute something else
+    return type(module).__module__.startswith("transformers.models.") and type(module).__name__.endswith("Router")
+
+
+class _Routed:
+    """The forward of one router; an object, so that a copied model's router finds its own weights."""
+
+    def __init__(self, module: nn.Module, routers: Routers, index: int, experts: int) -> None:
+        self._module, self._listener = module, _Listener(routers, index, experts)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._listener:
+            return type(self._module).forward(self._module, *args, **kwargs)
+
+
+class _Listener(TorchFunctionMode):
+    """Sends a router's choice among all experts to `Routers.choose`; choices among groups of experts pass."""
+
+    def __init__(self, routers: Routers, index: int, experts: int) -> None:
+        super().__init__()
+        self._routers, self._index, self._experts = routers, index, experts
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in (torch.topk, Tensor.topk):
+            scores = cast(Tensor, args[0] if args else named["input"])
+            if scores.dim() == 2 and scores.shape[1] == self._experts:
+                return self._routers.choose(self._index, scores, lambda: func(*args, **named))
+        return func(*args, **named)
