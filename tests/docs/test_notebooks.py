@@ -71,7 +71,7 @@ def test_the_readme_and_the_page_show_one_example() -> None:
 def test_the_example_runs(tmp_path: Path) -> None:
     told = run([sys.executable, "-c", example("README.md")], tmp_path)
     assert "it learned: " in told
-    assert told.endswith("True\n")
+    assert "Name: train/reward/mean" in told
 
 
 @pytest.mark.slow
