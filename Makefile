@@ -106,5 +106,9 @@ site: setup
 	$(PIP) install -c constraints.txt -e '.[docs]'
 	$(BIN)/sphinx-build -c docs -W --keep-going -q . build/site
 
+# Licences and sizes of everything that magicrl brings, and a CycloneDX bill of materials.
+dependencies: setup
+	$(BIN)/python benchmarks/dependencies.py --page docs/dependencies.md --sbom dist/magicrl.cdx.json
+
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache

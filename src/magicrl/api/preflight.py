@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from magicrl.training.preflight import Facts
 
-MINUTES, SAMPLES = 5.0, 256
-
 
 def preflight(
     recipe: Recipe,
@@ -29,8 +27,8 @@ def preflight(
     model: str | PathLike[str] | None = None,
     data: Data | None = None,
     reward: str | RewardFunction | None = None,
-    minutes: float = MINUTES,
-    samples: int = SAMPLES,
+    minutes: float = 5.0,
+    samples: int = 256,
 ) -> dict[str, Any]:
     """Look at a run on its own model, reward and data before it is made: can it learn, and if not, why.
 

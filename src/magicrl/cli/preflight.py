@@ -13,7 +13,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from magicrl.api.preflight import MINUTES, SAMPLES, looked_at
 from magicrl.cli.options import Overrides
 from magicrl.reporting.wording import visible
 
@@ -26,8 +25,8 @@ def preflight(
     /,
     *,
     set_: Overrides = None,
-    minutes: float = MINUTES,
-    samples: int = SAMPLES,
+    minutes: float = 5.0,
+    samples: int = 256,
     json: bool = False,
     page: Path | None = None,
 ) -> int:
@@ -54,6 +53,8 @@ def preflight(
     page
         Also write a page to this file: one HTML file that needs no server.
     """
+    from magicrl.api.preflight import looked_at  # numpy and jinja2: not for --help
+
     told = Console(stderr=True, highlight=False)
     found = looked_at(
         recipe,
