@@ -18,6 +18,7 @@ from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference
 from magicrl.config.schema import Section, SftConfig, TrainConfig
 
 PATHS = {FilePath: "path", FolderOrName: "folder or name", RecipeName: "recipe", Reference: "name or reference"}
+ALIKE = ("[[data.validation]]", "[data.test.NAME]")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipe-reference.md"
 INTRODUCTION = """# Every setting of a recipe
 
@@ -36,7 +37,8 @@ def page() -> str:
         parts.append(f"## {title}\n")
         for heading, section in tables(root, ""):
             lead = " ".join(inspect.getdoc(section).split()) if section.__doc__ else ""  # type: ignore[union-attr]
-            parts.append(f"### `{heading}`\n\n{lead}\n\n{table(section)}\n")
+            settings = table(section) if heading not in ALIKE else "Its settings are those of `[[data.train]]`."
+            parts.append(f"### `{heading}`\n\n{lead}\n\n{settings}\n")
     return "\n".join(parts)
 
 
