@@ -68,9 +68,8 @@ def navigation(index: str) -> str:
     made = ""
     for layer, text in zip(parts[::2], parts[1::2], strict=True):
         links = re.findall(r"\[([^]]+)\]\(([\w./-]+)\.md\)", text)
-        made += toctree(
-            [f"{' '.join(title.split())} <{page}>" for title, page in links if page not in seen], f":caption: {layer}"
-        )
+        titled = [(title[:1].upper() + " ".join(title.split())[1:], page) for title, page in links if page not in seen]
+        made += toctree([f"{title} <{page}>" for title, page in titled], f":caption: {layer}")
         seen |= {page for _, page in links}
     return made
 
