@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from magicrl.algorithms.losses import LOSSES
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
+from magicrl.models.head import Float32Head
 from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
@@ -110,9 +112,38 @@ def test_replayed_rollouts_give_the_same_updates(toy_recipe: Path, tmp_path: Pat
         assert [row.get(key) for row in again] == [row.get(key) for row in first]
 
 
-def test_bfloat16_compute_keeps_the_sampler_near(toy_recipe: Path, tmp_path: Path) -> None:
-    rows = run(toy_recipe, tmp_path / "run", *SHORT, "model.dtype=bfloat16")
-    assert all(0 < row["learner/sampler_gap_mean"] < 0.05 for row in rows if row["learner/sgd_steps"])
+@pytest.mark.parametrize(
+    ("precision", "gap"),
+    [
+        (["model.dtype=bfloat16"], 0.05),
+        (["model.dtype=bfloat16", "model.head_dtype=float32"], 0.05),
+        (["model.dtype=float16"], 0.005),
+        (["model.dtype=float16", "model.head_dtype=float32"], 0.005),
+    ],
+)
+def test_narrow_precisions_keep_the_sampler_near_and_go_on_bit_for_bit(
+    toy_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: list[str], gap: float
+) -> None:
+    heads: list[Any] = []
+    put = Float32Head.put_into
+    monkeypatch.setattr(Float32Head, "put_into", lambda model: (heads.append(model), put(model)))
+    settings = [*SHORT, "data.test={}", "checkpoint.every=1", "checkpoint.keep_last=9", *precision]
+    rows = run(toy_recipe, tmp_path / "run", *settings)
+    assert len(heads) == (2 if len(precision) > 1 else 0), "the learner's and the engine's"
+    assert all(0 < row["learner/sampler_gap_mean"] < gap for row in rows if row["learner/sgd_steps"])
+    shutil.copytree(tmp_path / "run", tmp_path / "cut")
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / "cut" / "checkpoints" / f"step-00000{step}")
+    shutil.rmtree(tmp_path / "cut" / "model")
+    train(load_train_recipe(toy_recipe, settings), tmp_path / "cut", NullObserver(), resume=True)
+    whole, again = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "cut"))
+    assert {str(value.dtype) for value in whole.values()} == {precision[0].replace("model.dtype=", "torch.")}
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    states = [
+        (tmp_path / name / "checkpoints" / "step-000003" / "state.json").read_text().count('"loss_scale": 65536.0')
+        for name in ("run", "cut")
+    ]
+    assert states == [1, 1] if "model.dtype=float16" in precision else [0, 0]
 
 
 def test_an_engine_that_serves_other_weights_stops_the_run(toy_recipe: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from magicrl.models.decoding import fused_decoder
+from magicrl.models.head import Float32Head
 from magicrl.models.packing import ATTENTION_NAME, PackedContext, register_attention
 
 SIZES = builders.SIZES | {"max_position_embeddings": 4096}
@@ -92,11 +93,27 @@ def test_bfloat16_is_as_near_to_float32_as_the_models_own_pass(kind: str) -> Non
     assert errors[0] < 1.2 * errors[1] + 1e-3, errors
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_float32_head_of_both_passes_is_the_product_of_the_same_weights(kind: str, dtype: torch.dtype) -> None:
+    model = made(CONFIGS[kind], dtype)
+    rounded, _ = both(model, fused_decoder(model))
+    Float32Head.put_into(model)
+    found, own = both(model, fused_decoder(model))
+    assert rounded.dtype == dtype
+    assert found.dtype == own.dtype == torch.float32
+    # the body is the same, so a rounding is all that is missing
+    torch.testing.assert_close(found, rounded.float(), rtol=torch.finfo(dtype).eps, atol=1e-3)
+    assert not torch.equal(found, found.to(dtype).float())
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_weight_that_changes_is_followed(kind: str, dtype: torch.dtype) -> None:
     """Each parameter in turn is written in place: packed copies and joined views must show it."""
     model = made(CONFIGS[kind], dtype)
+    if dtype == torch.float16:
+        Float32Head.put_into(model)  # whose copy of the weight is one more
     fused = fused_decoder(model)
     tolerance = 1e-6 if dtype == torch.float32 else 0.02
     last, _ = both(model, fused)

@@ -185,6 +185,38 @@ def test_all_logits_never_exist_at_once() -> None:
     assert seen.elements < 4096 * 500 // 10
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_float32_head_by_hand(dtype: torch.dtype) -> None:
+    """1 + 2^-8 is no number of bfloat16's, 1 + 2^-12 none of float16's, but both are sums of products of such."""
+    small = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-12
+    hidden = torch.tensor([[1.0, small]], dtype=dtype)
+    weight = torch.tensor([[1.0, 1.0], [1.0, 0.0]], dtype=dtype)
+    targets = torch.tensor([0])
+    rounded, wide = (
+        logprobs_and_entropies(hidden, weight, targets, HeadOptions(float32=flag))[0].item() for flag in (False, True)
+    )
+    # two logits that differ by `small`: log sigmoid(small)
+    assert rounded == pytest.approx(-math.log(2), abs=1e-7)
+    assert wide == pytest.approx(-math.log1p(math.exp(-small)), abs=1e-7)
+
+
+def test_a_float32_heads_gradient_is_that_of_the_widened_formula() -> None:
+    hidden, weight, targets = inputs(30, 40, 16, torch.bfloat16)
+    hidden, weight = (x.detach().requires_grad_() for x in (hidden, weight))
+    options = HeadOptions(float32=True, chunk_tokens=7)
+    logprobs, entropies = logprobs_and_entropies(hidden, weight, targets, options)
+    (logprobs.sum() + 0.3 * entropies.sum()).backward()
+    wide = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    expected = (wide[0] @ wide[1].T).log_softmax(1)
+    (expected.gather(1, targets[:, None]).sum() - 0.3 * (expected.exp() * expected).sum()).backward()
+    torch.testing.assert_close(logprobs.double(), expected.gather(1, targets[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip((hidden, weight), wide, strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert ours.grad.dtype == torch.bfloat16
+        assert float((ours.grad.double() - theirs.grad).norm()) < 0.01 * float(theirs.grad.norm())
+
+
 def test_a_frozen_weight_gets_no_gradient() -> None:
     hidden, weight, targets = inputs(5, 7, 3, torch.float32)
     frozen = weight.detach()

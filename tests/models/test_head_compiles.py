@@ -31,8 +31,9 @@ def test_kernel_compiles(kernel: str, capability: int, tiles: Tiles, extras: boo
 
     function = getattr(head_triton, kernel)
     constants = CONSTANTS | {
-        "SOFTCAP": 30.0 if extras else 0.0, "WITH_BIAS": extras, "WITH_ENTROPY": extras, "TOKENS": tiles.tokens,
-        "WORDS": tiles.words, "INNER": tiles.inner, "GROUP": tiles.group, "PER_PROGRAM": tiles.words_per_program,
+        "SOFTCAP": 30.0 if extras else 0.0, "WITH_BIAS": extras, "ROUND": not extras, "WITH_ENTROPY": extras,
+        "TOKENS": tiles.tokens, "WORDS": tiles.words, "INNER": tiles.inner, "GROUP": tiles.group,
+        "PER_PROGRAM": tiles.words_per_program,
     }  # fmt: skip
     pointers = {"hidden": "*bf16", "weight": "*bf16", "bias": "*fp32", "targets": "*i64", "out": "*bf16"}
     pointers |= dict.fromkeys(FLOATS, "*fp32")

@@ -32,6 +32,7 @@ OPTIONS = [
     HeadOptions(temperature=0.6, valid_vocab=90),
     HeadOptions(scale=0.25, softcap=2.0, temperature=0.8),
     HeadOptions(chunk_tokens=7, temperature=1.3),
+    HeadOptions(float32=True, temperature=0.6),
 ]
 
 
@@ -73,6 +74,17 @@ def test_tile_sizes_change_nothing(tiles: Tiles) -> None:
     found = results(torch.float32, HeadOptions(backend="triton", tiles=tiles), bias=False, entropy=True)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_float32_head_is_not_rounded() -> None:
+    hidden, weight, targets = inputs(NARROW)
+    exact = (hidden.detach().double() @ weight.detach().double().T).log_softmax(1)
+    exact = exact.gather(1, targets[:, None])[:, 0]
+    errors = [
+        float((logprobs_and_entropies(hidden, weight, targets, options)[0].double() - exact).abs().max())
+        for options in (HeadOptions(backend="triton", tiles=TILES, float32=wide) for wide in (False, True))
+    ]
+    assert errors[1] < 1e-5 < 1e-3 < errors[0]
 
 
 def test_large_logits_stay_exact() -> None:

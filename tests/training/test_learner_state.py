@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from learning import learning
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig, TinyModelConfig
-from magicrl.models.packing import register_attention
+from magicrl.models.packing import PackedBatch, register_attention
 from magicrl.models.small_models import make_tiny
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
-from magicrl.training.learner import LocalLearner
+from magicrl.training.learner import LocalLearner, MasterOptimizer
 from magicrl.training.protocols import Controls
 
 SYMBOLS = [f"w{i}" for i in range(30)]
@@ -64,9 +66,9 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         assert torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name], name
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "lora"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "lora"])
 def test_a_restored_learner_goes_on_bit_for_bit(kind: str, tmp_path: Path) -> None:
-    dtype = "bfloat16" if kind == "bfloat16" else "float32"
+    dtype = "float32" if kind == "lora" else kind
     settings: dict[str, Any] = {"model": {"lora": LoraConfig(rank=2)}} if kind == "lora" else {}
     first = learner(dtype, **settings)
     for seed in range(2):
@@ -113,7 +115,7 @@ def test_a_foreign_state_is_refused_by_name() -> None:
         one.restore(state)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_loss_that_is_not_finite_changes_nothing(dtype: str) -> None:
     one, clean = learner(dtype), learner(dtype)
     for each in (one, clean):
@@ -131,8 +133,9 @@ def test_a_loss_that_is_not_finite_changes_nothing(dtype: str) -> None:
     assert_same(copied(one), copied(clean))
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
-    one = learner()
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_gradient_that_is_not_finite_changes_nothing(dtype: str) -> None:
+    one = learner(dtype)
     before = copied(one)
     samples = [dataclasses.replace(s, advantage=s.advantage * 2e38) for s in batch(1).samples]
     with pytest.raises(FloatingPointError, match="gradient norm of update 1 is"):
@@ -171,7 +174,85 @@ def test_steps_too_small_for_bfloat16_add_up_in_the_masters() -> None:
     assert not one.weights()[name].eq(1).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def one_weight() -> tuple[torch.nn.Parameter, MasterOptimizer]:
+    weight = torch.nn.Parameter(torch.ones(1))
+    return weight, MasterOptimizer({"w": weight}, OptimizerConfig(max_grad_norm=1e9), torch.float16)
+
+
+def pulling(weight: torch.nn.Parameter, slope: float, scales: list[float]) -> Callable[[float], LossMetrics]:
+    """A mini-batch whose loss has this slope; what it was multiplied by is noted."""
+    other, given = learner(), batch(0)
+    metrics = other.accumulate(given.samples, other.sample_weights(given), CONTROLS)
+
+    def accumulate(scale: float) -> LossMetrics:
+        scales.append(scale)
+        (weight.float() * slope).sum().backward(torch.tensor(scale))
+        return metrics
+
+    return accumulate
+
+
+def test_a_gradient_below_float16_is_learned_from() -> None:
+    weight, optimizer = one_weight()
+    # 2^-24 is float16's smallest number
+    assert torch.tensor(2.0**-26).half() == 0
+    _, norm = optimizer.collect(pulling(weight, 2.0**-26, scales := []))
+    assert (scales, norm) == ([2.0**16], 2.0**-26)
+    assert optimizer.gradients()["w"].tolist() == [2.0**-26]
+
+
+def test_a_gradient_that_overflows_is_computed_again() -> None:
+    weight, optimizer = one_weight()
+    # 2^4 x 2^11 = 2^15 is the largest power of two in float16
+    _, norm = optimizer.collect(pulling(weight, 2.0**4, scales := []))
+    assert scales == [2.0**k for k in (16, 15, 14, 13, 12, 11)]
+    assert norm == 2.0**4
+    optimizer.step(1e-3, norm)
+    assert optimizer.state()["meta"] == {"optimizer_steps": 1, "loss_scale": 2.0**11, "updates_at_loss_scale": 1}
+    ordinary = pulling(weight, 1.0, [])
+    for _ in range(99):
+        optimizer.step(1e-3, optimizer.collect(ordinary)[1])
+    assert optimizer.loss_scale.value == 2.0**12, "after 100 updates that went well"
+
+
+def test_float16_learns_from_small_advantages_as_float32_does() -> None:
+    samples = [dataclasses.replace(s, advantage=1e-6 * s.advantage) for s in batch(0).samples]
+    quiet = dataclasses.replace(CONTROLS, alpha=0.0)
+    norms = [learner(d).update(TrainBatch.of(samples), quiet).values["grad_norm"] for d in ("float16", "float32")]
+    assert norms[0] == pytest.approx(norms[1], rel=0.01)
+    metrics = learner("float16").update(batch(0), CONTROLS).values
+    assert metrics["loss_scale"] >= 1.0
+    assert "loss_scale" not in learner("bfloat16").update(batch(0), CONTROLS).values
+
+
+def test_every_precision_learns_what_float32_learns() -> None:
+    samples = [dataclasses.replace(s, advantage=1.0) for s in batch(0).samples]
+    ends: dict[str, float] = {}
+    for dtype, head in (("float32", None), ("bfloat16", "float32"), ("float16", None)):
+        one = learner(dtype, model={"head_dtype": head})
+        for _ in range(6):
+            one.update(TrainBatch.of(samples), dataclasses.replace(CONTROLS, learning_rate=2e-2))
+        ends[dtype] = float(np.concatenate(one.logprobs(samples, 1.0)[0]).mean())
+    exact = ends["float32"]
+    assert exact > -2.0, "from log(1/32) = -3.5"
+    assert all(end == pytest.approx(exact, abs=0.05) for end in ends.values()), ends
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@torch.no_grad()
+def test_a_float32_head_does_not_round_the_logits(dtype: str) -> None:
+    errors: list[float] = []
+    for one in (learner(dtype), learner(dtype, model={"head_dtype": "float32"})):
+        packed = PackedBatch.of(list(batch(0).samples))
+        hidden = one.scorer._hidden(packed.input_ids, packed.position_ids, packed.attention)
+        assert str(hidden.dtype) == f"torch.{dtype}", "the body stays narrow"
+        logits = hidden[packed.predict_index].double() @ one.scorer.head.weight.double().T
+        exact = logits.log_softmax(1).gather(1, packed.targets[:, None])[:, 0]
+        errors.append(float((one.scorer.forward(packed, 1.0)[0] - exact).abs().max()))
+    assert errors[1] < 1e-6 < 1e-5 < errors[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_saved_folders_hold_the_weights_that_were_used(dtype: str, tmp_path: Path) -> None:
     one = learner(dtype)
     one.update(batch(0), CONTROLS)

@@ -16,6 +16,7 @@ from magicrl.api.given import Data, RewardFunction, data_reference, in_python, p
 from magicrl.api.runs import framed
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import Recipe, load_train_recipe
+from magicrl.config.schema import DType
 from magicrl.config.verifier_schema import JudgeConfig
 from magicrl.evaluation.benchmarks import Asked, LoadedBenchmark, Reading, load_benchmark, parse_asked
 from magicrl.evaluation.presets import PRESETS
@@ -61,7 +62,7 @@ def evaluate(
     workers: int | None = None,
     engine: str = "in_process",
     engine_options: Mapping[str, Any] | None = None,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: DType = "float32",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     max_rows: int = 32,
     memory_limit_mb: int = 4096,

@@ -26,7 +26,8 @@ SourceName = Annotated[Reference, door("source")]
 EnvironmentName = Annotated[Reference, door("environment")]
 
 
-DType = Literal["float32", "bfloat16"]
+DType = Literal["float32", "bfloat16", "float16"]
+HeadDType = Literal["float32"]
 
 
 class StartConfig(Section):
@@ -59,7 +60,9 @@ class ModelConfig(Section):
     """Precision and memory of the trained model. Master weights are always float32."""
 
     dtype: DType = "bfloat16"
-    """Compute precision of learner and reference."""
+    """Compute precision of learner and reference; with float16 the loss is scaled (docs/models.md#precision)."""
+    head_dtype: HeadDType | None = None
+    """Precision of the output head's logits in learner, reference and engine; default: ``dtype``."""
     gradient_checkpointing: bool = False
     """Compute layers' activations (not attention) anew in the backward pass: less memory, up to a third more time."""
     checkpoint_above_tokens: int | None = Field(default=None, ge=1)
@@ -113,7 +116,7 @@ class RolloutConfig(Section):
     temperature: float = Field(default=1.0, gt=0)
     """tau, of training rollouts and of the policy that learns."""
     dtype: DType | None = None
-    """Precision of the engine; default: ``model.dtype``."""
+    """Precision of the engine but for ``model.head_dtype``; default: ``model.dtype``."""
     max_rows: int = Field(default=64, ge=1)
     """Sequences that decode at once."""
     memory_limit_mb: int = Field(default=2048, ge=1)

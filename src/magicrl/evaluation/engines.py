@@ -75,6 +75,7 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
             "engine": name,
             **({} if digest is None else {"engine_sha256": digest}),
             "dtype": chosen.dtype,
+            **({} if chosen.head_dtype is None else {"head_dtype": chosen.head_dtype}),
             "prompt_format": _prompt_format(policy.tokenizer),
             **model_checksums(find_model(settings.model)),
         },

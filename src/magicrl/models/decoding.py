@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from magicrl.models.head import Float32Head, float32_product
 from magicrl.models.kv_cache import Block, Integers, RowAttention, Sharing, SlotCache, shared_places
 from magicrl.models.packing import AttentionContext
 
@@ -59,16 +60,20 @@ class JoinedLinear:
 
     Where the weight is used as it is, the layers' parameters become views of the joint one, which takes no memory and
     can never be older than they are. Where it is packed, a copy is made, and made anew once a parameter has changed.
+    With ``float32`` the product is float32 whatever its input: on a CPU over a copy of the weight, too.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], *, float32: bool = False) -> None:
         self._sources = [layer.weight for layer in layers]
         biases = [cast("nn.Parameter | None", layer.bias) for layer in layers]
         given = [bias for bias in biases if bias is not None]
         assert len(given) in (0, len(layers)), "biases of all layers or of none"
-        self._packs = packs_weights(self._sources[0])
+        first = self._sources[0]
+        self._float32 = float32 and first.dtype.itemsize < torch.float32.itemsize
+        self._packs = not self._float32 and packs_weights(first)
+        self._copies = self._packs or (self._float32 and not first.is_cuda)
         self._bias = _joined(given) if given else None
-        self._weight = self._sources[0] if self._packs else _joined(self._sources)
+        self._weight = first if self._copies else _joined(self._sources)
         self.version = -1
 
     @property
@@ -77,18 +82,22 @@ class JoinedLinear:
         return self._sources[0].shape[1]
 
     def refresh(self) -> None:
-        """Pack the weight again if a parameter was written since the last time."""
-        if not self._packs:
+        """Copy the weight again if a parameter was written since the last time."""
+        if not self._copies:
             return
         version = sum(source._version for source in self._sources)  # torch counts every write in place
         if version != self.version:
             whole = self._sources[0] if len(self._sources) == 1 else torch.cat(self._sources)
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(whole.detach())
+            copied = torch.ops.mkldnn._reorder_linear_weight if self._packs else Tensor.float
+            self._weight = copied(whole.detach())
             self.version = version
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._packs:
             return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        if self._float32:
+            logits = float32_product(x.float() if self._copies else x, self._weight)
+            return logits if self._bias is None else logits + self._bias
         return F.linear(x, self._weight, self._bias)
 
     def added(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -165,7 +174,8 @@ class FusedDecoder:
         fused = plain_norms and model.dtype != torch.float64
         self._layers = [_Layer(layer, _fused_norm if fused else _own_norm) for layer in self._base.layers]
         self._norm = (_fused_norm if fused else _own_norm)(self._base.norm)
-        self._head = JoinedLinear([model.get_output_embeddings()])
+        self.float32_head = Float32Head.serves(model)
+        self._head = JoinedLinear([model.get_output_embeddings()], float32=self.float32_head)
         self.products = [p for layer in self._layers for p in layer.products] + [self._head]
         """In the order of the forward pass; the last is the head."""
 
@@ -438,7 +448,8 @@ class StaticDecoder:
         if self._logits is None or len(self._logits) < cache.rows:
             # one buffer for all steps: a graph writes to the address that it was captured with
             head = self._model.get_output_embeddings().weight
-            self._logits = torch.zeros(cache.rows, len(head), dtype=head.dtype, device=head.device)
+            dtype = torch.promote_types(head.dtype, torch.float32) if self._decoder.float32_head else head.dtype
+            self._logits = torch.zeros(cache.rows, len(head), dtype=dtype, device=head.device)
             self._steps.clear()  # they write to the old one
         return self._logits
 

@@ -48,6 +48,7 @@ class HeadOptions:
     chunk_tokens: int = 1024  # a piece has as many logits as so many tokens have, whatever its shape
     scale: float = 1.0  # constant factor on the logits, before soft-capping (Cohere, Granite)
     softcap: float | None = None  # logits become ``softcap * tanh(logits / softcap)`` (Gemma 2); None for most models
+    float32: bool = False  # logits of narrower weights in float32, never rounded to the weights' dtype
     backend: Backend = "auto"  # ``auto`` is Triton where the tensors are on CUDA and Triton is installed, else torch
     tiles: Tiles | None = None  # of the Triton kernels; None is what suits the device
 
@@ -116,7 +117,7 @@ class TorchHead:
         step = inputs.options.chunk_tokens
         for start in range(0, tokens, step):
             # all words of some rows: a softmax needs its whole row once
-            product = inputs.hidden[start : start + step] @ inputs.weight.T
+            product = self._product(slice(start, start + step), slice(0, vocab))
             for span, _, logits, spare in self._blocks(start, product, slice(0, vocab)):
                 largest = logits.amax(dim=1, keepdim=True)
                 # relative to the largest, so that no exponential overflows
@@ -134,7 +135,7 @@ class TorchHead:
 
     def gradient(self, pull: Pull, rows: slice, words: slice) -> Tensor:
         inputs = self._inputs
-        product = inputs.hidden[rows] @ inputs.weight[words].T
+        product = self._product(rows, words)
         for span, part, logits, spare in self._blocks(rows.start, product, words):
             # p from the saved logsumexp: no sum over words is needed again, so a piece may have a part of them
             torch.sub(logits, pull.log_sums[span, None], out=spare)
@@ -151,7 +152,13 @@ class TorchHead:
             self._through_transform(spare, logits)
             # over the product that it came from, rounded to the weights' dtype: no second tensor of a piece's size
             part.copy_(spare)
-        return product
+        return product.to(inputs.hidden.dtype)
+
+    def _product(self, rows: slice, words: slice) -> Tensor:
+        inputs = self._inputs
+        if inputs.options.float32:
+            return float32_product(inputs.hidden[rows], inputs.weight[words])
+        return inputs.hidden[rows] @ inputs.weight[words].T
 
     def _blocks(self, first: int, product: Tensor, words: slice) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Blocks of a product: rows of the whole, the block of ``product``, its logits and a spare buffer.
@@ -188,7 +195,52 @@ class TorchHead:
             gradient.mul_(factor)
 
 
-__all__ = ["HeadOptions", "logprobs_and_entropies", "pieces"]
+__all__ = ["Float32Head", "HeadOptions", "float32_product", "logprobs_and_entropies", "pieces"]
+
+
+def float32_product(hidden: Tensor, weight: Tensor) -> Tensor:
+    """``hidden @ weight^T`` in float32 for ``[n, d]`` and ``[V, d]`` of a narrower dtype; others stay as they are."""
+    if hidden.dtype in (torch.float32, torch.float64):
+        return hidden @ weight.T
+    if hidden.is_cuda:
+        # products of narrow numbers are summed up in float32 by the hardware: they are only not rounded
+        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+    wide, out = hidden.float(), torch.empty(len(hidden), len(weight), device=hidden.device)
+    for start in range(0, len(weight), _WIDEN_ROWS):
+        words = slice(start, start + _WIDEN_ROWS)  # some words at a time: no float32 copy of the whole weight
+        torch.mm(wide, weight[words].float().T, out=out[:, words])
+    return out
+
+
+class Float32Head:
+    """In the place of an output head's forward: the same weights, logits in float32 (MiniMax-M1, ScaleRL).
+
+    An object, so that a copied model's head finds its own weight.
+    """
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        self._head = head
+
+    @classmethod
+    def put_into(cls, model: Any) -> None:
+        """Let the model's own head, and whoever asks `serves`, compute in float32."""
+        head = model.get_output_embeddings()
+        if not isinstance(head, torch.nn.Linear):
+            raise ValueError(
+                f"the output head of {type(model).__name__} is no linear layer; leave out model.head_dtype"
+            )
+        head.forward = cls(head)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @classmethod
+    def serves(cls, model: Any) -> bool:
+        """Whether the model's head computes in float32."""
+        return isinstance(model.get_output_embeddings().forward, cls)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits = float32_product(hidden.flatten(0, -2), self._head.weight).unflatten(0, hidden.shape[:-1])
+        bias = cast("Tensor | None", self._head.bias)
+        return logits if bias is None else logits + bias
+
 
 _LEAST_WORDS = 1024
 """Fewest words of a piece: narrower ones would make the products slow."""

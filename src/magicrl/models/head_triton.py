@@ -38,7 +38,7 @@ def _place(row_blocks, word_blocks, GROUP: tl.constexpr):
 def _logits(
     hidden, weight, bias, rows, words, row_end, word_end, hidden_row, hidden_col, weight_row, weight_col,
     SCALE: tl.constexpr, SOFTCAP: tl.constexpr, TEMPERATURE: tl.constexpr, WIDTH: tl.constexpr,
-    WITH_BIAS: tl.constexpr, TOKENS: tl.constexpr, WORDS: tl.constexpr, INNER: tl.constexpr,
+    WITH_BIAS: tl.constexpr, ROUND: tl.constexpr, TOKENS: tl.constexpr, WORDS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """One tile of transformed logits ``[TOKENS, WORDS]`` in float32; far below all others beyond the last word."""
     inner = tl.arange(0, INNER)
@@ -56,8 +56,8 @@ def _logits(
         )  # fmt: skip
         # no TF32: a float32 model is to be computed in float32
         total = tl.dot(left, right, total, input_precision="ieee")
-    # the product is rounded as a matrix product of this dtype rounds it, so that both backends mean one model
-    total = total.to(hidden.dtype.element_ty).to(tl.float32)
+    if ROUND:  # as a matrix product of this dtype is rounded, so that both backends mean one model
+        total = total.to(hidden.dtype.element_ty).to(tl.float32)
     if WITH_BIAS:
         total += tl.load(bias + words, mask=words < word_end, other=0.0)[None, :]
     if SCALE != 1.0:
@@ -77,7 +77,7 @@ def statistics_kernel(
     hidden, weight, bias, targets, largest_out, total_out, weighted_out, chosen_out, tokens, vocab,
     hidden_row, hidden_col, weight_row, weight_col,
     SCALE: tl.constexpr, SOFTCAP: tl.constexpr, TEMPERATURE: tl.constexpr, WIDTH: tl.constexpr,
-    WITH_BIAS: tl.constexpr, TOKENS: tl.constexpr, WORDS: tl.constexpr, INNER: tl.constexpr,
+    WITH_BIAS: tl.constexpr, ROUND: tl.constexpr, TOKENS: tl.constexpr, WORDS: tl.constexpr, INNER: tl.constexpr,
     GROUP: tl.constexpr, PER_PROGRAM: tl.constexpr,
 ):  # fmt: skip
     """Largest logit, sum of exponentials and sum of exponentials times logits, both relative to the largest.
@@ -97,7 +97,7 @@ def statistics_kernel(
         words = start + tl.arange(0, WORDS)
         logits = _logits(
             hidden, weight, bias, rows, words, tokens, vocab, hidden_row, hidden_col, weight_row, weight_col,
-            SCALE, SOFTCAP, TEMPERATURE, WIDTH, WITH_BIAS, TOKENS, WORDS, INNER,
+            SCALE, SOFTCAP, TEMPERATURE, WIDTH, WITH_BIAS, ROUND, TOKENS, WORDS, INNER,
         )  # fmt: skip
         is_target = words[None, :] == target[:, None]
         chosen += tl.sum(tl.where(is_target, logits, 0.0), axis=1)
@@ -123,7 +123,7 @@ def gradient_kernel(
     hidden, weight, bias, targets, log_sums, constants, pulls, entropy_pulls, out,
     row_start, row_end, word_start, word_end, hidden_row, hidden_col, weight_row, weight_col, out_row,
     SCALE: tl.constexpr, SOFTCAP: tl.constexpr, TEMPERATURE: tl.constexpr, WIDTH: tl.constexpr,
-    WITH_BIAS: tl.constexpr, TOKENS: tl.constexpr, WORDS: tl.constexpr, INNER: tl.constexpr,
+    WITH_BIAS: tl.constexpr, ROUND: tl.constexpr, TOKENS: tl.constexpr, WORDS: tl.constexpr, INNER: tl.constexpr,
     GROUP: tl.constexpr, WITH_ENTROPY: tl.constexpr,
 ):  # fmt: skip
     """``p (constant - h z) + g onehot`` through the logit transform, for one tile of rows and words."""
@@ -134,7 +134,7 @@ def gradient_kernel(
     inside = rows < row_end
     logits = _logits(
         hidden, weight, bias, rows, words, row_end, word_end, hidden_row, hidden_col, weight_row, weight_col,
-        SCALE, SOFTCAP, TEMPERATURE, WIDTH, WITH_BIAS, TOKENS, WORDS, INNER,
+        SCALE, SOFTCAP, TEMPERATURE, WIDTH, WITH_BIAS, ROUND, TOKENS, WORDS, INNER,
     )  # fmt: skip
     # beyond the last word: anything finite, since it is not stored
     logits = tl.where(words[None, :] < word_end, logits, 0.0)
@@ -225,6 +225,7 @@ class TritonHead:
             "TEMPERATURE": options.temperature,
             "WIDTH": self._inputs.hidden.shape[1],
             "WITH_BIAS": self._inputs.bias is not None,
+            "ROUND": not options.float32,
             "TOKENS": tiles.tokens,
             "WORDS": tiles.words,
             "INNER": tiles.inner,

@@ -68,7 +68,11 @@ _LOADER_ERRORS = (
     StrictDataclassError,
     SafetensorError,
 )
-_DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES: dict[DType, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +98,17 @@ def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 
 def resolve_dtype(name: DType | torch.dtype) -> torch.dtype:
-    """``"float32"`` or ``"bfloat16"`` as torch knows it."""
+    """A recipe's precision as torch knows it."""
     return name if isinstance(name, torch.dtype) else _DTYPES[name]
+
+
+def warn_of_slow_products(dtype: torch.dtype, device: torch.device) -> None:
+    """Tell where float16 is there to be tried, not to be trained in."""
+    if dtype == torch.float16 and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        _log.warning(
+            "this CPU has no float16 products, and torch's own take several times as long as float32's "
+            "(docs/models.md#precision): model.dtype = 'float32' or 'bfloat16' is faster here"
+        )
 
 
 def load_policy(

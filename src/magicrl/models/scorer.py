@@ -20,7 +20,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from magicrl.models.head import HeadOptions, logprobs_and_entropies
+from magicrl.models.head import Float32Head, HeadOptions, logprobs_and_entropies
 from magicrl.models.memory_efficient import use_memory_efficient_layers
 from magicrl.models.packing import (
     ATTENTION_NAME,
@@ -149,6 +149,7 @@ class PolicyScorer:
         checkpoint_above_tokens: in a micro-batch of more tokens keep only each layer's input and attention for the
             backward pass, and compute the rest again; None is never.
         router_replay: tokens go to the experts that the sampler chose, which every sample must then carry.
+        float32_head: the head's logits are float32, whatever the model's dtype.
 
     Raises:
         ValueError: the model's logits are not its head applied to its last hidden state (up to a constant
@@ -166,11 +167,14 @@ class PolicyScorer:
         share_prompts: bool = True,
         checkpoint_above_tokens: int | None = None,
         router_replay: bool = False,
+        float32_head: bool = False,
     ) -> None:
         register_attention()
         model.set_attn_implementation(ATTENTION_NAME)
         model.eval()
         keep_sequences_apart(model)
+        if float32_head:
+            Float32Head.put_into(model)
         self.model = model
         self._use_memory_efficient_layers()
         self._budget = micro_batch_tokens
@@ -294,7 +298,14 @@ class PolicyScorer:
         )
         theirs = output.logits[0, -1, :vocab].to(ours.dtype).log_softmax(0)[: len(words)]
         if not bool(theirs.isfinite().all()):
-            raise ValueError(f"the weights of this {type(self.model).__name__} give logits that are not finite")
+            raise ValueError(
+                f"the weights of this {type(self.model).__name__} give logits that are not finite"
+                + (
+                    ' in float16, which ends at 65504: this model needs model.dtype = "bfloat16"'
+                    if hidden.dtype == torch.float16
+                    else ""
+                )
+            )
         # of the differences between words: a wrong head shows there, whatever the level of the log-probs
         spread = float((theirs - theirs.mean()).norm())
         if float((ours - theirs).norm()) > 0.05 * spread + 1e-6 * float(theirs.norm()):
@@ -313,6 +324,7 @@ def _head_options(model: PreTrainedModel, valid_vocab: int | None, chunk_tokens:
         chunk_tokens=chunk_tokens,
         scale=scale,
         softcap=getattr(config, "final_logit_softcapping", None),
+        float32=Float32Head.serves(model),
     )
 
 

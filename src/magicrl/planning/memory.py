@@ -162,7 +162,9 @@ def learner_terms(
         adapters=0 if model.lora is None else shape.adapter_parameters(model.lora.rank, model.lora.target_modules),
     )
     found = learner_memory(shape, setup, RUNTIME).terms()
-    if model.dtype == "float32":  # the planner counts in bfloat16; in float32 the masters themselves are computed with
+    if (
+        model.dtype == "float32"
+    ):  # the planner counts 16 bits a weight; in float32 the masters themselves are computed with
         found |= {name: 2 * found[name] for name in ("reference", "frozen", "activations")} | {"gathered": 0.0}
     return found
 
@@ -178,7 +180,9 @@ def run_terms(config: TrainConfig, model: ModelConfig, shape: ModelShape, longes
         model, shape, batch_tokens=batch, longest=longest, reference=config.reference.mode != "none"
     )
     width = FLOAT32 if (config.rollout.dtype or model.dtype) == "float32" else BF16
-    return learner | {"engine": width * shape.parameters, "cache": longest * shape.kv_bytes_per_token(width)}
+    # a float32 head of narrower weights decodes over a copy of them
+    head = FLOAT32 * shape.vocabulary * shape.hidden if model.head_dtype == "float32" and width != FLOAT32 else 0
+    return learner | {"engine": width * shape.parameters + head, "cache": longest * shape.kv_bytes_per_token(width)}
 
 
 def memory_fault(

@@ -42,6 +42,7 @@ _WORDS = {
     "algorithm.reuse": "reuse",
     "rollout.weight_lag": "weight lag",
     "model.dtype": "precision",
+    "model.head_dtype": "head's precision",
     "start.model": "start",
     "start.sft": "start recipe",
 }

@@ -20,8 +20,15 @@ from transformers import PreTrainedTokenizerBase
 
 from magicrl import registry
 from magicrl.config.errors import RecipeError, without_secrets
-from magicrl.config.schema import DType
-from magicrl.models.loading import LoadedModel, described_model, load_policy, load_tokenizer, resolve_device
+from magicrl.config.schema import DType, HeadDType
+from magicrl.models.loading import (
+    LoadedModel,
+    described_model,
+    load_policy,
+    load_tokenizer,
+    resolve_device,
+    warn_of_slow_products,
+)
 from magicrl.models.model_files import find_model
 from magicrl.models.prompts import PromptEncoder
 from magicrl.rollout.in_process import InProcessEngine
@@ -50,6 +57,7 @@ class EngineSettings:
 
     model: str  # a model folder or hub name; for a server the model's name there
     dtype: DType = "float32"  # precision of the weights
+    head_dtype: HeadDType | None = None  # of the output head's logits; None: ``dtype``
     device: Literal["auto", "cpu", "cuda"] = "auto"  # where they are
     max_rows: int = 32  # most sequences that decode at once
     memory_limit_mb: int = 4096  # most MiB of the key/value cache
@@ -111,6 +119,7 @@ def in_process_engine(
     memory_limit_mb: int,
     device: torch.device,
     experts: bool = False,
+    head_dtype: HeadDType | None = None,
 ) -> InProcessEngine:
     """The in-process engine on a loaded model, which belongs to it from here on."""
     return InProcessEngine(
@@ -123,6 +132,7 @@ def in_process_engine(
         memory_limit_mb=memory_limit_mb,
         device=device,
         experts=experts,
+        float32_head=head_dtype == "float32",
     )
 
 
@@ -133,6 +143,8 @@ def make_in_process(settings: EngineSettings) -> InProcessEngine:
     settings.use_threads()
     device = resolve_device(settings.device)
     policy = load_policy(settings.model, dtype=settings.dtype, device=device)
+    if settings.training is None:  # else the learner tells
+        warn_of_slow_products(policy.model.dtype, device)
     encoder = settings.encoder or PromptEncoder(policy.tokenizer, policy.max_context)
     engine = in_process_engine(
         policy,
@@ -141,6 +153,7 @@ def make_in_process(settings: EngineSettings) -> InProcessEngine:
         memory_limit_mb=settings.memory_limit_mb,
         device=device,
         experts=settings.training is not None and settings.training.experts,
+        head_dtype=settings.head_dtype,
     )
     if settings.training is None:
         engine.load_weights(dict(policy.model.named_parameters()), 0)
@@ -152,7 +165,11 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
     device = resolve_device(settings.device)
     if device.type == "cpu" and torch.cuda.is_available():
         raise RecipeError("--device cpu: vLLM uses the GPU where there is one; use --device auto, or in_process")
-    given: dict[str, Any] = {"dtype": settings.dtype, "max_rows": settings.max_rows}
+    given: dict[str, Any] = {
+        "dtype": settings.dtype,
+        "head_dtype": settings.head_dtype,
+        "max_rows": settings.max_rows,
+    }
     if device.type == "cpu":  # on a GPU the cache gets what is left of gpu_share
         given["cache_mb"] = settings.memory_limit_mb
     chosen = _checked(VllmSettings, given | dict(settings.options))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.models.decoding import fused_decoder, static_decoder
+from magicrl.models.head import Float32Head
 from magicrl.models.kv_cache import DecodeAttention, PrefillAttention, PromptRun, SlotCache, probe_cache_shape
 from magicrl.models.loading import device_name, peak_mb
 from magicrl.models.recurrent import keep_sequences_apart
@@ -124,6 +125,7 @@ class InProcessEngine(SchedulingEngine):
         device: torch.device | str = "cpu",
         static_steps: bool | None = None,
         experts: bool = False,
+        float32_head: bool = False,
     ) -> None:
         """
         Args:
@@ -138,6 +140,7 @@ class InProcessEngine(SchedulingEngine):
             static_steps: decode in steps of fixed shapes, as CUDA graphs need them, where the model allows it;
                 default: on CUDA.
             experts: completions tell the experts that tokens went to.
+            float32_head: the head's logits are float32, whatever the model's dtype.
 
         Raises:
             ValueError: an end token lies outside the vocabulary, a count is not positive, the model's layers mix
@@ -158,6 +161,8 @@ class InProcessEngine(SchedulingEngine):
         keep_sequences_apart(model)
         self._routers = Routers(model) if experts else None
         self.capabilities = replace(InProcessEngine.capabilities, experts=experts)
+        if float32_head:
+            Float32Head.put_into(model)
         # prompts are packed into one forward: a layer that carries state over tokens would leak one into the next
         check_isolation(model, valid_vocab=valid_vocab, shared=False)
         check_attention(model)

@@ -25,6 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from magicrl.config.schema import DType, HeadDType
 from magicrl.models.loading import device_name, peak_mb
 from magicrl.records import (
     Completion,
@@ -98,7 +99,8 @@ _CPU_CACHE_MB = 4096
 class VllmSettings:
     """How vLLM serves a model."""
 
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of weights and activations; ``auto`` is the folder's own
+    dtype: DType | Literal["auto"] = "auto"  # of weights and activations; ``auto`` is the folder's own
+    head_dtype: HeadDType | None = None  # of the output head's logits; None: ``dtype``
     max_context: int | None = None  # most prompt + response tokens; None: the model's
     max_rows: int = 256  # most sequences that decode at once
     cache_mb: int | None = None  # MiB of the key/value cache; None: 4096 on a CPU, what ``gpu_share`` leaves on a GPU
@@ -118,6 +120,7 @@ def start_vllm(folder: str, settings: VllmSettings, *, sleeps: bool = False, dir
     options: dict[str, Any] = {
         "model": folder,
         "dtype": settings.dtype,
+        "hf_overrides": {} if settings.head_dtype is None else {"head_dtype": settings.head_dtype},
         "max_model_len": settings.max_context,
         "max_num_seqs": settings.max_rows,
         "tensor_parallel_size": settings.gpus,

@@ -213,6 +213,7 @@ def make_engine(
     settings = EngineSettings(
         model=str(folder),
         dtype=rollout.dtype or config.model.dtype,
+        head_dtype=config.model.head_dtype,
         device=config.run.device,
         max_rows=rollout.max_rows,
         memory_limit_mb=rollout.memory_limit_mb,

@@ -78,7 +78,7 @@ class Checkpoint:
             tensors = _joined(self.folder / SHARDS, self.shards["files"])
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise _damaged(self.folder, error) from None
-        return {**tensors, "meta": {"optimizer_steps": int(self.shards["optimizer_steps"])}}
+        return {**tensors, "meta": {name: value for name, value in self.shards.items() if name != "files"}}
 
 
 def _joined(folder: Path, files: Iterable[str]) -> dict[str, Tensor]:

@@ -255,8 +255,9 @@ def clip_share_high(series: Series) -> str | None:
 @rule(
     "warning",
     SAMPLER_GAP,
-    remedy="Sample in the learner's precision (rollout.dtype = model.dtype), or correct for the gap "
-    "(algorithm.correction = 'tis'); older weights (rollout.max_staleness, rollout.weight_lag) widen it too.",
+    remedy="Sample in the learner's precision (rollout.dtype = model.dtype), in one that rounds less (model.dtype = "
+    "'float16'), or correct for the gap (algorithm.correction = 'tis'); older weights (rollout.max_staleness, "
+    "rollout.weight_lag) widen it too.",
 )
 def sampler_gap(series: Series) -> str | None:
     """Sampler and learner disagree by more than 0.07 nats a token; bf16 alone explains about 0.05."""

@@ -24,9 +24,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig
-from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy
+from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
+from magicrl.training.loss_scale import LossScale
 from magicrl.training.objective import LearnerSettings, MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
 
@@ -66,6 +67,7 @@ class LocalLearner:
         self._model = model if self._lora is None else self._lora.model
         # float64 is the tests' own: a slow reference is matched to its last digits
         compute = torch.float64 if model.dtype == torch.float64 else resolve_dtype(settings.dtype)
+        warn_of_slow_products(compute, model.device)
         # a tied parameter stands once: `named_parameters` gives each tensor under its first name
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         # before the model is rounded below: the masters keep what was loaded
@@ -100,8 +102,9 @@ class LocalLearner:
         """
         # of the whole mini-batch, before it is cut: T_k and the groups' sizes do not depend on micro-batches (D3)
         weights, statistics = self.sample_weights(batch), self.statistics(batch)
-        metrics = self.accumulate(batch.samples, weights, controls, statistics)
-        norm = self._optimizer.gradient_norm()
+        metrics, norm = self._optimizer.collect(
+            lambda scale: self.accumulate(batch.samples, weights, controls, statistics, loss_scale=scale)
+        )
         values = metrics.values()
         # before AdamW sees it: a NaN in its moments would stay there
         for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
@@ -113,7 +116,8 @@ class LocalLearner:
         # a finite gradient can still carry a weight out of range, and the step cannot be taken back: the run stops
         if not self._optimizer.weights_are_finite():
             raise NotFiniteError(not_finite_weights(self.version, controls.learning_rate), None)
-        return UpdateMetrics(values={**values, "grad_norm": norm, "learning_rate": controls.learning_rate})
+        further = {"grad_norm": norm, "learning_rate": controls.learning_rate, **self._optimizer.loss_scale.metrics()}
+        return UpdateMetrics(values={**values, **further})
 
     def _culprit(self, batch: TrainBatch, controls: Controls, statistics: Mapping[str, Any]) -> tuple[int, int] | None:
         """(group, sample) of the first sample whose own loss or gradient is not finite. Spoils the gradients."""
@@ -140,6 +144,8 @@ class LocalLearner:
         weights: Tensor,
         controls: Controls,
         statistics: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        loss_scale: float = 1.0,
     ) -> LossMetrics:
         """Add these samples' share of the mini-batch's gradient to ``gradients()``, one micro-batch at a time.
 
@@ -148,6 +154,7 @@ class LocalLearner:
             weights: ``[samples]``, these samples' entries of the whole mini-batch's ``sample_weights``.
             controls: of this update.
             statistics: the whole mini-batch's.
+            loss_scale: factor on the gradients, as float16 needs one.
 
         Returns:
             Sums over these samples; those of other shares add to them.
@@ -163,6 +170,7 @@ class LocalLearner:
             controls,
             statistics=statistics,
             head_gradient=lambda: self._optimizer.gradient_of(head),
+            loss_scale=loss_scale,
         )
 
     def gradients(self) -> dict[str, Tensor]:
@@ -220,6 +228,7 @@ def _scorer(
         share_prompts=settings.share_prompts,
         checkpoint_above_tokens=checkpoint_above,
         router_replay=router_replay,
+        float32_head=settings.head_dtype == "float32",
     )
 
 
@@ -258,12 +267,16 @@ class MasterOptimizer:
     In bfloat16 a weight of 1 cannot move by less than 1/256, so steps of 1e-6 would be lost, and so would
     small gradients added to large ones: weights, gradients and moments are kept in float32, the model holds a
     rounded copy. Where the model already computes in the masters' precision the two are the same tensors.
+    A model that computes in float16 has its loss scaled (``LossScale``).
 
     Args:
         parameters: the trained parameters by name, each tied one once; float32 (or float64, for tests).
             Their data are given ``compute_dtype`` here.
         config: AdamW's settings; the learning rate is given at each step.
         compute_dtype: what the model computes in.
+
+    Attributes:
+        loss_scale: what the loss is multiplied by in `collect`.
     """
 
     def __init__(
@@ -271,6 +284,7 @@ class MasterOptimizer:
     ) -> None:
         assert parameters, "nothing to train"
         self._config = config
+        self.loss_scale = LossScale(dynamic=compute_dtype == torch.float16)
         self._compute = dict(parameters)
         self._masters: dict[str, Tensor] = {}
         for name, parameter in self._compute.items():
@@ -314,6 +328,27 @@ class MasterOptimizer:
                 master.grad = torch.zeros_like(master)
         return {name: master.grad for name, master in self._masters.items() if master.grad is not None}
 
+    def collect(self, accumulate: Callable[[float], LossMetrics]) -> tuple[LossMetrics, float]:
+        """Gradients of a mini-batch, its metrics, and the gradients' norm.
+
+        ``accumulate`` adds them up, times the loss scale that it is given; it is called again with less where they
+        overflow.
+        """
+        before = self.loss_scale.state()
+        while True:
+            metrics, scale = accumulate(self.loss_scale.value), self.loss_scale.value
+            if scale != 1.0:
+                for gradient in self.gradients().values():
+                    gradient.mul_(1 / scale)  # a power of two: nothing is rounded
+            norm = self.gradient_norm()
+            if math.isfinite(norm):
+                return metrics, norm
+            # a loss that is not finite is no matter of scale
+            if not math.isfinite(metrics.values()["loss"]) or not self.loss_scale.lower():
+                self.loss_scale.restore(before)
+                return metrics, norm
+            self.forget()
+
     def gradient_norm(self) -> float:
         """Global L2 norm of the collected gradients."""
         return math.sqrt(sum(float(square_sum(gradient)) for gradient in self.gradients().values()))
@@ -331,6 +366,7 @@ class MasterOptimizer:
             group["lr"] = learning_rate
         self._adam.step()
         self.steps += 1
+        self.loss_scale.passed()
         self.forget()
         self._refresh()
 
@@ -359,7 +395,11 @@ class MasterOptimizer:
             for moment in _MOMENTS:
                 if master in self._adam.state:
                     tensors[f"{moment}/{name}"] = self._adam.state[master][moment]
-        return {**tensors, "meta": {"optimizer_steps": self.steps}}
+        return {**tensors, "meta": self.meta()}
+
+    def meta(self) -> dict[str, Any]:
+        """What ``state`` holds beside tensors: ``optimizer_steps``, with float16 the loss scale."""
+        return {"optimizer_steps": self.steps, **self.loss_scale.state()}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -390,6 +430,7 @@ class MasterOptimizer:
                     **{m: torch.empty_like(master).copy_(state[f"{m}/{name}"]) for m in _MOMENTS},
                 }
         self.steps = steps
+        self.loss_scale.restore(state["meta"])
         self.forget()
         self._refresh()
 

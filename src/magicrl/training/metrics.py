@@ -360,9 +360,10 @@ class Throughput:
         self._adapters = None
         if lora is not None and self._shape is not None:
             self._adapters = self._shape.adapter_parameters(lora.rank, lora.target_modules)
+        # devices multiply float16 at bfloat16's rate
         self._bf16 = {
-            "learner": config.model.dtype == "bfloat16",
-            "engine": (config.rollout.dtype or config.model.dtype) == "bfloat16",
+            "learner": config.model.dtype != "float32",
+            "engine": (config.rollout.dtype or config.model.dtype) != "float32",
         }
 
     def metrics(

@@ -110,6 +110,7 @@ class Objective:
         *,
         statistics: Mapping[str, Any] = MappingProxyType({}),
         head_gradient: Callable[[], Tensor | None] = lambda: None,
+        loss_scale: float = 1.0,
     ) -> LossMetrics:
         """Run forward and backward of each micro-batch; gradients add up where the parameters keep theirs.
 
@@ -119,6 +120,7 @@ class Objective:
             controls: of this update.
             statistics: of the whole mini-batch.
             head_gradient: what the head's backward pass adds its weight's gradient to; None leaves it to autograd.
+            loss_scale: what the gradients are multiplied by (``training/loss_scale.py``); metrics are not.
 
         Returns:
             Sums over these samples; those of other shares add to them.
@@ -145,7 +147,7 @@ class Objective:
                 correction_cap=self._algorithm.correction_cap,
             )
             # at once, so that no more than one micro-batch's activations are held
-            outputs.loss.backward()
+            outputs.loss.backward(torch.full_like(outputs.loss, loss_scale))
             parts.append(outputs.metrics)
         return LossMetrics.merge(parts)
 

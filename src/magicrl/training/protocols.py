@@ -114,7 +114,8 @@ class WritesShards(Protocol):
     def write_shards(self, folder: Path) -> Mapping[str, Any]:
         """Write the state's tensors into ``folder``; returns what else is needed to read them, JSON-able.
 
-        ``optimizer_steps`` of it are the updates made, ``files`` each file's name and its SHA-256.
+        ``optimizer_steps`` of it are the updates made, ``files`` each file's name and its SHA-256; the rest is what a
+        whole state's ``meta`` holds.
         """
         ...
 

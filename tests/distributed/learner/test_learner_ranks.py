@@ -164,18 +164,29 @@ def test_five_steps_of_recorded_rollouts_equal_the_single_learner(
 
 
 @pytest.mark.slow
-def test_bfloat16_computes_on_rounded_weights_and_keeps_precise_ones(
-    loaded: Loaded, ranks: Any, recorded: list[TrainSample]
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_models_compute_on_rounded_weights_and_keep_precise_ones(
+    loaded: Loaded, ranks: Any, recorded: list[TrainSample], tmp_path: Path, dtype: str
 ) -> None:
-    one, many = single(loaded, model={"dtype": "bfloat16"}), spread(loaded, ranks, 2, model={"dtype": "bfloat16"})
+    model = {"dtype": dtype, **({"head_dtype": "float32"} if dtype == "float16" else {})}
+    one, many = single(loaded, model=model), spread(loaded, ranks, 2, model=model)
     (batch,) = batches(one, recorded, 1)
     assert relative_error(many.gradients(batch, CONTROLS), gradients(one, batch)) < 0.02
-    many.update(batch, CONTROLS)
+    theirs, ours = many.update(batch, CONTROLS).values, one.update(batch, CONTROLS).values
+    assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=0.01), "no loss scale is left in it"
     weights, masters = many.weights(), many.state()
     for name, value in weights.items():
-        assert value.dtype == torch.bfloat16
-        assert torch.equal(value, masters[f"weights/{name}"].to(torch.bfloat16))
+        assert str(value.dtype) == f"torch.{dtype}"
+        assert torch.equal(value, masters[f"weights/{name}"].to(value.dtype))
         assert not torch.equal(value.float(), masters[f"weights/{name}"])
+    meta = json.loads(json.dumps(many.write_shards(tmp_path / "shards")))
+    assert masters["meta"] == one.state()["meta"] == {k: v for k, v in meta.items() if k != "files"}
+    assert ("loss_scale" in meta) == (dtype == "float16")
+    other = single(loaded, model=model)
+    other.restore(masters)
+    assert other.state()["meta"] == masters["meta"]
+    many.read_shards(tmp_path / "shards", meta)
+    assert many.state()["meta"] == masters["meta"]
 
 
 @pytest.mark.slow

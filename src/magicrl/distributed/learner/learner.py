@@ -241,8 +241,8 @@ class DistributedLearner:
 
     def state(self) -> Mapping[str, Any]:
         """The single learner's state, gathered; a rebuild goes on from here."""
-        packed, steps = self._repeated(lambda: self._call("state", self._same(), "the learner's state"))[0]
-        state = {**unpack(packed, writable=True), "meta": {"optimizer_steps": steps}}
+        packed, meta = self._repeated(lambda: self._call("state", self._same(), "the learner's state"))[0]
+        state = {**unpack(packed, writable=True), "meta": meta}
         self._go_on_from(state)
         return state
 
@@ -258,17 +258,17 @@ class DistributedLearner:
     def write_shards(self, folder: Path) -> Mapping[str, Any]:
         """Write the state into ``folder``, which every node has to see, each rank its own rows.
 
-        Returns what ``read_shards`` needs beside it, JSON-able: ``optimizer_steps`` and ``files`` with checksums.
+        Returns what ``read_shards`` needs beside it, JSON-able: the state's ``meta`` and ``files`` with checksums.
         """
         found = self._repeated(lambda: self._call("write_shards", self._same(str(folder)), "shards to be written"))
-        files = dict(file for file in found if file is not None)
+        files = dict(file for file, _ in found if file is not None)
         for name in files:
             if not (folder / name).is_file():
                 raise ValueError(
                     f"{folder} lacks {name}, which a learner rank has written: the run folder has to lie on a file "
                     "system that all nodes see"
                 )
-        self._written = {"optimizer_steps": self._version, "files": files}
+        self._written = {**found[0][1], "files": files}
         return self._written
 
     def read_shards(self, folder: Path, meta: Mapping[str, Any]) -> None:
@@ -359,13 +359,12 @@ class DistributedLearner:
     def _restore(self, state: Mapping[str, Any]) -> None:
         tensors = {name: value.detach().cpu() for name, value in state.items() if isinstance(value, Tensor)}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        steps = int(state["meta"]["optimizer_steps"])
         packed = pack(tensors)
-        given = [(shapes, packed if rank == 0 else {}, steps) for rank in range(self._placement.ranks)]
+        given = [(shapes, packed if rank == 0 else {}, state["meta"]) for rank in range(self._placement.ranks)]
         self._version = self._call("restore", given, "a state to be restored")[0]
 
     def _read(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        given = self._same(str(folder), int(meta["optimizer_steps"]), dict(meta["files"]))
+        given = self._same(str(folder), dict(meta))
         self._version = self._call("read_shards", given, f"shards to be read from {folder}")[0]
 
     def _shares(self, batch: TrainBatch, weights: Tensor) -> list[Share]:

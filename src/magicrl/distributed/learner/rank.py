@@ -36,7 +36,7 @@ from magicrl.distributed.learner.sharding import (
     write_shards,
 )
 from magicrl.distributed.tensors import Payload, pack, unpack
-from magicrl.models.loading import device_name, peak_mb
+from magicrl.models.loading import device_name, peak_mb, resolve_dtype
 from magicrl.records import FloatArray, TrainSample
 from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo, WeightSender
 from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
@@ -103,8 +103,10 @@ class LearnerRank:
         meshes = Meshes.make(device.type, settings.sequence_parallel)
         sharded = ShardedModel(settings, meshes, device)
         self._sharded, self._settings = sharded, settings
-        self._optimizer = ShardOptimizer(sharded.trained(), settings.learning.optimizer, device)
         model = settings.learning.model
+        self._optimizer = ShardOptimizer(
+            sharded.trained(), settings.learning.optimizer, device, resolve_dtype(model.dtype)
+        )
         self._scorer = ShardedScorer(
             sharded,
             valid_vocab=settings.valid_vocab,
@@ -113,6 +115,7 @@ class LearnerRank:
             share_prompts=model.share_prompts,
             checkpoint_above_tokens=0 if model.gradient_checkpointing else model.checkpoint_above_tokens,
             router_replay=model.router_replay,
+            float32_head=model.head_dtype == "float32",
         )
         self._objective = Objective(settings.learning)
         return device_name(device)
@@ -120,9 +123,11 @@ class LearnerRank:
     def update(self, share: Share, controls: Controls) -> RankUpdate:
         """This rank's part of one SGD step; the decision whether it is kept is the same everywhere."""
         began, cpu_began = time.perf_counter(), time.process_time()
-        metrics = self._accumulate(share, range(len(share.samples)), controls)
+        # sums over all ranks: what one finds not finite, all do, and begin again together
+        metrics, norm = self._optimizer.collect(
+            lambda scale: self._accumulate(share, range(len(share.samples)), controls, scale)
+        )
         values = metrics.values()
-        norm = self._optimizer.gradient_norm()
         for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
             if not math.isfinite(value):
                 failure = not_finite_loss(name, value, self._optimizer.steps + 1)
@@ -133,8 +138,9 @@ class LearnerRank:
         failure = None
         if not self._optimizer.weights_are_finite():
             failure = not_finite_weights(self._optimizer.steps, controls.learning_rate)
+        further = {"grad_norm": norm, "learning_rate": controls.learning_rate, **self._optimizer.loss_scale.metrics()}
         return RankUpdate(
-            values={**values, "grad_norm": norm, "learning_rate": controls.learning_rate},
+            values={**values, **further},
             failure=failure,
             version=self._optimizer.steps,
             tokens=sum(len(sample) for sample in share.samples),
@@ -179,29 +185,30 @@ class LearnerRank:
         self._sender.send()
         return self._sender.ready
 
-    def state(self) -> tuple[Payload, int] | None:
-        """The single learner's state and the updates made, on rank 0."""
+    def state(self) -> tuple[Payload, Mapping[str, Any]] | None:
+        """The single learner's state, tensors and what else it holds, on rank 0."""
         found = self._optimizer.whole_state(keep=self._rank == 0)
-        return (pack(found), self._optimizer.steps) if self._rank == 0 else None
+        return (pack(found), self._optimizer.meta()) if self._rank == 0 else None
 
-    def restore(self, shapes: Mapping[str, tuple[int, ...]], whole: Payload, steps: int) -> int:
+    def restore(self, shapes: Mapping[str, tuple[int, ...]], whole: Payload, meta: Mapping[str, Any]) -> int:
         """Take over a state, its tensors on rank 0 alone; returns the updates made."""
-        self._optimizer.restore_whole(shapes, unpack(whole, writable=True), steps)
+        self._optimizer.restore_whole(shapes, unpack(whole, writable=True), meta)
         return self._optimizer.steps
 
-    def write_shards(self, folder: str) -> tuple[str, str] | None:
-        """Write this rank's rows of the state; returns its file's name and SHA-256, None where it has no rows."""
-        return write_shards(Path(folder), self._optimizer.sharded_state())
+    def write_shards(self, folder: str) -> tuple[tuple[str, str] | None, Mapping[str, Any]]:
+        """Write this rank's rows of the state; returns its file's name and SHA-256, None where it has no rows, and
+        what the state holds beside tensors."""
+        return write_shards(Path(folder), self._optimizer.sharded_state()), self._optimizer.meta()
 
-    def read_shards(self, folder: str, steps: int, files: Mapping[str, str]) -> int:
-        """Take over a state that any number of ranks has written after ``steps`` updates, which it returns.
+    def read_shards(self, folder: str, meta: Mapping[str, Any]) -> int:
+        """Take over a state that any number of ranks has written; returns the updates made.
 
-        ``files`` are the names and SHA-256 of the shards; each rank looks at some of them.
+        ``meta`` holds ``files``, the names and SHA-256 of the shards: each rank looks at some of them.
         """
-        verify_shards(Path(folder), files, self._rank, self._ranks)
-        empty = self._optimizer.empty_state(steps)
+        verify_shards(Path(folder), meta["files"], self._rank, self._ranks)
+        empty = self._optimizer.empty_state(int(meta["optimizer_steps"]))
         read_shards(Path(folder), empty)
-        self._optimizer.restore_shards(empty, steps)
+        self._optimizer.restore_shards(empty, meta)
         return self._optimizer.steps
 
     def close(self) -> None:
@@ -212,7 +219,9 @@ class LearnerRank:
             with contextlib.suppress(RuntimeError):  # the others may be gone already
                 dist.destroy_process_group()
 
-    def _accumulate(self, share: Share, chosen: Sequence[int], controls: Controls) -> LossMetrics:
+    def _accumulate(
+        self, share: Share, chosen: Sequence[int], controls: Controls, loss_scale: float = 1.0
+    ) -> LossMetrics:
         """Gradients of these of the share's samples and whatever the other ranks give; metrics of all."""
         samples, weights = [share.samples[i] for i in chosen], torch.from_numpy(share.weights)[list(chosen)]
 
@@ -222,7 +231,10 @@ class LearnerRank:
                 own = weights[members] if members else torch.zeros(1, dtype=torch.float64)
                 yield MicroBatch(given, own, batch)
 
-        return self._over_ranks(self._objective.accumulate(self._scorer, jobs(), controls, statistics=share.statistics))
+        own = self._objective.accumulate(
+            self._scorer, jobs(), controls, statistics=share.statistics, loss_scale=loss_scale
+        )
+        return self._over_ranks(own)
 
     def _over_ranks(self, metrics: LossMetrics) -> LossMetrics:
         """Sums, maxima and minima over shares; ranks of one share have the same and count once."""

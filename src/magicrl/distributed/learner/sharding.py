@@ -38,6 +38,7 @@ from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LoraAdapters, MasterOptimizer, square_sum
+from magicrl.training.loss_scale import LossScale
 from magicrl.training.objective import LearnerSettings
 
 LOCAL_RANK = "MAGICRL_LOCAL_RANK"
@@ -239,15 +240,18 @@ def _plain(name: str) -> str:
 class ShardOptimizer(MasterOptimizer):
     """``MasterOptimizer`` whose masters are the local rows of sharded float32 parameters (``DTensor``).
 
-    Sums over ranks are exchanged on ``device``.
+    Sums over ranks are exchanged on ``device``. ``dtype`` is what the gathered weights compute in.
     """
 
-    def __init__(self, sharded: Mapping[str, nn.Parameter], config: OptimizerConfig, device: torch.device) -> None:
+    def __init__(
+        self, sharded: Mapping[str, nn.Parameter], config: OptimizerConfig, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self._sharded = {name: cast(DTensor, parameter) for name, parameter in sharded.items()}
         self._device = device
         # the same memory: what AdamW changes here is what FSDP gathers
         local = {name: nn.Parameter(p.to_local().detach()) for name, p in self._sharded.items()}
         super().__init__(local, config, torch.float32)
+        self.loss_scale = LossScale(dynamic=dtype == torch.float16)
 
     def gradients(self) -> dict[str, Tensor]:
         """This rank's rows of the gradients, summed over ranks already."""
@@ -287,25 +291,27 @@ class ShardOptimizer(MasterOptimizer):
         shapes = {f"{kind}/{name}": p for kind in kinds for name, p in self._sharded.items()}
         return {key: self._as_shard(key, torch.empty_like(p.to_local())) for key, p in shapes.items()}
 
-    def restore_shards(self, shards: Mapping[str, DTensor], steps: int) -> None:
-        """Take this rank's rows of ``shards`` (keys as ``empty_state``)."""
+    def restore_shards(self, shards: Mapping[str, DTensor], meta: Mapping[str, Any]) -> None:
+        """Take this rank's rows of ``shards`` (keys as ``empty_state``); ``meta`` as ``state`` has it."""
         local = {key: value.to_local() for key, value in shards.items()}
-        self.restore({**local, "meta": {"optimizer_steps": steps}})
+        self.restore({**local, "meta": meta})
 
-    def restore_whole(self, shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, Tensor], steps: int) -> None:
+    def restore_whole(
+        self, shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, Tensor], meta: Mapping[str, Any]
+    ) -> None:
         """Take over a state of these ``shapes``, whose tensors are in ``whole`` on rank 0 and nowhere else.
 
         Raises:
             ValueError: the state's parameters are not this model's, on every rank.
         """
-        shards = self.empty_state(steps)
+        shards = self.empty_state(int(meta["optimizer_steps"]))
         _check_shapes("the checkpoint", shapes, shards)
         for key, shard in shards.items():
             given = whole[key] if whole else torch.empty(shard.shape, dtype=shard.dtype)
             given = given.to(self._device, shard.dtype).contiguous()
             part = distribute_tensor(given, shard.device_mesh, shard.placements)
             shard.to_local().copy_(part.to_local())
-        self.restore_shards(shards, steps)
+        self.restore_shards(shards, meta)
 
     def _as_shard(self, key: str, local: Tensor) -> DTensor:
         like = self._sharded[key.split("/", 1)[1]]
