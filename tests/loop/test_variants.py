@@ -15,6 +15,7 @@ from magicrl.algorithms.losses import LOSSES
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.models.head import Float32Head
+from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint
 from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
@@ -97,6 +98,14 @@ def test_lora_trains_adapters_and_saves_a_whole_model(toy_recipe: Path, toy_mode
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed
     assert all("_proj" in name for name in changed)
+    # of the last checkpoint the same model is made, adapters and all
+    last = export_checkpoint(output, checkpoint_folders(output)[-1], tmp_path / "last")
+    for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        theirs, ours = load_file(last / name), load_file(output / "model" / name)
+        assert theirs.keys() == ours.keys()
+        assert all(torch.equal(theirs[key], ours[key]) for key in ours)
+    described = json.loads((output / "model" / "adapter" / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == str(toy_model)
 
 
 def test_replayed_rollouts_give_the_same_updates(toy_recipe: Path, tmp_path: Path) -> None:

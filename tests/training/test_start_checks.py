@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 from magicrl.cli.train import run_training
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
-from magicrl.config.schema import TrainConfig
+from magicrl.config.schema import LoraConfig, TrainConfig
+from magicrl.models.adapter_files import write_adapters
 from magicrl.models.loading import save_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_byte_tokenizer
@@ -31,6 +32,7 @@ from magicrl.records import (
 )
 from magicrl.training import start_checks
 from magicrl.training.curriculum import filter_by_difficulty
+from magicrl.training.sft import supervised_start
 from magicrl.training.start_checks import RunData, check_run, load_data
 
 RECIPE = """
@@ -130,6 +132,17 @@ def test_a_missing_extra_is_named(recipe: Path, tmp_path: Path, monkeypatch: pyt
         check(recipe, tmp_path / "run", "model.lora.rank=4")
     with pytest.raises(ValueError, match="needs vLLM"):
         check(recipe, tmp_path / "run", "rollout.engine=vllm", "entropy.estimator=sampled")
+
+
+def test_adapters_of_another_base_are_refused_by_name(recipe: Path, tmp_path: Path) -> None:
+    write_adapters(tmp_path / "adapter", {}, LoraConfig(), "owner/Other-7B")
+    settings = ["model.lora.rank=16", f"model.lora.start={tmp_path / 'adapter'}"]
+    with pytest.raises(RecipeError, match=r"model\.lora\.start: .* adapters of owner/Other-7B, and the start"):
+        check(recipe, tmp_path / "run", *settings)
+    _, made = supervised_start(load_train_recipe(recipe, []).start, tmp_path / "models")
+    write_adapters(tmp_path / "adapter", {}, LoraConfig(), str(made))
+    with pytest.raises(RecipeError, match=r"adapters of another model than .* tensors differ, first model\.layers\.0"):
+        check(recipe, tmp_path / "run", *settings)
 
 
 TINY = Path(__file__).parents[2] / "src" / "magicrl" / "recipes" / "tiny.toml"

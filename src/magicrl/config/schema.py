@@ -54,6 +54,8 @@ class LoraConfig(Section):
     """Their scale is alpha / rank."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Linear layers that get one, by the last part of their name."""
+    start: FilePath | None = None
+    """A folder of adapters of the start model (PEFT's format) to go on from; default: none that change anything."""
 
 
 class ModelConfig(Section):
@@ -106,6 +108,8 @@ class VllmConfig(Section):
     """Share of a GPU's memory for weights and cache; default: 0.9 of a GPU of its own, 0.6 of one shared in turns."""
     eager: bool | None = None
     """Without compiled graphs: starts sooner, samples slower on a GPU; default: on a CPU only."""
+    adapters: bool | None = None
+    """With ``model.lora``: vLLM is sent the adapters alone; default: on a GPU only, as on a CPU it samples slower."""
 
 
 class RolloutConfig(Section):

@@ -168,6 +168,7 @@ class EnginePool(SchedulingEngine):
             except RayActorError as error:
                 raise ValueError(f"{slot.name} could not be made: {cause_of(error)}") from error
             slot.starting = False
+        self.capabilities = replace(self.capabilities, adapters=self._adapters)
 
     @property
     def replicas(self) -> tuple[ReplicaFacts | None, ...]:
@@ -356,7 +357,14 @@ class EnginePool(SchedulingEngine):
 
     def _meet(self, slot: ReplicaSlot, facts: ReplicaFacts) -> None:
         slot.facts = facts
-        self._max_context = min(slot.facts.max_context for slot in self._slots if slot.facts is not None)
+        told = [slot.facts for slot in self._slots if slot.facts is not None]
+        self._max_context = min(known.max_context for known in told)
+        if len({known.adapters for known in told}) > 1:
+            raise ClusterError(
+                f"{slot.name} {'takes' if facts.adapters else 'cannot take'} LoRA adapters alone, other replicas "
+                f"{'cannot' if facts.adapters else 'do'}; install the same vLLM on every node"
+            )
+        self._adapters = facts.adapters
 
     def _begin(self, slot: ReplicaSlot, answer: Any) -> None:
         """A successor has told of itself, or has taken weights: it works as soon as these are the present ones."""

@@ -37,6 +37,7 @@ class ReplicaFacts:
     pid: int  # its process
     node: str  # Ray's id of the node; empty outside Ray
     max_context: int  # of its engine
+    adapters: bool = False  # whether its engine takes LoRA adapters alone
     devices: tuple[str, ...] = ()  # what CUDA calls its accelerators; ``cpu`` without any
 
 
@@ -83,6 +84,7 @@ class Replica:
             pid=os.getpid(),
             node=node,
             max_context=self._engine.max_context,
+            adapters=self._engine.capabilities.adapters,
             devices=tuple(self._engine.devices) if isinstance(self._engine, OnDevices) else (),
         )
 

@@ -12,7 +12,7 @@ import os
 import re
 import resource
 import shutil
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +137,7 @@ def load_policy(
             raise ValueError(not_finite(name, source))
     model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
     model.eval()
+    model.name_or_path = source  # of a hub name, not the cache's folder
     return describe_policy(model, tokenizer, folder=source, licence=read_licence(folder))
 
 
@@ -182,6 +183,7 @@ def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, torch.empty_like(buffer, device="cpu"))
     model.initialize_weights()  # of parameters on the meta device it changes nothing
+    model.name_or_path = source
     return model
 
 
@@ -218,12 +220,14 @@ def save_policy(
     *,
     extra_files: Mapping[str, str] | None = None,
     generation: Mapping[str, Any] | None = None,
+    extra_folders: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> Path:
     """Write a model folder (safetensors, config, generation config, tokenizer, chat template), whole or not at all.
 
     It is written beside its destination and renamed. A model folder already there is replaced; any other folder
     that holds files is not touched (``ValueError``). ``extra_files`` are further text files of the folder by name,
-    ``generation`` settings of its generation config beside those that the model has.
+    ``generation`` settings of its generation config beside those that the model has; ``extra_folders`` write folders
+    in it by name.
     """
     folder = Path(folder)
     if folder.exists() and not (folder / "config.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
@@ -242,6 +246,8 @@ def save_policy(
         recommended.save_pretrained(partial)
     for name, text in (extra_files or {}).items():
         (partial / name).write_text(text, encoding="utf-8")
+    for name, write in (extra_folders or {}).items():
+        write(partial / name)
     _put_in_place(partial, folder)
     return folder
 

@@ -7,10 +7,12 @@ group ``magicrl.engine``) names a function from `EngineSettings` to a `magicrl.r
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -20,7 +22,8 @@ from transformers import PreTrainedTokenizerBase
 
 from magicrl import registry
 from magicrl.config.errors import RecipeError, without_secrets
-from magicrl.config.schema import DType, HeadDType
+from magicrl.config.schema import DType, HeadDType, LoraConfig
+from magicrl.models.adapter_files import adapter_shapes
 from magicrl.models.loading import (
     LoadedModel,
     described_model,
@@ -35,10 +38,12 @@ from magicrl.rollout.in_process import InProcessEngine
 from magicrl.rollout.openai_engine import OpenAIEngine
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.recording import ReplayEngine, read_rollouts
+from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused
 from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
 from magicrl.served.openai_http import ServerSettings
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +54,7 @@ class TrainingUse:
     sleeps: bool = False  # the learner works on the same GPU while the engine sleeps
     direct_weights: bool = False  # the learner's ranks send weights straight to the engine's workers
     experts: bool = False  # completions are to tell the experts that tokens went to
+    lora: LoraConfig | None = None  # the learner trains these adapters, and an engine may take them alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,17 +183,42 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
     policy = described_model(settings.model)
     encoder = settings.encoder or PromptEncoder(policy.tokenizer, chosen.max_context or policy.max_context)
     training = settings.training
-    return VllmEngine(
+    make = partial(
+        VllmEngine,
         str(find_model(settings.model)),
         chosen,
         end_tokens=policy.end_tokens,
         decode=encoder.decode,
         valid_vocab=policy.valid_vocab,
-        policy_version=0 if training is None else -1,
-        check=None if training is None else training.check,
-        sleeps=training is not None and training.sleeps,
-        direct_weights=training is not None and training.direct_weights,
     )
+    if training is None:
+        return make(policy_version=0)
+    make = partial(
+        make,
+        policy_version=-1,
+        check=training.check,
+        sleeps=training.sleeps,
+        direct_weights=training.direct_weights,
+    )
+    if training.lora is None:
+        return make()
+    plan = AdapterPlan(config=training.lora, shapes=adapter_shapes(policy.model, training.lora))
+    fault = plan.fault(
+        wanted=chosen.adapters,
+        dtype=settings.dtype,
+        on_gpu=device.type != "cpu",
+        sleeps=training.sleeps,
+        direct_weights=training.direct_weights,
+    )
+    if fault is None:
+        try:
+            return make(adapters=plan)
+        except AdaptersRefused as error:
+            fault = str(error)
+    if chosen.adapters:
+        raise RecipeError(f"{fault}; leave it out, and vLLM gets merged weights", key="rollout.vllm.adapters")
+    _log.warning("vLLM gets merged weights after each update, not the adapters alone: %s", fault)
+    return make()
 
 
 def make_openai(settings: EngineSettings) -> OpenAIEngine:

@@ -28,6 +28,10 @@ class Learner(Protocol):
         """The present weights; see `RolloutEngine.load_weights`."""
         ...
 
+    def adapters(self) -> Mapping[str, Any]:
+        """The LoRA adapters alone, for engines with ``capabilities.adapters``."""
+        ...
+
 
 class WeightCheck(Protocol):
     """Compares what an engine reports after ``load_weights`` with what the learner computes for the same tokens.
@@ -69,6 +73,7 @@ class Capabilities:
     experts: bool = False  # completions have the experts that tokens went to. ``model.router_replay`` needs it
     seeds: bool = True  # equal weights, requests and seeds give equal tokens
     in_flight: bool = False
+    adapters: bool = False  # `load_weights` takes the learner's LoRA adapters alone, on the model that it was made with
     sleep: bool = False  # it can lend the learner its GPUs: between `sleep` and `load_weights` it holds no memory there
 
 
@@ -139,12 +144,15 @@ class RolloutEngine:
         return next((_samples(group) for group in self.finished()), [])
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Replace the weights (HF parameter names to tensors) and set ``policy_version``."""
+        """Replace the weights (HF parameter names to tensors) and set ``policy_version``.
+
+        With ``capabilities.adapters`` they are LoRA adapters by PEFT's names (`magicrl.models.adapter_files`).
+        """
         raise NotImplementedError(f"{type(self).__name__} takes no weights; declare capabilities.weights = False")
 
     def sync_weights(self, learner: Learner) -> None:
         """Sample with the learner's present weights from now on; an engine may fetch them from where they lie."""
-        self.load_weights(learner.weights(), learner.version)
+        self.load_weights(learner.adapters() if self.capabilities.adapters else learner.weights(), learner.version)
 
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
         """Stop generating and return the unfinished requests in issue order, ended groups not yet yielded among them.

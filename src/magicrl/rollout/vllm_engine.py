@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +46,7 @@ from magicrl.rollout.requests import (
     joined_spans,
     sample_seed,
 )
+from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused, VllmAdapters
 from magicrl.rollout.vllm_weights import Rendezvous, VllmWeights, WeightInfo, worker_backend
 
 # what vLLM's error says -> what to do; the first that fits counts
@@ -107,13 +108,22 @@ class VllmSettings:
     gpu_share: float = 0.9  # share of the GPU's memory for everything
     gpus: int = 1  # over how many GPUs of this machine the model is spread (tensor parallel)
     eager: bool | None = None  # without compiled graphs: starts sooner, samples slower on a GPU. None: on a CPU only
+    adapters: bool | None = None  # of a learner with LoRA it is sent these alone. None: on a GPU
 
 
-def start_vllm(folder: str, settings: VllmSettings, *, sleeps: bool = False, direct_weights: bool = False) -> Any:
+def start_vllm(
+    folder: str,
+    settings: VllmSettings,
+    *,
+    sleeps: bool = False,
+    direct_weights: bool = False,
+    adapters: AdapterPlan | None = None,
+) -> Any:
     """A running ``LLMEngine``; arguments as of `VllmEngine`.
 
     Raises:
         ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
+        AdaptersRefused: it has no adapters for this model.
     """
     on_gpu = torch.cuda.is_available()
     cache_mb = settings.cache_mb if settings.cache_mb is not None else None if on_gpu else _CPU_CACHE_MB
@@ -141,6 +151,7 @@ def start_vllm(folder: str, settings: VllmSettings, *, sleeps: bool = False, dir
         "use_tqdm_on_load": False,
         # requests bring their own seeds
         "seed": 0,
+        **({} if adapters is None else adapters.options()),
     }
     if on_gpu:
         options["enable_sleep_mode"] = sleeps
@@ -161,6 +172,8 @@ def start_vllm(folder: str, settings: VllmSettings, *, sleeps: bool = False, dir
         except (ValueError, RuntimeError, OSError, AssertionError, TypeError) as error:
             trouble = engine_trouble(f"vLLM cannot serve {folder}", error)
             clean_up()
+            if adapters is not None and "lora" in str(error).lower():
+                raise AdaptersRefused(" ".join(str(error).split())[:300]) from error
             raise trouble from error
 
 
@@ -307,6 +320,7 @@ class VllmEngine(SchedulingEngine):
         check: WeightCheck | None = None,
         sleeps: bool = False,
         direct_weights: bool = False,
+        adapters: AdapterPlan | None = None,
     ) -> None:
         """
         Args:
@@ -319,9 +333,11 @@ class VllmEngine(SchedulingEngine):
             check: what is compared after every ``load_weights``.
             sleeps: ``sleep`` gives the GPU's memory back; for a GPU that the learner works on, too.
             direct_weights: ``join`` and ``take`` work.
+            adapters: ``load_weights`` takes these adapters alone.
 
         Raises:
             ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
+            AdaptersRefused: it can, but without the adapters.
         """
         self.settings = settings
         self._end_tokens = sorted(end_tokens)
@@ -334,8 +350,18 @@ class VllmEngine(SchedulingEngine):
         self._busy = 0.0
         self._check = check
         self._sleeps = sleeps
-        self._engine: Any = start_vllm(folder, settings, sleeps=sleeps, direct_weights=direct_weights)
+        self._engine: Any = start_vllm(
+            folder, settings, sleeps=sleeps, direct_weights=direct_weights, adapters=adapters
+        )
         self._weights = VllmWeights(self._engine, Path(folder))
+        self._adapters: VllmAdapters | None = None
+        if adapters is not None:
+            self.capabilities = replace(self.capabilities, adapters=True)
+            try:
+                self._adapters = VllmAdapters(self._engine, adapters, folder)
+            except AdaptersRefused:
+                self.close()
+                raise
         self._devices = tuple(name for name, _ in self._engine.apply_model(worker_device))
         self._set_version(policy_version)
         self._max_context = int(self._engine.model_config.max_model_len)
@@ -384,11 +410,12 @@ class VllmEngine(SchedulingEngine):
                 self._drop(self._groups.first)  # an evaluation that was broken off leaves nothing behind
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Replace the weights, then compare log-probs with the learner's if the engine has a check.
+        """Replace the weights or adapters, then compare log-probs with the learner's if the engine has a check.
 
         Requests in flight keep their tokens and go on under the new weights; their completions have spans.
         """
-        self._replace(lambda: self._weights.load(weights), version)
+        to = self._adapters or self._weights
+        self._replace(lambda: to.load(weights), version)
 
     def join(self, rendezvous: Rendezvous, place: int) -> None:
         """Meet the learner's rank that sends weights; see `take`. Needs ``direct_weights``."""
@@ -485,6 +512,7 @@ class VllmEngine(SchedulingEngine):
             tokens_input(asked.group.request.prompt_tokens.tolist() + asked.given),
             asked.settings(self._end_tokens, self._padding),
             arrival_time=float(self._arrivals),  # by which vLLM orders its queue: never the clock
+            lora_request=None if self._adapters is None else self._adapters.request(),
             # the smaller number comes first
             priority=-1 if self._groups.first else 0,
         )

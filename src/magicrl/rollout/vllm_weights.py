@@ -280,7 +280,7 @@ class VllmWeights:
 
     def _reload_from_shared_memory(self, weights: Mapping[str, torch.Tensor]) -> None:
         size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-        with tempfile.TemporaryDirectory(prefix="magicrl-weights-", dir=_shared_memory(size)) as folder:
+        with tempfile.TemporaryDirectory(prefix="magicrl-weights-", dir=shared_memory(size)) as folder:
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
             save_file(tensors, Path(folder) / "model.safetensors")
             self._rpc("reload_weights", weights_path=folder, is_checkpoint_format=True)
@@ -326,7 +326,7 @@ def check_shapes(given: Shapes, wanted: Shapes, *, tied: bool) -> None:
             raise ValueError(f"{trouble}: {', '.join(sorted(names)[:5])}")
 
 
-def _shared_memory(size: int) -> str | None:
+def shared_memory(size: int) -> str | None:
     """Linux's memory file system if ``size`` bytes fit with room to spare, else the ordinary temporary folder."""
     folder = Path("/dev/shm")
     return str(folder) if folder.is_dir() and shutil.disk_usage(folder).free > 1.1 * size else None

@@ -225,6 +225,7 @@ def make_engine(
             sleeps=shared and not rollout.max_staleness,
             direct_weights=config.cluster is not None and config.cluster.rollout.weight_copy == "direct",
             experts=config.model.router_replay,
+            lora=config.model.lora,
         ),
     )
     engine = named_engine(rollout.engine, settings, key="rollout.engine")
@@ -252,6 +253,7 @@ def _vllm_options(config: TrainConfig, folder: Path | str, *, gpus: int, shared:
         "gpu_share": rollout.vllm.gpu_share or (_SHARED_GPU if shared else _OWN_GPU),
         "gpus": gpus,
         "eager": rollout.vllm.eager,
+        "adapters": rollout.vllm.adapters,
     }
     return {name: value for name, value in options.items() if value is not None}
 

@@ -28,7 +28,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from magicrl.config.schema import LoraConfig
+from magicrl.models.adapter_files import ADAPTER
 from magicrl.models.loading import load_policy, save_policy
+from magicrl.training.adapters import LoraAdapters
 
 SHARDS = "learner"
 """Of the shards, in a checkpoint's folder."""
@@ -268,26 +271,33 @@ def run_status(run: Path) -> str:
 def export_checkpoint(run: Path, checkpoint: Path, target: Path) -> Path:
     """Write the weights of a checkpoint as a model folder, in the precision that the run computes in.
 
-    Everything but the weights (configuration, tokenizer, chat template) is the start model's.
+    Everything but the weights (configuration, tokenizer, chat template) is the start model's. Of a run with LoRA the
+    adapters are merged, and lie in the folder ``adapter`` beside.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or of a run with LoRA, whose adapters are no model.
-        ValueError: the start model cannot be loaded.
+        CheckpointError: the checkpoint is damaged, or does not fit the start model.
+        ValueError: the start model cannot be loaded, or PEFT is missing.
     """
     tensors = load_checkpoint(checkpoint).learner_state()
     weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
     config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
-    policy = load_policy(str(_read_run(run)["start_model"]), dtype=config.get("model", {}).get("dtype", "float32"))
-    parameters = dict(policy.model.named_parameters())
-    # names tell a run with LoRA, whose masters are the adapters' alone
-    if weights.keys() != parameters.keys():
+    settings = config.get("model", {})
+    policy = load_policy(str(_read_run(run)["start_model"]), dtype=settings.get("dtype", "float32"))
+    # the checkpoint has the adapters' values, wherever the run took its first ones from
+    of = LoraConfig.model_validate(settings["lora"] | {"start": None}) if settings.get("lora") else None
+    lora = None if of is None else LoraAdapters(policy.model, of)
+    model = policy.model if lora is None else lora.model
+    trained = {name: p for name, p in model.named_parameters() if lora is None or ".lora_" in name}
+    if weights.keys() != trained.keys():
         raise CheckpointError(
-            f"{checkpoint} does not hold the weights of the start model ({len(weights)} tensors for "
-            f"{len(parameters)}): a run with LoRA keeps its adapters alone; evaluate the model that it ends with"
+            f"{checkpoint} does not hold what the run trains of its start model ({len(weights)} tensors for "
+            f"{len(trained)}): the start model's folder holds another one by now"
         )
-    for name, parameter in parameters.items():
+    for name, parameter in trained.items():
         parameter.data.copy_(weights[name])
-    return save_policy(policy.model, policy.tokenizer, target)
+    if lora is None:
+        return save_policy(model, policy.tokenizer, target)
+    return save_policy(lora.merged_model(), policy.tokenizer, target, extra_folders={ADAPTER: lora.write})
 
 
 def _read_run(run: Path) -> dict[str, Any]:

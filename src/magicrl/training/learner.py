@@ -1,12 +1,11 @@
 """The learner of one process: Eq. 3.1 (or another row of the loss table) from a batch to new weights.
 
-What is minimised is ``objective.py``'s; here are the weights, AdamW on their float32 masters, LoRA adapters, and the
-frozen reference model.
+What is minimised is ``objective.py``'s; here are the weights, AdamW on their float32 masters, and the frozen reference
+model. LoRA adapters are ``adapters.py``'s.
 """
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import functools
 import math
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import torch
@@ -22,11 +21,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from magicrl.algorithms.loss_terms import LossMetrics
-from magicrl.config.errors import RecipeError
-from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig
+from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.models.adapter_files import ADAPTER
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
+from magicrl.training.adapters import LoraAdapters
 from magicrl.training.loss_scale import LossScale
 from magicrl.training.objective import LearnerSettings, MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
@@ -187,6 +187,11 @@ class LocalLearner:
             return self._lora.merged_weights()
         return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
 
+    def adapters(self) -> Mapping[str, Any]:
+        """The LoRA adapters alone, by PEFT's names; see `magicrl.models.adapter_files`."""
+        assert self._lora is not None, "without LoRA there are no adapters"
+        return self._lora.tensors()
+
     def state(self) -> Mapping[str, Any]:
         """Masters, moments and counters; see ``MasterOptimizer.state``. With LoRA the adapters' alone."""
         return self._optimizer.state()
@@ -204,13 +209,18 @@ class LocalLearner:
     ) -> None:
         """Write a model folder in the compute precision, LoRA merged; see ``save_policy`` for what goes with it.
 
+        The adapters by themselves lie in its folder ``adapter``, in PEFT's format.
+
         Raises:
             ValueError: the learner was made without a tokenizer.
         """
         if self._tokenizer is None:
             raise ValueError("save_hf needs the tokenizer; give it to LocalLearner(tokenizer=...)")
         model = self._model if self._lora is None else self._lora.merged_model()
-        save_policy(model, self._tokenizer, folder, extra_files=extra_files, generation=generation)
+        adapters = {} if self._lora is None else {ADAPTER: self._lora.write}
+        save_policy(
+            model, self._tokenizer, folder, extra_files=extra_files, generation=generation, extra_folders=adapters
+        )
 
 
 def _scorer(
@@ -464,96 +474,6 @@ def square_sum(values: Tensor) -> Tensor:
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, _NORM_CHUNK), dim=1).double()
     rest = torch.linalg.vector_norm(flat[whole:]).double()
     return rows.square().sum() + rest.square()
-
-
-_ADAPTER = "default"
-_SEED = 0
-
-
-class LoraAdapters:
-    """Adapters injected into ``model``: the model's own weights are frozen, the adapters' are trained.
-
-    B starts at 0, so the policy starts as the model itself. A starts from a fixed seed.
-
-    Raises:
-        RecipeError: the model has no such layers.
-        ValueError: peft is not installed, or the output head or embedding would be adapted.
-    """
-
-    def __init__(self, model: PreTrainedModel, config: LoraConfig) -> None:
-        try:
-            import peft
-        except ImportError as error:
-            raise ValueError("model.lora needs PEFT; install it with: pip install 'magicrl[lora]'") from error
-        settings = peft.LoraConfig(
-            r=config.rank,
-            lora_alpha=cast(int, config.alpha),
-            target_modules=list(config.target_modules),
-            # as in the whole model: rho compares two log-probs of one distribution
-            lora_dropout=0.0,
-            bias="none",
-            task_type="CAUSAL_LM",
-        )
-        # the learner decides about precision: adapters have float32 masters like any other weight
-        try:
-            with torch.random.fork_rng():  # what PEFT draws is drawn again below
-                self._peft: Any = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
-        except ValueError as error:
-            linear = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-            named = f"{list(config.target_modules)} are no layers of this model"
-            raise RecipeError(
-                f"{named}; it has: {', '.join(sorted(linear))}", key="model.lora.target_modules"
-            ) from error
-        self.model = cast(PreTrainedModel, self._peft.get_base_model())
-        self._layers: dict[str, Any] = {
-            name: module for name, module in self.model.named_modules() if hasattr(module, "lora_A")
-        }
-        for name, value in self.start_values().items():
-            self.model.get_parameter(name).data.copy_(value)
-        for part in (self.model.get_output_embeddings(), self.model.get_input_embeddings()):
-            if part in self._layers.values():
-                raise ValueError(
-                    f"model.lora.target_modules {list(config.target_modules)} holds the output head or the embedding; "
-                    "only layers of the decoder can be adapted"
-                )
-
-    def start_values(self) -> dict[str, Tensor]:
-        """What the adapters start from, by parameter name, on the CPU: A by ``nn.Linear``'s rule, B 0.
-
-        It depends on the adapters' names and shapes alone, so that ranks with an empty model find the same.
-        """
-        generator = torch.Generator().manual_seed(_SEED)
-        values: dict[str, Tensor] = {}
-        for name, layer in self._layers.items():
-            a, b = (torch.zeros(half[_ADAPTER].weight.shape) for half in (layer.lora_A, layer.lora_B))
-            torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
-            values |= {f"{name}.lora_A.{_ADAPTER}.weight": a, f"{name}.lora_B.{_ADAPTER}.weight": b}
-        return values
-
-    @torch.no_grad()
-    def merged_weights(self, prefix: str = "") -> dict[str, Tensor]:
-        """The model's weights with the adapters added in float32, by the names it had without adapters; only those
-        that begin with ``prefix``, such as ``model.layers.3.``."""
-        weights: dict[str, Tensor] = {}
-        for name, parameter in self.model.named_parameters():
-            if name.startswith(prefix) and ".lora_" not in name:
-                weights[name.replace(".base_layer.", ".")] = parameter.detach()
-        for name, layer in self._layers.items():
-            if not name.startswith(prefix):
-                continue
-            base = weights[f"{name}.weight"]
-            # added before it is rounded: in bfloat16 most of a small delta would be lost, as small steps would
-            wide = torch.promote_types(base.dtype, torch.float32)
-            delta = layer.get_delta_weight(_ADAPTER).to(wide)
-            weights[f"{name}.weight"] = (base.to(wide) + delta).to(base.dtype)
-        return weights
-
-    def merged_model(self) -> PreTrainedModel:
-        """A copy of the model without adapters, their effect merged into its weights."""
-        # of a copy: the learner's own keeps its adapters
-        plain = cast(PreTrainedModel, copy.deepcopy(self._peft).unload())
-        plain.load_state_dict(self.merged_weights(), strict=False)
-        return plain
 
 
 WORTH_IT_BYTES = 1 << 30

@@ -87,6 +87,10 @@ class Learner(Protocol):
         """Present weights by HF parameter name, for engines; valid until the next update."""
         ...
 
+    def adapters(self) -> Mapping[str, Any]:
+        """Of a learner with LoRA: the adapters alone, by PEFT's names; valid until the next update."""
+        ...
+
     def state(self) -> Mapping[str, Any]:
         """Everything to resume bit for bit: tensors by name (weights and moments) and JSON scalars."""
         ...
@@ -102,8 +106,8 @@ class Learner(Protocol):
         extra_files: Mapping[str, str] | None = None,
         generation: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a model folder that ``transformers`` loads (LoRA merged), with further text files by name and
-        recommended generation settings."""
+        """Write a model folder that ``transformers`` loads (LoRA merged, the adapters in the folder ``adapter``), with
+        further text files by name and recommended generation settings."""
         ...
 
 

@@ -21,6 +21,7 @@ from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import ModelConfig, SftConfig, SourceConfig, TrainConfig
 from magicrl.data.sources import held_out_keys, load_parts, load_problems, place_of
 from magicrl.environments.base import environment_spec
+from magicrl.models.adapter_files import adapter_shapes, check_adapters, read_adapters
 from magicrl.models.loading import LoadedModel, load_policy, load_shell, resolve_device
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.routing import Routers
@@ -249,11 +250,11 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     if config.start.model is None:
         recipe, folder = supervised_start(config.start, output.parent / "models")
         with under("start.sft"):
-            policy = check_sft(recipe, folder)
+            policy, base = check_sft(recipe, folder), str(folder)
             shown = demonstrated_keys(recipe)
     else:
         with under("start.model"):
-            name = config.start.model
+            name = base = config.start.model
             # with a cluster the ranks read the weights: here the files' headers are enough
             policy = load_policy(name, device=device) if here else load_shell(name)
         if here:
@@ -264,6 +265,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
             Routers(policy.model)
         except ValueError as error:
             raise RecipeError(str(error), key="model.router_replay") from error
+    _check_start_adapters(config.model, policy, base)
     # the problems in this model's tokens: their lengths decide about context and memory
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, encoder)
@@ -411,6 +413,16 @@ def _check_packages(config: TrainConfig) -> None:
 def _check_peft(section: str, model: ModelConfig) -> None:
     if model.lora is not None and importlib.util.find_spec("peft") is None:
         raise RecipeError("needs PEFT, which is not installed: pip install 'magicrl[lora]'", key=f"{section}.lora")
+
+
+def _check_start_adapters(model: ModelConfig, policy: LoadedModel, base: str) -> None:
+    """Adapters to go on from, against the start model's layers."""
+    if model.lora is None or model.lora.start is None:
+        return
+    with under("model.lora.start"):
+        check_adapters(Path(model.lora.start), model.lora, base)
+        shapes = adapter_shapes(policy.model, model.lora)
+        read_adapters(Path(model.lora.start), shapes, base)
 
 
 def _check_memory(

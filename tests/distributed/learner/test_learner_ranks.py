@@ -161,6 +161,11 @@ def test_five_steps_of_recorded_rollouts_equal_the_single_learner(
     many = spread(loaded, ranks, count, sequence_parallel, loss=loss, model=model, **brought)
     compare(one, many, recorded, steps=5)
     assert set(many.state()) == set(one.state())
+    if "lora" in model:
+        adapters = many.adapters()
+        assert list(adapters) == list(one.adapters())
+        for name, value in one.adapters().items():
+            torch.testing.assert_close(adapters[name], value, rtol=0, atol=5e-6)
 
 
 @pytest.mark.slow

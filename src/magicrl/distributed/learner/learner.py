@@ -22,6 +22,7 @@ from magicrl.distributed.learner.launchers import Launcher, LearnerLost, RankGro
 from magicrl.distributed.learner.rank import RankUpdate, Share
 from magicrl.distributed.learner.sharding import LearnerTimeouts, RankSettings
 from magicrl.distributed.tensors import pack, unpack
+from magicrl.models.adapter_files import ADAPTER, write_adapters
 from magicrl.models.loading import LoadedModel, save_policy
 from magicrl.models.packing import check_samples, families
 from magicrl.records import FloatArray, TrainBatch, TrainSample
@@ -61,6 +62,7 @@ _WORK = {
     "update": "train",
     "logprobs": "logprobs",
     "weights": "weights",
+    "adapters": "weights",
     "send_weights": "weights",
 }
 """What calls of ranks are called in the timeline; of others nothing is told."""
@@ -209,6 +211,10 @@ class DistributedLearner:
         """Present weights by HF parameter name in the compute precision on the CPU, LoRA merged; a tied one once."""
         return unpack(self._repeated(lambda: self._call("weights", self._same(), "weights"))[0], writable=True)
 
+    def adapters(self) -> Mapping[str, Any]:
+        """The LoRA adapters alone, by PEFT's names, on the CPU."""
+        return unpack(self._repeated(lambda: self._call("adapters", self._same(), "adapters"))[0], writable=True)
+
     def rendezvous(self, size: int, seconds: float) -> Rendezvous:
         """Where the workers of rollout engines can meet rank 0, ``size`` processes with it; they wait ``seconds``."""
         address: str = self._repeated(lambda: self._call("address", self._same(), "a port for the weight copy"))[0]
@@ -292,12 +298,24 @@ class DistributedLearner:
         extra_files: Mapping[str, str] | None = None,
         generation: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a model folder in the compute precision, LoRA merged, from this process."""
+        """Write a model folder in the compute precision, LoRA merged and beside it, from this process."""
         model = self._policy.model
         model.load_state_dict(self.weights(), assign=True, strict=False)
         model.tie_weights()
-        save_policy(model, self._policy.tokenizer, folder, extra_files=extra_files, generation=generation)
+        save_policy(
+            model,
+            self._policy.tokenizer,
+            folder,
+            extra_files=extra_files,
+            generation=generation,
+            extra_folders={ADAPTER: self._write_adapters} if self._settings.learning.model.lora else None,
+        )
         model.to("meta")  # pyright: ignore[reportArgumentType]
+
+    def _write_adapters(self, folder: Path) -> None:
+        lora = self._settings.learning.model.lora
+        assert lora is not None
+        write_adapters(folder, self.adapters(), lora, self._policy.folder)
 
     def rebuild(self) -> None:
         """Start new ranks and bring them to where the lost ones were after the last update that was made."""

@@ -171,6 +171,11 @@ class LearnerRank:
             torch.cuda.empty_cache()  # what torch keeps for the next update is the engine's meanwhile
         return pack(found) if self._rank == 0 else None
 
+    def adapters(self) -> Payload | None:
+        """The LoRA adapters alone, on rank 0; see ``ShardedModel.adapters``."""
+        found = self._sharded.adapters(keep=self._rank == 0)
+        return pack(found) if self._rank == 0 else None
+
     def join_receivers(self, rendezvous: Rendezvous) -> tuple[WeightInfo, ...] | None:
         """Have rank 0 wait for all workers of rollout engines; what they will be sent, None if they did not come."""
         told = tuple(WeightInfo.of(name, weight) for name, weight in self._sharded.stream())

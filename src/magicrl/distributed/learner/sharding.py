@@ -37,7 +37,8 @@ from magicrl.models.model_files import WeightFiles, find_model
 from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample, frozen_floats, frozen_tokens
-from magicrl.training.learner import LoraAdapters, MasterOptimizer, square_sum
+from magicrl.training.adapters import LoraAdapters
+from magicrl.training.learner import MasterOptimizer, square_sum
 from magicrl.training.loss_scale import LossScale
 from magicrl.training.objective import LearnerSettings
 
@@ -215,6 +216,20 @@ class ShardedModel:
                 found[name] = tensor.detach().cpu().clone()
         names = [_plain(name) for name, _ in self.model.named_parameters() if ".lora_" not in name]
         return {name: found[name] for name in names} if keep else {}
+
+    @torch.no_grad()
+    def adapters(self, keep: bool) -> dict[str, Tensor]:
+        """The LoRA adapters by PEFT's names, whole, in the compute precision on the CPU, or {}."""
+        assert self.lora is not None
+        found: dict[str, Tensor] = {}
+        for prefix, unit in self.units():
+            if not prefix:  # adapters are in decoder layers alone
+                continue
+            with self.whole(unit):
+                if keep:
+                    part = self.lora.tensors(prefix)
+                    found |= {name: tensor.to(self._dtype).cpu().clone() for name, tensor in part.items()}
+        return found
 
     @torch.no_grad()
     def stream(self) -> Iterator[tuple[str, Tensor]]:

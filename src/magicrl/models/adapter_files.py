@@ -1,0 +1,139 @@
+"""LoRA adapters as PEFT keeps them: a folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+PEFT, transformers and vLLM read it. Tensors are named after the layers, ``base_model.model.LAYER.lora_A.weight``
+(``[rank, inputs]``) and ``.lora_B.weight`` (``[outputs, rank]``); the layer gets ``alpha / rank * B A`` added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from magicrl.config.errors import RecipeError
+from magicrl.config.schema import LoraConfig
+from magicrl.models.model_files import read_object
+
+ADAPTER = "adapter"
+"""Of the adapters, in the folder of the model that has them merged."""
+CONFIG = "adapter_config.json"
+TENSORS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+# what PEFT has beside plain LoRA; each changes what the tensors mean
+_PLAIN: dict[str, Any] = {
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "use_rslora": False,
+    "use_dora": False,
+    "lora_bias": False,
+    "modules_to_save": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "layers_to_transform": None,
+    "layer_replication": None,
+    "target_parameters": None,
+}
+
+
+def tensor_name(layer: str, half: str) -> str:
+    """What PEFT calls ``half`` (``lora_A`` or ``lora_B``) of a layer's adapter."""
+    return f"{_PREFIX}{layer}.{half}.weight"
+
+
+def adapter_shapes(model: nn.Module, config: LoraConfig) -> dict[str, tuple[int, ...]]:
+    """What adapters of ``model``'s layers look like, by PEFT's names."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in config.target_modules:
+            shapes[tensor_name(name, "lora_A")] = (config.rank, layer.in_features)
+            shapes[tensor_name(name, "lora_B")] = (layer.out_features, config.rank)
+    return shapes
+
+
+def write_adapters(folder: Path, tensors: Mapping[str, Tensor], config: LoraConfig, base: str) -> None:
+    """Write adapters by PEFT's names into ``folder``, which is made; ``base`` is the model that they belong to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    described = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "target_modules": list(config.target_modules),
+        "lora_dropout": 0.0,
+        "inference_mode": True,
+        **{name: value for name, value in _PLAIN.items() if value is not None},
+    }
+    (folder / CONFIG).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
+
+
+def check_adapters(folder: Path, config: LoraConfig, base: str) -> None:
+    """Refuse a folder of adapters that are not of this kind, or of another model than ``base``.
+
+    PEFT writes down the folder or hub name of the model; the same model may lie elsewhere here, so that the last part
+    of both names has to agree.
+
+    Raises:
+        RecipeError: says what differs (key "": the setting that holds the folder).
+    """
+    if not (folder / CONFIG).is_file() or not (folder / TENSORS).is_file():
+        raise RecipeError(f"{folder} holds no adapters in PEFT's format ({CONFIG} and {TENSORS})", key="")
+    found = read_object(folder / CONFIG)
+    if found.get("peft_type") != "LORA":
+        raise RecipeError(f"{folder} holds {found.get('peft_type')} adapters; only LORA can be trained", key="")
+    further = [name for name, value in _PLAIN.items() if (found.get(name) or None) not in (value or None, None)]
+    if further:
+        raise RecipeError(f"{folder} sets {', '.join(further)}; only plain LoRA can be trained", key="")
+    of = str(found.get("base_model_name_or_path") or "")
+    if of and base and Path(of).name != Path(base).name:
+        raise RecipeError(
+            f"{folder} holds adapters of {of}, and the start model is {base}; give adapters that were trained on it",
+            key="",
+        )
+    wanted = {"rank": config.rank, "alpha": config.alpha, "target_modules": sorted(config.target_modules)}
+    modules = found.get("target_modules")
+    given = {
+        "rank": found.get("r"),
+        "alpha": found.get("lora_alpha"),
+        "target_modules": sorted(map(str, modules)) if isinstance(modules, list) else modules,
+    }
+    for name, value in wanted.items():
+        if given[name] != value:
+            raise RecipeError(
+                f"{folder} holds adapters with {name} = {given[name]}, and the recipe's model.lora.{name} is "
+                f"{config.target_modules if name == 'target_modules' else value}; set it to theirs",
+                key="",
+            )
+
+
+def read_adapters(folder: Path, shapes: Mapping[str, Collection[int]], base: str) -> dict[str, Tensor]:
+    """The tensors of a folder by PEFT's names, which have to be those of ``shapes``.
+
+    Raises:
+        RecipeError: a tensor is missing, unknown, or of another shape: they are another model's (key "").
+    """
+    try:
+        tensors = load_file(folder / TENSORS)
+    except (OSError, SafetensorError) as error:
+        raise RecipeError(f"{folder / TENSORS} cannot be read: {error}", key="") from None
+    differing = sorted(
+        name
+        for name in tensors.keys() | shapes.keys()
+        if name not in tensors or name not in shapes or tuple(tensors[name].shape) != tuple(shapes[name])
+    )
+    if differing:
+        name = differing[0]
+        there = list(tensors[name].shape) if name in tensors else "missing"
+        here = list(shapes[name]) if name in shapes else "no such layer"
+        raise RecipeError(
+            f"{folder} holds adapters of another model than {base}: {len(differing)} tensors differ, first "
+            f"{name.removeprefix(_PREFIX)} ({there} there, {here} for this model)",
+            key="",
+        )
+    return tensors

@@ -1,0 +1,108 @@
+"""LoRA adapters into a running vLLM, which applies them itself: the base's weights stay where they are (vLLM 0.32).
+
+One adapter of a fixed name and number is replaced in place after each update; every request asks for it. It reaches the
+workers as a folder in PEFT's format in shared memory, vLLM's own way of loading one. vLLM passes over an adapter of a
+layer that it does not have under that name, in silence; so the first adapters, of which no part is 0, are looked for
+in its layers, and an engine that has not all of them is refused.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from magicrl.config.schema import LoraConfig
+from magicrl.models.adapter_files import write_adapters
+from magicrl.rollout.vllm_weights import shared_memory
+
+_NAME, _NUMBER = "policy", 1
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM reserves room for
+
+
+class AdaptersRefused(ValueError):
+    """vLLM cannot apply these adapters; merged weights serve instead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterPlan:
+    """What adapters an engine will be given."""
+
+    config: LoraConfig
+    shapes: Mapping[str, tuple[int, ...]]  # by PEFT's names
+
+    def fault(self, *, wanted: bool | None, dtype: str, on_gpu: bool, sleeps: bool, direct_weights: bool) -> str | None:
+        """Why vLLM is better given merged weights, as far as that is known before it is started."""
+        if wanted is False:
+            return "rollout.vllm.adapters = false"
+        if wanted is None and not on_gpu:
+            return "with adapters its CPU build samples slower; rollout.vllm.adapters = true sends them all the same"
+        if self.config.rank > _RANKS[-1]:
+            return f"rank {self.config.rank} is above vLLM's largest, {_RANKS[-1]}"
+        if direct_weights:
+            return 'cluster.rollout.weight_copy = "direct" sends whole weights'
+        if on_gpu and dtype == "float32":
+            return "vLLM's LoRA kernels on a GPU have no float32"
+        if on_gpu and sleeps:
+            return "an engine that lends its GPU to the learner gives up the base's weights, too"
+        return None
+
+    def options(self) -> dict[str, Any]:
+        """For vLLM's ``EngineArgs``."""
+        rank = next(rank for rank in _RANKS if rank >= self.config.rank)
+        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+
+
+class VllmAdapters:
+    """Gives vLLM's ``LLMEngine``, which was started with ``plan.options()``, the adapters of a learner.
+
+    Raises:
+        AdaptersRefused: it does not have all layers of the plan.
+    """
+
+    def __init__(self, engine: Any, plan: AdapterPlan, base: str) -> None:
+        self._engine, self._plan, self._base = engine, plan, base
+        try:
+            self.load({name: torch.ones(shape) for name, shape in plan.shapes.items()})
+        except (ValueError, RuntimeError) as error:
+            raise AdaptersRefused(" ".join(str(error).split())[:300]) from error
+        wanted = len(plan.shapes) // 2
+        if (found := min(engine.apply_model(filled))) != wanted:
+            raise AdaptersRefused(f"it has {found} of {wanted} adapted layers under their names")
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the adapters; requests in flight keep their tokens and go on under the new ones.
+
+        Raises:
+            ValueError: they are not those of the plan; nothing is changed then.
+        """
+        given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if given != dict(self._plan.shapes):
+            differing = sorted(name for name, _ in given.items() ^ self._plan.shapes.items())
+            raise ValueError(f"these are not the adapters that the engine was made for: {', '.join(differing[:3])}")
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        with tempfile.TemporaryDirectory(prefix="magicrl-adapters-", dir=shared_memory(size)) as folder:
+            write_adapters(Path(folder), tensors, self._plan.config, self._base)
+            self._engine.add_lora(self._request(folder, replace=True))
+        # keys and values under the old adapters: of finished prompts, and of what runs, which is computed again
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def request(self) -> Any:
+        """What a request for samples asks for: the adapters that are there."""
+        return self._request("loaded", replace=False)
+
+    def _request(self, folder: str, *, replace: bool) -> Any:
+        from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
+
+        return LoRARequest(_NAME, _NUMBER, folder, load_inplace=replace)
+
+
+def filled(model: torch.nn.Module) -> int:
+    """How many layers of a worker's model have an adapter that is not 0; vLLM joins some layers, an adapter a slice."""
+    layers: list[Any] = [layer for layer in model.modules() if hasattr(layer, "lora_b_stacked")]
+    return sum(bool(part[0].any()) for layer in layers for part in layer.lora_b_stacked)
