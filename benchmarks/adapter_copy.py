@@ -52,7 +52,8 @@ def model_folder(case: str, scratch: Path) -> Path:
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(scratch / case)
+    model: Any = LlamaForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(scratch / case)
     return scratch / case
 
 
