@@ -33,6 +33,7 @@ ARMS: dict[str, list[str]] = {
     "lora": [f"optimizer.learning_rate={RATE * TIMES}", "model.lora.rank=16", "model.lora.alpha=32"],
     "lora-same-rate": [f"optimizer.learning_rate={RATE}", "model.lora.rank=16", "model.lora.alpha=32"],
 }
+COMMAND = "python benchmarks/lora_study.py"
 LAST = 3  # steps whose mean reward is the end's
 RECIPE = f"""
 [run]
@@ -120,11 +121,11 @@ def one_arm(recipe: Path, arm: str, seed: int, arguments: argparse.Namespace) ->
         # a step of equal rewards alone makes no update
         "updates": sum(line["learner/sgd_steps"] for line in lines),
         "cpu_seconds": round(time.process_time() - clock),
-        "run": document({}),
+        "run": {**document({}), "command": COMMAND},
     }
     # read again: another process may have written an arm meanwhile
     rows = sorted([*rows_of(arguments.output), row], key=lambda row: (row["key"]["seed"], row["key"]["arm"]))
-    write_figure(arguments.output, {"command": "python benchmarks/lora_study.py", "arms": ARMS, "runs": rows})
+    write_figure(arguments.output, {"command": COMMAND, "arms": ARMS, "runs": rows})
 
 
 def settings_hash(arm: str) -> str:
