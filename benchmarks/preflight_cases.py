@@ -24,7 +24,7 @@ from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
 from magicrl.training.sft import run_sft
 
-MINUTES, SAMPLES = 2.0, 192
+MINUTES, SAMPLES = 2.0, 256
 FAULTS = (
     "template",
     "shifted_golds",

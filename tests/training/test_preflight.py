@@ -26,7 +26,9 @@ from magicrl.training.preflight_rules import preflight_findings
 from magicrl.training.reward_probes import GOLD, NOTHING, SEVERAL, WRONG, Neighbour, RewardFacts
 
 RISE = Difference(mean=0.3, low=0.1, high=0.5, problems=24, clusters=24)
-UPDATE = Update(prompts=32, updates=1, kl=2e-3, change=0.02, grad_norm=0.3, entropy=(0.5, 0.5), correct=(0.3, 0.3))
+UPDATE = Update(
+    rate=1e-3, prompts=32, updates=1, kl=2e-3, change=0.02, grad_norm=0.3, entropy=(0.5, 0.5), correct=(0.3, 0.3)
+)
 SOUND = Facts(
     learnable=Learnable(
         answers=SampledAnswers(groups=32, max_tokens=48, mixed=0.6, correct=0.3, truncated=0.4, answered=0.6),
@@ -99,6 +101,14 @@ EARNED = SOUND.reward.earned
         (
             replace(
                 answers([1.0, 0.0] * 16, truncated=0.8, answered=0.2),
+                longer=LongerAnswers(max_tokens=384, truncated=0.2, correct=0.7, length=200),
+            ),
+            {"limit": "stop"},
+        ),
+        # few groups of few teach, which alone is no proof: the larger T is
+        (
+            replace(
+                answers([1.0, 0.0, 0.0, 0.0, 0.0] * 2, correct=0.05, truncated=0.8, answered=0.2),
                 longer=LongerAnswers(max_tokens=384, truncated=0.2, correct=0.7, length=200),
             ),
             {"limit": "stop"},

@@ -26,7 +26,7 @@ def write_preflight_page(found: Mapping[str, Any], output: Path, command: str = 
         ("right (pass@1)", learnable["pass_1"]["mean"]),
         (f"pass@{learnable['group_size']}", learnable["pass_all"]["mean"]),
         ("groups with a signal", learnable["signal"]["mean"]),
-        ("ended with a readable answer", answers["answered"] or 0.0),
+        ("readable answers", answers["answered"] or 0.0),
         (f"cut at T = {answers['max_tokens']}", answers["truncated"]),
     ]
     bars = [(name, value, percent(value)) for name, value in shares]

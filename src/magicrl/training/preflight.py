@@ -49,8 +49,8 @@ SAMPLING, UPDATES = 0.4, 0.3
 STEPS, ATTEMPTS = 2, 4
 """Training steps made on the copy, and most tries until one has a group to learn from; the step after that one samples
 with the weights that it made."""
-PROBED = 12
-"""Problems that are asked again: with a larger T, in another form."""
+PROBED, ASKED_AGAIN = 12, 32
+"""Most problems that are asked again with a larger T, and in another form."""
 CUT = 0.25
 """Share of cut answers from which a larger T is tried."""
 LONGER = 8
@@ -140,6 +140,7 @@ class Update:
     """A training step on a copy of the model, at the recipe's full learning rate, and the step after it.
 
     Attributes:
+        rate: the learning rate.
         prompts: of a step.
         updates: SGD updates of a step.
         kl: nats a token between the policy that sampled the first step's answers and the one after it.
@@ -152,6 +153,7 @@ class Update:
         finite: no loss, gradient or weight was NaN or infinite.
     """
 
+    rate: float
     prompts: int
     updates: int
     kl: float | None
@@ -232,7 +234,7 @@ def measure(config: TrainConfig, built: Built, judge: Judge, budget: Budget, tel
     left = budget.seconds - (time.perf_counter() - began)
     if learnable.answers.correct < FEW_RIGHT and left > UPDATES * budget.seconds:
         tell("asking in other forms")
-        other = bench.other_form(groups[:PROBED])
+        other = bench.other_form(groups[:ASKED_AGAIN])
     tell("asking the reward")
     reward = probe_reward(judge, config.verifier, built.data.train, groups)
     tell("making steps on a copy")
@@ -398,9 +400,8 @@ class _Bench:
                     del steps[:-1]  # what is told begins with the step that moved the policy
         except (NotFiniteError, TrainingStopped) as error:
             failure, finite = str(error), isinstance(error, TrainingStopped)
-        found = _update(stage, steps, moved)
-        warmup = self._config.optimizer.warmup_steps > 0
-        return dataclasses.replace(found, warmup=warmup, failure=failure, finite=finite), steps
+        found = _update(self._config, stage, steps, moved)
+        return dataclasses.replace(found, failure=failure, finite=finite), steps
 
 
 def short_steps(config: TrainConfig, prompts: int) -> tuple[TrainConfig, StageConfig]:
@@ -438,13 +439,17 @@ def divergence(
     return float(np.mean(np.expm1(np.minimum(change, 50.0)) - change)), float(np.mean(np.abs(change)))
 
 
-def _update(stage: StageConfig, steps: Sequence[StepMetrics], moved: tuple[float, float] | None) -> Update:
+def _update(
+    config: TrainConfig, stage: StageConfig, steps: Sequence[StepMetrics], moved: tuple[float, float] | None
+) -> Update:
     def series(*keys: str) -> tuple[float, ...]:
         found = (next((step.values[key] for key in keys if step.values.get(key) is not None), None) for step in steps)
         return tuple(float(value) for value in found if value is not None)
 
     norms = series("learner/grad_norm")
     return Update(
+        rate=config.optimizer.learning_rate,
+        warmup=config.optimizer.warmup_steps > 0,
         prompts=stage.rollout_batch,
         updates=stage.num_minibatches,
         kl=None if moved is None else moved[0],

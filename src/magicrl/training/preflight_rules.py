@@ -200,7 +200,7 @@ def signal(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
         return
     # the offline filter takes away what is never or always solved, if something is left then
     scarce = seen.signal.mean < SCARCE if facts.filtered else True
-    make = _stop if scarce and seen.signal.high < ENOUGH else _warning
+    make = _stop if (scarce and seen.signal.high < ENOUGH) or _wants_room(facts) else _warning
     name, message, remedy = _NAMES[found.cause], found.message, found.remedy
     longer = facts.longer
     if name == "limit" and longer is not None:
@@ -212,12 +212,18 @@ def signal(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
     yield make(name, message, remedy)
 
 
+def _wants_room(facts: Facts) -> bool:
+    """Most answers are cut, and a larger T finds twice as many right ones."""
+    longer, seen = facts.longer, facts.learnable
+    more = longer is not None and longer.correct > 0 and longer.correct >= 2 * seen.pass_1.mean
+    return more and seen.answers.truncated >= MOSTLY_CUT
+
+
 def _limit(facts: Facts) -> Iterable[PreflightFinding]:
     """A T that cuts most answers where a larger one would not, though enough groups teach."""
     cut, longer = facts.learnable.answers.truncated, facts.longer
     if longer is not None and cut >= OFTEN_CUT and longer.truncated <= NO_LONGER_CUT * cut:
-        half = longer.correct >= 2 * facts.learnable.pass_1.mean and longer.correct > 0
-        make = _stop if cut >= MOSTLY_CUT and half else _warning
+        make = _stop if _wants_room(facts) else _warning
         yield make(
             "limit",
             f"{_percent(cut)} of the answers are cut at T = {facts.learnable.answers.max_tokens}; with "
@@ -236,7 +242,9 @@ def learning_rate(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
     made = f"one training step ({seen.updates} {'update' if seen.updates == 1 else 'updates'} at the full rate)"
     if seen.failure:
         name = "step" if seen.finite else "learning_rate"
-        remedy = "What the message says." if seen.finite else "Lower optimizer.learning_rate, to a hundredth first."
+        remedy = (
+            "What the message says." if seen.finite else f"Lower optimizer.learning_rate, to {seen.rate / 100:g} first."
+        )
         yield _stop(name, f"{made} fails: {seen.failure}", remedy)
     if seen.kl is None or not seen.finite:
         return
@@ -246,12 +254,12 @@ def learning_rate(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
             len(seen.correct) > 1
         )
         # KL grows with the square of the rate
-        fitting = (largest / 10 / seen.kl) ** 0.5
+        fitting = seen.rate * (largest / 10 / seen.kl) ** 0.5
         yield _stop(
             "learning_rate",
             f"{made} moves the policy by a KL of {seen.kl:.2g} nats a token (log-probs by {seen.change:.2g} on "
             f"average){after}",
-            f"Lower optimizer.learning_rate, to about {fitting:.1g} of it or less.",
+            f"Lower optimizer.learning_rate from {seen.rate:g} to about {fitting:.1g} or less.",
         )
     elif seen.kl < KL_NOTHING:
         yield _warning(

@@ -31,7 +31,7 @@ GOLD, NOTHING, WRONG, SEVERAL, OFTEN, NO_PROGRAM = (
     "the gold",
     "an empty response",
     "another problem's gold",
-    "the gold among other answers",
+    "the gold among others",
     f"the gold {REPEATED} times",
     "a program that does nothing",
 )
