@@ -16,6 +16,7 @@ from rich.table import Table
 
 from magicrl.cli.options import Flag, Overrides, Several
 from magicrl.cli.progress import ProgressLines
+from magicrl.cli.tables import listing
 from magicrl.config.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -328,12 +329,9 @@ def _show_way(stations: Sequence[Station], console: Console) -> None:
 def _show_kinds(console: Console) -> None:
     from magicrl.pipeline.pipeline_schema import known_kinds
 
-    table = Table(title="known sources")
-    for name in ("kind", "set", "hub data set", "licence", "run on"):
-        table.add_column(name, overflow="fold")
-    for name, kind in known_kinds().kinds.items():
-        table.add_row(name, kind.title, kind.hub, kind.licence, kind.checked)
-    console.print(table)
+    kinds = known_kinds().kinds.items()
+    rows = [(name, kind.title, kind.hub or "", kind.licence, f"run on {kind.checked}") for name, kind in kinds]
+    console.print(listing(("kind", "set", "hub data set", "licence", "run on"), rows, console.width))
 
 
 @data_app.command

@@ -25,6 +25,7 @@ from magicrl import registry
 from magicrl.api.evaluating import load_benchmarks, recipe_judge, settings_over
 from magicrl.api.evaluation_display import EvalDisplay, money, say
 from magicrl.cli.options import EvalOptions
+from magicrl.cli.tables import listing
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import Reading, Window, parse_asked
 from magicrl.evaluation.presets import TABLE13_SETS
@@ -156,12 +157,7 @@ def show_benchmarks(console: Console) -> None:
     """The catalogue."""
     from magicrl.evaluation.benchmarks import described
 
-    table = Table(title="Benchmarks", title_justify="left")
-    for column in ("name", "what", "hub data set", "licence"):
-        table.add_column(column, overflow="fold")
-    for row in described():
-        table.add_row(*row)
-    console.print(table)
+    console.print(listing(("name", "what", "hub data set", "licence"), list(described()), console.width, least=80))
 
 
 def _table(title: str, first: str, columns: Sequence[str]) -> Table:

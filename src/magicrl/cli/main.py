@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.table import Table
 
 from magicrl.cli.data import data_app
 from magicrl.cli.doctor import cluster_app, doctor
@@ -26,6 +25,7 @@ from magicrl.cli.progress import ProgressLines
 from magicrl.cli.push import push
 from magicrl.cli.rollouts import rollouts
 from magicrl.cli.runs import runs
+from magicrl.cli.tables import listing
 from magicrl.config.errors import RecipeError, without_secrets
 
 if TYPE_CHECKING:
@@ -179,9 +179,7 @@ def recipes(name: str | None = None, /) -> int:
     if name is not None:
         sys.stdout.write(find_recipe(Path(name)).read_text(encoding="utf-8"))
         return 0
-    table = Table(box=None, pad_edge=False)
-    for column in ("command", "shows", "time on 2 CPU cores", "memory"):
-        table.add_column(column, overflow="fold", no_wrap=column == "command")
+    rows: list[tuple[str, ...]] = []
     for shipped, path in shipped_recipes().items():
         text = path.read_text(encoding="utf-8")
         tree = tomllib.loads(text)
@@ -193,9 +191,9 @@ def recipes(name: str | None = None, /) -> int:
         # the first sentence of the comment at a recipe's head
         head = [line.lstrip("# ") for line in text.partition("\n\n")[0].splitlines() if line.startswith("#")]
         shows = re.split(r"[.;](?:\s|$)", " ".join(head), maxsplit=1)[0]
-        table.add_row(f"{command} {shipped}", shows, time, stated_memory(path))
+        rows.append((f"{command} {shipped}", shows, time, stated_memory(path)))
     console = Console(highlight=False)
-    console.print(table)
+    console.print(listing(("command", "shows", "time on 2 CPU cores", "memory"), rows, console.width))
     console.print("each after the word magicrl, e.g. magicrl train quickstart; magicrl recipes NAME prints one")
     return 0
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from magicrl.cli.options import Overrides, Several
+from magicrl.cli.tables import figures
 
 
 def plan(
@@ -137,7 +138,7 @@ def _print(facts: dict[str, Any], console: Console) -> None:
         terms = ", ".join(f"{name} {value:.2f}" for name, value in memory[side].items() if value >= 0.005)
         say(f"{side}, GiB of {memory['budget']:.1f} an accelerator: {terms}")
     say(f"fits: the learner's peak is {memory['learner_total']:.1f} GiB")
-    console.print(_stage_table(facts))
+    console.print(_stage_table(facts, console.width))
     say(f"all stages: {_hours(facts)}")
     if "cost" in facts:
         say(f"cost: {facts['cost']:,.2f}")
@@ -184,21 +185,23 @@ def _seconds(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-def _stage_table(facts: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, collapse_padding=True)
-    for name in ("T", "mean", "cut", "t_R s", "t_T s", "t_O s", "step s", "80 %", "tail", "h/1000", "steps", "h"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _stage_table(facts: dict[str, Any], width: int) -> Table:
+    names = ("T", "mean", "cut", "t_R s", "t_T s", "t_O s", "step s", "80 %", "tail", "h/1000", "steps", "h")
+    rows: list[tuple[str, ...]] = []
     for stage in facts["stages"]:
         low, high = stage["step_seconds_80_percent"]
-        table.add_row(
-            str(stage["max_tokens"]),
-            f"{stage['mean_length']:.0f}",
-            f"{stage['truncated']:.0%}",
-            *(_seconds(stage[key]) for key in ("rollout_seconds", "learn_seconds", "other_seconds", "step_seconds")),
-            f"{_seconds(low)}-{_seconds(high)}",
-            f"{stage['tail_share']:.0%}",
-            f"{stage['hours_per_1000_steps']:.3g}",
-            str(stage["steps"]),
-            f"{stage['hours']:.3g}",
+        parts = ("rollout_seconds", "learn_seconds", "other_seconds", "step_seconds")
+        rows.append(
+            (
+                str(stage["max_tokens"]),
+                f"{stage['mean_length']:.0f}",
+                f"{stage['truncated']:.0%}",
+                *(_seconds(stage[key]) for key in parts),
+                f"{_seconds(low)}-{_seconds(high)}",
+                f"{stage['tail_share']:.0%}",
+                f"{stage['hours_per_1000_steps']:.3g}",
+                str(stage["steps"]),
+                f"{stage['hours']:.3g}",
+            )
         )
-    return table
+    return figures(names, rows, width, least=76)
