@@ -230,7 +230,7 @@ def samples() -> list[TrainSample]:
     ]
 
 
-def _plain_logprobs(model: Any, prompt: Any, tokens: Any) -> torch.Tensor:
+def plain_logprobs(model: Any, prompt: Any, tokens: Any) -> torch.Tensor:
     """``[T]`` of one response under plain transformers, with gradient where enabled."""
     row = torch.tensor([*prompt.tolist(), *tokens.tolist()])
     logits = model(input_ids=row[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
@@ -259,7 +259,7 @@ def _gradient_distance(found: Mapping[str, torch.Tensor], expected: Mapping[str,
 def learner(plain: Any) -> dict[str, float]:
     """Largest differences of log-probs and gradients: packed, with shared prompts, and each packed alone."""
     given = samples()
-    reference = torch.cat([_plain_logprobs(plain, s.prompt_tokens, s.tokens) for s in given])
+    reference = torch.cat([plain_logprobs(plain, s.prompt_tokens, s.tokens) for s in given])
     expected = _gradient(plain, reference)
     reference = reference.detach()
     model = own_model(plain)
@@ -316,7 +316,7 @@ def engine(plain: Any) -> dict[str, float]:
     largest, tokens = 0.0, 0
     for group in finished(make_engine(own_model(plain)), asked):
         for completion in group.completions:
-            expected = _plain_logprobs(plain, group.request.prompt_tokens, completion.tokens)
+            expected = plain_logprobs(plain, group.request.prompt_tokens, completion.tokens)
             largest = max(largest, _largest(torch.from_numpy(completion.sampler_logprobs.copy()), expected))
             tokens += len(completion)
     return {"sampled_logprob": largest, "sampled_tokens": tokens}

