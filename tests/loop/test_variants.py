@@ -155,6 +155,31 @@ def test_narrow_precisions_keep_the_sampler_near_and_go_on_bit_for_bit(
     assert states == [1, 1] if "model.dtype=float16" in precision else [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "several"), [("float32", ("stages.0.mini_batch=4", "algorithm.reuse=2")), ("bfloat16", ())]
+)
+def test_exact_sampler_and_learner_part_by_no_bit(
+    toy_recipe: Path, tmp_path: Path, dtype: str, several: tuple[str, ...]
+) -> None:
+    refill = ("algorithm.refill=until_full", "algorithm.refill_rounds=40")
+    rows = run(toy_recipe, tmp_path / "run", *SHORT, *refill, f"model.dtype={dtype}", "model.exact=true", *several)
+    assert [row["learner/sampler_gap_max"] for row in rows] == [0.0] * len(rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["rollout.engine=vllm", "entropy.estimator=sampled"], 'model.exact with rollout.engine = "vllm"'),
+        (["model.lora.rank=4"], "model.exact with model.lora"),
+        (["rollout.dtype=bfloat16", "model.dtype=float32"], "model.exact with rollout.dtype"),
+        (["run.device=cuda"], "not proven there"),
+    ],
+)
+def test_exact_is_refused_where_it_is_not_proven(toy_recipe: Path, settings: list[str], told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        load_train_recipe(toy_recipe, [*settings, "model.exact=true"])
+
+
 def test_an_engine_that_serves_other_weights_stops_the_run(toy_recipe: Path, tmp_path: Path) -> None:
     """bfloat16's gap, far above a bound that no engine with other numerics could keep, stands for another's weights."""
     with pytest.raises(TrainingStopped, match="serves other weights than the learner's"):

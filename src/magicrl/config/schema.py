@@ -77,6 +77,8 @@ class ModelConfig(Section):
     """Rows of logits that exist at once in the fused head."""
     router_replay: bool = False
     """In a mixture of experts the learner's tokens go to the experts that the sampler chose (docs/models.md)."""
+    exact: bool = False
+    """Log-probs and entropies of in-process engine and learner are equal bit for bit, on a CPU (docs/exact.md)."""
     lora: LoraConfig | None = None
 
 
@@ -458,6 +460,27 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _exact_where_it_is_proven(self) -> Self:
+        model, rollout = self.model, self.rollout
+        faults = {
+            f'rollout.engine = "{rollout.engine}": only the in_process engine\'s arithmetic is known': (
+                rollout.engine != "in_process"
+            ),
+            "[cluster]: other machines and processes have kernels and threads of their own": self.cluster is not None,
+            "model.lora: the learner adds adapters, the engine has them merged": model.lora is not None,
+            "rollout.dtype is another precision than model.dtype": rollout.dtype not in (None, model.dtype),
+            'run.device = "cuda": it is not proven there': self.run.device == "cuda",
+            f'model.dtype = "{model.dtype}": it is proven for float32 and bfloat16': (
+                model.dtype not in ("float32", "bfloat16")
+            ),
+            'model.head_dtype = "float32": that head is not known to be exact': model.head_dtype is not None,
+        }
+        fault = next((fault for fault, found in faults.items() if found), None)
+        if model.exact and fault is not None:
+            raise ValueError(f"model.exact with {fault}; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
     def _stages_change_what_is_there(self) -> Self:
         control, reference = self.entropy.controller, self.reference
         for index, stage in enumerate(self.stages):
@@ -640,4 +663,6 @@ class SftConfig(Section):
     def _nothing_to_replay(self) -> Self:
         if self.training.router_replay:
             raise ValueError("training.router_replay: demonstrations were not sampled by an engine; leave it out")
+        if self.training.exact:
+            raise ValueError("training.exact: a supervised start samples nothing; set model.exact in the run's recipe")
         return self

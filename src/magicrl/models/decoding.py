@@ -29,7 +29,9 @@ from torch import Tensor, nn
 
 from magicrl.models.head import Float32Head, float32_product
 from magicrl.models.kv_cache import Block, Integers, RowAttention, Sharing, SlotCache, shared_places
+from magicrl.models.memory_efficient import rms_norm
 from magicrl.models.packing import AttentionContext
+from magicrl.models.scores import EXACT, PLAIN
 
 # classes of the model -> whether the norm's weight is stored as it is (Gemma stores it less 1)
 _KNOWN = {
@@ -100,8 +102,10 @@ class JoinedLinear:
             return logits if self._bias is None else logits + self._bias
         return F.linear(x, self._weight, self._bias)
 
-    def added(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``residual`` plus the product, rounded once where the weight is packed."""
+    def added(self, x: Tensor, residual: Tensor, *, exact: bool = False) -> Tensor:
+        """``residual`` plus the product, rounded once where the weight is packed, unless it is to be ``exact``."""
+        if exact:
+            return residual + self(x)
         if self._packs:
             return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._weight, self._bias, "add")
         return residual + F.linear(x, self._weight, self._bias)
@@ -142,6 +146,7 @@ class _Layer:
             norm(getattr(attention, name)) if hasattr(attention, name) else None for name in ("q_norm", "k_norm")
         )
         self.activation = cast("Callable[[Tensor], Tensor]", mlp.act_fn)
+        self.rules = EXACT if getattr(attention, "exact", False) else PLAIN
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
@@ -159,10 +164,10 @@ class _Layer:
         rotated = rotated * cos + rotated.roll(self.head_dim // 2, -1) * sin
         query, key = rotated.split([self.queries, self.keys], dim=1)
         query, key, value = (t.transpose(0, 1)[None] for t in (query, key, value))
-        seen = context.attend(self.index, query, key, value, self.scaling)
-        x = self.out.added(seen[0].flatten(1), x)
+        seen = context.attend(self.index, query, key, value, self.scaling, self.rules)
+        x = self.out.added(seen[0].flatten(1), x, exact=self.rules.exact)
         gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
-        return self.down.added(self.activation(gate) * up, x)
+        return self.down.added(self.activation(gate) * up, x, exact=self.rules.exact)
 
 
 class FusedDecoder:
@@ -171,9 +176,11 @@ class FusedDecoder:
     def __init__(self, model: Any, plain_norms: bool) -> None:
         self._base = model.get_decoder()
         # transformers takes norms in float32 in a float64 model too; fused norms do not
-        fused = plain_norms and model.dtype != torch.float64
-        self._layers = [_Layer(layer, _fused_norm if fused else _own_norm) for layer in self._base.layers]
-        self._norm = (_fused_norm if fused else _own_norm)(self._base.norm)
+        norm = _fused_norm if plain_norms and model.dtype != torch.float64 else _own_norm
+        if getattr(model, "exact", False):
+            norm = _learners_norm
+        self._layers = [_Layer(layer, norm) for layer in self._base.layers]
+        self._norm = norm(self._base.norm)
         self.float32_head = Float32Head.serves(model)
         self._head = JoinedLinear([model.get_output_embeddings()], float32=self.float32_head)
         self.products = [p for layer in self._layers for p in layer.products] + [self._head]
@@ -202,6 +209,11 @@ class FusedDecoder:
 def _fused_norm(module: Any) -> Callable[[Tensor], Tensor]:
     weight, eps = module.weight, float(module.variance_epsilon)
     return lambda x: F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _learners_norm(module: Any) -> Callable[[Tensor], Tensor]:
+    weight, eps = module.weight, float(module.variance_epsilon)
+    return lambda x: rms_norm(x, weight, eps)
 
 
 def _own_norm(module: Any) -> Callable[[Tensor], Tensor]:

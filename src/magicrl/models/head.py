@@ -22,6 +22,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from magicrl.models.exact import filled_rows, row_sums
+
 Backend = Literal["auto", "torch", "triton"]
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
@@ -51,6 +53,7 @@ class HeadOptions:
     float32: bool = False  # logits of narrower weights in float32, never rounded to the weights' dtype
     backend: Backend = "auto"  # ``auto`` is Triton where the tensors are on CUDA and Triton is installed, else torch
     tiles: Tiles | None = None  # of the Triton kernels; None is what suits the device
+    exact: bool = False  # the bits of a token do not depend on the others (`magicrl.models.exact`); on a CPU
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -95,6 +98,30 @@ class Pull:
         return -found
 
 
+def softmax_statistics(
+    logits: Tensor, weights: Tensor, targets: Tensor, *, exact: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of the targets, entropies, and logarithms of the sums of the weights, ``[r]`` each.
+
+    Args:
+        logits: ``[r, V]`` relative to the largest of each row.
+        weights: ``[r, V]`` their exponentials; written over.
+        targets: ``[r]``.
+        exact: see `HeadOptions`.
+    """
+    sums = row_sums if exact else _row_sums
+    total = sums(weights)
+    log_total = total.log()
+    logprobs = logits.gather(1, targets[:, None])[:, 0].sub_(log_total)
+    # sum_v p_v z_v with z relative to the largest: no cancellation of large numbers
+    mean = sums(weights.mul_(logits)).div_(total)
+    return logprobs, log_total - mean, log_total
+
+
+def _row_sums(x: Tensor) -> Tensor:
+    return x.sum(dim=1)
+
+
 _CPU_BLOCK_ELEMENTS = 1 << 19
 """Softmax statistics are taken over blocks of rows that stay in a core's cache (2 MiB of float32)."""
 # 128 MiB of float32, twice: logits and spare
@@ -122,14 +149,9 @@ class TorchHead:
                 largest = logits.amax(dim=1, keepdim=True)
                 # relative to the largest, so that no exponential overflows
                 logits.sub_(largest)
-                chosen = logits.gather(1, inputs.targets[span, None])[:, 0]
                 torch.exp(logits, out=spare)
-                total = spare.sum(dim=1)
-                log_total = total.log()
-                torch.sub(chosen, log_total, out=logprobs[span])
-                # sum_v p_v z_v with z relative to the largest: no cancellation of large numbers
-                mean = spare.mul_(logits).sum(dim=1).div_(total)
-                torch.sub(log_total, mean, out=entropies[span])
+                found = softmax_statistics(logits, spare, inputs.targets[span], exact=inputs.options.exact)
+                logprobs[span], entropies[span], log_total = found
                 torch.add(log_total, largest[:, 0], out=log_sums[span])
         return logprobs, entropies, log_sums
 
@@ -158,7 +180,8 @@ class TorchHead:
         inputs = self._inputs
         if inputs.options.float32:
             return float32_product(inputs.hidden[rows], inputs.weight[words])
-        return inputs.hidden[rows] @ inputs.weight[words].T
+        hidden = inputs.hidden[rows]
+        return ((filled_rows(hidden) if inputs.options.exact else hidden) @ inputs.weight[words].T)[: len(hidden)]
 
     def _blocks(self, first: int, product: Tensor, words: slice) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Blocks of a product: rows of the whole, the block of ``product``, its logits and a spare buffer.

@@ -211,6 +211,7 @@ class SlotCache:
         device: torch.device,
         *,
         whole: bool = False,
+        ahead: int = 0,
     ) -> None:
         """
         Args:
@@ -220,10 +221,12 @@ class SlotCache:
             device: where the cache lies.
             whole: each store is one tensor, so that a token's place may be an index on the device (`StaticDecoder`);
                 on a CPU blocks of their own are read faster.
+            ahead: most tokens that stand before a response in its row, within the capacity.
         """
         self.shape = shape
         self.rows = rows
         self.device = device
+        self.ahead = ahead
         self.prompts = BlockStore(shape, rows, prompt_capacity, _PROMPT_BLOCK, device, whole=whole)
         self.responses = BlockStore(shape, rows, response_capacity, _RESPONSE_BLOCK, device, whole=whole)
 

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from magicrl.models.exact import FilledContext, filled_rows, use_exact
 from magicrl.models.head import Float32Head, HeadOptions, logprobs_and_entropies
 from magicrl.models.memory_efficient import use_memory_efficient_layers
 from magicrl.models.packing import (
@@ -150,11 +151,12 @@ class PolicyScorer:
             backward pass, and compute the rest again; None is never.
         router_replay: tokens go to the experts that the sampler chose, which every sample must then carry.
         float32_head: the head's logits are float32, whatever the model's dtype.
+        exact: a token's bits do not depend on what else is computed (`magicrl.models.exact`).
 
     Raises:
         ValueError: the model's logits are not its head applied to its last hidden state (up to a constant
             factor and a soft cap that its config states), or are not finite; or its layers mix packed sequences; or
-            it has no routers to replay.
+            it has no routers to replay, or cannot be exact.
     """
 
     def __init__(
@@ -168,8 +170,11 @@ class PolicyScorer:
         checkpoint_above_tokens: int | None = None,
         router_replay: bool = False,
         float32_head: bool = False,
+        exact: bool = False,
     ) -> None:
         register_attention()
+        if exact:
+            use_exact(model)
         model.set_attn_implementation(ATTENTION_NAME)
         model.eval()
         keep_sequences_apart(model)
@@ -180,7 +185,8 @@ class PolicyScorer:
         self._budget = micro_batch_tokens
         self._share_prompts = share_prompts
         self._backbone = decoder_of(model)
-        self._options = _head_options(model, valid_vocab, head_chunk_tokens)
+        self._options = replace(_head_options(model, valid_vocab, head_chunk_tokens), exact=exact)
+        self._exact = exact
         self._checkpoint_above = checkpoint_above_tokens
         self._layers = [] if checkpoint_above_tokens is None else _checkpointed_layers(model)
         self._routers = Routers(model) if router_replay else None
@@ -262,10 +268,14 @@ class PolicyScorer:
         checkpoint = self._checkpoint_above is not None and input_ids.shape[1] > self._checkpoint_above
         for layer in self._layers:
             layer.training = checkpoint  # this layer's flag alone: its dropout modules stay in evaluation mode
+        tokens = input_ids.shape[1]
+        if self._exact:
+            input_ids, position_ids = (filled_rows(x[0])[None] for x in (input_ids, position_ids))
+            context = FilledContext(context, tokens)
         output = self._backbone(
             input_ids=input_ids, position_ids=position_ids, use_cache=False, attention_context=context
         )
-        return cast(Tensor, output.last_hidden_state)[0]
+        return cast(Tensor, output.last_hidden_state)[0, :tokens]
 
     def _head(
         self, hidden: Tensor, targets: Tensor, temperature: float, gradient: Tensor | None = None

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from magicrl.models.exact import attend_exactly
 from magicrl.models.memory_efficient import widened_attention
 
 WIDENED_UP_TO = 256
@@ -33,6 +34,7 @@ class ScoreRules:
     chunk: int | None = None  # a query sees its own chunk of so many tokens, up to itself
     softcap: float | None = None  # of the scaled scores
     sinks: Tensor | None = None  # ``[heads]`` scores beside those of the keys
+    exact: bool = False  # blocks of keys are counted from the start of a sequence (`magicrl.models.exact`)
 
     def cuts(self, longest: int) -> bool:
         """Whether a window or a chunk hides anything in a sequence of ``longest`` tokens."""
@@ -40,7 +42,7 @@ class ScoreRules:
 
     def plain(self, longest: int) -> bool:
         """Whether attention over ``longest`` tokens is plain and causal."""
-        return self.softcap is None and self.sinks is None and not self.cuts(longest)
+        return not self.exact and self.softcap is None and self.sinks is None and not self.cuts(longest)
 
     def seen(self, queries: Any, keys: Any) -> Any:
         """Whether queries at these positions see keys at those; arrays or tensors that broadcast."""
@@ -52,7 +54,7 @@ class ScoreRules:
         return visible
 
 
-PLAIN = ScoreRules()
+PLAIN, EXACT = ScoreRules(), ScoreRules(exact=True)
 
 
 def attend_rows(
@@ -62,6 +64,8 @@ def attend_rows(
 
     ``mask`` is ``[width, keys]`` bool, what each query sees under plain rules; None where there are as many keys.
     """
+    if rules.exact:
+        return attend_exactly(q, k, v, scaling)
     if rules.plain(k.shape[1]):
         return _product(q, k, v, scaling, mask)
     keys = torch.arange(k.shape[1], device=q.device)
@@ -127,6 +131,8 @@ def rules_of(module: torch.nn.Module, mask: object, given: dict[str, Any]) -> Sc
     ``ValueError``, which names the layer, for a mask or an argument of another kind.
     """
     name = type(module).__name__
+    if getattr(module, "exact", False):
+        return EXACT
     if mask is not None and not isinstance(mask, LocalMask):
         raise ValueError(f"{name} makes an attention mask of its own, which magicrl does not know; use another model")
     unknown = sorted(key for key in ("position_bias", "head_mask", "block_mask") if given.get(key) is not None)

@@ -69,6 +69,7 @@ class EngineSettings:
     memory_limit_mb: int = 4096  # most MiB of the key/value cache
     threads: int | None = None  # of torch; None: the cores this process may use. A training run has set them before
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what only this kind of engine has, by name
+    exact: bool = False  # ``model.exact``: the in-process engine's alone
     encoder: PromptEncoder | None = None  # text to tokens and back; None: made from the model
     training: TrainingUse | None = None  # None: it samples with the model's own weights, as version 0
 
@@ -126,6 +127,7 @@ def in_process_engine(
     device: torch.device,
     experts: bool = False,
     head_dtype: HeadDType | None = None,
+    exact: bool = False,
 ) -> InProcessEngine:
     """The in-process engine on a loaded model, which belongs to it from here on."""
     return InProcessEngine(
@@ -139,6 +141,7 @@ def in_process_engine(
         device=device,
         experts=experts,
         float32_head=head_dtype == "float32",
+        exact=exact,
     )
 
 
@@ -160,6 +163,7 @@ def make_in_process(settings: EngineSettings) -> InProcessEngine:
         device=device,
         experts=settings.training is not None and settings.training.experts,
         head_dtype=settings.head_dtype,
+        exact=settings.exact,
     )
     if settings.training is None:
         engine.load_weights(dict(policy.model.named_parameters()), 0)

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.models.decoding import fused_decoder, static_decoder
+from magicrl.models.exact import FilledContext, filled_rows, use_exact
+from magicrl.models.exact_cache import AHEAD, ExactDecodeAttention, exact_lengths
 from magicrl.models.head import Float32Head
 from magicrl.models.kv_cache import DecodeAttention, PrefillAttention, PromptRun, SlotCache, probe_cache_shape
 from magicrl.models.loading import device_name, peak_mb
@@ -42,13 +44,14 @@ _ROOM = 128  # tokens of a block of prompts
 _PREFILL_TOKENS = 8192  # most prompt tokens in one forward (one longer prompt goes alone)
 
 
-def _lengths(request: RolloutRequest, *, room: bool = False) -> tuple[int, int]:
-    """Tokens of the prompt (with ``room`` of the longest one that may follow it), and of the longest response."""
+def _lengths(request: RolloutRequest, *, exact: bool, room: bool = False) -> tuple[int, int]:
+    """Room for the prompt (with ``room`` for the longest one that may follow it), and for the longest response."""
     prompt = len(request.prompt_tokens)
     if room and request.room:
         # whole blocks: one that was made for other prompts has blocks of this width, too, and gives the same bits
         prompt = -(-(prompt + request.room) // _ROOM) * _ROOM
-    return prompt, request.sampling.max_tokens
+    lengths = (prompt, request.sampling.max_tokens)
+    return exact_lengths(*lengths) if exact else lengths
 
 
 def _packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:
@@ -126,6 +129,7 @@ class InProcessEngine(SchedulingEngine):
         static_steps: bool | None = None,
         experts: bool = False,
         float32_head: bool = False,
+        exact: bool = False,
     ) -> None:
         """
         Args:
@@ -141,10 +145,12 @@ class InProcessEngine(SchedulingEngine):
                 default: on CUDA.
             experts: completions tell the experts that tokens went to.
             float32_head: the head's logits are float32, whatever the model's dtype.
+            exact: a token's bits do not depend on what else is computed, and are a `PolicyScorer`'s of the same
+                weights and threads (`magicrl.models.exact`).
 
         Raises:
             ValueError: an end token lies outside the vocabulary, a count is not positive, the model's layers mix
-                packed sequences, or it has no routers that could tell.
+                packed sequences, it has no routers that could tell, or it cannot be exact.
         """
         if max_rows < 1 or max_context < 2 or valid_vocab < 1:
             raise ValueError(f"not a usable engine: {max_rows=}, {max_context=}, {valid_vocab=}")
@@ -158,6 +164,9 @@ class InProcessEngine(SchedulingEngine):
         # a table, so that one look tells which rows of a step have ended
         self._ends = np.zeros(valid_vocab, dtype=np.bool_)
         self._ends[sorted(end_tokens)] = True
+        self._exact, self._ahead = exact, AHEAD if exact else 0
+        if exact:
+            use_exact(model)
         keep_sequences_apart(model)
         self._routers = Routers(model) if experts else None
         self.capabilities = replace(InProcessEngine.capabilities, experts=experts)
@@ -172,6 +181,8 @@ class InProcessEngine(SchedulingEngine):
         self._valid_vocab, self._max_rows, self._memory_limit_mb = valid_vocab, max_rows, memory_limit_mb
         # None: the model runs as transformers has it, as one with routers always does
         self._fused = fused_decoder(model) if self._routers is None else None
+        if exact and self._fused is None:
+            raise ValueError("model.exact: this model has no fused decoder; use another one, or leave model.exact out")
         wanted = self._device.type == "cuda" if static_steps is None else static_steps
         self._static = static_decoder(self._fused, model) if wanted else None
         self._work = Work()
@@ -254,7 +265,8 @@ class InProcessEngine(SchedulingEngine):
         held = set[int]()
         # only this engine's own snapshot has it (`pack_work`); those of others hold responses alone
         if "orders" in snapshot:
-            self._work = unpack_work(snapshot, requests, self._shape, self._device, whole=self._static is not None)
+            whole = self._static is not None
+            self._work = unpack_work(snapshot, requests, self._shape, self._device, whole=whole, ahead=self._ahead)
             held = {id(group.request) for group in self._groups.unyielded()}
         self.submit(with_begun(snapshot, [request for request in requests if id(request) not in held]))
 
@@ -283,7 +295,8 @@ class InProcessEngine(SchedulingEngine):
 
     def _check(self, request: RolloutRequest) -> None:
         """Raise ``ValueError``, naming problem and remedy, for a request that cannot be served."""
-        (prompt, limit), name = _lengths(request), f"problem {request.problem.id!r}"
+        limit, name = request.sampling.max_tokens, f"problem {request.problem.id!r}"
+        prompt, room = _lengths(request, exact=self._exact)
         check_request(request, self._max_context, valid_vocab=self._valid_vocab)
         for index, begun in request.begun:
             # an aborted beginning of T tokens has no room for the next one: it should have been recorded as ended
@@ -294,7 +307,7 @@ class InProcessEngine(SchedulingEngine):
                     f"cannot be gone on with: wanted are the samples {request.indices} of at most {limit} tokens"
                 )
         # the last turn's prompt holds all that came before it, and its response is what is left of T
-        most = max(limit, request.room)
+        most = max(room, request.room)
         if not self._rows_that_fit(prompt + most):
             need = self._row_bytes(prompt + most) / 2**20
             raise ValueError(
@@ -318,7 +331,7 @@ class InProcessEngine(SchedulingEngine):
         if self._work.queue and self._work.kept is None and (free >= few or not self._work.rows.active):
             while self._work.queue and free:
                 group = self._work.queue[0]
-                prompt, response = _lengths(group.request)
+                prompt, response = _lengths(group.request, exact=self._exact)
                 # a longer request waits for its cache, and nothing overtakes it: rows are filled in issue order
                 if prompt > cache.prompts.capacity or response > cache.responses.capacity:
                     break
@@ -343,16 +356,16 @@ class InProcessEngine(SchedulingEngine):
         cache = self._work.cache
         if cache is not None and self._work.rows.active:
             return cache
-        needs = [_lengths(group.request, room=True) for group in self._work.queue]
+        needs = [_lengths(group.request, exact=self._exact, room=True) for group in self._work.queue]
         prompt, response = (max(column) for column in zip(*needs, strict=True))
         if not self._rows_that_fit(prompt + response):
-            prompt, response = _lengths(self._work.queue[0].request)
+            prompt, response = _lengths(self._work.queue[0].request, exact=self._exact)
         rows = self._rows_that_fit(prompt + response)
         held = (0, 0, 0) if cache is None else (cache.prompts.capacity, cache.responses.capacity, cache.rows)
         if cache is None or prompt > held[0] or response > held[1] or rows > held[2]:
             self._work.cache = cache = None  # freed before the next one is allocated
             self._work.cache = cache = SlotCache(
-                self._shape, rows, prompt, response, self._device, whole=self._static is not None
+                self._shape, rows, prompt, response, self._device, whole=self._static is not None, ahead=self._ahead
             )
             self._work.rows = RowTable(rows, response)
         return cache
@@ -414,7 +427,8 @@ class InProcessEngine(SchedulingEngine):
         if self._static is not None:
             logits = self._static(self._work.cache, last, owners=owners, prompt_lengths=prompts, held=held)
         else:
-            context = DecodeAttention(self._work.cache, owners=owners, prompt_lengths=prompts, response_lengths=held)
+            kind = ExactDecodeAttention if self._exact else DecodeAttention
+            context = kind(self._work.cache, owners=owners, prompt_lengths=prompts, response_lengths=held)
             logits = self._forward(last, prompts + held, context)
         if self._routers is not None:
             self._work.rows.record_experts(self._routers.chosen())
@@ -426,6 +440,8 @@ class InProcessEngine(SchedulingEngine):
         """Logits ``[k, V]`` of one forward of packed tokens: after those that ``keep`` names, or all."""
         ids, places = (torch.from_numpy(np.array(a)).to(self._device) for a in (tokens, positions))
         kept = None if keep is None else torch.from_numpy(keep).to(self._device)
+        if self._exact:
+            return self._forward_exactly(ids, places, context, kept)
         if self._fused is not None:
             return self._fused(ids, places, context, kept)
         options = {} if kept is None else {"logits_to_keep": kept}
@@ -434,10 +450,22 @@ class InProcessEngine(SchedulingEngine):
         )
         return output.logits[0]
 
+    def _forward_exactly(self, ids: Tensor, places: Tensor, context: Any, kept: Tensor | None) -> Tensor:
+        assert self._fused is not None, "a known architecture"
+        wanted = len(ids) if kept is None else len(kept)
+        kept = None if kept is None else filled_rows(kept)
+        return self._fused(filled_rows(ids), filled_rows(places), FilledContext(context, len(ids)), kept)[:wanted]
+
     def _sample(self, rows: slice, logits: Tensor) -> list[_Ended]:
         """Give each of ``rows`` its next token and retire those that end, which it returns."""
         table = self._work.rows
-        sampled = sample_tokens(logits, table.column("temperature", rows), table.next_uniforms(rows), self._valid_vocab)
+        sampled = sample_tokens(
+            logits,
+            table.column("temperature", rows),
+            table.next_uniforms(rows),
+            self._valid_vocab,
+            exact=self._exact,
+        )
         tokens, logprobs, entropies = sampled.on_host()
         # one NaN or +inf among a row's logits makes its log-prob NaN, so this looks at all of them
         if not np.isfinite(logprobs).all():
@@ -461,7 +489,8 @@ class InProcessEngine(SchedulingEngine):
         assert self._work.cache is not None
         # the cache follows move by move: the source of one may be the target of an earlier one
         for move in table.remove([rows.start + int(index) for index in over]):
-            self._work.cache.responses.move(*move)
+            source, target, tokens = move
+            self._work.cache.responses.move(source, target, tokens + self._ahead)
         # a group is complete once nothing of it waits and no row reads its prompt
         read = set(table.column("owner").tolist())
         unread = {group.place for group, *_ in done if not group.waiting and group.place not in read}

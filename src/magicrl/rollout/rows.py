@@ -344,8 +344,9 @@ def unpack_work(
     device: torch.device,
     *,
     whole: bool,
+    ahead: int = 0,
 ) -> Work:
-    """Inverse of ``pack_work`` for the ``requests`` in flight; ``whole`` as of `SlotCache`."""
+    """Inverse of ``pack_work`` for the ``requests`` in flight; ``whole`` and ``ahead`` as of `SlotCache`."""
     # the turns of an episode are requests of one draw
     asked = {(request.draw, request.offset, request.indices[0]): request for request in requests}
     work, now, groups = Work(sampled=int(state["sampled"])), time.perf_counter(), dict[int, GroupProgress]()
@@ -372,7 +373,7 @@ def unpack_work(
             group.experts = experts
     if state["geometry"] is not None:
         rows, prompt, response = (int(n) for n in state["geometry"])
-        work.cache = cache = SlotCache(shape, rows, prompt, response, device, whole=whole)
+        work.cache = cache = SlotCache(shape, rows, prompt, response, device, whole=whole, ahead=ahead)
         work.rows = RowTable(rows, response)
         arrays = {k.removeprefix("rows/"): v for k, v in state.items() if k.startswith("rows/")}
         work.rows.restore({k: v.numpy() if isinstance(v, Tensor) else v for k, v in arrays.items()}, groups.__getitem__)
@@ -386,7 +387,7 @@ def _filled(work: Work, cache: SlotCache) -> Iterator[tuple[str, list[Tensor]]]:
     """The parts of the cache that are in use: by name their views in each layer."""
     prompts = max((len(group.request.prompt_tokens) for group in work.prompts), default=0)
     # the last token of a row is not in the cache
-    responses = int(work.rows.column("count").max(initial=1)) - 1
+    responses = int(work.rows.column("count").max(initial=1)) - 1 + cache.ahead
     for name, store, places, tokens in (
         ("prompts", cache.prompts, len(work.prompts), prompts),
         ("responses", cache.responses, work.rows.active, responses),

@@ -19,6 +19,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from magicrl.models.head import softmax_statistics
+
 # the paper's constants; the key's steps are the golden ratio and sqrt(3) - 1 as 32-bit fractions
 # words of 32 bits lie in uint64, so that the high half of a product is not lost
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -81,7 +83,12 @@ class SampledTokens:
 
 
 def sample_tokens(
-    logits: Tensor, temperature: NDArray[np.float64], uniforms: NDArray[np.float64], valid_vocab: int
+    logits: Tensor,
+    temperature: NDArray[np.float64],
+    uniforms: NDArray[np.float64],
+    valid_vocab: int,
+    *,
+    exact: bool = False,
 ) -> SampledTokens:
     """Sample one token for each row of ``logits``.
 
@@ -90,11 +97,14 @@ def sample_tokens(
         temperature: ``[R]`` tau; 0 takes the most likely token and reports its log-prob at tau = 1.
         uniforms: ``[R]`` numbers in [0, 1), one a row.
         valid_vocab: tokens from here on are padding and have probability 0.
+        exact: log-probs and entropies are computed as the learner's head does, bit for bit.
     """
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     greedy = temperature == 0.0
     tau = np.where(greedy, 1.0, temperature)
-    scale = None if bool((tau == 1.0).all()) else torch.from_numpy(1.0 / tau).to(logits.device, dtype)[:, None]
+    # the learner divides
+    factor = tau if exact else 1.0 / tau
+    scale = None if bool((tau == 1.0).all()) else torch.from_numpy(factor).to(logits.device, dtype)[:, None]
     points = torch.from_numpy(uniforms).to(logits.device)
     picks = torch.from_numpy(greedy).to(logits.device) if greedy.any() else None
     rows = max(1, _CHUNK_ELEMENTS // valid_vocab) if logits.device.type == "cpu" else len(logits)
@@ -104,6 +114,7 @@ def sample_tokens(
             None if scale is None else scale[start : start + rows],
             points[start : start + rows],
             None if picks is None else picks[start : start + rows],
+            exact,
         )
         for start in range(0, len(logits), rows)
     ]
@@ -112,29 +123,36 @@ def sample_tokens(
 
 
 def _sample_chunk(
-    logits: Tensor, scale: Tensor | None, points: Tensor, greedy: Tensor | None
+    logits: Tensor, scale: Tensor | None, points: Tensor, greedy: Tensor | None, exact: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, log-probs and entropies of ``[r, V]`` logits in working precision."""
     if scale is not None:
-        logits = logits * scale
+        logits = logits / scale if exact else logits * scale
     shifted = logits - logits.amax(-1, keepdim=True)
     # H = log Z - (1/Z) sum_i w_i log w_i, where Z = sum_i w_i and log w_i = shifted
     weights = shifted.exp()  # unnormalised probabilities, the largest is 1
     blocks = _block_sums(weights)
     total = blocks.sum(-1)
+    if exact:
+        tokens = _chosen(logits, weights, blocks, points * total, greedy)
+        logprobs, entropies, _ = softmax_statistics(shifted, weights, tokens, exact=True)
+        return tokens, logprobs, entropies
     # in place: one table of [r, V] less; `shifted` is gone from here on
     products = shifted.mul_(weights)
     moment = products.sum(-1)
     # logits of -inf: weight 0, nothing towards the entropy; a device is not waited for to see whether there are any
     if logits.device.type != "cpu" or bool(moment.isnan().any()):
         moment = torch.where(weights > 0, products, 0.0).sum(-1)
-    tokens = _search(weights, blocks, points * total)
-    if greedy is not None:
-        tokens = torch.where(greedy, logits.argmax(-1), tokens)
+    tokens = _chosen(logits, weights, blocks, points * total, greedy)
     log_total = total.log()
     # not taken from `shifted`, which was overwritten
     chosen = weights.gather(-1, tokens[:, None])[:, 0].log()
     return tokens, chosen - log_total.to(chosen.dtype), (log_total - moment / total).to(chosen.dtype)
+
+
+def _chosen(logits: Tensor, weights: Tensor, blocks: Tensor, target: Tensor, greedy: Tensor | None) -> Tensor:
+    tokens = _search(weights, blocks, target)
+    return tokens if greedy is None else torch.where(greedy, logits.argmax(-1), tokens)
 
 
 def _block_sums(weights: Tensor) -> Tensor:

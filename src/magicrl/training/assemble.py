@@ -218,6 +218,7 @@ def make_engine(
         max_rows=rollout.max_rows,
         memory_limit_mb=rollout.memory_limit_mb,
         options=options,
+        exact=config.model.exact,
         encoder=encoder,
         training=TrainingUse(
             check=check,

@@ -239,6 +239,7 @@ def _scorer(
         checkpoint_above_tokens=checkpoint_above,
         router_replay=router_replay,
         float32_head=settings.head_dtype == "float32",
+        exact=settings.exact,
     )
 
 

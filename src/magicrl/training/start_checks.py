@@ -22,6 +22,7 @@ from magicrl.config.schema import ModelConfig, SftConfig, SourceConfig, TrainCon
 from magicrl.data.sources import held_out_keys, load_parts, load_problems, place_of
 from magicrl.environments.base import environment_spec
 from magicrl.models.adapter_files import adapter_shapes, check_adapters, read_adapters
+from magicrl.models.exact import check_exact
 from magicrl.models.loading import LoadedModel, load_policy, load_shell, resolve_device
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.routing import Routers
@@ -266,6 +267,11 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
         except ValueError as error:
             raise RecipeError(str(error), key="model.router_replay") from error
     _check_start_adapters(config.model, policy, base)
+    if config.model.exact:
+        try:
+            check_exact(policy.model)
+        except ValueError as error:
+            raise RecipeError(str(error), key="model.exact") from error
     # the problems in this model's tokens: their lengths decide about context and memory
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, encoder)

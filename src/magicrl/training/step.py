@@ -377,6 +377,13 @@ class Trainer:
                 f"rollout.max_sampler_gap = {rollout.max_sampler_gap}): the engine serves other weights than the "
                 "learner's. Check the engine's weight update; this step is in no checkpoint"
             )
+        largest = metrics.values.get("learner/sampler_gap_max")
+        # what older weights sampled has their log-probs, exactly
+        if self._config.model.exact and largest and not (rollout.weight_lag or rollout.max_staleness):
+            raise TrainingStopped(
+                f"model.exact: a log-prob of the sampler and the learner's differ by {largest:.3g} nats; please report "
+                "this with run.json, and go on with --resume --set model.exact=false. This step is in no checkpoint"
+            )
 
     def state(self) -> dict[str, Any]:
         """State of the loop itself: JSON values, and tensors where rollouts are in flight."""
