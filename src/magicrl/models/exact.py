@@ -178,7 +178,9 @@ class FilledContext:
     def __init__(self, context: Any, tokens: int) -> None:
         self._context, self._tokens = context, tokens
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: Any) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: Any = None
+    ) -> Tensor:
         """See `magicrl.models.packing.AttentionContext`."""
         parts = (x[:, :, : self._tokens] for x in (query, key, value))
         found = cast(Tensor, self._context.attend(layer, *parts, scaling, rules))

@@ -164,7 +164,7 @@ class InProcessEngine(SchedulingEngine):
         # a table, so that one look tells which rows of a step have ended
         self._ends = np.zeros(valid_vocab, dtype=np.bool_)
         self._ends[sorted(end_tokens)] = True
-        self._exact, self._ahead = exact, AHEAD if exact else 0
+        self._exact, self._before = exact, AHEAD if exact else 0
         if exact:
             use_exact(model)
         keep_sequences_apart(model)
@@ -266,7 +266,7 @@ class InProcessEngine(SchedulingEngine):
         # only this engine's own snapshot has it (`pack_work`); those of others hold responses alone
         if "orders" in snapshot:
             whole = self._static is not None
-            self._work = unpack_work(snapshot, requests, self._shape, self._device, whole=whole, ahead=self._ahead)
+            self._work = unpack_work(snapshot, requests, self._shape, self._device, whole=whole, ahead=self._before)
             held = {id(group.request) for group in self._groups.unyielded()}
         self.submit(with_begun(snapshot, [request for request in requests if id(request) not in held]))
 
@@ -365,7 +365,7 @@ class InProcessEngine(SchedulingEngine):
         if cache is None or prompt > held[0] or response > held[1] or rows > held[2]:
             self._work.cache = cache = None  # freed before the next one is allocated
             self._work.cache = cache = SlotCache(
-                self._shape, rows, prompt, response, self._device, whole=self._static is not None, ahead=self._ahead
+                self._shape, rows, prompt, response, self._device, whole=self._static is not None, ahead=self._before
             )
             self._work.rows = RowTable(rows, response)
         return cache
@@ -490,7 +490,7 @@ class InProcessEngine(SchedulingEngine):
         # the cache follows move by move: the source of one may be the target of an earlier one
         for move in table.remove([rows.start + int(index) for index in over]):
             source, target, tokens = move
-            self._work.cache.responses.move(source, target, tokens + self._ahead)
+            self._work.cache.responses.move(source, target, tokens + self._before)
         # a group is complete once nothing of it waits and no row reads its prompt
         read = set(table.column("owner").tolist())
         unread = {group.place for group, *_ in done if not group.waiting and group.place not in read}
