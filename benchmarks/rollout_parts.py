@@ -56,9 +56,9 @@ def tallied() -> Generator[Tally]:
             tally.attention_s += time.process_time() - start
             return found
 
-    def sampled(*args: Any) -> Any:
+    def sampled(*args: Any, **options: Any) -> Any:
         start = time.process_time()
-        found = sample_tokens(*args)
+        found = sample_tokens(*args, **options)
         tally.sampling_s += time.process_time() - start
         return found
 

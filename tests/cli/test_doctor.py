@@ -33,7 +33,7 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_extra_of_a_user_is_told() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert doctor.EXTRAS.keys() == project["optional-dependencies"].keys() - {"dev", "bench"}
+    assert doctor.EXTRAS.keys() == project["optional-dependencies"].keys() - {"dev", "bench", "docs"}
 
 
 @pytest.mark.parametrize(

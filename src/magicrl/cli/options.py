@@ -11,8 +11,6 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from magicrl.config.schema import DType
-
 Flag = Annotated[bool, Parameter(negative=())]
 Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]
 Several = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
@@ -88,7 +86,8 @@ class EvalOptions:
     """in_process, vllm (this machine), openai (any OpenAI-compatible server), or your own as file.py:function."""
     engine_option: Annotated[Several, _ENGINE] = None
     """NAME=VALUE of that engine, e.g. base_url=http://localhost:8000/v1 (repeatable)."""
-    dtype: Annotated[DType, _ENGINE] = "float32"
+    # `config.schema.DType` again: the help loads no pydantic
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], _ENGINE] = "float32"
     """Precision of the weights in memory."""
     device: Annotated[Literal["auto", "cpu", "cuda"], _ENGINE] = "auto"
     """Where the model runs."""
