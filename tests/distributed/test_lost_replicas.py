@@ -15,7 +15,7 @@ from magicrl.distributed import engine_pool
 from magicrl.distributed.replica import CollectedSamples
 from magicrl.distributed.runtime import ClusterError
 
-FACTS = SimpleNamespace(max_context=64, host="here", pid=1, devices=())
+FACTS = SimpleNamespace(max_context=64, host="here", pid=1, adapters=False, devices=())
 
 
 class Remote:

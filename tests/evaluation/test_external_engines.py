@@ -25,7 +25,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no object": ("openai", [NOWHERE, "extra=seed"], "extra: give a JSON object"),
     "no URL": ("openai", ["base_url=localhost"], "http://localhost:8000/v1"),
     "no value": ("openai", ["concurrency"], "give NAME=VALUE"),
-    "another's": ("vllm", ["base_url=x"], "base_url: unknown; known: dtype, max_context"),
+    "another's": ("vllm", ["base_url=x"], "base_url: unknown; known: dtype, head_dtype"),
     "none of its own": ("in_process", ["concurrency=1"], "in_process has no options"),
 }
 

@@ -185,14 +185,13 @@ def test_what_a_recipe_asks_for_reaches_the_engine(
             raise AdaptersRefused("it has 0 of 14 adapted layers under their names")
         made.append(options | {"adapters": adapters})
 
-    def make(**options: Any) -> AdapterPlan | None:
-        use = TrainingUse(lora=LoraConfig(rank=2))
-        settings = EngineSettings(model=str(tmp_path / "model"), device="cpu", options=options, training=use)
-        make_vllm(settings)
+    def make(wanted: bool | None = None) -> AdapterPlan | None:
+        use = TrainingUse(lora=LoraConfig(rank=2), adapters=wanted)
+        make_vllm(EngineSettings(model=str(tmp_path / "model"), device="cpu", training=use))
         return made[-1]["adapters"]
 
     monkeypatch.setattr(engines, "VllmEngine", engine)
-    plan = make(adapters=True)
+    plan = make(True)
     assert plan is not None
     layers = {name.split(".lora_")[0].rpartition(".")[2] for name in plan.shapes}
     assert layers == set(LoraConfig().target_modules)
@@ -201,7 +200,7 @@ def test_what_a_recipe_asks_for_reaches_the_engine(
     assert "merged weights after each update, not the adapters alone: with adapters its CPU build" in caplog.text
     refuses = True
     with pytest.raises(RecipeError, match=r"rollout\.vllm\.adapters: it has 0 of 14"):
-        make(adapters=True)
+        make(True)
 
 
 def test_the_room_that_is_reserved_is_the_next_of_vllms_sizes() -> None:

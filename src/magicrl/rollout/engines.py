@@ -55,6 +55,7 @@ class TrainingUse:
     direct_weights: bool = False  # the learner's ranks send weights straight to the engine's workers
     experts: bool = False  # completions are to tell the experts that tokens went to
     lora: LoraConfig | None = None  # the learner trains these adapters, and an engine may take them alone
+    adapters: bool | None = None  # whether vLLM does; None: on a GPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,7 +209,7 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
         return make()
     plan = AdapterPlan(config=training.lora, shapes=adapter_shapes(policy.model, training.lora))
     fault = plan.fault(
-        wanted=chosen.adapters,
+        wanted=training.adapters,
         dtype=settings.dtype,
         on_gpu=device.type != "cpu",
         sleeps=training.sleeps,
@@ -219,7 +220,7 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
             return make(adapters=plan)
         except AdaptersRefused as error:
             fault = str(error)
-    if chosen.adapters:
+    if training.adapters:
         raise RecipeError(f"{fault}; leave it out, and vLLM gets merged weights", key="rollout.vllm.adapters")
     _log.warning("vLLM gets merged weights after each update, not the adapters alone: %s", fault)
     return make()

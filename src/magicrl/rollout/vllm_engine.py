@@ -108,7 +108,6 @@ class VllmSettings:
     gpu_share: float = 0.9  # share of the GPU's memory for everything
     gpus: int = 1  # over how many GPUs of this machine the model is spread (tensor parallel)
     eager: bool | None = None  # without compiled graphs: starts sooner, samples slower on a GPU. None: on a CPU only
-    adapters: bool | None = None  # of a learner with LoRA it is sent these alone. None: on a GPU
 
 
 def start_vllm(

@@ -227,6 +227,7 @@ def make_engine(
             direct_weights=config.cluster is not None and config.cluster.rollout.weight_copy == "direct",
             experts=config.model.router_replay,
             lora=config.model.lora,
+            adapters=config.rollout.vllm.adapters,
         ),
     )
     engine = named_engine(rollout.engine, settings, key="rollout.engine")
@@ -254,7 +255,6 @@ def _vllm_options(config: TrainConfig, folder: Path | str, *, gpus: int, shared:
         "gpu_share": rollout.vllm.gpu_share or (_SHARED_GPU if shared else _OWN_GPU),
         "gpus": gpus,
         "eager": rollout.vllm.eager,
-        "adapters": rollout.vllm.adapters,
     }
     return {name: value for name, value in options.items() if value is not None}
 
