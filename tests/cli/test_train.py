@@ -17,7 +17,7 @@ from magicrl.models.small_models import make_byte_tokenizer, make_miniature
 
 RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes"
 LARGE = sorted(path for folder in ("skywork", "deepseek") for path in (RECIPES / folder).glob("*.toml"))
-ON_RAY = ("1.5b-node", "or1-32b", "smollm2-cluster")  # minutes: of the others' clusters or1-32b has every part
+ON_RAY = ("1.5b-node", "or1-32b")  # minutes: of the others' clusters or1-32b has every part
 ALONE = [path for path in LARGE if path.stem not in ON_RAY]
 
 

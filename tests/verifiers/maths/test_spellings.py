@@ -7,6 +7,8 @@ The rows of ``pairs.txt`` begin with their gold.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +20,15 @@ from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 VERIFIER = MathsVerifier(JudgeOptions())
 # as a worker does: what the first integral loads would count against its CPU limit
 VERIFIER.judge([r"\int_0^1 2x \, dx"], r"\boxed{\int_0^1 2y \, dy}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_small_as_a_worker() -> Iterator[None]:
+    """What other tests have left is not walked by the garbage collector, on an answer's CPU time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @dataclass
