@@ -242,4 +242,4 @@ def test_the_doctor_looks_at_every_node(three_nodes: Any) -> None:
     assert sum("got on" in finding.what for finding in findings) == 3
     assert sum(finding.text.endswith("reached") for finding in findings) == 3
     cramped = examine(found[:1], megabytes=64, probe=start_probe)
-    assert any(f.status == "trouble" and "--object-store-memory=134217728" in f.text for f in cramped)
+    assert any(f.status == "trouble" and "--object-store-memory=134217728" in f.remedy for f in cramped)
