@@ -203,7 +203,7 @@ def test_init_sees_that_words_are_answers_to_compare_exactly(user: User, model: 
 def test_init_train_eval_and_plain_transformers(user: User, model: Path) -> None:
     (user.folder / "smol").symlink_to(model)
     data = write_stories(user.folder)
-    told = user.run("init", "--model", "smol", "--data", data.name, "--output", "run.toml", "--minutes", "2")
+    told = user.run("init", "--model", "smol", "--data", data.name, "--output", "run.toml", "--minutes", "1")
     assert "magicrl train run.toml" in told
     assert "exact" not in told
     recipe = tomllib.loads((user.folder / "run.toml").read_text())

@@ -191,11 +191,11 @@ def test_a_machine_whose_products_depend_on_their_rows_is_refused(monkeypatch: p
 
 
 @pytest.mark.slow
-def test_nor_in_many_more_packings_and_with_two_threads() -> None:
+def test_nor_with_two_threads() -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        assert [seed for seed in range(100, 180) if differing(seed)] == []
+        assert [seed for seed in range(100, 110) if differing(seed)] == []
     finally:
         torch.set_num_threads(threads)
 
