@@ -10,7 +10,6 @@ Each case samples the same prompts at tau = 1 and scores what came with the lear
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -54,8 +53,7 @@ CASES = (
 )
 
 
-def sampled(engine_name: str, case: Case, encoder: PromptEncoder) -> tuple[list[RolloutGroup], float]:
-    """All groups, and tokens a second."""
+def sampled(engine_name: str, case: Case, encoder: PromptEncoder) -> list[RolloutGroup]:
     settings = EngineSettings(
         model=str(model_folder(SMOLLM2)), dtype=case.dtype, head_dtype=case.head_dtype, max_rows=PROMPTS * SAMPLES
     )
@@ -73,11 +71,9 @@ def sampled(engine_name: str, case: Case, encoder: PromptEncoder) -> tuple[list[
             for draw, problem in enumerate(islice(problems, PROMPTS))
         ]
     )
-    began = time.perf_counter()
     groups = list(engine.finished())
-    seconds = time.perf_counter() - began
     engine.close()
-    return groups, sum(len(c) for group in groups for c in group.completions) / seconds
+    return groups
 
 
 def samples_of(groups: list[RolloutGroup]) -> Iterator[TrainSample]:
@@ -109,7 +105,7 @@ def gap(learned: NDArray[Any], reported: NDArray[Any]) -> dict[str, float]:
 
 def measured(engine_name: str, case: Case) -> dict[str, float]:
     policy = load_policy(model_folder(SMOLLM2), dtype=case.dtype)
-    groups, speed = sampled(engine_name, case, PromptEncoder(policy.tokenizer, policy.max_context))
+    groups = sampled(engine_name, case, PromptEncoder(policy.tokenizer, policy.max_context))
     scorer = PolicyScorer(
         policy.model,
         valid_vocab=policy.valid_vocab,
@@ -118,19 +114,11 @@ def measured(engine_name: str, case: Case) -> dict[str, float]:
         float32_head=case.head_dtype is not None,
     )
     samples = list(samples_of(groups))
-    began = time.perf_counter()
     learned, _ = scorer.score(samples, 1.0)
-    seconds = time.perf_counter() - began
-    return {
-        **gap(np.concatenate(learned), np.concatenate([s.sampler_logprobs for s in samples])),
-        "sampled_tokens_per_second": rounded(speed),
-        "scored_tokens_per_second": rounded(sum(len(s) for s in samples) / seconds),
-    }
+    return gap(np.concatenate(learned), np.concatenate([s.sampler_logprobs for s in samples]))
 
 
-COLUMNS = (
-    "engine: precision | mean gap | largest gap | ratios outside [0.9, 1.1] | KL | sampled tokens/s | scored tokens/s"
-)
+COLUMNS = "engine: precision | mean gap | largest gap | ratios outside [0.9, 1.1] | KL"
 
 
 def write_page(figures: Path) -> None:
@@ -143,8 +131,6 @@ def write_page(figures: Path) -> None:
             f"{case['max_gap']:.2g}",
             f"{case['outside']:.2%}",
             f"{case['kl']:.1e}",
-            f"{case['sampled_tokens_per_second']:.0f}",
-            f"{case['scored_tokens_per_second']:.0f}",
         )
         for name, case in cases.items()
     ]
