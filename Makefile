@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup setup-dev quickstart smollm2 check test test-slow kills mutants identities study bench bench-check browser page docs site clean
+.PHONY: setup setup-dev quickstart smollm2 check test test-slow kills mutants identities study bench bench-check gpu-wheels browser page docs site clean
 
 setup: $(VENV)/.installed
 
@@ -38,6 +38,7 @@ check: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/codespell
 
 test: check
 	$(BIN)/pytest -n 2
@@ -93,6 +94,15 @@ bench: setup-dev
 bench-check: setup-dev
 	$(SMOLLM2)
 	$(BIN)/python benchmarks/bench_check.py
+
+# What a lent GPU machine of CPython 3.12 lacks beside torch, transformers and pytest, for benchmarks/gpu.sh: 15 MB of wheels.
+GPU_WHEELS := pydantic pydantic_core annotated-types typing-inspection cyclopts docstring-parser rich-rst docutils tomli-w \
+  python-flint math-verify latex2sympy2_extended antlr4-python3-runtime httpx2 httpcore2 truststore rensa
+gpu-wheels: setup
+	rm -rf build/gpu-wheels
+	$(PIP) download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 \
+	  --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -c constraints.txt -d build/gpu-wheels $(GPU_WHEELS)
+	$(PIP) wheel --no-deps -w build/gpu-wheels .
 
 # The committed page and its pictures, from a whole quickstart run: a few minutes.
 page: quickstart browser

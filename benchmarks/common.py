@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def parser_of(description: str | None, output: Path | None = None) -> argparse.A
 
 def command() -> str:
     """The command of this process, from the repository's root."""
-    return " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
+    return shlex.join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
 
 
 def rounded(value: float) -> float:

@@ -1,7 +1,8 @@
-"""A 7B model spread over ranks without its weights: python benchmarks/distributed_learner.py
+"""A model spread over ranks without its weights: python benchmarks/distributed_learner.py
 
-Shards a model's shapes with FSDP2 as the learner does, counts the bytes that one rank holds, and puts them beside what
-``magicrl plan`` estimates. Seconds; writes ``docs/figures/distributed-learner-memory.json``.
+Shards a model's shapes with FSDP2 as the learner does, counts the bytes that one rank holds, has torch's tracker follow
+what comes and goes in a backward pass on fake tensors, and puts both beside what ``magicrl plan`` estimates. Minutes;
+writes ``docs/figures/distributed-learner-memory.json``.
 """
 
 from __future__ import annotations
@@ -9,68 +10,106 @@ from __future__ import annotations
 import json
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from common import FIGURES, document, parser_of, rounded, write_case
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
 from magicrl.planning.memory import LearnerSetup, learner_memory
-from magicrl.planning.shapes import load_shape
+from magicrl.planning.shapes import shape_from_config
 
-DRY = (("DeepSeek-R1-Distill-Qwen-7B", 8, 1), ("DeepSeek-R1-Distill-Qwen-7B", 32, 4), ("Qwen3-8B", 8, 2))
+DRY = (
+    ("DeepSeek-R1-Distill-Qwen-1.5B", 8),
+    ("DeepSeek-R1-Distill-Qwen-7B", 8),
+    ("DeepSeek-R1-Distill-Qwen-32B", 16),
+    ("Qwen3-4B", 8),
+)
+LAYERS = 4
+"""Of the tracked pass: what comes and goes is two layers' at most."""
+TERMS = ("gathered", "reduced", "activations", "head")
+"""Of the plan: what comes and goes."""
 
 
-def dry_run(name: str, ranks: int, sequence_parallel: int) -> dict[str, Any]:
-    """Bytes that rank 0 of ``ranks`` holds, from the shards that FSDP2 makes of the model's shapes."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
+def dry_run(name: str, ranks: int) -> dict[str, Any]:
+    """GiB on rank 0 of ``ranks``: state of the whole model, and what comes and goes beside that of its first layers."""
     table = tomllib.loads(resources.files("magicrl.planning").joinpath("models.toml").read_text(encoding="utf-8"))
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            config = {"architectures": [f"{table[name]['model_type'].capitalize()}ForCausalLM"], **table[name]}
-            (Path(folder) / "config.json").write_text(json.dumps(config))
-            told = RankSettings(folder=folder, sequence_parallel=sequence_parallel)
-            sharded = ShardedModel(told, Meshes.make("cpu", sequence_parallel), torch.device("meta"), fill=False)
-        found = counted(sharded)
-    finally:
-        dist.destroy_process_group()
-    setup = LearnerSetup(
-        gpus=ranks,
-        sequence_parallel=sequence_parallel,
-        micro_batch_tokens=32768,
-        longest=32768,
-        checkpointing=True,
-        head_chunk_tokens=1024,
-    )
-    planned = learner_memory(load_shape(name), setup, 0.0).terms()
-    return {
-        "ranks": ranks,
-        "sequence_parallel": sequence_parallel,
-        "gib_of_rank_0": {term: rounded(value / 2**30) for term, value in found.items()},
-        "gib_planned": {term: rounded(value / 2**30) for term, value in planned.items() if value},
+    with tempfile.TemporaryDirectory() as folder:
+        state, _ = tracked(table[name], ranks, Path(folder), passes=0)
+        _, transient = tracked(table[name] | {"num_hidden_layers": LAYERS}, ranks, Path(folder))
+    planned = planned_bytes(table[name], ranks)
+    both = {
+        "master": (state, planned["master"]),
+        "comes and goes": (transient, sum(planned[term] for term in TERMS)),
+    }
+    return {"ranks": ranks} | {
+        term: {"gib_of_rank_0": rounded(found / 2**30), "gib_planned": rounded(plan / 2**30)}
+        for term, (found, plan) in both.items()
     }
 
 
-def counted(sharded: ShardedModel) -> dict[str, float]:
-    """Master weights, gradients, moments (shards, float32), and the most that is whole at once (bfloat16)."""
-    shard = sum(4 * p.to_local().numel() for p in sharded.trained().values())  # type: ignore[attr-defined]
-    names = {name: p.numel() for name, p in sharded.model.named_parameters()}
-    layers = [prefix for prefix, _ in sharded.units() if prefix]
-    sizes = [sum(n for name, n in names.items() if name.startswith(prefix)) for prefix in layers]
-    rest = sum(n for name, n in names.items() if not name.startswith(tuple(layers)))
-    # the next layer is fetched while one computes
-    return {"master": shard, "gradients": shard, "moments": 2 * shard, "gathered": 2.0 * (2 * max(sizes) + rest)}
+def planned_bytes(config: Mapping[str, Any], ranks: int, **settings: Any) -> dict[str, float]:
+    """The plan's terms for one token, whose activations are next to nothing."""
+    setup = LearnerSetup(
+        gpus=ranks, micro_batch_tokens=1, longest=1, checkpointing=False, head_chunk_tokens=1, **settings
+    )
+    return learner_memory(shape_from_config(config, "model"), setup, 0.0).terms()
+
+
+def tracked(
+    config: Mapping[str, Any], ranks: int, folder: Path, passes: int = 2, **settings: Any
+) -> tuple[float, float]:
+    """Bytes of rank 0's master weights, and the most that the last of some passes over one token has beside its state.
+
+    ``settings`` are further ones of ``RankSettings``.
+    """
+    told = {"architectures": [f"{str(config['model_type']).capitalize()}ForCausalLM"], **config}
+    (folder / "config.json").write_text(json.dumps(told))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        meshes = Meshes.make("cpu", 1)
+        with FakeTensorMode():
+            device = torch.device("cpu")
+            sharded = ShardedModel(RankSettings(folder=str(folder), **settings), meshes, device, fill=False)
+            state = sum(4.0 * p.to_local().numel() for p in sharded.trained().values())  # type: ignore[attr-defined]
+            peak = _peak_of(sharded, passes) if passes else 0.0
+    finally:
+        dist.destroy_process_group()
+    return state, peak - 2 * state  # gradients of an earlier pass are as large
+
+
+def _peak_of(sharded: ShardedModel, passes: int) -> float:
+    root: Any = sharded._root
+    root.to_empty(device="cpu")
+    model: Any = sharded.model
+    model.set_attn_implementation("sdpa")
+    tokens = torch.zeros(1, 1, dtype=torch.long)
+
+    def once(*, last: bool) -> None:
+        sharded.begin_pass(last=last)
+        sharded.run(lambda: model.lm_head(model.model(tokens, use_cache=False).last_hidden_state).sum()).backward()
+
+    for _ in range(passes - 1):
+        once(last=False)
+    tracker = FSDPMemTracker(root)
+    tracker.track_inputs((tokens,))
+    with tracker:
+        once(last=True)
+    (found,) = tracker.get_tracker_snapshot("peak").values()
+    return float(found["Total"])
 
 
 def main() -> None:
     parser = parser_of(__doc__, FIGURES / "distributed-learner-memory.json")
     given = parser.parse_args()
-    results = {f"{name} on {n}, {s} a sequence": dry_run(name, n, s) for name, n, s in DRY}
+    results = {f"{name} on {n}": dry_run(name, n) for name, n in DRY}
     print(json.dumps(results, indent=1))
     for name, result in results.items():
         write_case(given.output, document({}, ("torch",)), name, result, list(results))

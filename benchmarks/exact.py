@@ -1,19 +1,20 @@
 """What `model.exact` costs: CPU time with it over CPU time without, in turns (docs/exact.md).
 
-python benchmarks/exact.py                     # a model of SmolLM2's shape, bfloat16, and the quickstart's, float32
+OMP_NUM_THREADS=1 python benchmarks/exact.py   # a model of SmolLM2's shape, bfloat16, and the quickstart's, float32
 """
 
 from __future__ import annotations
 
-import argparse
-import os
+import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from common import FIGURES, ROOT, document, parser_of, put_section, rounded, table, write_case
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from magicrl.models.packing import ATTENTION_NAME, register_attention
@@ -34,6 +35,7 @@ SHAPES: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         torch.float32, 16, 24, 96,
     ),
 }  # fmt: skip
+LABELS = {"smollm2": "SmolLM2-135M, bfloat16", "quickstart": "quickstart, float32"}
 GROUP = 8
 
 
@@ -82,24 +84,45 @@ def parts(name: str, *, exact: bool) -> dict[str, Callable[[], object]]:
     return {"decode": decode, "learner forward": lambda: scorer.score(samples, 1.0), "forward and backward": update}
 
 
+def measured(name: str, rounds: int) -> dict[str, dict[str, float]]:
+    """CPU seconds of each part without and with it, medians of turns, and the ratio; ``step``: decoding and update."""
+    plain, exact = (parts(name, exact=wanted) for wanted in (False, True))
+    found: dict[str, dict[str, float]] = {}
+    for part in plain:
+        turns = [(cpu_seconds(plain[part]), cpu_seconds(exact[part])) for _ in range(rounds)]
+        found[part] = _ratio(*(statistics.median(column) for column in zip(*turns, strict=True)))
+        print(f"{name:12} {part:22} {found[part]}", flush=True)
+    step = (found["decode"], found["forward and backward"])
+    return found | {"step": _ratio(sum(part["plain_s"] for part in step), sum(part["exact_s"] for part in step))}
+
+
+def cpu_seconds(action: Callable[[], object]) -> float:
+    begin = time.process_time()
+    action()
+    return time.process_time() - begin
+
+
+def _ratio(plain: float, exact: float) -> dict[str, float]:
+    return {"plain_s": rounded(plain), "exact_s": rounded(exact), "ratio": rounded(exact / plain)}
+
+
+def write_page(figures: Path) -> None:
+    """The table of costs in docs/exact.md."""
+    cases = json.loads(figures.read_text())["cases"]
+    names = [part for part in next(iter(cases.values())) if part != "run"]
+    rows = [(name, *(f"{case[part]['ratio']:.2f}" for part in names)) for name, case in cases.items()]
+    put_section(ROOT / "docs" / "exact.md", "cost", table(" | ".join(["shape", *names]), rows))
+
+
 def main() -> None:
-    """Print a line a part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, FIGURES / "exact.json")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=sorted(SHAPES))
     options = parser.parse_args()
+    head = document({"rounds": options.rounds, "threads": torch.get_num_threads()})
     for name in [options.only] if options.only else SHAPES:
-        plain, exact = (parts(name, exact=wanted) for wanted in (False, True))
-        for part in plain:
-            times: dict[bool, list[float]] = {False: [], True: []}
-            for _ in range(options.rounds):
-                for wanted, found in ((False, plain), (True, exact)):
-                    begin = time.process_time()
-                    found[part]()
-                    times[wanted].append(time.process_time() - begin)
-            ordinary, ours = (statistics.median(times[wanted]) for wanted in (False, True))
-            load = os.getloadavg()[0]
-            print(f"{name:12} {part:22} {ours / ordinary:5.2f}  ({ordinary:.2f} s plain; load {load:.1f})", flush=True)
+        write_case(options.output, head, LABELS[name], measured(name, options.rounds), list(LABELS.values()))
+    write_page(options.output)
 
 
 if __name__ == "__main__":

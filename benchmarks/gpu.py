@@ -4,6 +4,8 @@
     python benchmarks/gpu.py --parts engine,learner # some of it; other figures in the JSON stay as they are
     python benchmarks/gpu.py --device cpu --quick   # tiny sizes into runs/: shows that the script runs
 
+`benchmarks/gpu.sh` runs it on a machine that has only part of magicrl's packages.
+
 - ``head``: the fused head beside other formulations and its four matrix products (``head_speed.py``).
 - ``engine``: a 1.5B architecture with CUDA graphs and without: 16 prompts x 16 samples of 1,024 tokens after 32, and
   the last 256 of 16,384 tokens of 64 sequences that share nothing. Their first 16,128 tokens are given as prompts,
@@ -11,6 +13,12 @@
 - ``learner``: one update on one response, 1.5B and 7B at 16K and 32K tokens, with and without checkpointing: MFU and
   peak memory beside what ``magicrl plan`` expects. What by that does not fit is not tried.
 - ``profile``: the time of a decode step and of an update by kind of operator.
+- ``tests``: `pytest tests/gpu`; ``ranks``: the one of them in which FSDP2 with one rank is the learner of one process.
+- ``tiles``: the head's Triton kernels by dtype and tiles; in a rehearsal in Triton's interpreter, with float16.
+- ``gap``: how far sampler and learner are apart in bfloat16 and float16, with a float32 head and without.
+- ``packs``: attention over responses of uneven length, by buckets and by torch's variable-length kernel.
+- ``runs``: `tiny` and `quickstart` trained on CUDA and on the CPU, the mean reward of every step of both.
+- ``weights``: the learner's weights copied into the engine.
 
 Weights are random. An out-of-memory or another failure of a case stands in the JSON instead of its figures, and the
 next case goes on; after another failure than that the command exits with 1. When it is done it writes its section of
@@ -22,7 +30,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,11 +42,15 @@ from common import FIGURES, PERFORMANCE, ROOT, document, parser_of, rounded, wri
 from gpu_device import forget_peak, name_of, now
 from gpu_engine import EngineCase, engine_case
 from gpu_learner import LearnerCase, learner_case
+from gpu_parts import PackCase, gap_case, pack_case, pytest_case, run_case, tile_case, weight_case
 from gpu_profile import decode_profile, update_profile
+from head_speed import Case as HeadCase
 
+from magicrl.models.head import Tiles
 from magicrl.planning.shapes import ModelShape, load_shape
 
-PARTS = ("head", "engine", "learner", "profile")
+PARTS = ("tests", "head", "tiles", "learner", "ranks", "engine", "profile", "gap", "packs", "runs", "weights")
+OTHERS = (Tiles(words=128), Tiles(words=256, stages=4), Tiles(words=256, group=8))
 Job = Callable[[], dict[str, Any]]
 
 
@@ -51,6 +63,12 @@ class Plan:
     learners: tuple[LearnerCase, ...]  # each with checkpointing and without
     decoding: tuple[EngineCase, ...]  # engine cases whose steps are profiled
     update: LearnerCase  # learner case that is profiled
+    tiles: tuple[tuple[HeadCase, tuple[Tiles | None, ...]], ...]  # of the head's kernels; None: those of the dtype
+    gap: EngineCase  # whose samples the learner scores
+    packs: tuple[PackCase, ...]
+    recipes: tuple[str, ...]  # trained on the device and on the CPU
+    settings: tuple[str, ...]  # of those runs
+    weights: tuple[LearnerCase, EngineCase]
     side: int  # of the plain matrix product
     copied: int  # bytes of the plain copy
 
@@ -77,6 +95,23 @@ def full() -> Plan:
         learners=tuple(learners),
         decoding=(engine("1k", 256, 1, 512, 32), engine("16k", 64, 1, 16352, 32)),
         update=learners[0],
+        tiles=(
+            (HeadCase(name="bfloat16", tokens=32768, vocab=151936, width=1536), (None, *OTHERS)),
+            (HeadCase(name="bfloat16-3584", tokens=32768, vocab=151936, width=3584), (None, *OTHERS)),
+            (HeadCase(name="float16", tokens=32768, vocab=151936, width=1536, dtype="float16"), (None,)),
+            (
+                HeadCase(name="float32", tokens=4096, vocab=151936, width=1536, dtype="float32"),
+                (None, Tiles(words=128, inner=32)),
+            ),
+        ),
+        gap=engine("1k", 16, 4, 32, 512),
+        packs=(
+            PackCase(name="16k", responses=16, median=600, longest=8192, heads=12, kv_heads=2, head_dim=128),
+            PackCase(name="64k", responses=16, median=2500, longest=32768, heads=28, kv_heads=4, head_dim=128),
+        ),
+        recipes=("tiny", "quickstart"),
+        settings=(),
+        weights=(learners[0], replace(engine("copy", 1, 1, 32, 32), cache_mb=1024)),
         side=8192,
         copied=4 << 30,
     )
@@ -94,7 +129,10 @@ def quick() -> Plan:
     learner = LearnerCase(name="tiny", shape=shape, tokens=48, checkpointing=False, updates=1)
     adapters = LearnerCase(name="tiny-lora", shape=shape, tokens=48, checkpointing=True, lora=True, updates=1)
     return Plan(
-        heads="quick", engines=(engine,), learners=(learner, adapters), decoding=(engine,), update=learner, side=64,
+        heads="quick", engines=(engine,), learners=(learner, adapters), decoding=(engine,), update=learner,
+        tiles=((HeadCase(name="float16", tokens=40, vocab=300, width=64, dtype="float16"), (None,)),),
+        packs=(PackCase(name="tiny", responses=4, median=20, longest=60, heads=2, kv_heads=1, head_dim=16),),
+        gap=engine, recipes=("tiny",), settings=("stages.0.max_steps=2",), weights=(learner, engine), side=64,
         copied=1 << 16,
     )  # fmt: skip
 
@@ -104,6 +142,21 @@ def jobs(plan: Plan, device: str) -> dict[str, Job]:
     found: dict[str, Job] = {
         f"head-{case.name}": partial(head_speed.run_case, case, device, 5) for case in head_speed.CASES[plan.heads]
     }
+    found["tests-gpu"] = partial(pytest_case, "tests/gpu", "--ignore=tests/gpu/test_one_rank.py")
+    found["ranks-one"] = partial(pytest_case, "tests/gpu/test_one_rank.py")
+    for case, choices in plan.tiles:
+        for tiles in choices:
+            size = "own" if tiles is None else f"{tiles.tokens}x{tiles.words}x{tiles.stages}-{tiles.group}"
+            found[f"tiles-{case.name}-{size}"] = partial(tile_case, case, tiles, device)
+    for dtype in ("bfloat16", "float16"):
+        for suffix, wide in (("", False), ("-float32-head", True)):
+            found[f"gap-{dtype}{suffix}"] = partial(gap_case, plan.gap, dtype, device, float32_head=wide)
+    for case in plan.packs:
+        found[f"packs-{case.name}"] = partial(pack_case, case, device)
+    for recipe in plan.recipes:
+        devices = tuple(dict.fromkeys((device, "cpu")))
+        found[f"runs-{recipe}"] = partial(run_case, recipe, devices, plan.settings)
+    found["weights-copied"] = partial(weight_case, *plan.weights, device, plan.copied)
     for case in plan.engines:
         for mode, static in (("graphs", True), ("plain", False)):
             found[f"engine-{case.name}-{mode}"] = partial(

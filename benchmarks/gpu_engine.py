@@ -45,13 +45,20 @@ def bound_of(case: EngineCase, device: str, side: int, size: int) -> DecodeCost:
     return decode_cost(System(case.shape, peaks, whole))
 
 
-def make_engine(case: EngineCase, device: str, *, static: bool) -> InProcessEngine:
-    """With random weights; ``static``: steps of fixed shapes, which CUDA captures as graphs."""
+def engine_model(case: EngineCase, device: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Of random weights."""
     register_attention()
-    model = random_model(case.shape, torch.bfloat16, device, attn_implementation=ATTENTION_NAME).eval()
+    return random_model(case.shape, dtype, device, attn_implementation=ATTENTION_NAME).eval()
+
+
+def make_engine(
+    case: EngineCase, device: str, *, static: bool, model: Any = None, float32_head: bool = False
+) -> InProcessEngine:
+    """With random weights, or of ``model``; ``static``: steps of fixed shapes, which CUDA captures as graphs."""
+    model = model or engine_model(case, device)
     engine = speed_engine(
         model, case.rows, case.prompt_tokens + case.generated, memory_limit_mb=case.cache_mb, device=device,
-        static_steps=static,
+        static_steps=static, float32_head=float32_head,
     )  # fmt: skip
     engine.load_weights({name: p.detach() for name, p in model.named_parameters()}, 0)
     return engine

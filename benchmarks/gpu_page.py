@@ -1,24 +1,27 @@
 """The section on GPUs of docs/performance.md, from what `gpu.py` found; where that is nothing it says so.
 
-python benchmarks/gpu_page.py
+python benchmarks/gpu_page.py FILE...   # adds the cases of these files, which `gpu.sh` left, to bench-gpu.json first
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from common import FIGURES, PERFORMANCE, put_section, table
+from common import FIGURES, PERFORMANCE, put_section, table, write_figure
 
 JSON = FIGURES / "bench-gpu.json"
 WHAT = (
     "`python benchmarks/gpu.py` measures on one CUDA device (80 GB or more) the head's kernels beside their matrix "
     "products, the engine's steps at 1K and 16K tokens with CUDA graphs and without beside the reading of weights and "
     "cache, the learner's MFU and memory at 16K and 32K tokens beside what `magicrl plan` expects (1.5B and 7B "
-    "architectures, random weights), and where the time of a step goes. `--parts head,engine,learner,profile` runs "
-    "some of it. It writes `bench-gpu.json` beside the other figures, and this section."
+    "architectures, random weights), where the time of a step goes, the gap of sampler and learner by precision, "
+    "attention over packs, the copying of weights, and two recipes trained beside the CPU. `--parts` runs some of it. "
+    "It writes `bench-gpu.json` beside the other figures, and this section. `benchmarks/gpu.sh` does so on a machine "
+    "that lacks most packages ([how](benchmarks.md#on-a-lent-gpu))."
 )
 Cases = dict[str, dict[str, Any]]
 Rows: TypeAlias = Iterator[Sequence[object]]
@@ -87,6 +90,41 @@ def _kinds(cases: Cases) -> Rows:
             yield [name, kind, f"{1000 * k['seconds']:.2f}", _share(k["share"])]
 
 
+def _tests(cases: Cases) -> Rows:
+    for part in ("tests", "ranks"):
+        for name, c in _of(cases, part, "tests").items():
+            yield [f"{part}-{name}", c["tests"], c["skipped"], c["failures"] + c["errors"]]
+
+
+def _tiles(cases: Cases) -> Rows:
+    for name, c in _of(cases, "tiles", "both_s").items():
+        yield [name, c["tokens"], c["width"], f"{c['forward_tflop_per_s']:.0f}", f"{c['both_tflop_per_s']:.0f}"]
+
+
+def _gaps(cases: Cases) -> Rows:
+    for name, c in _of(cases, "gap", "mean_gap").items():
+        yield [name, c["tokens"], f"{c['mean_gap']:.2g}", f"{c['max_gap']:.2g}", f"{c['kl']:.1e}"]
+
+
+def _packs(cases: Cases) -> Rows:
+    for name, c in _of(cases, "packs", "buckets_s").items():
+        varlen = "" if "varlen_s" not in c else f"{1000 * c['varlen_s']:.2f}"
+        yield [name, c["tokens"], c["padded_tokens"], f"{1000 * c['buckets_s']:.2f}", varlen]
+
+
+def _runs(cases: Cases) -> Rows:
+    for name, c in _of(cases, "runs", "runs").items():
+        for device, run in c["runs"].items():
+            rewards = run["reward"]
+            ends = [f"{rewards[i]:.3f}" for i in (0, -1)] if rewards else ["", ""]
+            yield [name, device, run["exit"], len(rewards), *ends]
+
+
+def _weights(cases: Cases) -> Rows:
+    for name, c in _of(cases, "weights", "times_of_a_copy").items():
+        yield [name, _gib(c["gib"]), f"{c['seconds']:.3f}", f"{c['times_of_a_copy']:.1f}"]
+
+
 def _without(cases: Cases) -> Rows:
     """Cases that found nothing, with the reason."""
     yield from ([name, c[key]] for name, c in cases.items() for key in ("out_of_memory", "failed") if key in c)
@@ -97,9 +135,25 @@ TABLES: dict[str, Callable[[Cases], Rows]] = {
     "engine | prompts x samples | mean context | tokens/s | ms a step | of the bound | tokens/s, all | GiB": _engines,
     "update | trained | seconds | MFU | of a plain product | GiB | GiB planned": _learners,
     "profile | kind | ms | share": _kinds,
+    "tests | all | skipped | red": _tests,
+    "head's tiles | tokens | width | TFLOP/s forward | TFLOP/s with gradients": _tiles,
+    "sampler and learner | tokens | mean gap | largest gap | KL": _gaps,
+    "packs | tokens | padded to | ms by buckets | ms by torch's kernel": _packs,
+    "run | device | exit | steps | first reward | last reward": _runs,
+    "weights | GiB | seconds | of a copy's": _weights,
     "without a figure | why": _without,
 }
 
 
+def add(figures: Path, files: Sequence[Path]) -> None:
+    """Put the cases of ``files`` into ``figures``; later ones win, others there stay."""
+    cases: Cases = json.loads(figures.read_text())["cases"] if figures.exists() else {}
+    for file in files:
+        cases |= json.loads(file.read_text())["cases"]
+    write_figure(figures, {"cases": cases})
+
+
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        add(JSON, [Path(name) for name in sys.argv[1:]])
     write(PERFORMANCE, JSON)

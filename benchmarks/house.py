@@ -5,7 +5,9 @@
 Printed are: files and lines of ``src/magicrl``; files with a function that runs in one training step of the recipe
 ``tiny`` (all threads of the process; ``session`` counts what is recorded of the step, ``algorithm`` only
 ``Trainer.step``); the share of lines with a comment in function bodies, docstrings, blank lines and directives to tools
-aside; modules that exactly one other imports; and the files that name a hyper-parameter.
+aside; modules that exactly one other imports; the files that name a hyper-parameter; and the words of the documentation
+that is written by hand: of README.md and its neighbours and of ``docs/*.md``, without pages and sections that a script
+writes, code blocks, comments and punctuation that stands alone. ``docs/log`` is no part of the site.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import ast
 import contextlib
 import io
 import json
+import re
 import sys
 import tempfile
 import threading
@@ -24,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+WRITTEN_BY_SCRIPTS = ("recipe-reference.md", "errors.md", "dependencies.md")
 DIRECTIVES = ("noqa", "pyright:", "type:", "fmt:")
 
 
@@ -48,13 +52,23 @@ def main() -> None:
         "modules_with_one_importer": sum(len(who) == 1 for who in importers(texts, source).values()),
         "files_naming": {word: sum(word in text for text in texts.values()) for word in options.parameter},
     }
+    pages = [page for folder in (ROOT, ROOT / "docs") for page in sorted(folder.glob("*.md"))]
+    words = {page.name: words_of(page.read_text("utf-8")) for page in pages if page.name not in WRITTEN_BY_SCRIPTS}
+    found["words_of_documentation"] = sum(words.values())
     step = files_of_a_step(source)
     found["files_per_training_step"] = {part: len(names) for part, names in step.items()}
     if options.json:
-        sys.stdout.write(json.dumps(found | {"step": step}, indent=1) + "\n")
+        sys.stdout.write(json.dumps(found | {"step": step, "words": words}, indent=1) + "\n")
         return
     for name, value in found.items():
         sys.stdout.write(f"{name.replace('_', ' ')}: {value}\n")
+
+
+def words_of(page: str) -> int:
+    """The words of a Markdown page that somebody wrote."""
+    for part in (r"<!-- begin [\w-]+ -->.*?<!-- end [\w-]+ -->", r"^ *```.*?^ *```$", r"<!--.*?-->"):
+        page = re.sub(part, " ", page, flags=re.DOTALL | re.MULTILINE)
+    return len(re.findall(r"\S*\w\S*", page))
 
 
 def comment_share(texts: Any) -> tuple[int, int]:

@@ -12,20 +12,17 @@ The task needs no supervised start and few steps: count upwards (``counting.py``
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import time
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from common import FIGURES, ROOT, document, parser_of, rounded, write_figure
+from arm_study import columns, interval, make_row, settings_hash
+from common import FIGURES, ROOT, parser_of, rounded
 
 from magicrl.config.loader import load_train_recipe
 from magicrl.files import write_atomically
 from magicrl.models.small_models import prepare_gguf_package
-from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
 
 RATE, TIMES = 6e-5, 10
 ARMS: dict[str, list[str]] = {
@@ -103,45 +100,23 @@ def recipe_file(folder: Path) -> Path:
 def one_arm(recipe: Path, arm: str, seed: int, arguments: argparse.Namespace) -> None:
     """One run; its row goes into the result file unless it is there already."""
     config = load_train_recipe(recipe, [*ARMS[arm], f"run.seed={seed}", "run.threads=1"])
-    key = {"arm": arm, "seed": seed, "settings": settings_hash(arm)}
-    if any(row["key"] == key for row in rows_of(arguments.output)):
-        return
-    folder = arguments.runs / f"{arm}-{seed}"
-    clock = time.process_time()
-    run = train(config, folder, NullObserver(), resume=folder.exists())
-    lines = [json.loads(line)["values"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rewards = [line["train/reward/mean"] for line in lines]
-    row: dict[str, Any] = {
-        "key": key,
+    decides = ARMS[arm], RECIPE.replace(str(ROOT), ""), (ROOT / "benchmarks" / "counting.py").read_text()
+    key = {"arm": arm, "seed": seed, "settings": settings_hash(*decides)}
+    head = {"command": COMMAND, "arms": ARMS}
+    make_row(config, key, arguments.runs / f"{arm}-{seed}", arguments.output, head, described)
+
+
+def described(run: Path, steps: list[dict[str, float]]) -> dict[str, Any]:
+    rewards = columns(steps, "train/reward/mean")
+    return {
         "reward": [rounded(reward) for reward in rewards],
         "first_step": rounded(rewards[0]),
         f"last_{LAST}_steps": rounded(mean(rewards[-LAST:])),
-        "held_out": {name: held_out(run, name) for name in ("before", "after")},
-        "tokens_sampled": sum(int(line["tokens/sampled"]) for line in lines),
+        "held_out": {name: interval(run, name, "reward") for name in ("before", "after")},
+        "tokens_sampled": sum(int(tokens) for tokens in columns(steps, "tokens/sampled")),
         # a step of equal rewards alone makes no update
-        "updates": sum(line["learner/sgd_steps"] for line in lines),
-        "cpu_seconds": round(time.process_time() - clock),
-        "run": {**document({}), "command": COMMAND},
+        "updates": sum(columns(steps, "learner/sgd_steps")),
     }
-    # read again: another process may have written an arm meanwhile
-    rows = sorted([*rows_of(arguments.output), row], key=lambda row: (row["key"]["seed"], row["key"]["arm"]))
-    write_figure(arguments.output, {"command": COMMAND, "arms": ARMS, "runs": rows})
-
-
-def settings_hash(arm: str) -> str:
-    """Identifies what decides an arm beside its seed; no folder of this machine is in it."""
-    decides = [ARMS[arm], RECIPE.replace(str(ROOT), ""), (ROOT / "benchmarks" / "counting.py").read_text()]
-    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text())["runs"] if path.exists() else []
-
-
-def held_out(run: Path, name: str) -> list[float]:
-    """Mean reward on prompts that were not trained on, and its 95 % interval."""
-    found = json.loads((run / "evaluations" / f"{name}-held_out.json").read_text())["temperatures"]["1.0"]["reward"]
-    return [rounded(found[key]) for key in ("mean", "low", "high")]
 
 
 if __name__ == "__main__":

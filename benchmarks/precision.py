@@ -10,7 +10,6 @@ Each case samples the same prompts at tau = 1 and scores what came with the lear
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from bench_models import SMOLLM2, model_folder
 from common import FIGURES, ROOT, document, parser_of, put_section, rounded, table, write_case
+from model_cases import samples_of
 from numpy.typing import NDArray
 
 from magicrl.config.schema import DType, HeadDType
@@ -27,7 +27,7 @@ from magicrl.data.families import make_family
 from magicrl.models.loading import load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.scorer import PolicyScorer
-from magicrl.records import RolloutGroup, RolloutRequest, SamplingParams, TrainSample
+from magicrl.records import RolloutGroup, RolloutRequest, SamplingParams
 from magicrl.rollout.engines import EngineSettings, make_engine
 
 ENGINES = ("in_process", "vllm")
@@ -76,20 +76,6 @@ def sampled(engine_name: str, case: Case, encoder: PromptEncoder) -> list[Rollou
     return groups
 
 
-def samples_of(groups: list[RolloutGroup]) -> Iterator[TrainSample]:
-    for group in groups:
-        for index, completion in enumerate(group.completions):
-            yield TrainSample(
-                prompt_tokens=group.request.prompt_tokens,
-                tokens=completion.tokens,
-                advantage=0.0,
-                group_index=group.request.draw,
-                sample_index=index,
-                sampler_logprobs=completion.sampler_logprobs,
-                policy_version=0,
-            )
-
-
 def gap(learned: NDArray[Any], reported: NDArray[Any]) -> dict[str, float]:
     """Of log-probs ``[tokens]``; the KL is that of sampler to learner by the k3 estimate, r - 1 - log r."""
     difference = learned.astype(np.float64) - reported
@@ -113,7 +99,7 @@ def measured(engine_name: str, case: Case) -> dict[str, float]:
         head_chunk_tokens=256,
         float32_head=case.head_dtype is not None,
     )
-    samples = list(samples_of(groups))
+    samples = samples_of(groups)
     learned, _ = scorer.score(samples, 1.0)
     return gap(np.concatenate(learned), np.concatenate([s.sampler_logprobs for s in samples]))
 

@@ -31,7 +31,17 @@ _OWN: dict[str, dict[str, Any]] = {
     "Gemma 3": {"query_pre_attn_scalar": 32},
     "Gemma 4": {"global_head_dim": 64},
     "Gemma 4 mixture": {"global_head_dim": 64},
-    "DeepSeek-V3": {"head_dim": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
+    # vLLM reads these where transformers has them fixed or in `moe_layers`; the published configurations have them
+    "Llama 4 text": {"interleave_moe_layer_step": 2, "attention_chunk_size": 32},
+    "DeepSeek-V3": {
+        "head_dim": 64,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+    },
 }
 
 

@@ -56,7 +56,7 @@ def filled(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] += navigation(source[0])
     if docname == "docs/study/index":
         source[0] += toctree(STUDY)
-    for name, made in (("commands", generated.commands), ("metrics", generated.metrics)):
+    for name, made in generated.PARTS.items():
         if (place := f"<!-- {name} -->") in source[0]:
             source[0] = source[0].replace(place, made())
 

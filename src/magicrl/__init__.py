@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from magicrl.api.evaluating import Evaluation, evaluate
+    from magicrl.api.explain import explain
     from magicrl.api.judging import verify
     from magicrl.api.planning import plan
     from magicrl.api.preflight import preflight
@@ -26,6 +27,7 @@ _HOMES = {
     "Training": "magicrl.api.training",
     "Verdict": "magicrl.records",
     "evaluate": "magicrl.api.evaluating",
+    "explain": "magicrl.api.explain",
     "load_run": "magicrl.api.runs",
     "plan": "magicrl.api.planning",
     "preflight": "magicrl.api.preflight",
@@ -43,6 +45,7 @@ __all__ = [
     "Training",
     "Verdict",
     "evaluate",
+    "explain",
     "load_run",
     "plan",
     "preflight",

@@ -16,6 +16,7 @@ from common import PERFORMANCE, ROOT
 from gpu_device import random_model
 from gpu_engine import bound_of
 from gpu_learner import needs_lora
+from gpu_parts import pytest_case, run_case
 from gpu_profile import KINDS, microseconds
 from torch._C._autograd import DeviceType
 
@@ -34,8 +35,9 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> dict[
 def test_all_parts_run_on_a_cpu_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(monkeypatch, tmp_path, "--parts", "engine,learner")
     assert list(first) == ["engine-tiny-graphs", "engine-tiny-plain", "learner-tiny", "learner-tiny-lora"]
-    cases = run(monkeypatch, tmp_path, "--parts", "head,profile")
-    assert list(cases) == list(gpu.jobs(gpu.quick(), "cpu"))
+    cases = run(monkeypatch, tmp_path, "--parts", "head,profile,gap,packs,weights")
+    elsewhere = ("tests", "ranks", "tiles", "runs")  # what follows, and the rehearsal of gpu.sh, where triton is
+    assert list(cases) == [n for n in gpu.jobs(gpu.quick(), "cpu") if n.partition("-")[0] not in elsewhere]
     assert {name: cases[name] for name in first} == first, "what was measured before stays"
     assert cases["head-quick"]["relative_difference_of_gradients"]["weight"] < 0.02
     assert cases["engine-tiny-graphs"]["last_half"]["tokens_per_s"] > 0
@@ -54,6 +56,11 @@ def test_all_parts_run_on_a_cpu_one_after_the_other(tmp_path: Path, monkeypatch:
     page = (tmp_path / "page.md").read_text()
     assert "| tiny-lora | LoRA of rank 16 |" in page
     assert "Not measured" not in page
+    # sampler and learner round differently, the more the narrower their numbers
+    gaps = [cases[f"gap-{name}"]["mean_gap"] for name in ("float16-float32-head", "bfloat16")]
+    assert 0 < gaps[0] < gaps[1] < 0.01
+    assert cases["packs-tiny"]["padded_tokens"] >= cases["packs-tiny"]["tokens"]
+    assert "failed" not in cases["weights-copied"], "the engine has the learner's weights"
 
 
 def test_the_committed_section_is_what_the_figures_give() -> None:
@@ -82,6 +89,29 @@ def test_a_case_that_fails_says_why_and_stops_nothing(tmp_path: Path, monkeypatc
     assert cases["learner-c"]["measured"] == 1
     assert cases["engine-b"]["failed"] == "RuntimeError: no kernel"
     assert "| head-a | CUDA out of memory." in (tmp_path / "page.md").read_text()
+
+
+def test_a_red_test_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "test_some.py"
+    file.write_text("def test_good(): pass\ndef test_bad(): assert False\n")
+    found = pytest_case(str(file), "-p", "no:cacheprovider")
+    assert (found["tests"], found["failures"]) == (2, 1)
+    assert found["failed"].endswith("::test_bad")
+
+
+def test_a_run_that_ends_wrongly_fails_its_part() -> None:
+    found = run_case("no-such-recipe", ("cpu",))
+    assert found["failed"] == "cpu: 2"
+    assert found["runs"]["cpu"]["reward"] == []
+
+
+def test_figures_of_several_calls_come_together(tmp_path: Path) -> None:
+    for name, cases in (("a", {"x": {"v": 1}, "y": {"v": 1}}), ("b", {"y": {"v": 2}})):
+        (tmp_path / name).write_text(json.dumps({"cases": cases}))
+    figures = tmp_path / "all.json"
+    gpu_page.add(figures, [tmp_path / "a"])
+    gpu_page.add(figures, [tmp_path / "b"])
+    assert json.loads(figures.read_text()) == {"cases": {"x": {"v": 1}, "y": {"v": 2}}}
 
 
 def test_an_unknown_part_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

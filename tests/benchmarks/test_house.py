@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from house import comment_share, importers
+from house import comment_share, importers, words_of
 
 
 def test_comments_of_bodies_alone_are_counted() -> None:
@@ -21,3 +21,9 @@ def test_importers_count_functions_imports_too() -> None:
     }
     found = importers(texts, source)
     assert found == {"magicrl.a": {"magicrl.b"}, "magicrl.b": {"magicrl.a", "magicrl.c"}, "magicrl.c": set()}
+
+
+def test_words_of_code_comments_and_scripts_are_not_counted() -> None:
+    page = "# A page\n\n```\nmake it\n```\n\n| 9<!--=a.b--> | - |\n"
+    page += "<!-- begin x -->\nmade\n<!-- end x -->\nof *five* words.\n"
+    assert words_of(page) == 6

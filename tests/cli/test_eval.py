@@ -34,7 +34,7 @@ from magicrl.cli.main import app
 from magicrl.cli.options import EvalOptions
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TinyModelConfig
-from magicrl.evaluation.benchmarks import catalogue, described, parse_asked
+from magicrl.evaluation.benchmarks import catalogue, parse_asked
 from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.runner import Cost
 from magicrl.evaluation.samples import SampleRow, row_of
@@ -282,9 +282,7 @@ def test_commands_of_the_page_are_understood(command: str) -> None:
         assert asked.path is not None or asked.known is not None
 
 
-def test_the_catalogue_on_the_page_is_the_catalogue() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| ([\w.-]+/[\w.-]+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
-    assert rows == [(name, hub, licence) for name, _title, hub, licence in described()]
+def test_the_window_on_the_page_is_the_catalogue_s() -> None:
     first, last = catalogue().benchmarks["livecodebench"].window or (None, None)
     assert f"{first} to {last}" in PAGE.read_text()
 

@@ -20,6 +20,8 @@ from magicrl.distributed.runtime import ClusterError, Node, nodes
 from magicrl.models.loading import load_policy
 from magicrl.planning.memory import NodeRoom, beside_ranks
 
+VLLM = {"engine": "vllm", "max_rows": 8}
+
 
 @pytest.fixture
 def parts(
@@ -96,3 +98,31 @@ def test_ranks_share_as_few_nodes_as_they_can(three_nodes: Any, make_recipe: Cal
             remove_placement_group(options[0]["scheduling_strategy"].placement_group)
         for node in added:
             three_nodes.remove_node(node)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "gpus", "sections", "expected"),
+    [
+        ({}, 4, {}, "direct"),
+        ({"tensor_parallel": 2}, 4, {}, "direct"),
+        ({}, 0, {}, "object_store"),
+        ({"weight_copy": "object_store"}, 4, {}, "object_store"),
+        ({"weight_copy": "direct"}, 0, {}, "direct"),
+        ({"colocated": True}, 4, {}, "object_store"),
+        ({}, 4, {"rollout": {"engine": "vllm", "max_rows": 8, "weight_lag": 1}}, "object_store"),
+        ({}, 4, {"rollout": {"max_rows": 8}}, "object_store"),
+        ({}, 4, {"model": {"dtype": "bfloat16", "lora": {"rank": 4}}}, "object_store"),
+    ],
+)
+def test_weights_go_from_gpu_to_gpu_by_themselves_wherever_vllm_takes_them_so(
+    parts: Callable[..., cluster_parts.ClusterParts],
+    rollout: dict[str, Any],
+    gpus: int,
+    sections: dict[str, Any],
+    expected: str,
+) -> None:
+    """And the replicas are told the same, since their vLLM starts with its transfer or without."""
+    made = parts({"rollout": rollout, "learner": {"ranks": 1}}, gpus=gpus, **{"rollout": VLLM, **sections})
+    assert made._cluster.rollout.weight_copy == expected
+    assert made._config.cluster is not None
+    assert made._config.cluster.rollout.weight_copy == expected

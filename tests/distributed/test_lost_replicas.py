@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from builders import completion, request
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.distributed import engine_pool
@@ -41,7 +41,7 @@ def pool_of(
     ray = SimpleNamespace(put=id, kill=id, wait=wait)
     monkeypatch.setattr(engine_pool, "ray", ray)
     monkeypatch.setattr(engine_pool, "waited_for", lambda call, *_: answer(call))
-    methods = ("facts", "load", "collect", "submit")
+    methods = ("start", "load", "collect", "submit")
     told: list[str] = [] if asked is None else asked
     actor = SimpleNamespace(**{name: Remote(name, told) for name in methods})
     return engine_pool.EnginePool(lambda index: actor, 1, timeouts=ClusterTimeouts(generate=5.0), **options)
@@ -60,14 +60,21 @@ def test_the_context_is_known_while_the_only_replica_is_replaced(monkeypatch: py
     assert pool.max_context == 64
 
 
-@pytest.mark.parametrize("trouble", [RayActorError(), ClusterError("waited 900 s for rollout replica 0 to start")])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        RayActorError(),
+        ClusterError("waited 900 s for rollout replica 0 to start"),
+        RayTaskError("start", "ValueError: the cache does not fit", ValueError("the cache does not fit")),
+    ],
+)
 def test_successors_that_die_before_they_told_of_themselves_are_losses(
     monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
     told = [FACTS]
 
     def answer(call: str) -> Any:
-        if call == "facts":
+        if call == "start":
             if told:
                 return told.pop()
             raise trouble
@@ -92,7 +99,7 @@ def test_successors_that_die_before_they_told_of_themselves_are_losses(
 def test_a_successor_is_given_the_present_weights_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of the weights of the steps in which it starts waits for it, and older ones are never the last it takes."""
     asked: list[str] = []
-    pool = pool_of(monkeypatch, lambda call: FACTS if call == "facts" else [], asked=asked)
+    pool = pool_of(monkeypatch, lambda call: FACTS if call == "start" else [], asked=asked)
     pool.load_weights({}, 0)
     pool._lose(pool._slots[0], RayActorError())
     asked.clear()
@@ -120,7 +127,7 @@ def test_silence_counts_only_while_the_pool_listens(monkeypatch: pytest.MonkeyPa
         return [], calls
 
     monkeypatch.setattr(engine_pool, "time", SimpleNamespace(monotonic=lambda: now, perf_counter=lambda: now))
-    pool = pool_of(monkeypatch, lambda call: FACTS if call == "facts" else [], wait=wait)
+    pool = pool_of(monkeypatch, lambda call: FACTS if call == "start" else [], wait=wait)
     pool.load_weights({}, 0)
     pool.submit([request(0, [5], size=2)])
     now += 100.0
@@ -136,7 +143,7 @@ def test_what_has_arrived_of_an_open_group_outlives_the_run(monkeypatch: pytest.
     asked = request(0, [5], size=2)
     arrived = completion([7, 8], text="78", policy_version=3)
     collected = CollectedSamples(samples=[(0, 1, arrived)], busy=0.0)
-    pool = pool_of(monkeypatch, lambda call: FACTS if call == "facts" else collected)
+    pool = pool_of(monkeypatch, lambda call: FACTS if call == "start" else collected)
     pool.submit([asked])
     pool._wait(0.0)
     kept = pool.snapshot()

@@ -1,9 +1,9 @@
-"""One replica without Ray: its thread generates while weights, probes and interrupts come between two turns."""
+"""One replica without Ray: its loop generates, and weights, probes and interrupts come between two turns."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
@@ -47,35 +47,53 @@ def engine(make_recipe: Callable[..., TrainConfig]) -> Any:
     return make_engine(recipe, start, PromptEncoder(described_model(start).tokenizer, 64))
 
 
+class Driven:
+    """A started replica whose loop runs while a call of it is waited for."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.runner = asyncio.Runner()
+        self.replica = Replica(make, threads=1)
+        self.run(self.replica.start())
+
+    def run(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(call)
+
+    def load(self, payload: Any, version: int, probes: Any = ()) -> Any:
+        return self.run(self.replica.load(payload, version, probes))
+
+    def submit(self, work: Any) -> None:
+        self.run(self.replica.submit(work))
+
+    def collected(self, count: int) -> dict[tuple[int, int], Any]:
+        found: dict[tuple[int, int], Any] = {}
+        while len(found) < count:
+            for order, index, completion in self.run(self.replica.collect()).samples:
+                assert (order, index) not in found
+                found[order, index] = completion
+        return found
+
+
 @pytest.fixture
-def replica(engine: Any) -> Generator[Replica]:
-    found = Replica(lambda: engine, threads=1)
+def replica(engine: Any) -> Generator[Driven]:
+    found = Driven(lambda: engine)
     yield found
-    found.close()
+    found.runner.close()
+    engine.close()
 
 
 def payload_of(engine: Any) -> Any:
     return pack({name: p.detach().clone() for name, p in engine._model.named_parameters()})
 
 
-def collected(replica: Replica, count: int) -> dict[tuple[int, int], Any]:
-    found: dict[tuple[int, int], Any] = {}
-    while len(found) < count:
-        for order, index, completion in replica.collect().samples:
-            assert (order, index) not in found
-            found[order, index] = completion
-    return found
-
-
-def test_it_delivers_every_sample_once_with_the_version_that_sampled_it(replica: Replica, engine: Any) -> None:
+def test_it_delivers_every_sample_once_with_the_version_that_sampled_it(replica: Driven, engine: Any) -> None:
     payload = payload_of(engine)
-    replica.load(payload, 4, ())
+    replica.load(payload, 4)
     replica.submit([(10, asked(0)), (11, asked(1))])
-    first = collected(replica, 6)
+    first = replica.collected(6)
     assert set(first) == {(order, index) for order in (10, 11) for index in range(3)}
     assert {c.policy_version for c in first.values()} == {4}
     replica.submit([(12, asked(0))])
-    again = collected(replica, 3)
+    again = replica.collected(3)
     for index in range(3):
         assert again[12, index].tokens.tolist() == first[10, index].tokens.tolist()
 
@@ -84,13 +102,11 @@ def test_an_engine_of_ones_own_is_a_replica_s(make_recipe: Callable[..., TrainCo
     example = Path(__file__).resolve().parents[2] / "examples" / "engine.py"
     recipe = make_recipe({"rollout": {"replicas": 2}}, rollout={"engine": f"{example}:make"})
     made = make_replica_engine(recipe, recipe.start.model or "", gpus=1)
-    replica = Replica(lambda: made, threads=1)
-    try:
+    replica = Driven(lambda: made)
+    with replica.runner:
         assert len(replica.load(payload_of(made), 3, [asked(7, limit=4)])) == 1
         replica.submit([(0, asked(0)), (1, asked(1))])
-        assert {completion.policy_version for completion in collected(replica, 6).values()} == {3}
-    finally:
-        replica.close()
+        assert {completion.policy_version for completion in replica.collected(6).values()} == {3}
 
 
 def test_an_engine_that_cannot_be_imported_is_refused_before_anything_is_made(
@@ -104,9 +120,9 @@ def test_an_engine_that_cannot_be_imported_is_refused_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
-def test_probes_are_answered_beside_work_that_goes_on(replica: Replica, engine: Any) -> None:
+def test_probes_are_answered_beside_work_that_goes_on(replica: Driven, engine: Any) -> None:
     payload = payload_of(engine)
-    replica.load(payload, 0, ())
+    replica.load(payload, 0)
     probes = [asked(7, limit=4), asked(8, limit=4)]
     alone = replica.load(payload, 0, probes)
     replica.submit([(n, asked(n, limit=100)) for n in range(8)])
@@ -116,51 +132,43 @@ def test_probes_are_answered_beside_work_that_goes_on(replica: Replica, engine: 
         for completion, other in zip(group.completions, before.completions, strict=True):
             assert completion.tokens.tolist() == other.tokens.tolist()
             assert completion.policy_version == 1
-    found = collected(replica, 24)
+    found = replica.collected(24)
     assert all((len(c.token_versions) and set(c.token_versions)) <= {0, 1} for c in found.values())
 
 
 def test_new_weights_come_between_two_tokens_of_what_is_under_way(
-    replica: Replica, engine: Any, monkeypatch: pytest.MonkeyPatch
+    replica: Driven, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None has to end first: the weights are asked for in the third turn and sample from the fourth on."""
     payload, turn, turns = payload_of(engine), engine.turn, 0
-    third, called = threading.Event(), threading.Event()
+    loading: list[Any] = []
 
     def watched() -> Any:
         nonlocal turns
         turns += 1
         if turns == 3:
-            third.set()
-            called.wait(60)
+            loading.append(asyncio.create_task(replica.replica.load(payload, 1, ())))
         return turn()
 
     monkeypatch.setattr(engine, "turn", watched)
-    replica.load(payload, 0, ())
+    replica.load(payload, 0)
     replica.submit([(n, asked(n, limit=40)) for n in range(4)])
-    third.wait(60)
-    loading = threading.Thread(target=replica.load, args=(payload, 1, ()))
-    loading.start()
-    while not replica._visitors:
-        pass
-    called.set()
-    loading.join(60)
-    spans = [c.version_spans for c in collected(replica, 12).values() if len(c) > 4]
+    spans = [c.version_spans for c in replica.collected(12).values() if len(c) > 4]
     assert len(spans) >= 6
     assert {span[0] for span in spans} == {(0, 4)}, "two of the first turn, which also reads the prompt"
     assert all([version for version, _ in span] == [0, 1] for span in spans)
 
 
-def test_an_interrupt_drops_work_and_what_was_not_fetched(replica: Replica, engine: Any) -> None:
-    replica.load(payload_of(engine), 0, ())
+def test_an_interrupt_drops_work_and_what_was_not_fetched(replica: Driven, engine: Any) -> None:
+    replica.load(payload_of(engine), 0)
     replica.submit([(n, asked(n, limit=100)) for n in range(8)])
-    replica.interrupt()
+    replica.run(replica.replica.interrupt())
     replica.submit([(99, asked(3, limit=4))])
-    assert set(collected(replica, 3)) == {(99, index) for index in range(3)}
+    assert set(replica.collected(3)) == {(99, index) for index in range(3)}
 
 
-def test_what_the_engine_refuses_reaches_the_one_who_collects(replica: Replica, engine: Any) -> None:
-    replica.load(payload_of(engine), 0, ())
+def test_what_the_engine_refuses_reaches_the_one_who_collects(replica: Driven, engine: Any) -> None:
+    replica.load(payload_of(engine), 0)
     replica.submit([(0, asked(0, limit=5000))])
     with pytest.raises(ValueError, match="exceeds the context"):
-        replica.collect()
+        replica.run(replica.replica.collect())

@@ -1,36 +1,26 @@
-"""The tables from other libraries: every setting of ours is in the schema, every option of TRL in its configuration."""
+"""The tables of options that the site shows are those that `magicrl convert` reads."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
+import sys
 from pathlib import Path
 
 import pytest
-from tests.docs.write_recipe_page import section_of
 
-from magicrl.config.schema import Section, TrainConfig
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "coming-from.md").read_text()
-ROWS = [[cell.strip() for cell in row.split("|")] for row in re.findall(r"^\| (`.*) \|$", PAGE, re.MULTILINE)]
+import generated  # noqa: E402
 
-
-def names(cell: str) -> list[str]:
-    return re.findall(r"`([\w.]+)`", cell)
-
-
-@pytest.mark.parametrize("name", sorted({name for _, ours, _ in ROWS for name in names(ours)}))
-def test_a_setting_of_ours_is_one(name: str) -> None:
-    section: type[Section] | None = TrainConfig
-    for key in name.split("."):
-        assert section is not None
-        assert key in section.model_fields, name
-        section = section_of(section.model_fields[key].annotation)[0]
+from magicrl.config.foreign import Library  # noqa: E402
+from magicrl.config.foreign_trl import TRL  # noqa: E402
+from magicrl.config.foreign_verl import VERL  # noqa: E402
 
 
-def test_options_of_trl_are_its_own() -> None:
-    trl = pytest.importorskip("trl", reason="the extra `bench`")
-    known = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
-    theirs = {name for row in ROWS for name in names(row[0]) if "." not in name}
-    assert len(theirs) > 30
-    assert theirs <= known, theirs - known
+@pytest.mark.parametrize(("mark", "library"), [("TRL", TRL), ("verl", VERL)])
+def test_every_option_that_is_read_has_a_row(mark: str, library: Library) -> None:
+    assert f"<!-- {mark} -->" in (DOCS / "coming-from.md").read_text()
+    rows = [line.split("|") for line in generated.PARTS[mark]().splitlines()[2:]]
+    assert {name for row in rows for name in re.findall(r"`([^`]+)`", row[1])} == library.known
+    assert all(len(row) == 5 and (row[2].strip() or row[3].strip()) for row in rows)

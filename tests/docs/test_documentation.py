@@ -22,7 +22,7 @@ from magicrl.config.paths import FOLDER
 from magicrl.registry import BUILTINS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 MODULES = sorted(
     ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
     for path in (ROOT / "src").rglob("*.py")
@@ -55,9 +55,18 @@ def test_the_first_page_leads_to_every_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", text_of(page)):
+    for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        target, _, anchor = link.partition("#")
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+            path = page.parent / target if target else page
+            assert path.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in anchors(path), f"{page.name}: {link}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name of a page: its headings as the site and the repository's host write them."""
+    headings = re.findall(r"^#{1,3} (.+)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

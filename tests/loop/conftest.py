@@ -85,9 +85,15 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_sft(load_sft_recipe(recipe), folder / "toy-start").folder
 
 
-@pytest.fixture
-def toy_recipe(tmp_path: Path, toy_model: Path) -> Path:
+@pytest.fixture(scope="session")
+def toy_text(toy_model: Path) -> str:
     """The training recipe on that model."""
+    return TRAIN.replace("MODEL", str(toy_model))
+
+
+@pytest.fixture
+def toy_recipe(tmp_path: Path, toy_text: str) -> Path:
+    """The same as a file."""
     path = tmp_path / "toy.toml"
-    path.write_text(TRAIN.replace("MODEL", str(toy_model)))
+    path.write_text(toy_text)
     return path

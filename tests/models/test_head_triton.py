@@ -76,6 +76,14 @@ def test_tile_sizes_change_nothing(tiles: Tiles) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (NARROW, 2e-2)])
+def test_the_tiles_that_a_dtype_gets(dtype: torch.dtype, tolerance: float) -> None:
+    ours = results(dtype, HeadOptions(backend="triton", temperature=0.7), bias=False, entropy=True)
+    plain = results(dtype, HeadOptions(backend="torch", temperature=0.7), bias=False, entropy=True)
+    for one, other in zip(ours, plain, strict=True):
+        assert float((one - other).float().norm()) <= tolerance * float(other.float().norm())
+
+
 def test_a_float32_head_is_not_rounded() -> None:
     hidden, weight, targets = inputs(NARROW)
     exact = (hidden.detach().double() @ weight.detach().double().T).log_softmax(1)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from builders import SIZES
+from model_cases import CASES, own_model, plain_model
 from transformers import PreTrainedModel
 
 from magicrl.models.packing import ATTENTION_NAME, register_attention
@@ -92,8 +93,9 @@ def test_layers_that_carry_state_are_named_before_weights_are_read(name: str) ->
         check_layers(model)
 
 
-def test_attention_that_is_told_more_than_is_listened_to_is_refused() -> None:
-    model = random_model("Llama")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_that_is_told_more_than_is_listened_to_is_refused(dtype: torch.dtype) -> None:
+    model = random_model("Llama", dtype)
     attention = model.get_decoder().layers[1].self_attn  # pyright: ignore[reportIndexIssue]
     check_attention(model)
     attention.scaling = 0.1
@@ -106,6 +108,11 @@ def test_attention_that_is_told_more_than_is_listened_to_is_refused() -> None:
     with pytest.raises(ValueError, match=r"attention of LlamaForCausalLM .* does more"):
         check_attention(model)
     assert model.config._attn_implementation == ATTENTION_NAME
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Gemma 4 mixture"])
+def test_tokens_that_rounding_sends_to_other_experts_are_no_other_attention(name: str) -> None:
+    check_attention(own_model(plain_model(CASES[name], hidden_size=64)).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("name", MIXING)

@@ -16,7 +16,17 @@ from magicrl.cli.main import app
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.loader import load_train_recipe
 from magicrl.planning.hardware import GIB, load_hardware
-from magicrl.planning.layouts import Demand, Placed, accelerators, candidates, check_stated, refusal, remedies
+from magicrl.planning.layouts import (
+    Demand,
+    Placed,
+    accelerators,
+    candidates,
+    check_stated,
+    place,
+    placed_as,
+    refusal,
+    remedies,
+)
 from magicrl.planning.planner import Options, demand, make_plan
 from magicrl.planning.shapes import load_shape
 
@@ -31,21 +41,25 @@ THIRTY_TWO = Demand(
 )
 
 
+FORTY_K = replace(THIRTY_TWO, longest=40960)
+
+
 def test_the_32b_model_at_32k_fits_as_the_estimates_say() -> None:
-    """On 8 GPUs not, with the moments in the host's memory it does; on 16 it does with sequence parallelism."""
-    assert not any(placed.fits for placed in candidates(THIRTY_TWO, 8))
-    assert any(placed.fits for placed in candidates(replace(THIRTY_TWO, offload_moments=True), 8))
+    """On 8 GPUs only where all share a sequence, and not at 40K; with the moments in the host's memory it does."""
+    assert all(placed.layout.sequence_parallel == 8 for placed in candidates(THIRTY_TWO, 8) if placed.fits)
+    assert not any(placed.fits for placed in candidates(FORTY_K, 8))
+    assert any(placed.fits for placed in candidates(replace(FORTY_K, offload_moments=True), 8))
     best = candidates(THIRTY_TWO, 16)[0]
     assert best.fits
     assert best.layout.sequence_parallel <= THIRTY_TWO.shape.kv_heads
 
 
 def test_a_refusal_says_what_is_missing_and_every_remedy_works() -> None:
-    text = refusal(THIRTY_TWO, 8)
+    text = refusal(FORTY_K, 8)
     assert "does not fit on 8 x H800-80G" in text
     assert "moments 30.5" in text
     assert "What would make it fit, each alone: --gpus 16; AdamW's moments in the host's memory" in text
-    assert any(placed.fits for placed in candidates(THIRTY_TWO, 16))
+    assert any(placed.fits for placed in candidates(FORTY_K, 16))
     bare = replace(THIRTY_TWO, checkpointing=False)
     assert "model.gradient_checkpointing = true" in remedies(bare, 16)
     assert any(placed.fits for placed in candidates(replace(bare, checkpointing=True), 16))
@@ -184,3 +198,27 @@ def test_the_command_refuses_it() -> None:
     words = ["plan", str(RECIPES / "skywork" / "or1-7b.toml"), "--gpus", "16", "--gpu", "H800-80G"]
     with pytest.raises(ValueError, match=r"\[cluster\] does not fit: 8 learner ranks and 24 replicas of 1 need 32"):
         app(words, result_action="return_value")
+
+
+def test_copies_of_the_model_follow_the_learners_own_rule() -> None:
+    """7B on two nodes: each holds a copy where engines have GPUs of their own, unless the recipe states a number."""
+    seven = replace(THIRTY_TWO, shape=load_shape("DeepSeek-R1-Distill-Qwen-7B"))
+    whole = 4 * seven.shape.parameters
+    masters = {
+        (colocated, stated): place(replace(seven, shard_ranks=stated), 16, 16, 1, 1, colocated=colocated).learner.master
+        for colocated in (False, True)
+        for stated in (None, 4)
+    }
+    assert masters == {
+        (False, None): whole / 8,
+        (True, None): whole / 16,
+        (False, 4): whole / 4,
+        (True, 4): whole / 4,
+    }
+    assert place(THIRTY_TWO, 16, 16, 1, 1, colocated=False).learner.master == 4 * THIRTY_TWO.shape.parameters / 16
+    cluster = ClusterConfig.model_validate(
+        {"learner": {"ranks": 16, "shard_ranks": 4, "reduce_dtype": "bfloat16"}, "rollout": {"replicas": 16}}
+    )
+    narrow = placed_as(seven, cluster.learner, cluster.rollout).learner
+    assert narrow.master == whole / 4
+    assert narrow.reduced < place(seven, 16, 16, 1, 1, colocated=False).learner.reduced

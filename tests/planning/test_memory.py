@@ -22,6 +22,8 @@ from magicrl.planning.memory import (
     nodes_of,
     placement_fault,
     replicas_held,
+    shards_by_default,
+    unit_moments,
 )
 from magicrl.planning.shapes import ModelShape, load_shape
 
@@ -54,13 +56,45 @@ def test_states_of_a_shard_by_hand() -> None:
     memory = learner_memory(shape, replace(AT_32K, reference=True), 0.0)
     assert memory.master == memory.gradients == memory.moments / 2 == 4 * shape.parameters / 8
     assert memory.reference == 2 * shape.parameters / 8
-    assert memory.head == 3 * 4 * 1024 * shape.vocabulary
     assert memory.total == pytest.approx(sum(memory.terms().values()))
     assert memory.resident < memory.total
     layers = 36 * 34816 * 4096 * 2  # the layers' inputs
     one = 34816 * (10 * 4096 + 3 * 12288) * 2
     assert memory.activations == layers + one
     assert learner_memory(shape, replace(AT_32K, checkpointing=False), 0.0).activations == 36 * one
+    alone = learner_memory(shape, replace(AT_32K, gpus=1), 0.0)
+    assert (alone.head, alone.gathered) == (3 * 4 * 1024 * shape.vocabulary, 2 * shape.parameters)
+
+
+# eight words of width four: 32 values an end; a layer of 4 * 16 + 3 * 32 + 2 * 4 = 168
+SMALL = ModelShape(
+    name="s", hidden=4, intermediate=8, layers=2, heads=1, kv_heads=1, head_dim=4, vocabulary=8, tied=False
+)
+
+
+def test_what_is_whole_in_a_backward_pass_by_hand() -> None:
+    """Bytes by the order of FSDP2: `tests/distributed/learner/test_unit_memory.py` holds it against FSDP2 itself."""
+    setup = LearnerSetup(gpus=4, micro_batch_tokens=1, longest=1, checkpointing=False, head_chunk_tokens=1)
+    head, layers, sending = unit_moments(SMALL, setup)
+    assert (head.gathered, head.reduced, head.head) == (2 * 32 + 2 * 168, 2 * 32, 3 * 4 * 8)
+    # two layers; the last one's gradient beside what the head sends, an inner one's beside what a layer sends
+    assert (layers.gathered, layers.reduced) == (4 * 168, max(4 * 32 + 2 * 168, (2 + 4) * 168))
+    assert (sending.gathered, sending.reduced) == (2 * 168, 2 * 32 + 4 * 32 * 1.25)
+    _, layers, adding, sending = unit_moments(replace(SMALL, tied=True), setup)
+    assert (layers.gathered, layers.reduced) == (2 * 32 + 4 * 168, 2 * 32 + (2 + 4) * 168)
+    assert (adding.gathered, adding.reduced) == (2 * 32, 3 * 2 * 32 + 4 * 168)
+    assert (sending.gathered, sending.reduced) == (0, 2 * 32 + 4 * 32 * 1.25)
+    narrow = unit_moments(SMALL, replace(setup, reduce_bytes=2.0))
+    assert narrow[2].reduced == 2 * 32 + 2 * 32 + (2 + 4) * 32 / 4
+    once = unit_moments(SMALL, replace(setup, reduce_once=True))
+    assert once[0].reduced == 2 * 32 + 4 * SMALL.parameters
+    adapted = unit_moments(SMALL, replace(setup, adapters=10))
+    assert [moment.reduced for moment in adapted] == [0, (2 + 4) * 5, 0]
+
+
+def test_a_node_holds_a_copy_where_its_state_takes_a_quarter() -> None:
+    assert shards_by_default(32, 8, 8 * 20.0, 80.0) == 8
+    assert shards_by_default(32, 8, 8 * 20.1, 80.0) == 32
 
 
 @given(

@@ -102,13 +102,13 @@ def test_the_arrow_keys_move_the_crosshair_and_say_the_values(browser: Browser, 
 
 def test_the_tab_key_reaches_everything_in_order_and_shows_where_it_is(browser: Browser, page_file: Path) -> None:
     page = Watched(browser, page_file, viewport={"width": 1280, "height": 800}).page
-    wanted = page.locator("a, button, summary, select, svg[tabindex]")
+    wanted = page.locator("a, button, summary, select, input, svg[tabindex]")
     reached: list[int] = []
     for _ in range(wanted.count() + 12):  # areas that scroll are stops of their own
         page.keyboard.press("Tab")
         at, outline = page.evaluate(
             "() => { const e = document.activeElement; return ["
-            "[...document.querySelectorAll('a, button, summary, select, svg[tabindex]')].indexOf(e),"
+            "[...document.querySelectorAll('a, button, summary, select, input, svg[tabindex]')].indexOf(e),"
             " e.matches(':focus-visible') ? getComputedStyle(e).outlineStyle : 'body'] }"
         )
         if at >= 0:
@@ -117,7 +117,7 @@ def test_the_tab_key_reaches_everything_in_order_and_shows_where_it_is(browser: 
         if len(reached) > 1 and reached[-1] == 0:
             break
     hidden = page.evaluate(
-        "[...document.querySelectorAll('a, button, summary, select, svg[tabindex]')]"
+        "[...document.querySelectorAll('a, button, summary, select, input, svg[tabindex]')]"
         ".map((e, i) => e.checkVisibility() ? -1 : i).filter((i) => i >= 0)"
     )
     visible = [i for i in range(wanted.count()) if i not in hidden]
@@ -134,6 +134,11 @@ def test_keys_open_what_is_folded_and_filter_the_rollouts(browser: Browser, page
     page.locator("[data-filter=step]").select_option("20")
     assert page.locator(".rollout:visible").count() == 1
     assert page.locator(".nothing").is_hidden()
+    page.locator("[data-filter=text]").fill(page.locator(".rollout:visible .response").text_content()[:12].upper())
+    assert page.locator(".rollout:visible").count() == 1
+    page.locator("[data-filter=text]").fill("no response holds this")
+    assert page.locator(".nothing").is_visible()
+    page.locator("[data-filter=text]").fill("")
     page.locator("[data-filter=outcome]").select_option("not_judged")
     assert page.locator(".nothing").is_visible()
 

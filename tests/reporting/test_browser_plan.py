@@ -14,6 +14,20 @@ from .browsing import Watched, fits_and_keeps_to_itself, saved
 
 pytestmark = pytest.mark.slow
 
+BROKEN_WORDS = """() => {
+  const broken = [];
+  const walker = document.createTreeWalker(document.querySelector(".stages"), NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    for (const word of node.textContent.matchAll(/\\S+/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map((box) => box.top)).size > 1) broken.push(word[0]);
+    }
+  }
+  return broken;
+}"""
+
 PAPER = str(Path(__file__).resolve().parents[2] / "studies/bases/paper-7b.toml")
 
 
@@ -41,3 +55,11 @@ def test_the_arrow_keys_read_the_curve_and_its_export_holds_the_interval(browser
     step = "step, with its 80 % interval"
     assert [row["accelerators"] for row in rows] == ["4", "8", "16", "32", "64"]
     assert all(float(row[f"{step}, low"]) <= float(row[step]) <= float(row[f"{step}, high"]) for row in rows)
+
+
+def test_on_paper_no_number_of_the_table_is_broken_over_lines(browser: Browser, page_file: Path) -> None:
+    page = Watched(browser, page_file, viewport={"width": 690, "height": 1000}, color_scheme="dark").page
+    page.emulate_media(media="print")
+    assert page.evaluate(BROKEN_WORDS) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 690
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

@@ -31,6 +31,7 @@ LIMIT = 24
 # what the child does; it writes what it saw, the tests judge
 SCENARIO = """
 import json, random, sys
+from concurrent.futures import ThreadPoolExecutor
 import torch
 from transformers import AutoModelForCausalLM
 from magicrl.models.packing import ATTENTION_NAME, register_attention
@@ -119,6 +120,9 @@ seen["refused"] = {
     "weights": refused(lambda: engine.load_weights({}, 4)),
     "shapes": refused(lambda: engine.load_weights({n: t[:1] for n, t in learner.weights().items()}, 4)),
 }
+with ThreadPoolExecutor(1) as another:
+    seen["refused"]["thread"] = another.submit(lambda: refused(lambda: engine.submit([request(0)]))).result()
+engine.interrupt()
 seen["nothing queued"] = len(list(engine.finished_samples()))
 generations = [{name: tensor.clone() for name, tensor in learner.weights().items()}]
 engine.load_weights(generations[0], 0)
@@ -163,7 +167,7 @@ json.dump(seen, open(out, "w"))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, save_tiny_model: Callable[..., None]) -> Path:
     path = tmp_path_factory.mktemp("models")
-    save_tiny_model(path / "tiny", padding=8, tied=True)
+    save_tiny_model(path / "tiny", padding=2000, tied=True)  # more than a request may have biases on a GPU
     save_tiny_model(path / "heads-of-16", head_dim=16)
     return path
 
@@ -263,6 +267,7 @@ class TestEngine:
         assert refused["weights"].startswith("no weights were given for: model.embed_tokens.weight")
         assert refused["shapes"].startswith("weights of another shape than the engine's model has: model.embed")
         assert "attention heads; use the in-process engine" in refused["heads"]
+        assert refused["thread"] == "LLMEngine.add_request is used by another thread than the one that made the engine"
 
     def test_new_weights_are_what_it_samples_with_and_tokens_tell_by_which(
         self, seen: dict[str, Any], folder: Path

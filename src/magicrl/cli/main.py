@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from magicrl.cli.convert import convert
 from magicrl.cli.data import data_app
 from magicrl.cli.doctor import cluster_app, doctor
+from magicrl.cli.explain import explain
 from magicrl.cli.options import EVERY_DEFAULT, EvalOptions, Flag, Overrides, Several
 from magicrl.cli.plan import plan
 from magicrl.cli.preflight import preflight
@@ -44,7 +46,9 @@ verify_app = App(name="verify", help="Judge answers: JSON Lines in, JSON Lines o
 app.command(verify_app)
 app.command(data_app)
 app.command(cluster_app)
+app.command(convert)
 app.command(doctor)
+app.command(explain)
 app.command(plan)
 app.command(preflight)
 app.command(push)

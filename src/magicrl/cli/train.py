@@ -238,6 +238,7 @@ def _cluster(cluster: dict[str, Any], told: list[str]) -> dict[str, Any]:
     learner, rollout = cluster["learner"], cluster["rollout"]
     learner["sequence_parallel"] = min(2, learner["sequence_parallel"])
     learner["ranks"] = min(2, learner["ranks"])
+    learner["shard_ranks"] = learner["shard_ranks"] and min(2, learner["shard_ranks"])
     told.append(
         f"cluster: a Ray of this machine, {learner['ranks']} ranks and {min(2, rollout['replicas'])} replicas on CPUs"
     )

@@ -16,15 +16,29 @@ class LearnerPlacement(Section):
     """Processes, one a GPU; 1: the learner stays in the run's own process."""
     sequence_parallel: int = Field(default=1, ge=1)
     """Ranks that share one sequence (Ulysses); divides ``ranks``, the query heads and the key/value heads."""
+    shard_ranks: int | None = Field(default=None, ge=1)
+    """Ranks that hold the model once, in shards; divides ``ranks``, and groups of so many are copies of each other
+    (HSDP). Default: those of a node, where their shards then take a quarter of a GPU or less; else all."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which a micro-batch's gradients are summed over ranks; what is kept of the sum is float32."""
+    reduce_once: bool = False
+    """Sum gradients over ranks once an update, not once a micro-batch; every rank then holds a whole float32 one."""
     offload_optimizer: bool = False
     """Keep master weights, gradients and moments in the host's memory, and step there."""
     restarts: int = Field(default=4, ge=0)
     """Losses of a rank that are mended within one call; then the run stops, to be resumed from its checkpoint."""
 
     @model_validator(mode="after")
-    def _sequence_parallel_divides(self) -> Self:
+    def _numbers_go_together(self) -> Self:
         if self.ranks % self.sequence_parallel:
             raise ValueError(f"sequence_parallel {self.sequence_parallel} must divide ranks {self.ranks}")
+        if self.shard_ranks is not None and self.ranks % self.shard_ranks:
+            raise ValueError(f"shard_ranks {self.shard_ranks} must divide ranks {self.ranks}")
+        if self.reduce_once and self.reduce_dtype == "bfloat16":
+            raise ValueError(
+                "reduce_once adds micro-batches up in reduce_dtype, and in bfloat16 small gradients would be lost: "
+                'leave out one of the two, or set reduce_dtype = "float32"'
+            )
         return self
 
 
@@ -41,8 +55,9 @@ class RolloutPlacement(Section):
     """torch threads of a replica; default: ``cpus``, at least 1."""
     colocated: bool = False
     """Replicas and learner ranks use the same GPUs in turns. For ``rollout.engine = "vllm"``, synchronous."""
-    weight_copy: Literal["object_store", "direct"] = "object_store"
-    """Through Ray's object store, or ``direct``: from learner ranks to vLLM's workers by its transfer (NCCL, gloo)."""
+    weight_copy: Literal["auto", "object_store", "direct"] = "auto"
+    """``object_store``: through Ray's; ``direct``: from a learner rank to vLLM's workers by its transfer (NCCL, gloo).
+    ``auto``: direct where vLLM has GPUs of its own and takes whole weights, else through the store."""
     restarts: int = Field(default=8, ge=0)
     """Replicas that may be lost and replaced in one run before it stops."""
 

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -33,8 +33,6 @@ from magicrl.training.assemble import Judge, LocalParts, make_engine
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Learner
 
-_REPLICA_THREADS = 8  # of its actor: one waits for samples, the others bring work and weights
-
 
 class ClusterParts(LocalParts):
     """The parts of a run on the connected cluster; refuses a recipe that it has no room for."""
@@ -42,10 +40,12 @@ class ClusterParts(LocalParts):
     def __init__(self, config: TrainConfig) -> None:
         assert config.cluster is not None, "without [cluster] everything is local"
         super().__init__(config)
-        self._cluster: ClusterConfig = config.cluster
         if config.rollout.engine == "replay":
             raise RecipeError("recorded rollouts need no cluster; leave [cluster] out", key="rollout.engine")
         self._gpus = config.run.device != "cpu" and any(node.gpus for node in nodes())
+        rollout = config.cluster.rollout.model_copy(update={"weight_copy": weight_copy(config, gpus=self._gpus)})
+        self._cluster: ClusterConfig = config.cluster.model_copy(update={"rollout": rollout})
+        self._config = config.model_copy(update={"cluster": self._cluster})  # replicas read it, too
         self._check_room()
 
     @property
@@ -160,6 +160,20 @@ class ClusterParts(LocalParts):
             raise RecipeError(fault, key=key)
 
 
+def weight_copy(config: TrainConfig, *, gpus: bool) -> Literal["object_store", "direct"]:
+    """How new weights reach the replicas: as the recipe says, or by itself from GPU to GPU wherever vLLM takes them so.
+
+    Through the store each copy passes the host's memory of the sender, the store and every replica. Adapters alone are
+    small and go that way, since vLLM's transfer has whole weights only; NCCL joins no two processes on one GPU.
+    """
+    assert config.cluster is not None
+    placed, rollout = config.cluster.rollout, config.rollout
+    if placed.weight_copy != "auto":
+        return placed.weight_copy
+    apart = gpus and rollout.engine == "vllm" and not placed.colocated
+    return "direct" if apart and not rollout.weight_lag and config.model.lora is None else "object_store"
+
+
 def rank_options(ranks: int, *, gpus: bool, seconds: float) -> list[dict[str, Any]]:
     """Ray's options of each learner rank.
 
@@ -201,7 +215,6 @@ def start_replica(
     options = {
         "num_cpus": placement.cpus,
         "num_gpus": gpus,
-        "max_concurrency": _REPLICA_THREADS,
         "max_restarts": 0,  # its weights would be lost: the pool makes another and gives it the present ones
         "scheduling_strategy": "SPREAD",
     }

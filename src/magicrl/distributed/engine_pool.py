@@ -46,7 +46,7 @@ class ReplicaSlot:
     index: int  # names it
     actor: Any  # Ray's handle
     facts: ReplicaFacts | None = None  # None until it has answered for the first time
-    pending: Any = None  # the call that is waited for: ``facts`` and then ``load`` while it starts, else ``collect``
+    pending: Any = None  # the call that is waited for: ``start`` and then ``load`` while it starts, else ``collect``
     starting: bool = True  # it has not the present weights yet
     given: int | None = None  # version of the weights that it takes while it starts
     assigned: dict[int, set[int]] = field(default_factory=dict[int, set[int]])  # sample indices by issue order
@@ -164,8 +164,8 @@ class EnginePool(SchedulingEngine):
         for slot in self._slots:
             try:
                 what = f"{slot.name} to start"
-                self._meet(slot, waited_for(slot.actor.facts.remote(), self._timeouts.start, what))
-            except RayActorError as error:
+                self._meet(slot, waited_for(slot.actor.start.remote(), self._timeouts.start, what))
+            except (RayActorError, RayTaskError) as error:
                 raise ValueError(f"{slot.name} could not be made: {cause_of(error)}") from error
             slot.starting = False
         self.capabilities = replace(self.capabilities, adapters=self._adapters)
@@ -212,7 +212,7 @@ class EnginePool(SchedulingEngine):
         """Put the weights into the object store once and have every replica take and show them.
 
         A successor that is starting gets those that are the present ones when it is there: calls that waited for it
-        would each hold a copy in the store, and its threads might take them in another order.
+        would each hold a copy in the store, and Ray promises no order of them.
         """
         self._weights, self._version = ray.put(pack(weights)), version
         calls = [(slot, self._load(slot)) for slot in self._live]
@@ -326,6 +326,9 @@ class EnginePool(SchedulingEngine):
                 self._lose(slot, error)
                 continue
             except RayTaskError as error:  # the engine's own words, which the loop knows, and not its process's end
+                if slot.facts is None:
+                    self._lose(slot, ClusterError(f"its engine cannot be made: {cause_of(error)}"))
+                    continue
                 raise error.cause from error
             if slot.starting:
                 self._begin(slot, answer)
@@ -399,7 +402,7 @@ class EnginePool(SchedulingEngine):
         successor = slot.successor(self._make(slot.index), self._listened)
         self._busy_lost += slot.busy / len(self._slots)
         self._slots[self._slots.index(slot)] = successor
-        successor.pending = successor.actor.facts.remote()
+        successor.pending = successor.actor.start.remote()
         self._distribute(assigned)
 
 

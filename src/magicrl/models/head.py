@@ -52,7 +52,7 @@ class HeadOptions:
     softcap: float | None = None  # logits become ``softcap * tanh(logits / softcap)`` (Gemma 2); None for most models
     float32: bool = False  # logits of narrower weights in float32, never rounded to the weights' dtype
     backend: Backend = "auto"  # ``auto`` is Triton where the tensors are on CUDA and Triton is installed, else torch
-    tiles: Tiles | None = None  # of the Triton kernels; None is what suits the device
+    tiles: Tiles | None = None  # of the Triton kernels; None is what suits device, dtype and softcap
     exact: bool = False  # the bits of a token do not depend on the others (`magicrl.models.exact`); on a CPU
 
     def __post_init__(self) -> None:

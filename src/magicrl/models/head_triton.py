@@ -36,30 +36,31 @@ def _place(row_blocks, word_blocks, GROUP: tl.constexpr):
 
 @triton.jit
 def _logits(
-    hidden, weight, bias, rows, words, row_end, word_end, hidden_row, hidden_col, weight_row, weight_col,
+    hidden, weight, bias, row_start, word_start, row_end, word_end, hidden_row, hidden_col, weight_row, weight_col,
     SCALE: tl.constexpr, SOFTCAP: tl.constexpr, TEMPERATURE: tl.constexpr, WIDTH: tl.constexpr,
     WITH_BIAS: tl.constexpr, ROUND: tl.constexpr, TOKENS: tl.constexpr, WORDS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """One tile of transformed logits ``[TOKENS, WORDS]`` in float32; far below all others beyond the last word."""
     inner = tl.arange(0, INNER)
     total = tl.zeros((TOKENS, WORDS), dtype=tl.float32)
+    # where a tile begins takes 64 bits, places within it 32: wide places of a whole tile would fill the registers
+    hidden += row_start.to(tl.int64) * hidden_row
+    weight += word_start.to(tl.int64) * weight_row
+    row, word = tl.arange(0, TOKENS), tl.arange(0, WORDS)
+    row_inside, word_inside = (row < row_end - row_start)[:, None], (word < word_end - word_start)[None, :]
     for start in range(0, WIDTH, INNER):
         column = start + inner
-        # 64 bits: a row's number times its stride may not fit into 32
-        left = tl.load(
-            hidden + rows[:, None].to(tl.int64) * hidden_row + column[None, :] * hidden_col,
-            mask=(rows[:, None] < row_end) & (column[None, :] < WIDTH), other=0.0,
-        )  # fmt: skip
-        right = tl.load(
-            weight + words[None, :].to(tl.int64) * weight_row + column[:, None] * weight_col,
-            mask=(words[None, :] < word_end) & (column[:, None] < WIDTH), other=0.0,
-        )  # fmt: skip
+        left_mask, right_mask = row_inside, word_inside
+        if WIDTH % INNER:
+            left_mask, right_mask = left_mask & (column < WIDTH)[None, :], right_mask & (column < WIDTH)[:, None]
+        left = tl.load(hidden + row[:, None] * hidden_row + column[None, :] * hidden_col, mask=left_mask, other=0.0)
+        right = tl.load(weight + word[None, :] * weight_row + column[:, None] * weight_col, mask=right_mask, other=0.0)
         # no TF32: a float32 model is to be computed in float32
         total = tl.dot(left, right, total, input_precision="ieee")
     if ROUND:  # as a matrix product of this dtype is rounded, so that both backends mean one model
         total = total.to(hidden.dtype.element_ty).to(tl.float32)
     if WITH_BIAS:
-        total += tl.load(bias + words, mask=words < word_end, other=0.0)[None, :]
+        total += tl.load(bias + word_start + word, mask=word < word_end - word_start, other=0.0)[None, :]
     if SCALE != 1.0:
         total *= SCALE
     if SOFTCAP > 0.0:
@@ -69,7 +70,7 @@ def _logits(
         total = tl.where(total < 0, -bounded, bounded)
     if TEMPERATURE != 1.0:
         total /= TEMPERATURE
-    return tl.where(words[None, :] < word_end, total, FAR_BELOW)
+    return tl.where(word_inside, total, FAR_BELOW)
 
 
 @triton.jit
@@ -93,22 +94,24 @@ def statistics_kernel(
     weighted = tl.zeros((TOKENS,), dtype=tl.float32)
     chosen = tl.zeros((TOKENS,), dtype=tl.float32)
     first = part * WORDS * PER_PROGRAM
-    for start in range(first, tl.minimum(first + WORDS * PER_PROGRAM, vocab), WORDS):
-        words = start + tl.arange(0, WORDS)
-        logits = _logits(
-            hidden, weight, bias, rows, words, tokens, vocab, hidden_row, hidden_col, weight_row, weight_col,
-            SCALE, SOFTCAP, TEMPERATURE, WIDTH, WITH_BIAS, ROUND, TOKENS, WORDS, INNER,
-        )  # fmt: skip
-        is_target = words[None, :] == target[:, None]
-        chosen += tl.sum(tl.where(is_target, logits, 0.0), axis=1)
-        higher = tl.maximum(largest, tl.max(logits, axis=1))
-        shrink = tl.exp(largest - higher)
-        relative = logits - higher[:, None]
-        powers = tl.exp(relative)
-        # what was summed relative to the old largest is moved to the new one
-        weighted = (weighted + total * (largest - higher)) * shrink + tl.sum(powers * relative, axis=1)
-        total = total * shrink + tl.sum(powers, axis=1)
-        largest = higher
+    for tile in range(PER_PROGRAM):
+        start = first + tile * WORDS
+        if start < vocab:
+            logits = _logits(
+                hidden, weight, bias, row_block * TOKENS, start, tokens, vocab,
+                hidden_row, hidden_col, weight_row, weight_col,
+                SCALE, SOFTCAP, TEMPERATURE, WIDTH, WITH_BIAS, ROUND, TOKENS, WORDS, INNER,
+            )  # fmt: skip
+            is_target = (start + tl.arange(0, WORDS))[None, :] == target[:, None]
+            chosen += tl.sum(tl.where(is_target, logits, 0.0), axis=1)
+            higher = tl.maximum(largest, tl.max(logits, axis=1))
+            shrink = tl.exp(largest - higher)
+            relative = logits - higher[:, None]
+            powers = tl.exp(relative)
+            # what was summed relative to the old largest is moved to the new one
+            weighted = (weighted + total * (largest - higher)) * shrink + tl.sum(powers * relative, axis=1)
+            total = total * shrink + tl.sum(powers, axis=1)
+            largest = higher
     place = part.to(tl.int64) * tokens + rows
     tl.store(largest_out + place, largest, mask=inside)
     tl.store(total_out + place, total, mask=inside)
@@ -129,11 +132,12 @@ def gradient_kernel(
     """``p (constant - h z) + g onehot`` through the logit transform, for one tile of rows and words."""
     row_blocks, word_blocks = tl.cdiv(row_end - row_start, TOKENS), tl.cdiv(word_end - word_start, WORDS)
     row_block, word_block = _place(row_blocks, word_blocks, GROUP)
-    rows = row_start + row_block * TOKENS + tl.arange(0, TOKENS)
-    words = word_start + word_block * WORDS + tl.arange(0, WORDS)
+    first_row, first_word = row_start + row_block * TOKENS, word_start + word_block * WORDS
+    row, word = tl.arange(0, TOKENS), tl.arange(0, WORDS)
+    rows, words = first_row + row, first_word + word
     inside = rows < row_end
     logits = _logits(
-        hidden, weight, bias, rows, words, row_end, word_end, hidden_row, hidden_col, weight_row, weight_col,
+        hidden, weight, bias, first_row, first_word, row_end, word_end, hidden_row, hidden_col, weight_row, weight_col,
         SCALE, SOFTCAP, TEMPERATURE, WIDTH, WITH_BIAS, ROUND, TOKENS, WORDS, INNER,
     )  # fmt: skip
     # beyond the last word: anything finite, since it is not stored
@@ -150,18 +154,29 @@ def gradient_kernel(
         bounded = logits * (TEMPERATURE / SOFTCAP)
         found *= 1.0 - bounded * bounded
     found *= SCALE / TEMPERATURE
-    place = (rows - row_start)[:, None].to(tl.int64) * out_row + (words - word_start)[None, :]
-    tl.store(out + place, found.to(out.dtype.element_ty), mask=inside[:, None] & (words[None, :] < word_end))
+    out += (first_row - row_start).to(tl.int64) * out_row + (first_word - word_start)
+    mask = inside[:, None] & (words[None, :] < word_end)
+    tl.store(out + row[:, None] * out_row + word[None, :], found.to(out.dtype.element_ty), mask=mask)
 
 
-_WIDE, _NARROW = Tiles(words=256), Tiles(words=128)
+_WIDE, _NARROW, _FLOAT32 = Tiles(words=256), Tiles(words=128), Tiles(tokens=64, words=128, inner=32)
+# Why these, on an H100: 990 TFLOP/s in bfloat16, 67 in float32 outside the tensor cores, about 7 TB/s of its L2 cache,
+# 65,536 registers and 227 KiB of shared memory a multiprocessor. Calculated, not measured:
+# - A wide tile reads 48 KiB for 4.2 MFLOP, 85 FLOP a byte, so that the cache allows 600 TFLOP/s; a narrow one has 64
+#   FLOP a byte, 450 TFLOP/s. Its sums are 128 registers of each of 256 threads, its three stages 144 KiB. At width 1536
+#   the softmax takes a sixth of the product's time and the gradient's store an eighth: 1.2 of the four products' time
+#   in all, 1.1 at width 3584.
+# - In float32 the threads add up by themselves what they hold in registers: a tile of 128 x 256 spills thousands, one
+#   of 64 x 128, with 32 sums a thread, none. It reads 24 KiB for 0.5 MFLOP: 21 FLOP a byte allow 150 TFLOP/s.
 # stages x inner x (rows + words) x bytes of a bfloat16
 _WIDE_NEEDS_BYTES = 3 * 64 * (128 + 256) * 2
 
 
-def tiles_for(device: torch.device) -> Tiles:
-    """Tiles of 256 words where a device's shared memory has room for three stages of them, else of 128."""
-    if device.type != "cuda":
+def tiles_for(device: torch.device, dtype: torch.dtype, *, softcap: bool = False) -> Tiles:
+    """The largest tiles for which a device has shared memory and registers; a soft cap takes more of these."""
+    if dtype == torch.float32:
+        return _FLOAT32
+    if device.type != "cuda" or softcap:
         return _NARROW
     room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     return _WIDE if room >= _WIDE_NEEDS_BYTES else _NARROW
@@ -172,7 +187,8 @@ class TritonHead:
 
     def __init__(self, inputs: HeadInputs) -> None:
         self._inputs = inputs
-        self._tiles = inputs.options.tiles or tiles_for(inputs.hidden.device)
+        options, hidden = inputs.options, inputs.hidden
+        self._tiles = options.tiles or tiles_for(hidden.device, hidden.dtype, softcap=options.softcap is not None)
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor]:
         inputs, tiles = self._inputs, self._tiles

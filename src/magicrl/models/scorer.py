@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any, cast
 
 import numpy as np
@@ -96,8 +97,11 @@ def check_attention(model: PreTrainedModel, hidden: Hidden | None = None) -> Non
         theirs = compute(batch)
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
-    moved = _distance(ours.double(), theirs.double())
-    if moved > _LAYOUT[model.dtype not in (torch.float32, torch.float64)]:
+    # the median token's: bfloat16's rounding sends a token or two of a mixture to other experts, far from theirs
+    pairs = zip(ours.double(), theirs.double(), strict=True)
+    moved = median(_distance(own, expected) for own, expected in pairs)
+    # what it computes in: sharded weights are float32 and gathered in bfloat16
+    if moved > _LAYOUT[ours.dtype not in (torch.float32, torch.float64)]:
         raise ValueError(
             f"the attention of {type(model).__name__} (model type {model.config.model_type!r}) does more than "
             f"magicrl's: hidden states differ by {moved:.1g} from transformers' own; use a model of docs/models.md"

@@ -7,11 +7,12 @@ A recipe's ``[cluster]`` may state its layout (``Stated``): it is checked, and c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from magicrl.config.cluster_schema import ClusterConfig, LearnerPlacement, RolloutPlacement
-from magicrl.planning.costs import kv_capacity
+from magicrl.planning.costs import BF16, FLOAT32, kv_capacity
 from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.memory import (
     EngineMemory,
@@ -20,9 +21,11 @@ from magicrl.planning.memory import (
     beside_ranks,
     engine_memory,
     learner_memory,
+    learner_state,
     nodes_of,
     placement_fault,
     replicas_held,
+    shards_by_default,
 )
 from magicrl.planning.shapes import ModelShape
 from magicrl.planning.workload import Layout
@@ -37,6 +40,7 @@ class Demand(LearnerSetup):
 
     shape: ModelShape
     hardware: Hardware  # of one accelerator
+    shard_ranks: int | None = None  # accelerators that hold the model once; None is the learner's own default
     rows: int = 256  # sequences that a replica decodes at once
     cache_limit: float = float("inf")  # bytes that the engine's cache may take at most
 
@@ -104,7 +108,9 @@ def _narrowest(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, *,
 def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int, *, colocated: bool) -> Placed:
     """One layout with its memory."""
     hardware, shape = demand.hardware, demand.shape
-    learner = learner_memory(shape, replace(demand, gpus=learner_gpus, sequence_parallel=sp), hardware.runtime)
+    shards = learner_gpus if colocated else _shards(demand, learner_gpus)
+    setup = replace(demand, gpus=demand.shard_ranks or shards, sequence_parallel=sp)
+    learner = learner_memory(shape, setup, hardware.runtime)
     engine = engine_memory(shape, hardware, tp, learner.resident if colocated else 0.0)
     engine = replace(engine, cache=min(engine.cache, demand.cache_limit))
     layout = Layout(
@@ -118,6 +124,15 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
     )
     short = cache_short(demand, engine, tp)
     return Placed(layout=layout, learner=learner, engine=engine, missing=max(learner.total - hardware.budget, short))
+
+
+def _shards(demand: Demand, learner_gpus: int) -> int:
+    """Accelerators that hold the model once by default, ranks being placed as `beside_ranks` says."""
+    node = demand.hardware.gpus_per_node
+    inside = learner_gpus if learner_gpus <= node else math.gcd(learner_gpus, node)
+    return shards_by_default(
+        learner_gpus, inside, learner_state(demand.shape.parameters, lora=demand.adapters > 0), demand.hardware.memory
+    )
 
 
 def cache_short(demand: Demand, engine: EngineMemory, tensor_parallel: int) -> float:
@@ -231,7 +246,13 @@ def check_stated(needed: Demand, cluster: ClusterConfig, gpus: int) -> Stated:
 def placed_as(needed: Demand, learner: LearnerPlacement, rollout: RolloutPlacement) -> Placed:
     """The stated layout with its memory."""
     return place(
-        replace(needed, offload_optimizer=learner.offload_optimizer),
+        replace(
+            needed,
+            offload_optimizer=learner.offload_optimizer,
+            shard_ranks=learner.shard_ranks,
+            reduce_bytes=BF16 if learner.reduce_dtype == "bfloat16" else FLOAT32,
+            reduce_once=learner.reduce_once,
+        ),
         rollout.replicas * rollout.tensor_parallel,
         learner.ranks,
         rollout.tensor_parallel,

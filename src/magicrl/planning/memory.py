@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -32,7 +33,9 @@ LOGIT_COPIES = 3  # Float32 tensors of logits' size that exist at once in the ch
 class LearnerSetup:
     """How the learner lays out its state."""
 
-    gpus: int = 1  # accelerators that shard parameters, gradients and moments
+    gpus: int = 1  # accelerators that shard parameters, gradients and moments: of one copy of the model
+    reduce_bytes: float = FLOAT32  # of a value of the gradients that are summed over accelerators
+    reduce_once: bool = False  # that sum waits for the last micro-batch; whole gradients add up until then
     sequence_parallel: int = 1  # accelerators that share a sequence
     micro_batch_tokens: int  # tokens of a forward/backward; a longer sample goes alone
     longest: int  # tokens of the longest sample, prompt and T
@@ -46,14 +49,15 @@ class LearnerSetup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerMemory:
-    """Bytes on one accelerator while it learns."""
+    """Bytes on one accelerator at the fullest moment of an update."""
 
     master: float  # float32 weights (shard)
     gradients: float  # float32 (shard)
     moments: float  # AdamW's two, float32 (shard); 0 when offloaded
     reference: float  # bf16 (shard)
     frozen: float  # weights that LoRA leaves as they are, bf16 (shard)
-    gathered: float  # two layers and the embeddings in bf16, whole
+    gathered: float  # weights that are whole, bf16
+    reduced: float  # gradients that are whole, and what is on its way between accelerators
     activations: float  # of one micro-batch
     head: float  # logits of one chunk
     runtime: float  # contexts and buffers
@@ -65,7 +69,7 @@ class LearnerMemory:
 
     @property
     def total(self) -> float:
-        """The peak, all terms together."""
+        """All terms together."""
         return sum(self.terms().values())
 
     def terms(self) -> dict[str, float]:
@@ -81,24 +85,67 @@ def activation_bytes(shape: ModelShape, tokens: float, *, checkpointing: bool) -
     return shape.layers * tokens * shape.hidden * BF16 + layer
 
 
+class Moment(NamedTuple):
+    """What of an accelerator's memory comes and goes within a micro-batch; bytes, as in `LearnerMemory`."""
+
+    gathered: float
+    reduced: float
+    activations: float
+    head: float
+
+
+def unit_moments(shape: ModelShape, setup: LearnerSetup) -> list[Moment]:
+    """Where in a backward pass over shards the peak may be: the head's products, a layer's, what the ends send.
+
+    FSDP2's order, a unit a layer: a unit's weights are gathered while the one before computes and dropped when its
+    gradient is whole; this is then copied into what is sent, which stays until the next unit's is made. Embedding and
+    head are units of their own; a tied one stays whole from the first layer to the last, its gradient from the head on.
+    """
+    tokens = max(setup.micro_batch_tokens, setup.longest) / setup.sequence_parallel
+    ends, layer = float(shape.vocabulary * shape.hidden), float(shape.layer_parameters)
+    trained_ends, trained_layer = (0.0, setup.adapters / shape.layers) if setup.adapters else (ends, layer)
+    whole = BF16 * ends if shape.tied else 0.0
+    summed = setup.reduce_bytes * (setup.adapters or shape.parameters) if setup.reduce_once else 0.0
+    sent = 0.0 if setup.reduce_once else setup.reduce_bytes
+    activations = activation_bytes(shape, tokens, checkpointing=setup.checkpointing)
+    inputs = shape.layers * tokens * shape.hidden * BF16 if setup.checkpointing else activations
+    logits = LOGIT_COPIES * FLOAT32 * min(setup.head_chunk_tokens, tokens) * shape.vocabulary
+    # what the head leaves: a tied one its gradient, another what it sends
+    left = (BF16 if shape.tied else sent) * trained_ends
+    last = left + BF16 * trained_layer
+    inner = (left if shape.tied else 0.0) + (BF16 + sent) * trained_layer
+    # with this accelerator's shard of the sum, and that in float32
+    back = setup.reduce_bytes + (FLOAT32 if setup.reduce_bytes != FLOAT32 else 0.0)
+    sending = (BF16 + setup.reduce_bytes + back / setup.gpus) * trained_ends
+    found = [
+        Moment(BF16 * (ends + layer), BF16 * trained_ends + summed, inputs, logits),
+        Moment(whole + 2 * BF16 * layer, max(last, inner) + summed, activations, 0.0),
+    ]
+    if not shape.tied:
+        return [*found, Moment(BF16 * layer, sending + summed, inputs, 0.0)]
+    adding = 3 * BF16 * trained_ends + sent * trained_layer  # the head's gradient, the embedding's and their sum
+    return [*found, Moment(whole, adding + summed, 0.0, 0.0), Moment(0.0, sending + summed, 0.0, 0.0)]
+
+
 def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> LearnerMemory:
     """Bytes on one accelerator by term. One accelerator holds everything and a bf16 copy of the trained weights."""
     # a sample that is longer than a micro-batch is not cut, it goes alone
     tokens = max(setup.micro_batch_tokens, setup.longest) / setup.sequence_parallel
     trained = setup.adapters or shape.parameters
     shard = trained / setup.gpus
-    embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
-    gathered = trained if setup.gpus == 1 else min(shape.parameters, 2 * shape.layer_parameters + embeddings)
-    rows = min(setup.head_chunk_tokens, tokens)
+    if setup.gpus == 1:
+        logits = LOGIT_COPIES * FLOAT32 * min(setup.head_chunk_tokens, tokens) * shape.vocabulary
+        activations = activation_bytes(shape, tokens, checkpointing=setup.checkpointing)
+        fullest = Moment(BF16 * trained, 0.0, activations, logits)
+    else:
+        fullest = max(unit_moments(shape, setup), key=sum)
     return LearnerMemory(
         master=(BF16 if setup.offload_optimizer else FLOAT32) * shard,
         gradients=0.0 if setup.offload_optimizer else FLOAT32 * shard,
         moments=0.0 if setup.offload_moments or setup.offload_optimizer else 2 * FLOAT32 * shard,
         reference=BF16 * shape.parameters / setup.gpus if setup.reference else 0.0,
         frozen=BF16 * shape.parameters / setup.gpus if setup.adapters else 0.0,
-        gathered=BF16 * gathered,
-        activations=activation_bytes(shape, tokens, checkpointing=setup.checkpointing),
-        head=LOGIT_COPIES * FLOAT32 * rows * shape.vocabulary,
+        **fullest._asdict(),
         runtime=runtime,
     )
 
@@ -122,6 +169,31 @@ def engine_memory(shape: ModelShape, hardware: Hardware, tensor_parallel: int, l
     weights = BF16 * shape.parameters / tensor_parallel
     own = 0.0 if learner else hardware.runtime  # else the learner's resident bytes hold it already
     return EngineMemory(weights=weights, learner=learner, runtime=own, cache=hardware.budget - weights - learner - own)
+
+
+_NODE_SHARE = 0.25
+"""Of an accelerator's memory: what a learner's state may take for each node to hold a copy of it."""
+
+
+def learner_state(parameters: int, *, lora: bool) -> float:
+    """Bytes that all shards of a model take: master, gradient and two moments of each parameter in float32; with LoRA
+    the frozen weights in bf16."""
+    return (BF16 if lora else 4 * FLOAT32) * parameters
+
+
+def shards_by_default(ranks: int, node: int, state: float, memory: float) -> int:
+    """Ranks that hold the model once, where ``cluster.learner.shard_ranks`` does not say.
+
+    Those of a node, since weights are gathered many times a step and links inside a node are the fast ones; all, where
+    the shards of so few would leave activations too little room.
+
+    Args:
+        ranks: of the learner; ``node`` of them, which divides them, run on each node.
+        node: see ``ranks``.
+        state: bytes of master weights, gradients and moments, all together.
+        memory: bytes of an accelerator.
+    """
+    return node if state / node <= _NODE_SHARE * memory else ranks
 
 
 RUNTIME = 0.7 * GIB  # torch and transformers, before a model is loaded

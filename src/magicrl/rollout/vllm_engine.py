@@ -11,9 +11,12 @@ check after a weight copy, come first in vLLM's queue.
 from __future__ import annotations
 
 import gc
+import json
+import logging
 import os
 import random
 import re
+import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -24,6 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from packaging.version import Version
 
 from magicrl.config.schema import DType, HeadDType
 from magicrl.models.loading import device_name, peak_mb
@@ -49,6 +53,9 @@ from magicrl.rollout.requests import (
 from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused, VllmAdapters
 from magicrl.rollout.vllm_weights import Rendezvous, VllmWeights, WeightInfo, worker_backend
 
+_log = logging.getLogger(__name__)
+WRITTEN_FOR = "0.32.0"  # the vLLM that the tests run; pyproject.toml pins it
+
 # what vLLM's error says -> what to do; the first that fits counts
 _KNOWN = {
     r"head.?(size|dim)": "vLLM's attention on this device has no kernel for the size of this model's attention heads; "
@@ -61,6 +68,9 @@ _KNOWN = {
     r"out of memory|cannot allocate|can't allocate|not enough memory": "memory is exhausted: lower cache_mb (gpu_share "
     "on a GPU), max_rows or max_context, or use a smaller model",
     r"max_model_len|max_position_embeddings": "max_context is more than the model was made for; lower it",
+    r"failed to be inspected": "vLLM could not import its code of this model, mostly for want of a package (of "
+    "models that also see: torchvision, of the installed torch's build); VLLM_LOGGING_LEVEL=INFO tells which; "
+    "or use the in-process engine",
     r"not supported|unsupported|no module or parameter|architectures": "this version of vLLM does not have this "
     "model's architecture; use the in-process engine",
     r"compil|inductor|triton|ninja": "compiled graphs failed; set eager = true",
@@ -72,17 +82,31 @@ def vllm_missing(error: ImportError) -> ValueError:
     if (error.name or "").split(".")[0] == "vllm":
         return ValueError(
             "the vllm engine needs vLLM, which is not installed; CPU: pip install 'magicrl[vllm]' (beside torch's CPU "
-            "build), GPU: pip install vllm (the build for your CUDA)"
+            "build), GPU: pip install 'magicrl[vllm-gpu]'"
         )
     return ValueError(
         f"vLLM is installed but cannot be imported ({error}); it must fit the installed torch: reinstall it, "
-        "on a CPU with pip install 'magicrl[vllm]'"
+        "on a CPU with pip install 'magicrl[vllm]', on a GPU with pip install 'magicrl[vllm-gpu]'"
     )
+
+
+def check_version(found: str) -> None:
+    """Refuse a vLLM whose inner names may be others; one that differs in its last number is only named.
+
+    Raises:
+        ValueError: it is of another minor version than ``WRITTEN_FOR``.
+    """
+    version, wanted = Version(found), Version(WRITTEN_FOR)
+    told = f"vLLM {found} is installed, magicrl is written for and tested with {WRITTEN_FOR}"
+    if version.release[:2] != wanted.release[:2]:
+        raise ValueError(f"{told}: pip install 'magicrl[vllm-gpu]' on a GPU, 'magicrl[vllm]' on a CPU")
+    if version.base_version != wanted.base_version:
+        _log.warning("%s", told)
 
 
 def engine_trouble(what: str, error: Exception) -> ValueError:
     """``error`` of vLLM in one sentence, its first telling line and the remedy."""
-    text = str(error).strip()
+    text = f"its model has no {error}" if isinstance(error, KeyError) else str(error).strip()
     remedy = next((advice for pattern, advice in _KNOWN.items() if re.search(pattern, text, re.I)), None)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = next(
@@ -110,29 +134,28 @@ class VllmSettings:
     eager: bool | None = None  # without compiled graphs: starts sooner, samples slower on a GPU. None: on a CPU only
 
 
-def start_vllm(
-    folder: str,
-    settings: VllmSettings,
-    *,
-    sleeps: bool = False,
-    direct_weights: bool = False,
-    adapters: AdapterPlan | None = None,
-) -> Any:
-    """A running ``LLMEngine``; arguments as of `VllmEngine`.
+def executor(gpus: int) -> Literal["uni", "mp"]:
+    """vLLM's executor of an engine on ``gpus`` GPUs: its worker in this process, or workers that this process starts.
 
-    Raises:
-        ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
-        AdaptersRefused: it has no adapters for this model.
+    vLLM's own choice inside a placement group of Ray is workers that ask Ray for GPUs, and a replica's are given out
+    already: they wait for ever. An engine stays inside a node, so that Ray's executor is never needed.
     """
-    on_gpu = torch.cuda.is_available()
+    return "uni" if gpus == 1 else "mp"
+
+
+def engine_options(
+    folder: str, settings: VllmSettings, *, valid_vocab: int, on_gpu: bool, sleeps: bool, adapters: AdapterPlan | None
+) -> dict[str, Any]:
+    """For vLLM's ``EngineArgs``; arguments as of `VllmEngine`."""
     cache_mb = settings.cache_mb if settings.cache_mb is not None else None if on_gpu else _CPU_CACHE_MB
-    options: dict[str, Any] = {
+    return {
         "model": folder,
         "dtype": settings.dtype,
         "hf_overrides": {} if settings.head_dtype is None else {"head_dtype": settings.head_dtype},
         "max_model_len": settings.max_context,
         "max_num_seqs": settings.max_rows,
         "tensor_parallel_size": settings.gpus,
+        "distributed_executor_backend": executor(settings.gpus),
         "kv_cache_memory_bytes": None if cache_mb is None else cache_mb << 20,
         # on a CPU, a share of the memory that must be free whatever the cache takes
         "gpu_memory_utilization": settings.gpu_share if on_gpu else 0.01,
@@ -140,8 +163,12 @@ def start_vllm(
         "enable_prefix_caching": True,
         # vLLM's default are those before the temperature: not of the distribution that was sampled from
         "logprobs_mode": "processed_logprobs",
+        # by name: several workers are other processes
+        "logits_processors": ["magicrl.rollout.vllm_padding:NoPadding"],
+        "additional_config": {"valid_vocab": valid_vocab},
         # else the folder's recommended top-p, top-k and penalties would change the distribution
         "generation_config": "vllm",
+        "override_generation_config": _fixed_by_context(folder),
         # for evaluations and weight checks, which go before what is in flight
         "scheduling_policy": "priority",
         # tokens in, tokens out
@@ -150,30 +177,66 @@ def start_vllm(
         "use_tqdm_on_load": False,
         # requests bring their own seeds
         "seed": 0,
+        **({"enable_sleep_mode": sleeps} if on_gpu else {"block_size": _CPU_BLOCK}),
         **({} if adapters is None else adapters.options()),
     }
-    if on_gpu:
-        options["enable_sleep_mode"] = sleeps
-    else:
-        options["block_size"] = _CPU_BLOCK
+
+
+def _fixed_by_context(folder: str) -> dict[str, Any]:
+    """What vLLM else decides by ``max_context``, as the model's configuration has it.
+
+    Llama 4's layers without positions scale their queries in contexts of over 32,768 tokens only, so that a shorter
+    limit would make it another model than the learner's.
+    """
+    path, name = Path(folder) / "config.json", "attn_temperature_tuning"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    config = config.get("text_config", config)
+    return {name: bool(config[name])} if name in config else {}
+
+
+def start_vllm(folder: str, options: dict[str, Any], *, direct_weights: bool = False) -> Any:
+    """A running ``LLMEngine`` with `engine_options`, for this thread alone.
+
+    Raises:
+        ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
+        AdaptersRefused: it has no adapters for this model.
+    """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is reported to anybody unless the user says so
     with _undisturbed():
         try:
+            import vllm  # pyright: ignore[reportMissingImports]
             from vllm import EngineArgs, LLMEngine  # pyright: ignore[reportMissingImports]
             from vllm.config import WeightTransferConfig  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise vllm_missing(error) from error
+        check_version(str(vllm.__version__))
         try:
             if direct_weights:
-                options["weight_transfer_config"] = WeightTransferConfig(backend=worker_backend())
-            return LLMEngine.from_engine_args(EngineArgs(**options))
-        except (ValueError, RuntimeError, OSError, AssertionError, TypeError) as error:
+                options = options | {"weight_transfer_config": WeightTransferConfig(backend=worker_backend())}
+            return OneThread(LLMEngine.from_engine_args(EngineArgs(**options)))
+        except (ValueError, RuntimeError, OSError, AssertionError, TypeError, KeyError) as error:
             trouble = engine_trouble(f"vLLM cannot serve {folder}", error)
             clean_up()
-            if adapters is not None and "lora" in str(error).lower():
+            if "enable_lora" in options and "lora" in str(error).lower():
                 raise AdaptersRefused(" ".join(str(error).split())[:300]) from error
             raise trouble from error
+
+
+class OneThread:
+    """An ``LLMEngine`` that only the thread that made it may use.
+
+    CUDA's current stream belongs to a thread, and vLLM waits for the copies of one stream: another thread would read
+    tokens before they have come, or write weights during a forward pass, and a CPU would show nothing of it.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self._owner = engine, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() != self._owner:
+            raise RuntimeError(f"LLMEngine.{name} is used by another thread than the one that made the engine")
+        return getattr(self._engine, name)
 
 
 def worker_device(model: torch.nn.Module) -> tuple[str, float]:
@@ -231,7 +294,7 @@ class Asked:
         """Tokens of the response that vLLM gets as the prompt's end."""
         return [] if self.before is None else self.before.tokens.tolist()
 
-    def settings(self, end_tokens: Sequence[int], padding: dict[int, float] | None) -> Any:
+    def settings(self, end_tokens: Sequence[int]) -> Any:
         """vLLM's ``SamplingParams``: the plain distribution at tau, ended by ``end_tokens`` alone."""
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
@@ -254,7 +317,6 @@ class Asked:
             logprobs=0,  # the sampled token's
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            logit_bias=padding,
         )
 
 
@@ -289,7 +351,6 @@ def _of_tokens(places: Any, tokens: Sequence[int]) -> list[float]:
 
 _COLDEST, _HOTTEST = 0.01, 2.0  # vLLM silently raises lower temperatures to 0.01 and refuses higher ones
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-_NEVER = -1e9  # logit bias of rows that stand for no token
 _DISCARD = 2  # level of sleep: the next weights come from the learner, nothing need be kept in the host's memory
 
 
@@ -349,9 +410,15 @@ class VllmEngine(SchedulingEngine):
         self._busy = 0.0
         self._check = check
         self._sleeps = sleeps
-        self._engine: Any = start_vllm(
-            folder, settings, sleeps=sleeps, direct_weights=direct_weights, adapters=adapters
+        options = engine_options(
+            folder,
+            settings,
+            valid_vocab=valid_vocab,
+            on_gpu=torch.cuda.is_available(),
+            sleeps=sleeps,
+            adapters=adapters,
         )
+        self._engine: Any = start_vllm(folder, options, direct_weights=direct_weights)
         self._weights = VllmWeights(self._engine, Path(folder))
         self._adapters: VllmAdapters | None = None
         if adapters is not None:
@@ -364,9 +431,6 @@ class VllmEngine(SchedulingEngine):
         self._devices = tuple(name for name, _ in self._engine.apply_model(worker_device))
         self._set_version(policy_version)
         self._max_context = int(self._engine.model_config.max_model_len)
-        rows = int(self._engine.model_config.get_vocab_size())
-        # vLLM would sample the head's padding rows too
-        self._padding = dict.fromkeys(range(valid_vocab, rows), _NEVER) or None
         self._try_out()
 
     @property
@@ -509,7 +573,7 @@ class VllmEngine(SchedulingEngine):
         self._engine.add_request(
             name,
             tokens_input(asked.group.request.prompt_tokens.tolist() + asked.given),
-            asked.settings(self._end_tokens, self._padding),
+            asked.settings(self._end_tokens),
             arrival_time=float(self._arrivals),  # by which vLLM orders its queue: never the clock
             lora_request=None if self._adapters is None else self._adapters.request(),
             # the smaller number comes first

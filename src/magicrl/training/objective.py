@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.algorithms.entropy import ControllerSettings, EntropyController, make_controller
-from magicrl.algorithms.loss_terms import LossInputs, LossMetrics, loss_terms
+from magicrl.algorithms.loss_terms import LossInputs, LossMetrics, LossOutputs, loss_terms
 from magicrl.algorithms.losses import NONE, Need, correction_of, loss_row, needs_of, reducer_of, response_weights
 from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig
 from magicrl.config.errors import RecipeError
@@ -125,31 +125,42 @@ class Objective:
         Returns:
             Sums over these samples; those of other shares add to them.
         """
-        # with alpha 0 the entropy is a metric alone, and the head's backward pass is spared its part
-        with_gradient = controls.alpha or "entropy" in self.needs
         parts: list[LossMetrics] = []
         for job in micro_batches:
             logprobs, entropies = scorer.forward(job.packed, controls.temperature, head_gradient=head_gradient())
-            inputs, rows = loss_inputs(
-                job.samples, job.packed.response_lengths, logprobs, entropies if with_gradient else entropies.detach()
-            )
-            outputs = loss_terms(
-                self.row,
-                inputs,
-                job.weights.to(scorer.device)[rows],
-                alpha=controls.alpha,
-                beta=controls.kl_coefficient,
-                clip_low=controls.clip_low,
-                clip_high=controls.clip_high,
-                coefficients=controls.coefficients,
-                statistics=statistics,
-                correction=self.correction,
-                correction_cap=self._algorithm.correction_cap,
-            )
+            outputs = self.terms(job, logprobs, entropies, controls, statistics)
             # at once, so that no more than one micro-batch's activations are held
             outputs.loss.backward(torch.full_like(outputs.loss, loss_scale))
             parts.append(outputs.metrics)
         return LossMetrics.merge(parts)
+
+    def terms(
+        self,
+        job: MicroBatch,
+        logprobs: Tensor,
+        entropies: Tensor,
+        controls: Controls,
+        statistics: Mapping[str, Any] = MappingProxyType({}),
+    ) -> LossOutputs:
+        """The share in the mini-batch's loss of samples with these log-probs and entropies, ``[tokens]`` each."""
+        # with alpha 0 the entropy is a metric alone, and the head's backward pass is spared its part
+        with_gradient = controls.alpha or "entropy" in self.needs
+        inputs, rows = loss_inputs(
+            job.samples, job.packed.response_lengths, logprobs, entropies if with_gradient else entropies.detach()
+        )
+        return loss_terms(
+            self.row,
+            inputs,
+            job.weights.to(logprobs.device)[rows],
+            alpha=controls.alpha,
+            beta=controls.kl_coefficient,
+            clip_low=controls.clip_low,
+            clip_high=controls.clip_high,
+            coefficients=controls.coefficients,
+            statistics=statistics,
+            correction=self.correction,
+            correction_cap=self._algorithm.correction_cap,
+        )
 
     def check(self, samples: Sequence[TrainSample], controls: Controls) -> None:
         """Raise ``ValueError`` unless the samples carry what the loss's terms read, as the loss itself would."""

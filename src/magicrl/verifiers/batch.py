@@ -153,7 +153,9 @@ def check_file(input: Path, output: Path) -> None:
     # before anything is judged: the input would be overwritten at the end of a long run
     if output.exists() and output.samefile(input):
         raise ValueError(f"output {output} is the input file; choose another")
-    if not count_lines(input):
+    with input.open("rb") as file:
+        empty = not any(raw.strip() for raw in file)
+    if empty:
         raise ValueError(f"{input}: the file holds no line to judge; give one JSON object a line")
 
 

@@ -31,19 +31,28 @@ from magicrl.training.batches import train_samples
 VALID = 37
 
 
-@pytest.fixture(scope="session")
-def start_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three layers, four query and two key/value heads, tied embeddings, a vocabulary padded by three rows."""
+def _start(folder: Path, *, tied: bool) -> Path:
     config = LlamaConfig(
         **SIZES | {"num_hidden_layers": 3, "max_position_embeddings": 512, "eos_token_id": 1, "pad_token_id": 0},
         initializer_range=0.3,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = LlamaForCausalLM(config)
-    folder = tmp_path_factory.mktemp("start") / "model"
     return save_policy(model, make_tokenizer([f"w{i}" for i in range(VALID - 2)], 512), folder)
+
+
+@pytest.fixture(scope="session")
+def start_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three layers, four query and two key/value heads, tied embeddings, a vocabulary padded by three rows."""
+    return _start(tmp_path_factory.mktemp("start") / "model", tied=True)
+
+
+@pytest.fixture(scope="session")
+def untied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a head of its own."""
+    return _start(tmp_path_factory.mktemp("untied") / "model", tied=False)
 
 
 def _group(draw: int, rng: np.random.Generator, rewards: Sequence[bool]) -> ScoredGroup:
@@ -104,6 +113,11 @@ def ranks() -> Iterator[SharedRanks]:
     shared = SharedRanks()
     yield shared
     shared.end()
+
+
+@pytest.fixture
+def untied(untied_folder: Path) -> Callable[[], Any]:
+    return lambda: load_policy(untied_folder)
 
 
 @pytest.fixture

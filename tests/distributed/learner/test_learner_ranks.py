@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,15 @@ def single(loaded: Loaded, **changes: Any) -> LocalLearner:
     return LocalLearner(policy.model, settings(**changes), tokenizer=policy.tokenizer, valid_vocab=policy.valid_vocab)
 
 
-def spread(loaded: Loaded, ranks: Any, count: int, sequence_parallel: int = 1, **changes: Any) -> DistributedLearner:
-    placement = LearnerPlacement(ranks=count, sequence_parallel=sequence_parallel)
+def spread(
+    loaded: Loaded,
+    ranks: Any,
+    count: int,
+    sequence_parallel: int = 1,
+    placed: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> DistributedLearner:
+    placement = LearnerPlacement(ranks=count, sequence_parallel=sequence_parallel, **(placed or {}))
     return DistributedLearner(loaded(), settings(**changes), launcher=ranks, placement=placement, threads=1)
 
 
@@ -121,6 +128,29 @@ def test_two_ranks_are_one_learner(loaded: Loaded, ranks: Any, recorded: list[Tr
 
     together = spread(loaded, ranks, 2, sequence_parallel=2, model={"gradient_checkpointing": True})
     compare(single(loaded), together, recorded, steps=1)
+
+
+def test_how_sums_over_ranks_are_made_changes_no_update(
+    untied: Loaded, ranks: Any, recorded: list[TrainSample], tmp_path: Path
+) -> None:
+    """Embedding and head are units of their own here; two copies of the model, sums once an update."""
+    compare(single(untied), spread(untied, ranks, 2, placed={"reduce_once": True}), recorded, steps=2)
+    copies = spread(untied, ranks, 2, placed={"shard_ranks": 1})
+    compare(single(untied), copies, recorded, steps=2)
+    meta = json.loads(json.dumps(copies.write_shards(tmp_path / "shards")))
+    gathered = copies.state()
+    again = spread(untied, ranks, 2)
+    again.read_shards(tmp_path / "shards", meta)
+    state = again.state()
+    assert all(torch.equal(state[k], gathered[k]) for k in gathered if k != "meta")
+    copies.restore(state)
+    restored = copies.state()
+    assert all(torch.equal(restored[k], gathered[k]) for k in gathered if k != "meta")
+
+    rounded, one = spread(untied, ranks, 2, placed={"reduce_dtype": "bfloat16"}), single(untied)
+    (batch,) = batches(one, recorded, 1)
+    error = relative_error(rounded.gradients(batch, CONTROLS), gradients(one, batch))
+    assert 1e-4 < error < 1e-2, "a sum in bfloat16"
 
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

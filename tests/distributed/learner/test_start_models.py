@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from magicrl.config.cluster_schema import LearnerPlacement
@@ -80,6 +81,45 @@ def test_adapters_start_from_the_same_values_on_ranks_and_in_one_process(start_f
         trained = ".lora_" in name
         assert rows.dtype == (torch.float32 if trained or dtype == "float32" else torch.bfloat16)
         assert torch.equal(rows, value.to(rows.dtype)), name
+
+
+@pytest.mark.filterwarnings("ignore:.*backward hook:UserWarning")  # of the counter
+@pytest.mark.parametrize(
+    ("settings", "inner", "last"),
+    [
+        ({}, {"_reduce_scatter_base_": 6}, {"_reduce_scatter_base_": 6}),
+        ({"shard_ranks": 2}, {"_reduce_scatter_base_": 6}, {"_reduce_scatter_base_": 6, "allreduce_": 6}),
+        ({"reduce_once": True}, {}, {"_reduce_scatter_base_": 6}),
+        (
+            {"shard_ranks": 2, "reduce_dtype": "bfloat16"},
+            {"_reduce_scatter_base_": 6, "allreduce_": 6},
+            {"_reduce_scatter_base_": 6, "allreduce_": 6},
+        ),
+    ],
+)
+def test_what_a_pass_exchanges(
+    untied_folder: Path, settings: dict[str, Any], inner: dict[str, int], last: dict[str, int]
+) -> None:
+    """Three layers, embedding, head and the norm: six units, of which layers alone are gathered for both directions."""
+    with one_of(4, 0):
+        told = RankSettings(folder=str(untied_folder), **settings)
+        sharded = ShardedModel(told, Meshes.make("cpu", 1, told.shard_ranks), torch.device("cpu"))
+        units = [prefix for prefix, _ in sharded.units()]
+        assert units == [*(f"model.layers.{i}." for i in range(3)), "model.embed_tokens.", "lm_head.", ""]
+        model: Any = sharded.model
+        model.set_attn_implementation("sdpa")
+        for is_last, expected in ((False, inner), (True, last)):
+            sharded.begin_pass(last=is_last)
+            with CommDebugMode() as traffic:
+                loss = sharded.run(
+                    lambda: sharded.with_head(
+                        lambda hidden: (hidden @ model.lm_head.weight.T).float().sum(),
+                        model.model(torch.arange(5)[None], use_cache=False).last_hidden_state,
+                    )
+                )
+                loss.backward()
+            found = {str(kind).rpartition(".")[2]: count for kind, count in traffic.get_comm_counts().items()}
+            assert found == {"_allgather_base_": 9, **expected}
 
 
 @pytest.mark.slow

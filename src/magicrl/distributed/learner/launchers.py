@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -106,11 +107,12 @@ def settled(answers: Sequence[Answer | None], *, waiting_for: str, seconds: floa
 class RankGroup:
     """Running ranks; a subclass says how one is called and heard.
 
-    Args:
-        grace: seconds that other ranks get to answer after the first one failed.
+    Attributes:
+        order: the processes by rank, where that is not the order in which they were started.
     """
 
-    _grace: float
+    _grace: float  # seconds that other ranks get to answer after the first one failed
+    order: Sequence[int] | None = None
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]], *, timeout: float, waiting_for: str) -> list[Any]:
         """Call ``LearnerRank.<method>`` on every rank with its own arguments; what each gave, in order.
@@ -119,13 +121,14 @@ class RankGroup:
             LearnerLost: a rank died, failed, or did not answer in time.
             ValueError: every rank raised it; the ranks may go on.
         """
-        waiting = {self._send(rank, method, given): rank for rank, given in enumerate(arguments)}
+        order = self.order or range(len(arguments))
+        waiting = {self._send(order[rank], method, given): rank for rank, given in enumerate(arguments)}
         answers: list[Answer | None] = [None] * len(arguments)
         deadline, failed = time.monotonic() + timeout, False
         while waiting and (ready := self._ready(list(waiting), max(0.0, deadline - time.monotonic()))):
             for call in ready:
                 rank = waiting.pop(call)
-                answers[rank] = found = self._receive(rank, call)
+                answers[rank] = found = self._receive(order[rank], call)
                 # the others may be waiting for the one that failed, so they get little time, but enough to tell
                 # whether they made the same mistake
                 if found.fault is not None and not failed:
@@ -145,7 +148,7 @@ class RankGroup:
         """End all ranks, whatever they are doing."""
         raise NotImplementedError
 
-    def _send(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
+    def _send(self, process: int, method: str, arguments: tuple[Any, ...]) -> Any:
         """Start a call; what `_ready` waits for."""
         raise NotImplementedError
 
@@ -153,7 +156,7 @@ class RankGroup:
         """Those that have ended, at least one unless the time is over."""
         raise NotImplementedError
 
-    def _receive(self, rank: int, call: Any) -> Answer:
+    def _receive(self, process: int, call: Any) -> Answer:
         raise NotImplementedError
 
 
@@ -165,7 +168,7 @@ class Launcher(Protocol):
         ...
 
 
-_CHILD = "import sys; from magicrl.distributed.learner.launchers import serve; serve(*map(int, sys.argv[1:3]))"
+_CHILD = "import sys; from magicrl.distributed.learner.launchers import serve; serve(int(sys.argv[1]))"
 _STOP_SECONDS = 30.0  # for the exit status of a process whose pipe is closed
 _FETCH_SECONDS = 60.0  # for an actor's answer that is there
 
@@ -194,7 +197,7 @@ class LocalRanks(RankGroup):
             self._pipes.append(ours)
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-c", _CHILD, str(theirs.fileno()), str(rank)],
+                    [sys.executable, "-c", _CHILD, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     env={**os.environ, LOCAL_RANK: str(rank), **environment},
                 )
@@ -208,31 +211,31 @@ class LocalRanks(RankGroup):
             process.kill()
             process.wait()
 
-    def _send(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
+    def _send(self, process: int, method: str, arguments: tuple[Any, ...]) -> Any:
         with contextlib.suppress(OSError):  # of a dead rank: its pipe is ready at once, with nothing in it
-            self._pipes[rank].send((method, arguments))
-        return self._pipes[rank]
+            self._pipes[process].send((method, arguments))
+        return self._pipes[process]
 
     def _ready(self, calls: list[Any], seconds: float) -> Sequence[Any]:
         return wait(calls, seconds)
 
-    def _receive(self, rank: int, call: Any) -> Answer:
+    def _receive(self, process: int, call: Any) -> Answer:
         try:
             return cast(Answer, call.recv())
         except (EOFError, OSError):
             pass
         try:
-            code = self.processes[rank].wait(timeout=_STOP_SECONDS)
+            code = self.processes[process].wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             return Answer(fault=Fault(died=True, text="closed its connection"))
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
         return Answer(fault=Fault(died=True, text=how))
 
 
-def serve(descriptor: int, rank: int) -> None:
+def serve(descriptor: int) -> None:
     """In a rank's process: answer calls until the driver closes the pipe or is gone."""
     pipe: Connection[Any, Any] = Connection(descriptor)
-    target = LearnerRank(rank)
+    target = LearnerRank(socket.gethostname())
     with contextlib.suppress(EOFError, OSError):
         while True:
             pipe.send(answered(target, *pipe.recv()))
@@ -269,11 +272,13 @@ class RayLauncher:
 class _RankActor:
     """A ``LearnerRank`` in an actor."""
 
-    def __init__(self, rank: int, numbers: Sequence[str] = (), place: int = 0) -> None:
+    def __init__(self, numbers: Sequence[str] = (), place: int = 0) -> None:
+        import ray
+
         from magicrl.distributed.runtime import see_only
 
         see_only(numbers[place : place + 1])
-        self._rank = LearnerRank(rank)
+        self._rank = LearnerRank(cast(Any, ray).get_runtime_context().get_node_id())
 
     def answer(self, method: str, *arguments: Any) -> Answer:
         return answered(self._rank, method, arguments)
@@ -290,21 +295,20 @@ class RayRanks(RankGroup):
         actor: Any = ray.remote(_RankActor)
         common = {"max_restarts": 0, "max_task_retries": 0}
         self.actors: list[Any] = [
-            actor.options(**{**given, **common}).remote(rank, *gpus)
-            for rank, (given, gpus) in enumerate(zip(options, shared, strict=True))
+            actor.options(**{**given, **common}).remote(*gpus) for given, gpus in zip(options, shared, strict=True)
         ]
 
     def stop(self) -> None:
         for actor in self.actors:
             self._ray.kill(actor, no_restart=True)
 
-    def _send(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        return self.actors[rank].answer.remote(method, *arguments)
+    def _send(self, process: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        return self.actors[process].answer.remote(method, *arguments)
 
     def _ready(self, calls: list[Any], seconds: float) -> Sequence[Any]:
         return self._ray.wait(calls, num_returns=1, timeout=seconds)[0]
 
-    def _receive(self, rank: int, call: Any) -> Answer:
+    def _receive(self, process: int, call: Any) -> Answer:
         try:
             return self._ray.get(call, timeout=_FETCH_SECONDS)
         except self._ray.exceptions.RayError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -20,11 +21,13 @@ from torch import Tensor
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.distributed.learner.launchers import Launcher, LearnerLost, RankGroup
 from magicrl.distributed.learner.rank import RankUpdate, Share
+from magicrl.distributed.learner.seats import Seat, by_node, shard_ranks
 from magicrl.distributed.learner.sharding import LearnerTimeouts, RankSettings
 from magicrl.distributed.tensors import pack, unpack
 from magicrl.models.adapter_files import ADAPTER, write_adapters
 from magicrl.models.loading import LoadedModel, save_policy
 from magicrl.models.packing import check_samples, families
+from magicrl.planning.memory import learner_state
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo
 from magicrl.training.objective import LearnerSettings, Objective
@@ -116,6 +119,8 @@ class DistributedLearner:
             learning=learning,
             valid_vocab=policy.valid_vocab,
             sequence_parallel=placement.sequence_parallel,
+            reduce_dtype=placement.reduce_dtype,
+            reduce_once=placement.reduce_once,
             offload=placement.offload_optimizer,
             device="cuda" if device == "cuda" else "cpu",
             shares_gpus=shares_gpus,
@@ -332,17 +337,28 @@ class DistributedLearner:
         """The ranks; they are started, and brought to the present version, if there are none."""
         if self._ranks is not None:
             return self._ranks
-        timeouts = self._settings.timeouts
-        self._ranks = self._launcher.start(self._placement.ranks, timeout=timeouts.start)
+        timeouts, count = self._settings.timeouts, self._placement.ranks
+        self._ranks = self._launcher.start(count, timeout=timeouts.start)
         try:
+            settings = self._placed(self._ranks)
             address = self._call("address", self._same(), "learner ranks to tell their address")[0]
-            given = self._same(self._settings, address, self._placement.ranks)
+            given = [(settings, address, rank, count) for rank in range(count)]
             self._devices = tuple(self._call("configure", given, "learner ranks to load the model", timeouts.start))
             self._return_to_the_present()
         except BaseException:
             self.close()
             raise
         return self._ranks
+
+    def _placed(self, ranks: RankGroup) -> RankSettings:
+        """Give neighbouring ranks to a node's processes; the settings with the number of ranks that hold the model."""
+        count = self._placement.ranks
+        seats: list[Seat] = self._call("seat", self._same(self._settings.device, count), "learner ranks to be placed")
+        ranks.order = by_node([seat.node for seat in seats])
+        state = learner_state(self._policy.model.num_parameters(), lora=self._settings.learning.model.lora is not None)
+        # GPUs that engines use in turn are to hold as little meanwhile as they can
+        found = count if self._settings.shares_gpus else shard_ranks([seats[i] for i in ranks.order], state)
+        return replace(self._settings, shard_ranks=self._placement.shard_ranks or found)
 
     def _return_to_the_present(self) -> None:
         if self._base is None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.algorithms.loss_terms import LossMetrics
+from magicrl.distributed.learner.seats import Seat
 from magicrl.distributed.learner.sharding import (
     LOCAL_RANK,
     NOTHING,
@@ -37,6 +38,7 @@ from magicrl.distributed.learner.sharding import (
 )
 from magicrl.distributed.tensors import Payload, pack, unpack
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype
+from magicrl.planning.memory import host_memory
 from magicrl.records import FloatArray, TrainSample
 from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo, WeightSender
 from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
@@ -69,11 +71,22 @@ class RankUpdate:
 
 
 class LearnerRank:
-    """One rank; see ``configure``."""
+    """One rank; ``configure`` gives it its number.
 
-    def __init__(self, rank: int) -> None:
-        self._rank, self._ranks = rank, 0
+    Args:
+        node: a name of the node that it runs on.
+    """
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._rank, self._ranks = 0, 0
         self._sender: WeightSender | None = None
+
+    def seat(self, device: str, ranks: int) -> Seat:
+        """Where it runs, as one of ``ranks``."""
+        if device == "cpu":
+            return Seat(node=self._node, memory=host_memory() / ranks)
+        return Seat(node=self._node, memory=float(torch.cuda.get_device_properties(_device(device)).total_memory))
 
     def address(self) -> str:
         """Where rank 0 will wait for the others: an address of this node with a port that is free now."""
@@ -82,13 +95,13 @@ class LearnerRank:
             probe.bind((host, 0))
             return f"tcp://{f'[{host}]' if ':' in host else host}:{probe.getsockname()[1]}"
 
-    def configure(self, settings: RankSettings, address: str, ranks: int) -> str:
-        """Join the others at rank 0's ``address`` and take a share of the start model; its device's name.
+    def configure(self, settings: RankSettings, address: str, rank: int, ranks: int) -> str:
+        """As ``rank``, join the others at rank 0's ``address`` and take a share of the start model; its device's name.
 
         A former model is dropped. ``ValueError`` says why a model cannot be loaded or trained like this.
         """
         self.close()
-        self._ranks = ranks
+        self._rank, self._ranks = rank, ranks
         if settings.threads:
             torch.set_num_threads(settings.threads)
         device = _device(settings.device)
@@ -100,7 +113,7 @@ class LearnerRank:
             world_size=self._ranks,
             timeout=timedelta(seconds=settings.timeouts.collective),
         )
-        meshes = Meshes.make(device.type, settings.sequence_parallel)
+        meshes = Meshes.make(device.type, settings.sequence_parallel, settings.shard_ranks)
         sharded = ShardedModel(settings, meshes, device)
         self._sharded, self._settings = sharded, settings
         model = settings.learning.model

@@ -1,7 +1,9 @@
-"""The single learner's model, optimizer, scorer and state on shards, by FSDP2: each decoder layer a unit, the rest one.
+"""The single learner's model, optimizer, scorer and state on shards, by FSDP2.
 
-Parameters are float32 shards on dimension 0, gathered in the compute precision a layer at a time. Gradients of all
-micro-batches are summed over ranks in float32, never averaged: every loss is an additive share of the mini-batch's.
+Each decoder layer is a unit, so are an embedding and a head of its own; the rest (the last norm, an embedding that is
+the head, too) is one. Parameters are float32 shards on dimension 0, gathered in the compute precision a unit at a time.
+Gradients are summed over ranks, never averaged: every loss is an additive share of the mini-batch's. With fewer shards
+than ranks (HSDP) a micro-batch's sum stays among the ranks of one copy, and copies exchange theirs once an update.
 The state is written by ``torch.distributed.checkpoint`` as safetensors under the keys of the single learner's
 checkpoint, one file a rank, so that any number of ranks, or one process without any, reads them.
 """
@@ -23,7 +25,14 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -63,6 +72,9 @@ class RankSettings:
     learning: LearnerSettings = field(default_factory=LearnerSettings)
     valid_vocab: int | None = None  # rows of the output head that are words; None means all
     sequence_parallel: int = 1  # ranks that share one sequence
+    shard_ranks: int | None = None  # ranks that hold the model once; None means all
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"  # of gradients that are summed over ranks
+    reduce_once: bool = False  # that sum is made once a mini-batch, not once a micro-batch
     offload: bool = False  # master weights, gradients and moments live in the host's memory
     device: Literal["cpu", "cuda"] = "cpu"  # ``cuda`` gives every rank one GPU
     shares_gpus: bool = False  # rollout engines use the ranks' GPUs in turn with them
@@ -71,6 +83,10 @@ class RankSettings:
 
 
 T = TypeVar("T")
+
+
+def _given(work: Callable[[Tensor], T], hidden: Tensor) -> T:
+    return work(hidden)
 
 
 class _Root(nn.Module):
@@ -88,18 +104,21 @@ class _Root(nn.Module):
 class Meshes:
     """Who exchanges what with whom."""
 
-    all: DeviceMesh  # every rank: shards, gradients, sums
+    shards: DeviceMesh  # the ranks of one copy of the model; of several copies ``[copies, ranks of one]``
     sequence: dist.ProcessGroup | None  # the ranks that share this rank's micro-batches; None if it has them alone
 
     @staticmethod
-    def make(device: str, sequence_parallel: int) -> Meshes:
-        """Neighbouring ranks share sequences: ranks ``k * degree`` to ``(k + 1) * degree - 1``."""
+    def make(device: str, sequence_parallel: int, shard_ranks: int | None = None) -> Meshes:
+        """Neighbours share sequences, and a copy of the model: ranks ``k * degree`` to ``(k + 1) * degree - 1``."""
         ranks = dist.get_world_size()
+        each = shard_ranks or ranks
+        copies = {"copy": ranks // each} if each < ranks else {}
+        shards = init_device_mesh(device, (*copies.values(), each), mesh_dim_names=(*copies, "shard"))
         sequence = None
         if sequence_parallel > 1:
             grid = (ranks // sequence_parallel, sequence_parallel)
             sequence = init_device_mesh(device, grid, mesh_dim_names=("share", "sequence"))["sequence"].get_group()
-        return Meshes(all=init_device_mesh(device, (ranks,), mesh_dim_names=("all",)), sequence=sequence)
+        return Meshes(shards=shards, sequence=sequence)
 
 
 class ShardedModel:
@@ -110,7 +129,7 @@ class ShardedModel:
     """
 
     def __init__(self, settings: RankSettings, meshes: Meshes, device: torch.device, *, fill: bool = True) -> None:
-        self.device, self.meshes = device, meshes
+        self.device, self.meshes, self._settings = device, meshes, settings
         self._dtype = resolve_dtype(settings.learning.model.dtype)
         shell = load_empty(settings.folder)
         check_degree(shell.config, settings.sequence_parallel)
@@ -121,6 +140,11 @@ class ShardedModel:
         }
         if not self._layers:
             raise ValueError(f"{type(self.model).__name__} has no decoder layers that transformers marks as such")
+        embedding: Any = self.model.get_input_embeddings()
+        self._head: Any = self.model.get_output_embeddings()
+        # a tied weight is needed first and last: it stays with the root
+        ends = () if embedding.weight is self._head.weight else (embedding, self._head)
+        self._ends = {name: module for name, module in self.model.named_modules() if module in ends}
         self._root = self._sharded(settings)
         if files is not None:
             self._fill(files, "cpu" if settings.offload else self.device)
@@ -141,19 +165,25 @@ class ShardedModel:
     def _sharded(self, settings: RankSettings) -> FSDPModule:
         narrow = self._dtype if self._dtype != torch.float32 else None
         options: dict[str, Any] = {
-            "mesh": self.meshes.all,
+            "mesh": self.meshes.shards,
             "mp_policy": MixedPrecisionPolicy(
-                param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False
+                param_dtype=narrow, reduce_dtype=resolve_dtype(settings.reduce_dtype), cast_forward_inputs=False
             ),
             "offload_policy": (
                 CPUOffloadPolicy(pin_memory=self.device.type == "cuda") if settings.offload else OffloadPolicy()
             ),
         }
-        for layer in self._layers.values():
-            fully_shard(layer, **options)
-        # gathered once a micro-batch: head and tied embedding stay whole from forward to backward
+        for module in (*self._layers.values(), *self._ends.values()):
+            # the head's backward pass follows its forward pass at once
+            fully_shard(module, reshard_after_forward=module is not self._head, **options)
+            if module in self._ends.values() and module is not self._head:
+                cast(FSDPModule, module).set_unshard_in_backward(unshard_in_backward=False)  # a look-up needs no weight
+        # gathered once a micro-batch: what is left stays whole from forward to backward
         root = fully_shard(_Root(self.model), reshard_after_forward=False, **options)
-        for unit in (*self._layers.values(), root):
+        if self._ends:  # hidden states come as an argument: past their gradient the head is sharded again
+            self._head.with_weights = _given
+            register_fsdp_forward_method(self._head, "with_weights")
+        for unit in (*self._layers.values(), *self._ends.values(), root):
             cast(FSDPModule, unit).set_gradient_divide_factor(1.0)
             cast(FSDPModule, unit).set_force_sum_reduction_for_comms(True)
         return root
@@ -177,9 +207,9 @@ class ShardedModel:
 
     def _rows(self, shard: DTensor) -> tuple[int, int]:
         """Which rows this rank has: FSDP gives all ranks as many, and the last ones what is left, maybe none."""
-        assert shard.placements == (Shard(0),)
-        each = -(-shard.shape[0] // self.meshes.all.size())
-        first = self.meshes.all.get_local_rank() * each
+        assert shard.placements[-1] == Shard(0)
+        each = -(-shard.shape[0] // self.meshes.shards.size(-1))
+        first = self.meshes.shards.get_local_rank(-1) * each
         return min(first, shard.shape[0]), min(first + each, shard.shape[0])
 
     def trained(self) -> dict[str, nn.Parameter]:
@@ -190,8 +220,23 @@ class ShardedModel:
         """Call ``work``, in which the model may be used, forward with or without gradient."""
         found = cast(T, cast(nn.Module, self._root)(work))
         if not torch.is_grad_enabled():
-            self._root.reshard()  # nothing follows that would; kept, it would be stale after an update
+            for unit in (self._root, *self._ends.values()):
+                cast(FSDPModule, unit).reshard()  # nothing follows that would; kept, it would be stale after an update
         return found
+
+    def with_head(self, work: Callable[[Tensor], T], hidden: Tensor) -> T:
+        """``work(hidden)``, in which the head's weight may be used; within `run`."""
+        return self._head.with_weights(work, hidden) if self._ends else work(hidden)
+
+    def begin_pass(self, *, last: bool) -> None:
+        """Told before each pass of a mini-batch: which sums over ranks wait for the last one."""
+        # FSDP waits for a gradient on its way to the host's memory only where a backward pass is the last
+        self._root.set_is_last_backward(last or self._settings.offload)
+        if self._settings.reduce_once:
+            self._root.set_requires_gradient_sync(last)
+        else:
+            # FSDP adds micro-batches up in the precision of the sum, until copies of the model exchange theirs
+            self._root.set_requires_all_reduce(last or self._settings.reduce_dtype == "bfloat16")
 
     @contextlib.contextmanager
     def whole(self, unit: FSDPModule) -> Generator[None]:
@@ -203,9 +248,9 @@ class ShardedModel:
             unit.reshard()
 
     def units(self) -> list[tuple[str, FSDPModule]]:
-        """Layers by the start of their parameters' names, then (as ``""``) what is left."""
-        layers = [(f"{name}.", cast(FSDPModule, layer)) for name, layer in self._layers.items()]
-        return [*layers, ("", self._root)]
+        """Layers, embedding and head by the start of their parameters' names, then (as ``""``) what is left."""
+        named = {**self._layers, **self._ends}
+        return [*((f"{name}.", cast(FSDPModule, unit)) for name, unit in named.items()), ("", self._root)]
 
     @torch.no_grad()
     def weights(self, keep: bool) -> dict[str, Tensor]:
@@ -222,12 +267,10 @@ class ShardedModel:
         """The LoRA adapters by PEFT's names, whole, in the compute precision on the CPU, or {}."""
         assert self.lora is not None
         found: dict[str, Tensor] = {}
-        for prefix, unit in self.units():
-            if not prefix:  # adapters are in decoder layers alone
-                continue
-            with self.whole(unit):
+        for name, layer in self._layers.items():  # adapters are in decoder layers alone
+            with self.whole(cast(FSDPModule, layer)):
                 if keep:
-                    part = self.lora.tensors(prefix)
+                    part = self.lora.tensors(f"{name}.")
                     found |= {name: tensor.to(self._dtype).cpu().clone() for name, tensor in part.items()}
         return found
 
@@ -240,7 +283,7 @@ class ShardedModel:
                 yield from self._part(prefix, prefixes).items()
 
     def _part(self, prefix: str, layers: tuple[str, ...]) -> Mapping[str, Tensor]:
-        if prefix and self.lora is not None:
+        if prefix[:-1] in self._layers and self.lora is not None:
             return self.lora.merged_weights(prefix)
         named = dict(self.model.named_parameters())
         mine = (n for n in named if (n.startswith(prefix) if prefix else not n.startswith(layers)))
@@ -263,6 +306,7 @@ class ShardOptimizer(MasterOptimizer):
     ) -> None:
         self._sharded = {name: cast(DTensor, parameter) for name, parameter in sharded.items()}
         self._device = device
+        self._shards = next(iter(self._sharded.values())).device_mesh.get_group(-1)
         # the same memory: what AdamW changes here is what FSDP gathers
         local = {name: nn.Parameter(p.to_local().detach()) for name, p in self._sharded.items()}
         super().__init__(local, config, torch.float32)
@@ -280,7 +324,7 @@ class ShardOptimizer(MasterOptimizer):
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for gradient in self.gradients().values():
             total += square_sum(gradient).to(self._device)
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self._shards)  # of one copy: every copy has the same
         return math.sqrt(float(total))
 
     def weights_are_finite(self) -> bool:
@@ -415,7 +459,9 @@ class ShardedScorer(PolicyScorer):
         plan, shared = self.plan(samples)
         most = torch.tensor(max(1, len(plan)), device=self.device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
-        for members in plan + [[] for _ in range(int(most) - len(plan))]:
+        passes = plan + [[] for _ in range(int(most) - len(plan))]
+        for number, members in enumerate(passes, start=1):
+            self._sharded.begin_pass(last=number == len(passes))
             yield members, self.pack([samples[i] for i in members] or [NOTHING], shared=shared)
 
     def forward(
@@ -434,6 +480,13 @@ class ShardedScorer(PolicyScorer):
 
         logprobs, entropies = self._sharded.run(own)
         return part.gathered(logprobs, group), part.gathered(entropies, group)
+
+    def _head(
+        self, hidden: Tensor, targets: Tensor, temperature: float, gradient: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self._sharded.with_head(
+            lambda given: super(ShardedScorer, self)._head(given, targets, temperature, gradient), hidden
+        )
 
     @torch.no_grad()
     def _use_memory_efficient_layers(self) -> None:

@@ -2,18 +2,21 @@
 (function () {
   for (const filters of document.querySelectorAll(".filters")) filters.hidden = false;
 
-  // Rollouts: by step and verdict.
+  const holds = (item, text) => item.textContent.toLowerCase().includes(text.toLowerCase());
+
+  // Rollouts: by step, verdict and text.
   const rollouts = document.querySelector(".rollout-filters");
   if (rollouts) {
     const chosen = (name) => rollouts.querySelector("[data-filter=" + name + "]").value;
-    rollouts.addEventListener("change", () => {
+    rollouts.addEventListener("input", () => {
       const kind = chosen("outcome");
       let shown = 0;
       for (const step of document.querySelectorAll(".step")) {
         let inside = 0;
         for (const item of step.querySelectorAll(".rollout")) {
           const right = !kind || (kind === "truncated" ? "truncated" in item.dataset : item.dataset.outcome === kind);
-          item.hidden = !(right && (!chosen("step") || step.dataset.step === chosen("step")));
+          const here = !chosen("step") || step.dataset.step === chosen("step");
+          item.hidden = !(right && here && holds(item, chosen("text")));
           inside += item.hidden ? 0 : 1;
         }
         step.hidden = inside === 0;

@@ -1,0 +1,192 @@
+"""Parts of `gpu.py` beside head, engine, learner and profile: tests, tiles, packs, precision, weights, whole runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as xml
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from bench_models import long_tailed
+from common import ROOT, rounded
+from gpu_device import copy_rate, name_of, now, random_model
+from gpu_engine import EngineCase, ask, engine_model, make_engine
+from gpu_learner import LearnerCase, make_learner
+from head_speed import Case as HeadCase
+from head_speed import tensors
+from model_cases import samples_of
+from precision import gap
+from torch import Tensor
+
+from magicrl.models.head import HeadOptions, Tiles, logprobs_and_entropies
+from magicrl.models.loading import resolve_dtype
+from magicrl.models.packing import PackedContext
+from magicrl.models.scorer import PolicyScorer
+
+SECONDS = 450.0
+"""That a program of a part gets: a part has eight minutes."""
+Precision = Literal["bfloat16", "float16"]
+
+
+def seconds_of(action: Callable[[], object], device: str, times: int = 3) -> float:
+    """The least of some calls, after one that compiles."""
+    action()
+    found: list[float] = []
+    for _ in range(times):
+        start = now(device)
+        action()
+        found.append(now(device) - start)
+    return min(found)
+
+
+def pytest_case(*paths: str) -> dict[str, Any]:
+    """What pytest says of these paths; ``failed`` names what is red."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-rs", f"--junitxml={report}", *paths]
+        done = subprocess.run(command, cwd=ROOT, timeout=SECONDS, check=False)
+        suite = next(xml.parse(report).getroot().iter("testsuite"))
+    red = [f"{case.get('classname')}::{case.get('name')}" for case in suite.iter("testcase")
+           if case.find("failure") is not None or case.find("error") is not None]  # fmt: skip
+    found: dict[str, Any] = {key: int(suite.get(key, 0)) for key in ("tests", "skipped", "failures", "errors")}
+    return found if done.returncode == 0 else {**found, "failed": ", ".join(red) or f"pytest: {done.returncode}"}
+
+
+def tile_case(case: HeadCase, tiles: Tiles | None, device: str) -> dict[str, Any]:
+    """Seconds of the Triton head's two passes with these tiles; None: those of the dtype."""
+    hidden, weight, targets = tensors(case, device)
+    options = HeadOptions(backend="triton", chunk_tokens=case.chunk_tokens, tiles=tiles)
+
+    def forward() -> Tensor:
+        return sum(logprobs_and_entropies(hidden, weight, targets, options), torch.zeros((), device=device)).sum()
+
+    def both() -> object:
+        return torch.autograd.grad(forward(), (hidden, weight))
+
+    product = 2 * case.tokens * case.vocab * case.width
+    first, whole = seconds_of(forward, device), seconds_of(both, device)
+    return {
+        "device": name_of(device), "dtype": case.dtype, "tokens": case.tokens, "width": case.width,
+        "forward_s": rounded(first), "both_s": rounded(whole), "forward_tflop_per_s": rounded(product / first / 1e12),
+        "both_tflop_per_s": rounded(4 * product / whole / 1e12),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackCase:
+    """Responses of uneven length in one micro-batch."""
+
+    name: str
+    responses: int
+    median: int  # of their tokens
+    longest: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def pack_case(case: PackCase, device: str) -> dict[str, Any]:
+    """One layer's attention, forward and backward: by buckets of similar length, and torch's variable-length kernel."""
+    lengths = [int(length) for length in long_tailed(case.responses, case.median, case.longest)]
+    generator = torch.Generator(device=device).manual_seed(0)
+
+    def made(heads: int) -> Tensor:
+        shape = (1, heads, sum(lengths), case.head_dim)
+        return torch.randn(shape, generator=generator, device=device).bfloat16().requires_grad_()
+
+    query, key, value = made(case.heads), made(case.kv_heads), made(case.kv_heads)
+    context = PackedContext(lengths, device)
+
+    def buckets() -> Tensor:
+        return context.attend(0, query, key, value, case.head_dim**-0.5)
+
+    def gradients(attention: Callable[[], Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(attention().float().square().sum(), (query, key, value))
+
+    found: dict[str, Any] = {
+        "device": name_of(device), "tokens": sum(lengths), "padded_tokens": context.padded_tokens,
+        "buckets_s": rounded(seconds_of(lambda: gradients(buckets), device)),
+    }  # fmt: skip
+    if device == "cpu":
+        return {**found, "varlen": "torch's kernel is for CUDA alone"}
+    from torch.nn.attention.varlen import varlen_attn
+
+    ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
+    longest, groups = max(lengths), case.heads // case.kv_heads
+
+    def varlen() -> Tensor:
+        # [tokens, heads, head_dim]; keys and values stand once a query head, which every version of the kernel takes
+        parts = (query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1))
+        q, k, v = (part[0].transpose(0, 1).contiguous() for part in parts)
+        return varlen_attn(q, k, v, ends, ends, longest, longest, window_size=(-1, 0))[None]
+
+    differ = [float((a - b).float().norm() / b.float().norm()) for a, b in
+              zip(gradients(varlen), gradients(buckets), strict=True)]  # fmt: skip
+    return {**found, "varlen_s": rounded(seconds_of(lambda: gradients(varlen), device)),
+            "relative_difference_of_gradients": [rounded(value) for value in differ]}  # fmt: skip
+
+
+def gap_case(case: EngineCase, dtype: Precision, device: str, *, float32_head: bool) -> dict[str, Any]:
+    """How far the log-probs of the sampler and of the learner's pass are apart, on one model of random weights."""
+    sampler = engine_model(case, device, resolve_dtype(dtype))
+    engine = make_engine(case, device, static=device == "cuda", model=sampler, float32_head=float32_head)
+    ask(engine, case, 0)
+    samples = samples_of(list(engine.finished()))
+    engine.close()
+    model = random_model(case.shape, resolve_dtype(dtype), device).eval()
+    scorer = PolicyScorer(model, micro_batch_tokens=8192, head_chunk_tokens=1024, float32_head=float32_head)
+    learned, _ = scorer.score(samples, 1.0)
+    told = np.concatenate([sample.sampler_logprobs for sample in samples])
+    return {"device": name_of(device), "model": case.shape.name, **gap(np.concatenate(learned), told)}
+
+
+def weight_case(learner_case: LearnerCase, engine_case: EngineCase, device: str, size: int) -> dict[str, Any]:
+    """Seconds of a copy of the learner's weights into the in-process engine, beside a plain copy of as many bytes."""
+    learner = make_learner(learner_case, device, lora=False)
+    served = engine_model(engine_case, device)
+    engine = make_engine(engine_case, device, static=device == "cuda", model=served)
+    weights = learner.weights()
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    seconds = seconds_of(lambda: engine.load_weights(learner.weights(), 1), device)
+    equal = all(torch.equal(weights[name].to(there.dtype), there) for name, there in served.named_parameters())
+    engine.close()
+    found = {"device": name_of(device), "gib": rounded(moved / 2**30), "seconds": rounded(seconds),
+             "times_of_a_copy": rounded(seconds / (2 * moved / copy_rate(device, size)))}  # fmt: skip
+    return found if equal else {**found, "failed": "the engine has other weights than the learner"}
+
+
+def run_case(recipe: str, devices: Sequence[str], settings: Sequence[str] = ()) -> dict[str, Any]:
+    """A shipped recipe trained on each of these devices at the same time: the mean reward of every step."""
+    with tempfile.TemporaryDirectory() as folder:
+        running: dict[str, subprocess.Popen[bytes]] = {}
+        for device in devices:
+            command = [sys.executable, "-m", "magicrl", "train", recipe, "--output", f"{folder}/{device}"]
+            for setting in (f"run.device={device}", *settings):
+                command += ["--set", setting]
+            hidden = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+            running[device] = subprocess.Popen(command, cwd=folder, env={**os.environ, **hidden})
+        found: dict[str, Any] = {}
+        for device, process in running.items():
+            try:
+                status: int | str = process.wait(timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                status = f"not done in {SECONDS:g} s"
+            found[device] = {"exit": status, **_curve(Path(folder) / device / "metrics.jsonl")}
+    # 3: it learned nothing, which a shortened run may say
+    wrong = [f"{device}: {one['exit']}" for device, one in found.items() if one["exit"] not in (0, 3)]
+    return {"runs": found, **({"failed": ", ".join(wrong)} if wrong else {})}
+
+
+def _curve(path: Path) -> dict[str, Any]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {"reward": [rounded(line["values"]["train/reward/mean"]) for line in lines]}

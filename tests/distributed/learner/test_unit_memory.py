@@ -1,0 +1,35 @@
+"""What the plan says of memory that comes and goes, against FSDP2 on fake tensors followed by torch's own tracker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed_learner import TERMS, planned_bytes, tracked
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 16384,
+    "tie_word_embeddings": False,
+}
+"""16 MiB an end in float32, 3.8 a layer: the ends decide."""
+DEEP = CONFIG | {"vocab_size": 1024, "intermediate_size": 4096}
+"""1 MiB an end, 13 a layer: a layer decides."""
+
+
+@pytest.mark.filterwarnings("ignore:.*backward hook:UserWarning")  # of the tracker
+@pytest.mark.parametrize(
+    "config", [CONFIG, DEEP, CONFIG | {"tie_word_embeddings": True}], ids=["ends", "layer", "tied"]
+)
+def test_the_plan_counts_what_fsdp2_holds(config: dict[str, Any], tmp_path: Path) -> None:
+    for ranks, settings, told in ((8, {}, {}), (2, {"reduce_dtype": "bfloat16"}, {"reduce_bytes": 2.0})):
+        master, transient = tracked(config, ranks, tmp_path, **settings)
+        planned = planned_bytes(config, ranks, **told)
+        assert planned["master"] == pytest.approx(master, rel=1e-3)
+        assert sum(planned[term] for term in TERMS) == pytest.approx(transient, rel=0.03)
