@@ -126,6 +126,24 @@ def test_a_copied_recipe_trains(user: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl preflight")])
+def test_preflights_give_a_verdict(command: str, user: Path) -> None:
+    done("magicrl recipes tiny > run.toml", user)
+    assert "Sound:" in done(command, user)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl explain")])
+def test_a_step_is_explained(command: str, user: Path) -> None:
+    """The page's command, of a run of two steps: its first."""
+    words = command.split()
+    result = run(f"magicrl train tiny {START} --set checkpoint.every=1 --output {words[2]}", user)
+    assert result.returncode in (0, NOTHING_LEARNED), result.stderr
+    told = done(" ".join([*words[:3], "--step", "1", *words[5:]]), user)
+    assert "equal" in told
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl report")])
 def test_reports_compare(command: str, user: Path) -> None:
     made = user / "runs" / "made"
@@ -139,5 +157,5 @@ def test_reports_compare(command: str, user: Path) -> None:
 
 
 def test_every_command_is_run_here() -> None:
-    known = r"make |magicrl (recipes|verify|plan|eval|doctor|data build|train|init|report)"
+    known = r"make |magicrl (recipes|verify|plan|eval|doctor|data build|train|init|preflight|explain|report)"
     assert [command for command in commands() if not re.match(known, command)] == []
