@@ -53,9 +53,14 @@ def make_row(config: TrainConfig, key: Row, folder: Path, output: Path, head: Ro
     write_figure(output, {**head, "runs": rows})
 
 
+def evaluation(run: Path, name: str) -> dict[str, Any]:
+    """The evaluation ``name`` of the held-out problems, as its file has it."""
+    return json.loads((run / "evaluations" / f"{name}-held_out.json").read_text())
+
+
 def interval(run: Path, name: str, measure: str, tau: str = "1.0") -> list[float]:
     """A held-out score of the evaluation ``name`` with its 95 % interval."""
-    found = json.loads((run / "evaluations" / f"{name}-held_out.json").read_text())["temperatures"][tau][measure]
+    found = evaluation(run, name)["temperatures"][tau][measure]
     return [rounded(found[key]) for key in ("mean", "low", "high")]
 
 

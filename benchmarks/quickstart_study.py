@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from arm_study import evaluation
 from common import FIGURES, RECIPES, parser_of, write_figure
 
 from magicrl.config.loader import config_hash, load_sft_recipe, load_train_recipe
@@ -151,10 +152,6 @@ def control_arm(config: TrainConfig, start: Path, tokens: int) -> dict[str, Any]
             start=False,
             progress=lambda *_: None,
         )
-
-
-def evaluation(run: Path, name: str) -> dict[str, Any]:
-    return json.loads((run / "evaluations" / f"{name}-held_out.json").read_text())
 
 
 def accuracies(document: dict[str, Any]) -> dict[str, list[float]]:

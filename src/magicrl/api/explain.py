@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from magicrl.api.given import in_python, path_text
 from magicrl.api.training import threads_kept
@@ -54,6 +54,7 @@ def found_steps(run: Path) -> dict[str, Any]:
         ValueError: it is no run folder, or has no step yet.
     """
     from magicrl.records import StepMetrics
+    from magicrl.training.checkpoint import step_of
     from magicrl.training.notable import notable_steps
     from magicrl.training.repeating import newest_before, recorded_lines
 
@@ -62,7 +63,7 @@ def found_steps(run: Path) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     for one in notable_steps(rows):
         source = newest_before(run, one.step)
-        begun = 0 if source is None else int(source.name.removeprefix("step-"))
+        begun = 0 if source is None else step_of(source)
         seconds = sum(float(row.values.get("time/step") or 0) for row in rows if begun < row.step <= one.step)
         found.append({**one._asdict(), "from_checkpoint": begun, "seconds": seconds})
     return {"run": str(run), "steps": len(rows), "notable": found}
@@ -95,7 +96,7 @@ def explained(
         for update in repeated.again():
             attributor.add(update)
         measured = _Measured(probe, attributor, of_state(repeated.checkpoint.learner_state(), "weights"))
-        after = repeated.after
+        changes = measured.changes(repeated.after)
         document = {
             "run": str(run),
             "step": step,
@@ -104,8 +105,8 @@ def explained(
             "equal": repeated.equal,
             "checks": [{**_fields(check), "equal": check.equal} for check in repeated.checks],
             "warnings": list(repeated.warnings),
-            "update": _update(repeated, attributor, measured, after),
-            "groups": _groups(repeated, attributor, measured, after),
+            "update": _update(repeated, attributor, measured, changes),
+            "groups": _groups(repeated, attributor, measured, changes),
             "influence": attributor.found.influence.tolist(),
         }
         document["what_if"] = [_varied(repeated, attributor, measured, *pair, tell) for pair in variants]
@@ -128,6 +129,14 @@ def _refuse_without_memory(repeated: Repeated) -> None:
         )
 
 
+class _Changes(NamedTuple):
+    """Of every token's log-prob, of the mean entropy, and each group's gain."""
+
+    logprobs: Tensor
+    entropy: float
+    gains: list[float]
+
+
 class _Measured:
     """What really changed in the step's responses, against the weights before it."""
 
@@ -139,11 +148,11 @@ class _Measured:
         self._probe.put(weights)
         return self._probe.scores(self._of.samples, self._of.temperature)
 
-    def changes(self, after: Tensor) -> tuple[Tensor, float, list[float]]:
-        """Change of every token's log-prob, of the mean entropy, and each group's gain."""
+    def changes(self, after: Tensor) -> _Changes:
+        """What the weights ``after`` changed."""
         logprobs, entropies = self._at(after)
         moved = logprobs - self.logprobs
-        return moved, self.mean(entropies - self.entropies), self._of.by_group(self._of.gain * moved)
+        return _Changes(moved, self.mean(entropies - self.entropies), self._of.by_group(self._of.gain * moved))
 
     def mean(self, values: Tensor) -> float:
         """Over the sampled tokens."""
@@ -154,7 +163,7 @@ def _fields(named: Any) -> dict[str, Any]:
     return {name: getattr(named, name) for name in ("name", "recorded", "repeated", "note")}
 
 
-def _update(repeated: Repeated, attributor: Attributor, measured: _Measured, after: Tensor) -> dict[str, Any]:
+def _update(repeated: Repeated, attributor: Attributor, measured: _Measured, changes: _Changes) -> dict[str, Any]:
     """The step as a whole."""
     found = attributor.found
     controls = repeated.updates[0][1] if repeated.updates else None
@@ -166,18 +175,17 @@ def _update(repeated: Repeated, attributor: Attributor, measured: _Measured, aft
         "norm": float(found.moved.norm()),
         "own_norm": float(found.own.norm()),
         "entropy": measured.mean(measured.entropies),
-        "entropy_change": measured.changes(after)[1],
+        "entropy_change": changes.entropy,
         "entropy_by_tokens": float(found.entropy.sum()),
         "entropy_by_momentum_and_decay": found.entropy_else,
     }
 
 
-def _groups(repeated: Repeated, attributor: Attributor, measured: _Measured, after: Tensor) -> list[dict[str, Any]]:
+def _groups(repeated: Repeated, attributor: Attributor, measured: _Measured, changes: _Changes) -> list[dict[str, Any]]:
     """Every group with its responses, verdicts, advantages, and what each token did."""
     tokenizer, found = repeated.learner.tokenizer, attributor.found
-    moved, _, gains = measured.changes(after)
     learned = {id(s.tokens): s.advantage for batch, _, _ in repeated.updates for s in batch.samples}
-    columns = {"logprob": measured.logprobs, "change": moved, "norm": found.norm, "entropy": found.entropy}
+    columns = {"logprob": measured.logprobs, "change": changes.logprobs, "norm": found.norm, "entropy": found.entropy}
     of_tokens = {name: values.split(attributor.lengths) for name, values in columns.items()}
     shown: list[dict[str, Any]] = []
     at = 0
@@ -204,7 +212,7 @@ def _groups(repeated: Repeated, attributor: Attributor, measured: _Measured, aft
                 "prompt": problem.prompt,
                 "golds": list(problem.golds),
                 "learned_from": any(r["advantage"] is not None for r in responses),
-                "gain": gains[index],
+                "gain": changes.gains[index],
                 "gain_by_momentum_and_decay": float(found.gain_else[index]),
                 "norm": sum(math.fsum(r["norm"]) for r in responses),
                 "entropy": sum(math.fsum(r["entropy"]) for r in responses),
@@ -231,7 +239,7 @@ def _varied(
     other = vary(repeated, config, words)
     values = other.result.metrics.values
     keys = ("groups/trained", "learner/sgd_steps", "learner/grad_norm", "learner/clip_ratio", "entropy/alpha")
-    _, entropy_change, gains = measured.changes(other.after)
+    changes = measured.changes(other.after)
     return {
         "what_if": words,
         **{key.rpartition("/")[2]: values.get(key) for key in keys},
@@ -239,7 +247,7 @@ def _varied(
         "norm": float(other.moved.norm()),
         "own_cosine": cosine(found.own, other.own),
         "own_norm": float(other.own.norm()),
-        "entropy_change": entropy_change,
-        "gains": gains,
+        "entropy_change": changes.entropy,
+        "gains": changes.gains,
         "seconds": time.monotonic() - begun,
     }

@@ -83,16 +83,17 @@ def explain(
 
 
 def _show_steps(found: dict[str, Any], console: Console) -> None:
-    from magicrl.reporting.wording import duration
+    from magicrl.reporting.wording import checkpoint_name, duration
 
     if not found["notable"]:
         console.print(f"none of the {found['steps']} steps stands out; any is made again with --step", markup=False)
     for one in found["notable"]:
         console.print(f"step {one['step']}: {one['sign']}", style="bold", markup=False)
-        source = f"the checkpoint of step {one['from_checkpoint']}" if one["from_checkpoint"] else "the start"
         count = one["step"] - one["from_checkpoint"]
         steps = "1 step" if count == 1 else f"{count} steps, {duration(one['seconds'])} of training"
-        console.print(f"  {one['why']}\n  made again from {source}: {steps}", markup=False)
+        console.print(
+            f"  {one['why']}\n  made again from {checkpoint_name(one['from_checkpoint'])}: {steps}", markup=False
+        )
     if found["notable"]:
         words = shlex.join(["magicrl", "explain", found["run"], "--step", str(found["notable"][0]["step"])])
         console.print(words, markup=False, style="dim")

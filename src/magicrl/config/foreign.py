@@ -22,6 +22,7 @@ from typing import Any, Literal, NoReturn
 from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.config.section import Section
+from magicrl.registry import names
 
 Settings = dict[str, Any]
 """Dotted keys of a recipe to values; ``stages.X`` is the key X of its one stage, ``data.train`` a list of tables."""
@@ -29,7 +30,6 @@ Sources = tuple[Mapping[str, Any], ...]
 """Tables of ``[[data.train]]``."""
 BESIDE = {"model": "start.model", "data": "data.train", "steps": "stages.max_steps"}
 """What a recipe needs and a configuration may leave out: options of the command to settings."""
-TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 @dataclass(kw_only=True)
@@ -232,9 +232,9 @@ def steps_of(options: Options, epochs: float, batch: int) -> int:
 
 def trackers(options: Options, named: Sequence[str]) -> Settings:
     """Those of the named trackers that magicrl has; the others are told."""
-    for name in set(named) - {*TRACKERS, "none", "console"}:
+    for name in set(named) - {*names("tracker"), "none", "console"}:
         options.differ(f"{_name(name)}: no tracker of that name; one of your own may be (docs/trackers.md)")
-    return {"logging.trackers": [name for name in named if name in TRACKERS]}
+    return {"logging.trackers": [name for name in named if name in names("tracker")]}
 
 
 def default_of(key: str) -> Any:

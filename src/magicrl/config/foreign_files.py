@@ -81,11 +81,7 @@ def _resolved(options: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in options.items():
         for _ in range(8):
-            named = (
-                re.fullmatch(r"\$\{(?:oc\.select:)?(\w+(?:\.\w+)+)(?:,.*)?\}", value)
-                if isinstance(value, str)
-                else None
-            )
+            named = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
             value = value if named is None else options.get(named[1])
         if not (value is None and options[name] is not None):
             found[name] = value

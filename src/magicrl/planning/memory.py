@@ -94,6 +94,14 @@ class Moment(NamedTuple):
     head: float
 
 
+def _micro_batch(shape: ModelShape, setup: LearnerSetup) -> tuple[float, float, float]:
+    """Tokens of one accelerator's largest micro-batch; bytes of its activations and of the head's logits."""
+    # a sample that is longer than a micro-batch is not cut, it goes alone
+    tokens = max(setup.micro_batch_tokens, setup.longest) / setup.sequence_parallel
+    activations = activation_bytes(shape, tokens, checkpointing=setup.checkpointing)
+    return tokens, activations, LOGIT_COPIES * FLOAT32 * min(setup.head_chunk_tokens, tokens) * shape.vocabulary
+
+
 def unit_moments(shape: ModelShape, setup: LearnerSetup) -> list[Moment]:
     """Where in a backward pass over shards the peak may be: the head's products, a layer's, what the ends send.
 
@@ -101,15 +109,13 @@ def unit_moments(shape: ModelShape, setup: LearnerSetup) -> list[Moment]:
     gradient is whole; this is then copied into what is sent, which stays until the next unit's is made. Embedding and
     head are units of their own; a tied one stays whole from the first layer to the last, its gradient from the head on.
     """
-    tokens = max(setup.micro_batch_tokens, setup.longest) / setup.sequence_parallel
+    tokens, activations, logits = _micro_batch(shape, setup)
     ends, layer = float(shape.vocabulary * shape.hidden), float(shape.layer_parameters)
     trained_ends, trained_layer = (0.0, setup.adapters / shape.layers) if setup.adapters else (ends, layer)
     whole = BF16 * ends if shape.tied else 0.0
     summed = setup.reduce_bytes * (setup.adapters or shape.parameters) if setup.reduce_once else 0.0
     sent = 0.0 if setup.reduce_once else setup.reduce_bytes
-    activations = activation_bytes(shape, tokens, checkpointing=setup.checkpointing)
     inputs = shape.layers * tokens * shape.hidden * BF16 if setup.checkpointing else activations
-    logits = LOGIT_COPIES * FLOAT32 * min(setup.head_chunk_tokens, tokens) * shape.vocabulary
     # what the head leaves: a tied one its gradient, another what it sends
     left = (BF16 if shape.tied else sent) * trained_ends
     last = left + BF16 * trained_layer
@@ -129,13 +135,10 @@ def unit_moments(shape: ModelShape, setup: LearnerSetup) -> list[Moment]:
 
 def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> LearnerMemory:
     """Bytes on one accelerator by term. One accelerator holds everything and a bf16 copy of the trained weights."""
-    # a sample that is longer than a micro-batch is not cut, it goes alone
-    tokens = max(setup.micro_batch_tokens, setup.longest) / setup.sequence_parallel
     trained = setup.adapters or shape.parameters
     shard = trained / setup.gpus
     if setup.gpus == 1:
-        logits = LOGIT_COPIES * FLOAT32 * min(setup.head_chunk_tokens, tokens) * shape.vocabulary
-        activations = activation_bytes(shape, tokens, checkpointing=setup.checkpointing)
+        _, activations, logits = _micro_batch(shape, setup)
         fullest = Moment(BF16 * trained, 0.0, activations, logits)
     else:
         fullest = max(unit_moments(shape, setup), key=sum)

@@ -8,7 +8,7 @@ from typing import Any
 
 from magicrl.reporting.charts import Bar, bars_view
 from magicrl.reporting.page import block, figures_block, render_page, write_page
-from magicrl.reporting.wording import number, visible
+from magicrl.reporting.wording import checkpoint_name, number, visible
 
 MOST_BARS = 24
 MOST_TOKENS = 40_000
@@ -65,7 +65,7 @@ def verdict_of(found: Mapping[str, Any]) -> str:
 def figures_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The figures in lines: (label, value)."""
     update = found["update"]
-    source = f"the checkpoint of step {found['from_checkpoint']}" if found["from_checkpoint"] else "the start"
+    source = checkpoint_name(found["from_checkpoint"])
     shown = [("made from", source)]
     for check in found["checks"]:
         if check["equal"] is None:

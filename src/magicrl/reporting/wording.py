@@ -54,6 +54,11 @@ def temperature(value: float) -> str:
     return "0 (greedy)" if value == 0 else f"{value:g}"
 
 
+def checkpoint_name(step: int) -> str:
+    """The weights after ``step`` steps; 0 are those that the run began with."""
+    return f"the checkpoint of step {step}" if step else "the start"
+
+
 def duration(seconds: float | None) -> str:
     """``3725`` as ``1 h 2 min``, ``75`` as ``1 min 15 s``, ``2.4`` as ``2.4 s``."""
     if seconds is None or not math.isfinite(seconds):

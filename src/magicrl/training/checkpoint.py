@@ -166,7 +166,7 @@ def remove_leftovers(root: Path) -> None:
 def remove_old(root: Path, *, keep_last: int, keep: frozenset[int]) -> None:
     """Remove all but the last ``keep_last`` checkpoints and those of the steps in ``keep``."""
     for folder in _folders(root)[:-keep_last]:
-        if int(folder.name.removeprefix("step-")) not in keep:
+        if step_of(folder) not in keep:
             # Renamed first: a kill in the middle of the removal must not leave half a checkpoint under its name.
             doomed = root / f"{_UNFINISHED}old-{folder.name}"
             folder.rename(doomed)
@@ -234,9 +234,14 @@ def join_state(prefix: str, tensors: Mapping[str, Tensor], rest: Mapping[str, An
     return {**{k.removeprefix(head): v for k, v in tensors.items() if k.startswith(head)}, **rest}
 
 
+def step_of(folder: Path) -> int:
+    """The step after which a checkpoint's folder was written."""
+    return int(folder.name.removeprefix("step-"))
+
+
 def _folders(root: Path) -> list[Path]:
     found = [p for p in root.glob("step-*") if _NAME.fullmatch(p.name)] if root.is_dir() else []
-    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
+    return sorted(found, key=step_of)
 
 
 def _sha256(path: Path) -> str:

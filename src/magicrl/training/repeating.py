@@ -29,7 +29,7 @@ from magicrl.records import Problem, ScoredGroup, StepMetrics, TrainBatch, Verdi
 from magicrl.rollout.recording import ReplayEngine
 from magicrl.training.assemble import LocalParts, make_reference
 from magicrl.training.attribution import Update, of_state, origins_of
-from magicrl.training.checkpoint import Checkpoint, checkpoint_folders, join_state, load_checkpoint
+from magicrl.training.checkpoint import Checkpoint, checkpoint_folders, join_state, load_checkpoint, step_of
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings, entropy_controller
 from magicrl.training.protocols import Controls, TrainingStopped, UpdateMetrics
@@ -164,7 +164,7 @@ def copied(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def newest_before(run: Path, step: int) -> Path | None:
     """The newest checkpoint that the run keeps of before ``step``; None: only its start is left."""
-    found = [path for path in checkpoint_folders(run) if int(path.name.removeprefix("step-")) < step]
+    found = [path for path in checkpoint_folders(run) if step_of(path) < step]
     return found[-1] if found else None
 
 
@@ -231,7 +231,7 @@ def repeat(run: Path, step: int, tell: Callable[[str], None] = lambda _: None) -
     return Repeated(
         config=config,
         metrics=metrics,
-        begun=0 if source is None else int(source.name.removeprefix("step-")),
+        begun=0 if source is None else step_of(source),
         checkpoint=before,
         after=of_state(after, "weights"),
         groups=groups,
