@@ -55,10 +55,29 @@ def test_parameters_of_a_toy_are_those_counted_by_hand() -> None:
     [
         ("DeepSeek-R1-Distill-Qwen-1.5B", 1.777088),
         ("DeepSeek-R1-Distill-Qwen-7B", 7.615616512),
+        ("DeepSeek-R1-Distill-Qwen-14B", 14.770033664),
         ("DeepSeek-R1-Distill-Qwen-32B", 32.763876352),
+        ("DeepSeek-R1-Distill-Llama-70B", 70.553706496),
+        ("Qwen2.5-0.5B", 0.494032768),
+        ("Qwen2.5-1.5B", 1.543714304),
+        ("Qwen2.5-3B", 3.085938688),
+        ("Qwen2.5-72B", 72.706203648),
+        ("Qwen3-0.6B", 0.596049920),
+        ("Qwen3-1.7B", 1.720574976),
         ("Qwen3-4B", 4.022468096),
         ("Qwen3-8B", 8.190735360),
+        ("Qwen3-14B", 14.768307200),
+        ("Qwen3-32B", 32.762123264),
+        ("Qwen3-30B-A3B", 30.532122624),
+        ("Qwen3-235B-A22B", 235.093634560),
+        ("Llama-3.2-1B", 1.235814400),
+        ("Llama-3.2-3B", 3.212749824),
+        ("Llama-3.1-8B", 8.030261248),
+        ("Mistral-7B", 7.248023552),
+        ("Mixtral-8x7B", 46.702792704),
         ("SmolLM2-135M", 0.134515008),
+        ("SmolLM2-360M", 0.361821120),
+        ("SmolLM2-1.7B", 1.711376384),
     ],
 )
 def test_known_models_have_their_published_parameters(name: str, billions: float) -> None:
@@ -161,16 +180,37 @@ def test_shapes_by_name_folder_and_config(tmp_path: Path) -> None:
     assert load_shape("HuggingFaceTB/SmolLM2-135M-Instruct").name == "SmolLM2-135M"
     with pytest.raises(ValueError, match=r"no model folder and no known model 'Qwen3-8X'; did you mean Qwen3-8B\?"):
         load_shape("Qwen3-8X")
-    with pytest.raises(ValueError, match=r"dense decoders .* not 'qwen3_moe'"):
-        shape_from_config({**config, "model_type": "qwen3_moe"}, "moe")
+    with pytest.raises(ValueError, match=r"knows the types llama, .* not 'gemma3_text'"):
+        shape_from_config({**config, "model_type": "gemma3_text"}, "other")
     with pytest.raises(ValueError, match="has no 'vocab_size'"):
         shape_from_config({k: v for k, v in config.items() if k != "vocab_size"}, "cut")
 
 
+def test_a_mixture_of_experts_holds_all_of_them_and_computes_with_some() -> None:
+    """Two of eight experts: 6 x 96 parameters a layer rest; a router of 4 x 8 is added, and a batch reads them all."""
+    mixture = replace(TOY, experts=8, chosen=2)
+    assert mixture.layer_parameters == TOY_LAYER + 7 * 96 + 32
+    assert mixture.multiplied_parameters == TOY_LAYER + 96 + 32 + 40
+    assert mixture.read_parameters == mixture.layer_parameters + 40
+    cost, dense = (decode_cost(System(shape, MACHINE, HALF)) for shape in (mixture, TOY))
+    assert cost.weights / dense.weights == pytest.approx((TOY_LAYER + 7 * 96 + 32 + 40) / (TOY_LAYER + 40))
+    assert cost.sequence / dense.sequence == pytest.approx((TOY_LAYER + 96 + 32 + 40) / (TOY_LAYER + 40))
+    assert mixture.adapter_parameters(2, ["q_proj", "up_proj"]) == TOY.adapter_parameters(2, ["q_proj"])
+    published = known_models()["Qwen3-30B-A3B"]
+    assert published.multiplied_parameters == pytest.approx(3.04e9, rel=0.01), "3.3 B active, embedding included"
+    config = {"model_type": "qwen3_moe", "num_experts": 4, "decoder_sparse_step": 2}
+    with pytest.raises(ValueError, match="experts in every layer; this one has dense layers"):
+        shape_from_config(config, "mixed")
+    with pytest.raises(ValueError, match="not 'llama'"):
+        shape_from_config({"model_type": "llama", "num_experts": 4}, "odd")
+
+
 def test_hardware_by_name_and_file(tmp_path: Path) -> None:
     assert {"A100-80G", "H100-80G", "H800-80G", "H200", "B200", "H20", "cpu-2core"} <= set(known_hardware())
-    with pytest.raises(ValueError, match=r"no hardware called 'H800'; did you mean H800-80G\?"):
-        load_hardware("H800")
+    for short, name in (("H800", "H800-80G"), ("4090", "RTX-4090")):
+        with pytest.raises(ValueError, match=rf"no hardware called '{short}'; did you mean {name}\?"):
+            load_hardware(short)
+    assert {"RTX-3090", "RTX-4090", "RTX-5090", "A6000", "L40S"} <= set(known_hardware())
     own = tmp_path / "own.toml"
     own.write_text(
         "[mine]\nmemory_gib = 16\nbf16_tflops = 100\nmemory_tb_s = 1\nlink_gb_s = 30\nnetwork_gb_s = 10\n"

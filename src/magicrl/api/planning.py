@@ -33,10 +33,10 @@ def plan(
 
     Args:
         recipe: a shipped name, a file, or the same tree as a dict.
-        hardware: A100-80G, H100-80G, H800-80G, H200, B200, H20, cpu-2core, or a TOML file of one such table.
+        hardware: H100-80G, RTX-4090, cpu-2core, ... (an unknown name lists all), or a TOML file of one such table.
         count: of accelerators, all nodes together.
         settings: dotted keys to values, over the recipe's.
-        model: a model folder with config.json, or a known name; default: the recipe's start.
+        model: a name (Qwen3-32B), a model folder or the path of a config.json; default: the recipe's start.
         staleness: updates that rollouts may be behind.
         hours: a budget: adds ``steps_in_budget``.
         price: of an accelerator's hour: adds ``cost``.

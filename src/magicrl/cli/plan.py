@@ -52,9 +52,9 @@ def plan(
     gpus
         Accelerators, all nodes together.
     gpu
-        A100-80G, H100-80G, H800-80G, H200, B200, H20, cpu-2core, or a TOML file of one such table.
+        H100-80G, RTX-4090, cpu-2core, ... (an unknown name lists all), or a TOML file of one such table.
     model
-        A model folder with config.json, or a known name; default: the recipe's start.
+        A name (Qwen3-32B), a model folder or the path of any config.json; default: the recipe's start.
     set_
         Override a setting of the recipe (repeatable).
     staleness

@@ -106,7 +106,7 @@ def decode_cost(system: System, tensor_parallel: int = 1) -> DecodeCost:
     kv_read = shape.kv_bytes_per_token() / min(tp, shape.kv_heads) / (hardware.bandwidth * efficiency.kv)
     return DecodeCost(
         overhead=efficiency.step_overhead + reductions * ALL_REDUCE_LATENCY,
-        weights=BF16 * shape.multiplied_parameters / tp / (hardware.bandwidth * efficiency.weights),
+        weights=BF16 * shape.read_parameters / tp / (hardware.bandwidth * efficiency.weights),
         sequence=compute + moved,
         context=kv_read,
         prefill=compute + moved,

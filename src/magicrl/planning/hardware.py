@@ -47,6 +47,8 @@ class Hardware:
     link: Annotated[PositiveFloat, Field(validation_alias="link_gb_s"), _times(1e9)]  # inside a node
     # between nodes, for each accelerator
     network: Annotated[PositiveFloat, Field(validation_alias="network_gb_s"), _times(1e9)]
+    # between an accelerator and its host's memory, which is taken to be no slower for each of them
+    host: Annotated[PositiveFloat, Field(validation_alias="host_gb_s"), _times(1e9)] = 31.5e9
     gpus_per_node: PositiveInt
     # contexts, communication buffers and the allocator's gaps
     runtime: Annotated[NonNegativeFloat, Field(validation_alias="runtime_gib"), _times(GIB)] = 3.0 * GIB
@@ -70,7 +72,7 @@ def load_hardware(name: str) -> Hardware:
         return _from_file(path)
     known = known_hardware()
     if name not in known:
-        begun = [key for key in known if name and key.lower().startswith(name.lower())]
+        begun = [key for key in known if name and name.lower() in key.lower()]
         near = begun or difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}; or name a .toml file of one table"
         raise ValueError(f"no hardware called {name!r}; {hint}")

@@ -79,7 +79,7 @@ class LearnerMemory:
 
 def activation_bytes(shape: ModelShape, tokens: float, *, checkpointing: bool) -> float:
     """Activations of one micro-batch in bf16: every layer's, or their inputs and one layer's."""
-    layer = tokens * (WORKING_WIDTHS * shape.hidden + 3 * shape.intermediate) * BF16
+    layer = tokens * (WORKING_WIDTHS * shape.hidden + 3 * shape.chosen * shape.intermediate) * BF16
     if not checkpointing:
         return shape.layers * layer
     return shape.layers * tokens * shape.hidden * BF16 + layer

@@ -1,4 +1,6 @@
-"""Shapes of dense decoder models: what parameters, cache and arithmetic need, read from a Hugging Face config."""
+"""Shapes of decoder models, dense or mixtures of experts: what parameters, cache and arithmetic need, read from a
+Hugging Face config.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,22 @@ from magicrl.config.loader import shipped_table
 from magicrl.config.schema import TinyModelConfig
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # architectures whose parameters are counted exactly
+MIXTURES = ("mixtral", "qwen3_moe")  # the same, every layer with experts
+COLUMNS = (
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings", "num_experts", "num_experts_per_tok",
+)  # fmt: skip
+"""Keys of a config.json that a line of ``models.toml`` gives; the last two of mixtures alone."""
 TINY_VOCABULARY = 32  # symbols of a generated task, about
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """A dense decoder with grouped-query attention and a gated feed-forward part."""
+    """A decoder with grouped-query attention and a gated feed-forward part, or several of these (experts) a layer."""
 
     name: str  # for people
     hidden: int  # width d
-    intermediate: int  # width of the feed-forward part
+    intermediate: int  # width of the feed-forward part, or of one expert
     layers: int  # decoder layers
     heads: int  # query heads
     kv_heads: int  # key/value heads
@@ -31,6 +39,8 @@ class ModelShape:
     tied: bool  # the output head is the embedding
     qkv_bias: bool = False  # query, key and value projections have a bias (Qwen2)
     qk_norm: bool = False  # a norm over each query and key head (Qwen3)
+    experts: int = 0  # of a layer, with a router; 0: one feed-forward part
+    chosen: int = 1  # experts that a token goes through
 
     @property
     def layer_parameters(self) -> int:
@@ -38,7 +48,13 @@ class ModelShape:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = self.hidden * (2 * q + 2 * kv)
         biases = (q + 2 * kv if self.qkv_bias else 0) + (2 * self.head_dim if self.qk_norm else 0)
-        return attention + biases + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        router = self.experts * self.hidden
+        return attention + biases + max(1, self.experts) * self.expert_parameters + router + 2 * self.hidden
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one feed-forward part."""
+        return 3 * self.hidden * self.intermediate
 
     @property
     def parameters(self) -> int:
@@ -48,15 +64,24 @@ class ModelShape:
 
     @property
     def multiplied_parameters(self) -> int:
-        """Parameters that every token is multiplied with: all but the embedding's look-up, the head included."""
+        """Parameters that a token is multiplied with: all but the embedding's look-up and experts that others go to."""
+        return self.read_parameters - self.layers * max(0, self.experts - self.chosen) * self.expert_parameters
+
+    @property
+    def read_parameters(self) -> int:
+        """Parameters that a decode step reads: all but the embedding's look-up; a batch goes to every expert."""
         return self.layers * self.layer_parameters + self.vocabulary * self.hidden
 
     def adapter_parameters(self, rank: int, modules: Collection[str]) -> int:
-        """Parameters of LoRA adapters of ``rank`` on these linear layers: ``rank * (inputs + outputs)`` each."""
+        """Parameters of LoRA adapters of ``rank`` on these linear layers: ``rank * (inputs + outputs)`` each.
+
+        Experts are one tensor a layer, not linear layers: they get none.
+        """
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         ends = {"q_proj": q, "k_proj": kv, "v_proj": kv, "o_proj": q}
-        ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.intermediate)
-        return self.layers * rank * sum(self.hidden + ends.get(name, 0) for name in modules)
+        if not self.experts:
+            ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.intermediate)
+        return self.layers * rank * sum(self.hidden + ends[name] for name in modules if name in ends)
 
     def kv_bytes_per_token(self, bytes_per_value: float = 2.0) -> float:
         """Bytes of keys and values that one token of context takes."""
@@ -71,20 +96,23 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """The shape that a Hugging Face ``config.json`` describes.
 
     Raises:
-        ValueError: an architecture or a key that the planner does not know (mixtures of experts among them).
+        ValueError: an architecture or a key that the planner does not know, or a mixture with dense layers between.
     """
     family = str(config.get("model_type", ""))
-    if family not in FAMILIES or "num_experts" in config or "num_local_experts" in config:
+    experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+    if family not in FAMILIES + MIXTURES or (experts > 0) != (family in MIXTURES):
         raise ValueError(
-            f"{name}: the planner knows dense decoders of the types {', '.join(FAMILIES)}, not {family!r}; "
-            "plan with a dense model of similar size"
+            f"{name}: the planner knows the types {', '.join(FAMILIES + MIXTURES)}, not {family!r}; plan with a known "
+            "model of similar size"
         )
+    if int(config.get("decoder_sparse_step") or 1) > 1 or config.get("mlp_only_layers"):
+        raise ValueError(f"{name}: the planner knows mixtures with experts in every layer; this one has dense layers")
     try:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         return ModelShape(
             name=name,
             hidden=hidden,
-            intermediate=int(config["intermediate_size"]),
+            intermediate=int(config.get("moe_intermediate_size") or config["intermediate_size"]),
             layers=int(config["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
@@ -92,7 +120,9 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
             vocabulary=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=bool(config.get("attention_bias", family == "qwen2")),
-            qk_norm=family == "qwen3",
+            qk_norm=family in ("qwen3", "qwen3_moe"),
+            experts=experts,
+            chosen=int(config["num_experts_per_tok"]) if experts else 1,
         )
     except KeyError as error:
         raise ValueError(f"{name}: its config has no {error.args[0]!r}") from None
@@ -115,8 +145,8 @@ def shape_of_tiny(config: TinyModelConfig) -> ModelShape:
 
 def known_models() -> dict[str, ModelShape]:
     """The models that the package knows by name."""
-    tables = shipped_table("planning/models.toml", dict[str, dict[str, Any]])
-    return {name: shape_from_config(table, name) for name, table in tables.items()}
+    rows = shipped_table("planning/models.toml", dict[str, list[Any]])
+    return {name: shape_from_config(dict(zip(COLUMNS, row, strict=False)), name) for name, row in rows.items()}
 
 
 def load_shape(name: str) -> ModelShape:

@@ -350,8 +350,8 @@ class Throughput:
 
     Args:
         config: the recipe.
-        model_config: the start model's, as Hugging Face writes it. FLOPs are counted for the dense decoders that the
-            planner knows; for others there are tokens a second alone.
+        model_config: the start model's, as Hugging Face writes it. FLOPs are counted for the types that the planner
+            knows; for others there are tokens a second alone.
     """
 
     def __init__(self, config: TrainConfig, model_config: Mapping[str, Any]) -> None:
