@@ -153,6 +153,31 @@ def test_how_sums_over_ranks_are_made_changes_no_update(
     assert 1e-4 < error < 1e-2, "a sum in bfloat16"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sequence_parallel", "placed"), [(1, {}), (2, {}), (1, {"reduce_once": True}), (1, {"offload_optimizer": True})]
+)
+def test_two_copies_of_two_shards_are_one_learner(
+    untied: Loaded,
+    ranks: Any,
+    recorded: list[TrainSample],
+    tmp_path: Path,
+    sequence_parallel: int,
+    placed: Mapping[str, Any],
+) -> None:
+    """HSDP on four processes: shards in a group, copies across groups, and a state of one copy's files."""
+    one = single(untied)
+    many = spread(untied, ranks, 4, sequence_parallel, placed={"shard_ranks": 2, **placed})
+    compare(one, many, recorded, steps=2)
+    meta = json.loads(json.dumps(many.write_shards(tmp_path / "shards")))
+    gathered = many.state()
+    again = spread(untied, ranks, 4)
+    again.read_shards(tmp_path / "shards", meta)
+    state = again.state()
+    assert state.keys() == gathered.keys()
+    assert all(torch.equal(state[k], gathered[k]) for k in gathered if k != "meta")
+
+
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 PACKED = {"share_prompts": False, "gradient_checkpointing": True}
 LORA = {"lora": LoraConfig(rank=3, alpha=6.0, target_modules=("q_proj", "down_proj"))}
