@@ -5,7 +5,9 @@ Where ranks go on nodes with GPUs (Ray's count of them; none is there): together
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +18,12 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TrainConfig
 from magicrl.distributed import cluster_parts
 from magicrl.distributed.cluster_parts import ClusterParts, rank_options
+from magicrl.distributed.learner.learner import DistributedLearner, ShardedReference
+from magicrl.distributed.learner.sharding import RankSettings
 from magicrl.distributed.runtime import ClusterError, Node, nodes
-from magicrl.models.loading import load_policy
+from magicrl.models.loading import LoadedModel, load_policy
 from magicrl.planning.memory import NodeRoom, beside_ranks
+from magicrl.training.objective import LearnerSettings
 
 VLLM = {"engine": "vllm", "max_rows": 8}
 
@@ -50,6 +55,42 @@ def test_the_runs_process_holds_weights_only_where_it_trains_itself(
     assert {name: p.shape for name, p in named.items()} == {n: p.shape for n, p in whole.model.named_parameters()}
     for fact in ("folder", "max_context", "valid_vocab", "end_tokens", "licence"):
         assert getattr(policy, fact) == getattr(whole, fact)
+
+
+@pytest.mark.parametrize("mode", ["none", "monitor"])
+@pytest.mark.parametrize("other", [None, "another"])
+def test_the_reference_is_held_by_the_ranks(
+    parts: Callable[..., ClusterParts],
+    make_recipe: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    other: str | None,
+) -> None:
+    """The start model or another one: the ranks are told which, and no second model is loaded in this process."""
+    start = make_recipe().start.model
+    if other is not None:
+        other = str(shutil.copytree(start, tmp_path / other))
+    told: dict[str, Any] = {}
+
+    class Ranks(DistributedLearner):
+        def __init__(self, policy: LoadedModel, learning: LearnerSettings, **settings: Any) -> None:
+            told.update(settings)
+            reference = told["reference"]
+            self._settings = RankSettings(folder=policy.folder, reference=reference and reference.folder)
+
+    monkeypatch.setattr(cluster_parts, "DistributedLearner", Ranks)
+    made = parts({"learner": {"ranks": 2}}, reference={"mode": mode, "model": other})
+    learner = made.learner(made.policy(start))
+    monkeypatch.setattr("magicrl.training.assemble.load_policy", None)
+    found = made.reference(start, learner)
+    if mode == "none":
+        assert told["reference"] is None
+        assert found is None
+        return
+    assert told["reference"].folder == (other or start)
+    assert {p.device.type for p in told["reference"].model.parameters()} == {"meta"}
+    assert isinstance(found, ShardedReference)
 
 
 def test_every_device_that_a_run_holds_is_counted_once(parts: Callable[..., cluster_parts.ClusterParts]) -> None:

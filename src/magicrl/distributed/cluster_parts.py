@@ -31,7 +31,8 @@ from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.assemble import Judge, LocalParts, make_engine
 from magicrl.training.objective import LearnerSettings
-from magicrl.training.protocols import Learner
+from magicrl.training.protocols import Learner, Reference
+from magicrl.training.start_checks import with_needed_reference
 
 
 class ClusterParts(LocalParts):
@@ -88,7 +89,18 @@ class ClusterParts(LocalParts):
             threads=config.run.threads,
             timeouts=LearnerTimeouts(start=timeouts.start, call=timeouts.learner),
             rebuilds=placement.restarts,
+            reference=self._described_reference(policy),
         )
+
+    def _described_reference(self, policy: LoadedModel) -> LoadedModel | None:
+        if with_needed_reference(self._config).reference.mode == "none":
+            return None
+        with under("reference.model"):
+            return policy if self._config.reference.model is None else load_shell(self._config.reference.model)
+
+    def reference(self, start: Path | str, learner: Learner) -> Reference | None:
+        """The ranks hold it in shards; in this process is one only where the learner is."""
+        return learner.reference if isinstance(learner, DistributedLearner) else super().reference(start, learner)
 
     def engine(self, start: Path | str, encoder: PromptEncoder, learner: Learner, check: WeightCheck) -> RolloutEngine:
         """Rollout replicas on any nodes, each with the engine that ``rollout.engine`` names."""

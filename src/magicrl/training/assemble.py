@@ -24,10 +24,10 @@ from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.learner import LocalLearner, ReferenceModel
 from magicrl.training.logprob_check import PROBES, LogprobCheck
-from magicrl.training.objective import LearnerSettings, Objective
-from magicrl.training.protocols import Learner
+from magicrl.training.objective import LearnerSettings
+from magicrl.training.protocols import Learner, Reference
 from magicrl.training.sft import run_sft, supervised_start
-from magicrl.training.start_checks import Ready, RunData
+from magicrl.training.start_checks import Ready, RunData, with_needed_reference
 from magicrl.verifiers.base import VerifierService
 from magicrl.verifiers.pool import VerifierPool
 
@@ -54,7 +54,7 @@ class Built:
     data: RunData
     learner: Learner
     engine: RolloutEngine
-    reference: ReferenceModel | None
+    reference: Reference | None
     devices: int
 
     def facts(self) -> dict[str, Any]:
@@ -123,6 +123,10 @@ class LocalParts:
         """The learner on the start model, which is the learner's from here on."""
         return make_learner(self._config, policy)
 
+    def reference(self, start: Path | str, learner: Learner) -> Reference | None:
+        """The frozen reference (default: the start model), None where nothing of the recipe asks for one."""
+        return make_reference(self._config, start)
+
     def engine(self, start: Path | str, encoder: PromptEncoder, learner: Learner, check: WeightCheck) -> RolloutEngine:
         """The engine that ``rollout.engine`` names, without a version of weights yet.
 
@@ -165,7 +169,7 @@ def build(config: TrainConfig, ready: Ready, start: Path | str, parts: LocalPart
         data=data,
         learner=learner,
         engine=engine,
-        reference=make_reference(config, start),
+        reference=parts.reference(start, learner),
         devices=parts.devices,
     )
 
@@ -278,8 +282,8 @@ def make_learner(config: TrainConfig, policy: LoadedModel) -> LocalLearner:
 
 
 def make_reference(config: TrainConfig, start: Path | str) -> ReferenceModel | None:
-    """The frozen reference (default: the start model), None where neither the recipe nor its loss row wants one."""
-    if config.reference.mode == "none" and "ref_logprobs" not in Objective(LearnerSettings.of(config)).needs:
+    """The frozen reference (default: the start model) in this process, None where nothing asks for one."""
+    if with_needed_reference(config).reference.mode == "none":
         return None
     with under("reference.model"):
         # in the precision of the passes: a frozen model needs no master weights

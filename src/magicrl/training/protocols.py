@@ -111,6 +111,14 @@ class Learner(Protocol):
         ...
 
 
+class Reference(Protocol):
+    """The frozen reference model."""
+
+    def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
+        """Log-probs and entropies of every response token, ``[T]`` a sample."""
+        ...
+
+
 @runtime_checkable
 class WritesShards(Protocol):
     """A learner whose state lies on several devices and is written and read by them, not gathered."""

@@ -44,10 +44,9 @@ from magicrl.training.batches import (
     with_ref_logprobs,
 )
 from magicrl.training.diagnosis import UNJUDGED, answers_in, diagnose, judging_of
-from magicrl.training.learner import ReferenceModel
 from magicrl.training.metrics import StalenessMeter, StepClock, Values, entropy_metrics, step_metrics
 from magicrl.training.objective import LearnerSettings, Objective, brought, entropy_controller
-from magicrl.training.protocols import Controls, Learner, NotFiniteError, TrainingStopped, UpdateMetrics
+from magicrl.training.protocols import Controls, Learner, NotFiniteError, Reference, TrainingStopped, UpdateMetrics
 from magicrl.training.rollout_queue import RolloutQueue
 from magicrl.verifiers.base import VerifierService
 
@@ -71,7 +70,7 @@ class Parts:
     encode: Callable[[Problem], TokenArray]
     sampler: PromptSampler
     controller: EntropyController
-    reference: ReferenceModel | None = None
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

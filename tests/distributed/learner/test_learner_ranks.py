@@ -18,13 +18,13 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig
+from magicrl.config.schema import DType, LoraConfig, ModelConfig, OptimizerConfig
 from magicrl.distributed.learner.learner import DistributedLearner
-from magicrl.models.loading import load_policy
+from magicrl.models.loading import load_policy, load_shell
 from magicrl.records import TrainBatch, TrainSample, frozen_floats
 from magicrl.training.batches import minibatches, with_old_logprobs, with_ref_logprobs
 from magicrl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from magicrl.training.learner import LocalLearner
+from magicrl.training.learner import LocalLearner, ReferenceModel
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls, Learner, NotFiniteError
 
@@ -176,6 +176,33 @@ def test_two_copies_of_two_shards_are_one_learner(
     state = again.state()
     assert state.keys() == gathered.keys()
     assert all(torch.equal(state[k], gathered[k]) for k in gathered if k != "meta")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ranks_hold_the_reference_in_shards(
+    loaded: Loaded, untied: Loaded, ranks: Any, recorded: list[TrainSample], dtype: DType
+) -> None:
+    """Another model than the policy's; what it scores stays as it was whatever the policy learns."""
+    model: dict[str, Any] = {"dtype": dtype}
+    policy = loaded()
+    frozen = load_policy(policy.folder, dtype=dtype)
+    whole = ReferenceModel(frozen.model, valid_vocab=frozen.valid_vocab, model_config=settings(model).model)
+    expected, expected_entropies = whole.logprobs(recorded, 0.8)
+    placement = LearnerPlacement(ranks=2)
+    many = DistributedLearner(
+        untied(), settings(model), launcher=ranks, placement=placement, threads=1, reference=load_shell(policy.folder)
+    )
+    assert many.reference is not None
+    (batch,) = batches(many, recorded, 1)
+    before = many.logprobs(recorded, 0.8)[0]
+    bound = 1e-5 if dtype == "float32" else 0.1
+    for _ in range(2):
+        found, entropies = many.reference.logprobs(recorded, 0.8)
+        for ours, theirs in zip([*found, *entropies], [*expected, *expected_entropies], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=bound)
+        many.update(batch, dataclasses.replace(CONTROLS, learning_rate=1e-2))
+    moved = [np.abs(a - b).max() for a, b in zip(before, many.logprobs(recorded, 0.8)[0], strict=True)]
+    assert max(moved) > 10 * bound, "the policy is not the reference"
 
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from distributed_learner import TERMS, planned_bytes, tracked
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from magicrl.config.schema import LoraConfig, ModelConfig
+from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
+from magicrl.training.objective import LearnerSettings
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen2",
@@ -33,3 +41,19 @@ def test_the_plan_counts_what_fsdp2_holds(config: dict[str, Any], tmp_path: Path
         planned = planned_bytes(config, ranks, **told)
         assert planned["master"] == pytest.approx(master, rel=1e-3)
         assert sum(planned[term] for term in TERMS) == pytest.approx(transient, rel=0.03)
+
+
+def test_a_rank_holds_its_part_of_the_reference_in_the_compute_precision(tmp_path: Path) -> None:
+    """As the plan counts it, and without the adapters that the policy has."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], **CONFIG}))
+    learning = LearnerSettings(model=ModelConfig(lora=LoraConfig(rank=4)))
+    settings = RankSettings(folder="the policy", learning=learning, reference=str(tmp_path))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    try:
+        frozen = ShardedModel(settings, Meshes.make("cpu", 1), torch.device("cpu"), frozen=True, fill=False)
+        shards: list[Any] = [parameter.to_local() for parameter in frozen.model.parameters()]  # type: ignore[attr-defined]
+    finally:
+        dist.destroy_process_group()
+    assert not frozen.trained()
+    held = sum(shard.numel() * shard.element_size() for shard in shards)
+    assert held == pytest.approx(planned_bytes(CONFIG, 8, reference=True)["reference"], rel=1e-3)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -64,11 +64,23 @@ _WORK = {
     "configure": "start",
     "update": "train",
     "logprobs": "logprobs",
+    "reference_logprobs": "logprobs",
     "weights": "weights",
     "adapters": "weights",
     "send_weights": "weights",
 }
 """What calls of ranks are called in the timeline; of others nothing is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedReference:
+    """The frozen reference that a learner's ranks hold; implements ``Reference``."""
+
+    scores: Callable[[str, Sequence[TrainSample], float], tuple[list[FloatArray], list[FloatArray]]]
+
+    def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
+        """Log-probs and entropies of every response token, ``[T]`` a sample."""
+        return self.scores("reference_logprobs", samples, temperature)
 
 
 class DistributedLearner:
@@ -88,6 +100,8 @@ class DistributedLearner:
         snapshot_every: updates after which the driver takes a copy of the state if nobody else asked for one; it
             bounds what a rebuild repeats. None: only where ``state`` or ``write_shards`` was called.
         on_loss: told of every loss before it is mended.
+        reference: the frozen reference model, held by the ranks in shards; None: there is none. Its weights, if it has
+            any here, are not used.
 
     Raises:
         ValueError: the model cannot be trained like this.
@@ -108,6 +122,7 @@ class DistributedLearner:
         rebuilds: int = 0,
         snapshot_every: int | None = 64,
         on_loss: Callable[[LearnerLost], None] | None = None,
+        reference: LoadedModel | None = None,
     ) -> None:
         learning = learning or LearnerSettings()
         self._objective = Objective(learning)
@@ -125,6 +140,8 @@ class DistributedLearner:
             device="cuda" if device == "cuda" else "cpu",
             shares_gpus=shares_gpus,
             threads=threads,
+            reference=None if reference is None else reference.folder,
+            reference_vocab=None if reference is None else reference.valid_vocab,
             timeouts=timeouts or LearnerTimeouts(),
         )
         self._rebuilds, self._on_loss = rebuilds, on_loss
@@ -202,10 +219,20 @@ class DistributedLearner:
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Log-probs and entropies of every response token, ``[T]`` a sample, without gradient."""
+        return self._scores("logprobs", samples, temperature)
+
+    @property
+    def reference(self) -> ShardedReference | None:
+        """The frozen reference among the ranks; None where there is none."""
+        return None if self._settings.reference is None else ShardedReference(self._scores)
+
+    def _scores(
+        self, method: str, samples: Sequence[TrainSample], temperature: float
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
         self._check(samples)
         shares = split_by_tokens(samples, self.parts, self._settings.learning.model.micro_batch_tokens)
         given = [([samples[i] for i in share], temperature) for share in self._each_rank(shares)]
-        answers = self._repeated(lambda: self._call("logprobs", given, "log-probs of a batch"))
+        answers = self._repeated(lambda: self._call(method, given, "log-probs of a batch"))
         found: dict[int, tuple[FloatArray, FloatArray]] = {}
         for share, answer in zip(shares, answers[:: self._placement.sequence_parallel], strict=True):
             found.update(zip(share, zip(*answer, strict=True), strict=True))

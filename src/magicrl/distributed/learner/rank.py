@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.algorithms.loss_terms import LossMetrics
+from magicrl.config.schema import ModelConfig
 from magicrl.distributed.learner.seats import Seat
 from magicrl.distributed.learner.sharding import (
     LOCAL_RANK,
@@ -120,16 +121,12 @@ class LearnerRank:
         self._optimizer = ShardOptimizer(
             sharded.trained(), settings.learning.optimizer, device, resolve_dtype(model.dtype)
         )
-        self._scorer = ShardedScorer(
-            sharded,
-            valid_vocab=settings.valid_vocab,
-            micro_batch_tokens=model.micro_batch_tokens,
-            head_chunk_tokens=model.head_chunk_tokens,
-            share_prompts=model.share_prompts,
-            checkpoint_above_tokens=0 if model.gradient_checkpointing else model.checkpoint_above_tokens,
-            router_replay=model.router_replay,
-            float32_head=model.head_dtype == "float32",
-        )
+        above = 0 if model.gradient_checkpointing else model.checkpoint_above_tokens
+        self._scorer = _scorer(sharded, model, settings.valid_vocab, above, model.router_replay)
+        if settings.reference is not None:
+            # its own routers choose, as the single learner's reference has it
+            frozen = ShardedModel(settings, meshes, device, frozen=True)
+            self._reference = _scorer(frozen, model, settings.reference_vocab, None, False)
         self._objective = Objective(settings.learning)
         return device_name(device)
 
@@ -176,6 +173,12 @@ class LearnerRank:
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Log-probs and entropies of every response token of this rank's samples."""
         return self._scorer.score(samples, temperature)
+
+    def reference_logprobs(
+        self, samples: Sequence[TrainSample], temperature: float
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        """As `logprobs`, under the frozen reference."""
+        return self._reference.score(samples, temperature)
 
     def weights(self) -> Payload | None:
         """All weights for engines, on rank 0; see ``ShardedModel.weights``."""
@@ -231,7 +234,12 @@ class LearnerRank:
 
     def close(self) -> None:
         """Leave the others; the rank may be configured again."""
-        for name in ("_sharded", "_optimizer", "_scorer"):  # so that their memory is free before the next model's
+        for name in (
+            "_sharded",
+            "_optimizer",
+            "_scorer",
+            "_reference",
+        ):  # so that their memory is free before the next model's
             self.__dict__.pop(name, None)
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):  # the others may be gone already
@@ -281,6 +289,21 @@ class LearnerRank:
             if not (math.isfinite(metrics.values()["loss"]) and math.isfinite(self._optimizer.gradient_norm())):
                 return index
         return None
+
+
+def _scorer(
+    sharded: ShardedModel, settings: ModelConfig, valid_vocab: int | None, checkpoint_above: int | None, replay: bool
+) -> ShardedScorer:
+    return ShardedScorer(
+        sharded,
+        valid_vocab=valid_vocab,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        head_chunk_tokens=settings.head_chunk_tokens,
+        share_prompts=settings.share_prompts,
+        checkpoint_above_tokens=checkpoint_above,
+        router_replay=replay,
+        float32_head=settings.head_dtype == "float32",
+    )
 
 
 def _device(name: str) -> torch.device:

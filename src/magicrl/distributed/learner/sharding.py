@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from magicrl.config.schema import OptimizerConfig
+from magicrl.config.schema import LoraConfig, OptimizerConfig
 from magicrl.distributed.learner.ulysses import SequenceSlice, check_degree
 from magicrl.files import sha256_of
 from magicrl.models.loading import load_empty, resolve_dtype
@@ -79,6 +79,8 @@ class RankSettings:
     device: Literal["cpu", "cuda"] = "cpu"  # ``cuda`` gives every rank one GPU
     shares_gpus: bool = False  # rollout engines use the ranks' GPUs in turn with them
     threads: int | None = None  # torch threads of a rank; None leaves torch's default
+    reference: str | None = None  # the frozen reference model, as ``folder``; None: there is none
+    reference_vocab: int | None = None  # as ``valid_vocab``, of the reference
     timeouts: LearnerTimeouts = field(default_factory=LearnerTimeouts)
 
 
@@ -125,16 +127,26 @@ class ShardedModel:
     """The policy over all ranks; every method is called by all of them in the same order.
 
     The parameters of ``model`` are shards but within ``run`` and ``whole``. Without ``fill`` they have shapes and no
-    data (a dry run).
+    data (a dry run). With ``frozen`` it is the reference: nothing is trained, and shards are in the compute precision.
     """
 
-    def __init__(self, settings: RankSettings, meshes: Meshes, device: torch.device, *, fill: bool = True) -> None:
+    def __init__(
+        self,
+        settings: RankSettings,
+        meshes: Meshes,
+        device: torch.device,
+        *,
+        frozen: bool = False,
+        fill: bool = True,
+    ) -> None:
         self.device, self.meshes, self._settings = device, meshes, settings
         self._dtype = resolve_dtype(settings.learning.model.dtype)
-        shell = load_empty(settings.folder)
+        source = settings.reference if frozen else settings.folder
+        assert source is not None, "there is a reference"
+        shell = load_empty(source)
         check_degree(shell.config, settings.sequence_parallel)
-        files = WeightFiles(find_model(settings.folder), shell, settings.folder) if fill else None
-        self.model, self.lora = self._trained(shell, settings)
+        files = WeightFiles(find_model(source), shell, source) if fill else None
+        self.model, self.lora = self._trained(shell, None if frozen else settings.learning.model.lora, frozen=frozen)
         self._layers = {
             name: layer for name, layer in self.model.named_modules() if isinstance(layer, GradientCheckpointingLayer)
         }
@@ -151,16 +163,17 @@ class ShardedModel:
             self.run(lambda: None)  # FSDP settles who is the root
             self._root.reshard()
 
-    def _trained(self, model: PreTrainedModel, settings: RankSettings) -> tuple[PreTrainedModel, LoraAdapters | None]:
+    def _trained(
+        self, model: PreTrainedModel, of: LoraConfig | None, *, frozen: bool
+    ) -> tuple[PreTrainedModel, LoraAdapters | None]:
         """The model with its adapters, its frozen weights in the compute precision."""
-        model.requires_grad_(True)
-        if settings.learning.model.lora is None:
-            return model, None
-        lora = LoraAdapters(model, settings.learning.model.lora)
-        for parameter in lora.model.parameters():
+        model.requires_grad_(not frozen)
+        lora = None if of is None else LoraAdapters(model, of)
+        found = model if lora is None else lora.model
+        for parameter in found.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(self._dtype)
-        return lora.model, lora
+        return found, lora
 
     def _sharded(self, settings: RankSettings) -> FSDPModule:
         narrow = self._dtype if self._dtype != torch.float32 else None
