@@ -1,4 +1,4 @@
-"""``python -m studies``: the report's ablations, listed, run and told."""
+"""``python -m studies``: suites of ablations, listed, run and told."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from rich.table import Table
 
 from magicrl.cli.main import main
 
-app = App(name="python -m studies", help="The report's ablations at your scale: list, run, report.")
+app = App(name="python -m studies", help="Suites of ablations at your scale: list, run, report, starts, power.")
 
 Scale = Literal["tiny", "small", "paper", "quick"]
-STUDY = Path("docs/study")
+SuiteName = Literal["report", "starts"]
 
 
-def _results_file(results: Path | None, scale: Scale) -> Path:
-    return results or STUDY / f"results-{scale}.jsonl"
+def _results_file(results: Path | None, suite: SuiteName, scale: Scale) -> Path:
+    from studies.definition import SUITES
+
+    return results or SUITES[suite].pages / f"results-{scale}.jsonl"
 
 
 @app.command(name="list")
-def list_ablations(*names: str, scale: Scale = "tiny", results: Path | None = None) -> int:
+def list_ablations(*names: str, suite: SuiteName = "report", scale: Scale = "tiny", results: Path | None = None) -> int:
     """List the ablations with their arms, what is done and how long the rest takes.
 
     Example: python -m studies list --scale tiny
@@ -32,17 +34,19 @@ def list_ablations(*names: str, scale: Scale = "tiny", results: Path | None = No
     ----------
     names
         Ids, as 6 or 10; default: all.
+    suite
+        report has the report's ablations, starts the study over independent supervised starts.
     scale
         tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
     results
-        Results file; default: docs/study/results-SCALE.jsonl.
+        Results file; default: results-SCALE.jsonl among the suite's pages.
     """
     from studies.definition import chosen, shipped_ablations
     from studies.runs import outlook, plan_runs, read_results
 
-    known = read_results(_results_file(results, scale))
-    table = Table("id", "ablation", "arms", "seeds", "runs done", "CPU minutes left", box=None)
-    for ablation in chosen(names or ("all",), shipped_ablations()):
+    known = read_results(_results_file(results, suite, scale))
+    table = Table("id", "ablation", "arms", "starts x seeds", "runs done", "CPU minutes left", box=None)
+    for ablation in chosen(names or ("all",), shipped_ablations(suite)):
         definition = ablation.scales.get(scale)
         if definition is None:
             table.add_row(ablation.id, ablation.title, f"none at scale {scale}")
@@ -50,7 +54,9 @@ def list_ablations(*names: str, scale: Scale = "tiny", results: Path | None = No
         look = outlook(plan_runs([ablation], scale), known)
         left = "" if not look.missing else "unknown" if look.cpu_minutes is None else f"{look.cpu_minutes:.0f}"
         arms = ", ".join(arm.name for arm in definition.arms)
-        table.add_row(ablation.id, ablation.title, arms, str(definition.seeds), str(look.done), left)
+        table.add_row(
+            ablation.id, ablation.title, arms, f"{definition.starts} x {definition.seeds}", str(look.done), left
+        )
     Console().print(table)
     return 0
 
@@ -58,7 +64,9 @@ def list_ablations(*names: str, scale: Scale = "tiny", results: Path | None = No
 @app.command
 def run(
     *names: str,
+    suite: SuiteName = "report",
     scale: Scale = "tiny",
+    starts: Annotated[tuple[int, ...] | None, Parameter(consume_multiple=True)] = None,
     seeds: Annotated[tuple[int, ...] | None, Parameter(consume_multiple=True)] = None,
     workers: int | None = None,
     minutes: float | None = None,
@@ -77,23 +85,27 @@ def run(
     ----------
     names
         Ids, as 6 or 10, or all.
+    suite
+        report has the report's ablations, starts the study over independent supervised starts.
     scale
         tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
+    starts
+        Numbers of supervised starts; default: those that the ablation asks for. Others do not count in its verdicts.
     seeds
-        Default: 0 up to the number that the ablation asks for. Others do not count in its verdicts.
+        Of prompts and sampling, from each start; default: 0 up to the number that the ablation asks for.
     workers
         Runs at once, one thread each; default: the cores this process may use.
     minutes
         Begin no run that is not expected to end within so many minutes from now.
     results
-        Results file, added to; default: docs/study/results-SCALE.jsonl.
+        Results file, added to; default: results-SCALE.jsonl among the suite's pages.
     work
         Where supervised starts and run folders are while they are needed.
     keep
         Keep the run folders, for `magicrl report`.
     quick
-        A check of the machinery in about a minute: two ablations with few steps and half-made starts, two seeds; the
-        scale `quick`. Its verdicts mean nothing.
+        A check of the machinery in about a minute: few steps, two half-made starts; the scale `quick`. Its verdicts
+        mean nothing.
     """
     from studies.definition import chosen, shipped_ablations
     from studies.runs import outlook, plan_runs, read_results, run_study
@@ -103,9 +115,9 @@ def run(
     if not names:
         raise ValueError("which ablations? Give ids, or all (python -m studies list shows them)")
     console = Console(highlight=False)
-    planned = plan_runs(chosen(names, shipped_ablations()), scale, seeds)
+    planned = plan_runs(chosen(names, shipped_ablations(suite)), scale, starts, seeds)
     processes = workers or len(os.sched_getaffinity(0))
-    look = outlook(planned, read_results(_results_file(results, scale)))
+    look = outlook(planned, read_results(_results_file(results, suite, scale)))
     length = "nobody has measured how long they take"
     if look.cpu_minutes is not None:
         length = (
@@ -114,7 +126,7 @@ def run(
     console.print(f"{len(planned)} runs, {look.done} done, {len(look.missing)} to do: {length}")
     missing = run_study(
         planned,
-        _results_file(results, scale),
+        _results_file(results, suite, scale),
         work,
         workers=processes,
         budget_minutes=minutes,
@@ -127,8 +139,14 @@ def run(
 
 
 @app.command
-def report(*names: str, scale: Scale = "tiny", results: Path | None = None, output: Path = STUDY) -> int:
-    """Write the pages: an index, one an ablation, settings, questions, equal cost, figures; and claims.jsonl.
+def report(
+    *names: str,
+    suite: SuiteName = "report",
+    scale: Scale = "tiny",
+    results: Path | None = None,
+    output: Path | None = None,
+) -> int:
+    """Write a suite's pages: an index, one an ablation, claims.jsonl; the report's also settings, questions, costs.
 
     Example: python -m studies report --scale tiny
 
@@ -136,23 +154,75 @@ def report(*names: str, scale: Scale = "tiny", results: Path | None = None, outp
     ----------
     names
         Ids; default: all. p-values are corrected over the claims of those that are given.
+    suite
+        Whose ablations.
     scale
         Whose results.
     results
-        Results file; default: docs/study/results-SCALE.jsonl.
+        Results file; default: results-SCALE.jsonl among the suite's pages.
     output
-        Folder of the pages.
+        Folder of the pages; default: the suite's.
     """
-    from studies.definition import chosen, shipped_ablations
+    from studies.definition import SUITES, chosen, shipped_ablations
     from studies.pages import write_pages
     from studies.runs import read_results
 
-    file = _results_file(results, scale)
+    file = _results_file(results, suite, scale)
     known = read_results(file)
     if not known:
-        raise ValueError(f"{file}: no results; run `python -m studies run all --scale {scale}` first")
-    index = write_pages(chosen(names or ("all",), shipped_ablations()), scale, known, output)
+        raise ValueError(f"{file}: no results; run `python -m studies run all --suite {suite} --scale {scale}` first")
+    ablations = chosen(names or ("all",), shipped_ablations(suite))
+    index = write_pages(ablations, scale, known, output or SUITES[suite].pages, suite)
     Console().print(f"pages: {index}", highlight=False)
+    return 0
+
+
+@app.command
+def power(
+    *,
+    effect: float,
+    bar: float,
+    between: float,
+    within: float = 0.0,
+    starts: int = 8,
+    seeds: int = 2,
+    claims: int = 1,
+    equal: bool = False,
+) -> int:
+    """What a study would decide on a claim, by simulation: the shares of holds, does not hold and undecided.
+
+    The error is the first step of Holm's correction over both sides of all claims: the true shares are at least these.
+
+    Example: python -m studies power --effect 0.15 --bar 0.1 --between 0.04 --within 0.03 --starts 8 --claims 12
+
+    Parameters
+    ----------
+    effect
+        The true effect, in the units of the measure.
+    bar
+        What the claim asks for at least; of an equality the margin.
+    between
+        Standard deviation of the true effect between starts.
+    within
+        Standard deviation of a paired difference between the seeds of one start.
+    starts
+        Supervised starts of the study.
+    seeds
+        Runs an arm from each start.
+    claims
+        Claims of the suite, which share the error.
+    equal
+        The claim is an equality with margin `bar`.
+    """
+    from studies.claims import power as simulated
+
+    found = simulated(
+        effect, bar=bar, between=between, within=within, starts=starts, seeds=seeds, claims=claims, equal=equal
+    )
+    Console(highlight=False).print(
+        f"holds {found.holds:.3f}, does not hold {found.fails:.3f}, undecided {found.undecided:.3f} "
+        f"({starts} starts x {seeds} seeds, {claims} claims)"
+    )
     return 0
 
 

@@ -1,11 +1,17 @@
-"""Verdicts on claims: holds, does not hold or undecided, each with its effect, interval and p-value.
+"""Verdicts on claims: holds, does not hold or undecided, each with its effect, interval and p-values.
 
-Seeds are the unit. A claim that compares two arms pairs their runs by seed (the same supervised start, prompts and
-random numbers), and its test is Student's on the paired differences. ``holds`` needs an effect of at least the stated
-size and a one-sided p-value that Holm's correction over the suite leaves below 0.025: the suite is looked at twice, at
-five seeds and at ten, and each look has half of 0.05. ``does not hold`` needs the opposite: the 95 % interval
-excludes an effect of the stated size. Everything else is undecided, with the number of seeds at which an effect like
-the measured one would be decided. Fewer than three seeds decide nothing.
+The supervised start is the unit. What a claim compares is paired by start and seed (the same start, prompts and random
+numbers), averaged over the seeds of a start, and Student's test is made on the starts' means: with as many seeds in
+every start this is the interval of the two-level model (starts, and seeds within them), since a start's mean carries
+both spreads (Snedecor and Cochran, *Statistical Methods*, the nested analysis of variance).
+
+A claim says "at least ``bar``", and is tested against that bar from both sides: against "the effect is at most the
+bar" it holds, against "the effect is at least the bar" it does not. An equality holds by two one-sided tests
+(Schuirmann, 1987) and does not hold where the difference lies beyond the margin. Holm's correction goes over both
+sides of all claims; what it leaves above ``LEVEL`` on both sides is undecided. Fewer than three starts decide nothing.
+
+A claim has a premise, measured on the same runs: what has to be so for the claim to be about anything (that something
+collapsed, where control is said to repair collapse). Where it is unmet the claim is undecided, whatever its p-values.
 
 Verdicts in words, in the units and the direction that a reader expects.
 """
@@ -29,17 +35,25 @@ from studies.definition import (
     EqualClaim,
     LevelClaim,
     OrderClaim,
+    Premise,
     Result,
     parse_measure,
 )
 
 Decision: TypeAlias = Literal["holds", "does not hold", "undecided", "not run"]
-Runs: TypeAlias = Mapping[str, Mapping[int, Result]]  # results by arm and seed
-LOOKS = 2  # how often the suite's verdicts are drawn: at five seeds and, as was decided then for all arms alike, at ten
-LEVEL = 0.05 / LOOKS  # what Holm's correction may leave of a p-value, Bonferroni's share of one look
-LEAST_SEEDS = 3
-"""Fewer decide nothing: two runs that agree by chance, to the last digit of a coarse measure, have no spread."""
-MOST_SEEDS = 1000
+Runs: TypeAlias = Mapping[str, Mapping[tuple[int, int], Result]]  # results by arm, then by (start, seed)
+LEVEL = 0.05  # of the whole suite, both sides of every claim together
+LEAST_STARTS = 3
+"""Fewer decide nothing: two starts that agree by chance, to the last digit of a coarse measure, have no spread."""
+MOST_STARTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What a premise's measure was."""
+
+    value: float  # mean over starts
+    met: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,33 +62,38 @@ class Verdict:
 
     claim: str  # its id
     decision: Decision  # after Holm's correction, see ``decide``
-    effect: float  # mean over seeds, in the direction that the claim states: at least ``bar`` is what it needs
-    low: float  # of its 95 % interval
+    effect: float  # mean over starts: of a difference in the direction that the claim states, of a level as measured
+    low: float  # of its 95 % interval over starts
     high: float
-    bar: float  # the least effect that counts
-    # one-sided, before correction: of an effect of 0 or less (of less than ``bar``, for a level or an equality)
-    p: float
-    seeds: int  # runs an arm
-    # for an undecided claim, the seeds at which an effect and spread like these would be decided, with the correction
-    # for the claims that do not hold yet; None where no number up to ``MOST_SEEDS`` would
-    seeds_needed: int | None = None
-    spread: float = math.nan  # standard deviation over seeds
-    null: float = 0.0  # what the test compares the effect with
+    bar: float  # what the effect is tested against; of an equality the margin
+    p_holds: float  # one-sided, before correction: of an effect like this if the truth were the bar, or worse
+    p_fails: float  # the same if the truth were the bar, or better
+    starts: int  # units
+    seeds: int  # runs of every arm in all, over the starts
+    spread: float = math.nan  # standard deviation of the starts' means
+    within: float = math.nan  # standard deviation between the seeds of a start, pooled; nan with one seed a start
+    premise: Found | None = None  # None where the claim was not run
+    # for an undecided claim whose premise is met, the starts at which an effect and spread like these would be decided,
+    # with the correction for the claims that are undecided; None where no number up to ``MOST_STARTS`` would
+    starts_needed: int | None = None
 
 
-def decide(claims: Sequence[Claim], runs: Mapping[str, Runs]) -> list[Verdict]:
+def decide(claims: Sequence[Claim], runs: Mapping[str, Runs], *, looks: int = 1) -> list[Verdict]:
     """The verdicts on ``claims``, corrected together.
 
     Args:
         claims: of the whole suite.
         runs: the results of each ablation's arms, by the ablation's id.
+        looks: how often the suite's verdicts are drawn; each has its share of ``LEVEL`` (Bonferroni).
     """
     raw = [examine(claim, runs.get(claim.id.split(".")[0], {})) for claim in claims]
     tested = [verdict for verdict in raw if verdict.decision != "not run"]
-    corrected = dict(zip([v.claim for v in tested], holm([v.p for v in tested]), strict=True))
-    first = [_decided(verdict, corrected.get(verdict.claim)) for verdict in raw]
-    left = sum(verdict.decision in ("undecided", "does not hold") for verdict in first)
-    return [_with_seeds_needed(verdict, left) for verdict in first]
+    level = LEVEL / looks
+    corrected = holm([p for verdict in tested for p in (verdict.p_holds, verdict.p_fails)])
+    sides = dict(zip([v.claim for v in tested], zip(corrected[::2], corrected[1::2], strict=True), strict=True))
+    first = [_decided(v, sides[v.claim], level) if v.claim in sides else v for v in raw]
+    left = sum(verdict.decision == "undecided" for verdict in first)
+    return [_with_starts_needed(c, v, 1 - level / (2 * max(left, 1))) for c, v in zip(claims, first, strict=True)]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -94,47 +113,60 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def examine(claim: Claim, runs: Runs) -> Verdict:
-    """One claim, uncorrected; ``not run`` where an arm has fewer than two seeds with the measure."""
+    """One claim, uncorrected, with its premise; ``not run`` where fewer than two starts have what it asks for."""
+    premise = examine_premise(claim.premise, runs)
+    verdict = _tested(claim, runs)
+    if verdict.decision == "not run" or premise is None:
+        return replace(verdict, decision="not run")
+    return replace(verdict, premise=premise)
+
+
+def examine_premise(premise: Premise, runs: Runs) -> Found | None:
+    """The mean over starts of the premise's measure and whether it meets the bound; None without any run."""
+    columns = [(premise.arm, premise.measure)]
+    if premise.than is not None:
+        columns.append((premise.than, premise.than_measure or premise.measure))
+    units, values = _values(columns, runs)
+    if not len(values):
+        return None
+    value = float(_by_start(units, values[:, 0] - (values[:, 1] if values.shape[1] > 1 else 0.0)).mean())
+    return Found(value=value, met=value > premise.bound if premise.direction == "above" else value < premise.bound)
+
+
+def _tested(claim: Claim, runs: Runs) -> Verdict:
     if isinstance(claim, CrossingClaim):
         early = _difference(claim, runs, claim.measure, claim.measure, sign=1.0)
         late = _difference(claim, runs, claim.late, claim.late, sign=-1.0)
-        if "not run" in (early.decision, late.decision):
-            return replace(early, decision="not run")
-        return max((early, late), key=lambda verdict: verdict.p)  # both must hold, so that the weaker one decides
+        weaker = max((early, late), key=lambda verdict: verdict.p_holds)
+        # both must hold (intersection-union); one that fails is enough, and there are two chances of it
+        return replace(weaker, p_fails=min(1.0, 2 * min(early.p_fails, late.p_fails)))
     if isinstance(claim, DifferenceClaim):
         sign = 1.0 if claim.direction == "higher" else -1.0
         return _difference(claim, runs, claim.measure, claim.than_measure or claim.measure, sign=sign)
     if isinstance(claim, EqualClaim):
         return _equality(claim, runs)
     if isinstance(claim, OrderClaim):
-        return _order(claim, runs)
-    return _level(claim, runs)
+        sign = 1.0 if claim.direction == "rising" else -1.0
+        units, values = _values([(arm, claim.measure) for arm in claim.along], runs)
+        return students(claim.id, units, np.array([sign * kendall(row) for row in values]), bar=claim.effect)
+    units, values = _values([(claim.arm, claim.measure)], runs)
+    return students(claim.id, units, values[:, 0], bar=claim.bound, below=claim.direction == "below")
 
 
 def _difference(claim: DifferenceClaim | CrossingClaim, runs: Runs, own: str, other: str, *, sign: float) -> Verdict:
-    values = _values([(claim.arm, own), (claim.than, other)], runs)
-    delta = sign * (values[:, 0] - values[:, 1])
-    return _verdict(claim.id, delta, bar=claim.effect, null=0.0)
-
-
-def _level(claim: LevelClaim, runs: Runs) -> Verdict:
-    sign = 1.0 if claim.direction == "above" else -1.0
-    values = sign * _values([(claim.arm, claim.measure)], runs)[:, 0]
-    return _verdict(claim.id, values, bar=sign * claim.bound, null=sign * claim.bound)
+    units, values = _values([(claim.arm, own), (claim.than, other)], runs)
+    return students(claim.id, units, sign * (values[:, 0] - values[:, 1]), bar=claim.effect)
 
 
 def _equality(claim: EqualClaim, runs: Runs) -> Verdict:
-    """Two one-sided tests; the effect is the margin less the absolute difference, which must stay above 0."""
-    values = _values([(arm, claim.measure) for arm in (claim.arm, claim.than)], runs)
+    """Two one-sided tests: below the upper margin and above the lower one."""
+    units, values = _values([(arm, claim.measure) for arm in (claim.arm, claim.than)], runs)
     delta = values[:, 0] - values[:, 1]
-    sides = [_verdict(claim.id, claim.margin + s * delta, bar=0.0, null=0.0) for s in (1.0, -1.0)]
-    return max(sides, key=lambda verdict: verdict.p)
-
-
-def _order(claim: OrderClaim, runs: Runs) -> Verdict:
-    sign = 1.0 if claim.direction == "rising" else -1.0
-    values = _values([(arm, claim.measure) for arm in claim.along], runs)
-    return _verdict(claim.id, np.array([sign * kendall(row) for row in values]), bar=claim.effect, null=0.0)
+    upper = students(claim.id, units, delta, bar=claim.margin, below=True)
+    lower = students(claim.id, units, delta, bar=-claim.margin)
+    # outside on either side is enough for a difference, and there are two chances of it
+    p_fails = min(1.0, 2 * min(upper.p_fails, lower.p_fails))
+    return replace(upper, p_holds=max(upper.p_holds, lower.p_holds), p_fails=p_fails)
 
 
 def kendall(values: Sequence[float] | NDArray[np.float64]) -> float:
@@ -148,24 +180,57 @@ def kendall(values: Sequence[float] | NDArray[np.float64]) -> float:
     return sum(signs) / len(signs)
 
 
-def _values(columns: Sequence[tuple[str, str]], runs: Runs) -> NDArray[np.float64]:
-    """``[seeds, columns]``, a column an (arm, measure): the seeds that every arm has, where both are numbers."""
+def _values(columns: Sequence[tuple[str, str]], runs: Runs) -> tuple[list[int], NDArray[np.float64]]:
+    """The start of each row, and ``[rows, columns]``: a column an (arm, measure), a row a start's seed that every arm
+    has, where all are numbers."""
     functions = [(runs.get(arm, {}), parse_measure(measure)) for arm, measure in columns]
-    seeds = sorted(set.intersection(*(set(by_seed) for by_seed, _ in functions)))
-    rows = np.array([[function(by_seed[seed]) for by_seed, function in functions] for seed in seeds], dtype=np.float64)
+    keys = sorted(set.intersection(*(set(by_unit) for by_unit, _ in functions)))
+    rows = np.array([[function(by_unit[key]) for by_unit, function in functions] for key in keys], dtype=np.float64)
     rows = rows.reshape(-1, len(columns))
-    return rows[np.isfinite(rows).all(axis=1)]
+    whole = np.asarray(np.isfinite(rows).all(axis=1))
+    return [start for (start, _), kept in zip(keys, whole.tolist(), strict=True) if kept], rows[whole]
 
 
-def _verdict(claim: str, values: NDArray[np.float64], *, bar: float, null: float) -> Verdict:
-    """Student's test that the mean of ``values`` is above ``null``."""
-    n = len(values)
+def _by_start(units: Sequence[int], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``[starts]``: the mean of each start's ``values``, ``[rows]``."""
+    starts = np.array(units)
+    return np.array([values[starts == start].mean() for start in dict.fromkeys(units)])
+
+
+def students(
+    claim: str, units: Sequence[int], values: NDArray[np.float64], *, bar: float, below: bool = False
+) -> Verdict:
+    """Student's tests of the starts' means against ``bar``, from both sides.
+
+    Args:
+        claim: its id.
+        units: the start of each value.
+        values: ``[rows]``, one a start's seed.
+        bar: what the mean is tested against.
+        below: the claim holds where the mean is below the bar.
+    """
+    means = _by_start(units, values)
+    n = len(means)
     if n < 2:
         nan = math.nan
-        return Verdict(claim=claim, decision="not run", effect=nan, low=nan, high=nan, bar=bar, p=nan, seeds=n)
-    mean, spread = float(values.mean()), float(values.std(ddof=1))
+        return Verdict(
+            claim=claim,
+            decision="not run",
+            effect=nan,
+            low=nan,
+            high=nan,
+            bar=bar,
+            p_holds=nan,
+            p_fails=nan,
+            starts=n,
+            seeds=len(values),
+        )
+    mean, spread = float(means.mean()), float(means.std(ddof=1))
     error = max(spread / math.sqrt(n), 1e-12)
     half = float(stdtrit(n - 1, 0.975)) * error
+    is_above, is_below = (float(stdtr(n - 1, sign * (mean - bar) / error)) for sign in (-1.0, 1.0))
+    free = len(values) - n  # of the spread within starts
+    left = values - np.array([values[np.array(units) == start].mean() for start in units])
     return Verdict(
         claim=claim,
         decision="undecided",
@@ -173,44 +238,102 @@ def _verdict(claim: str, values: NDArray[np.float64], *, bar: float, null: float
         low=mean - half,
         high=mean + half,
         bar=bar,
-        p=float(stdtr(n - 1, -(mean - null) / error)),
-        seeds=n,
+        p_holds=is_below if below else is_above,
+        p_fails=is_above if below else is_below,
+        starts=n,
+        seeds=len(values),
         spread=spread,
-        null=null,
+        within=math.sqrt(float((left**2).sum()) / free) if free else math.nan,
     )
 
 
-def _decided(verdict: Verdict, corrected: float | None) -> Verdict:
-    if corrected is None or verdict.seeds < LEAST_SEEDS:
+def _decided(verdict: Verdict, corrected: tuple[float, float], level: float) -> Verdict:
+    assert verdict.premise is not None, "a claim that was run has a premise"
+    if verdict.starts < LEAST_STARTS or not verdict.premise.met:
         return verdict
-    if corrected < LEVEL and verdict.effect >= verdict.bar:
-        return replace(verdict, decision="holds")
-    if verdict.high < verdict.bar:
-        return replace(verdict, decision="does not hold")
-    return verdict
+    holds, fails = corrected
+    return replace(verdict, decision="holds" if holds < level else "does not hold" if fails < level else "undecided")
 
 
-def _with_seeds_needed(verdict: Verdict, left: int) -> Verdict:
-    """``left`` claims share the error that Holm's correction allows: a large enough effect is asked for more."""
-    if verdict.decision != "undecided":
+def _with_starts_needed(claim: Claim, verdict: Verdict, quantile: float) -> Verdict:
+    if verdict.decision != "undecided" or verdict.premise is None or not verdict.premise.met:
         return verdict
-    quantile = 1 - LEVEL / left if verdict.effect >= verdict.bar else 0.975
-    needed = seeds_needed(verdict.effect, verdict.spread, bar=verdict.bar, null=verdict.null, quantile=quantile)
-    return replace(verdict, seeds_needed=needed)
+    equal = isinstance(claim, EqualClaim)
+    gap = abs(verdict.bar - abs(verdict.effect)) if equal else abs(verdict.effect - verdict.bar)
+    return replace(verdict, starts_needed=starts_needed(gap, verdict.spread, quantile=quantile))
 
 
-def seeds_needed(mean: float, spread: float, *, bar: float, null: float, quantile: float = 0.975) -> int | None:
-    """Seeds at which an effect of this mean and spread would be decided; None above ``MOST_SEEDS``.
-
-    Above the bar the interval must leave ``null``, below it the interval must leave the bar.
-    """
-    gap = mean - null if mean >= bar else bar - mean
-    if gap <= 0:
-        return None
-    for n in range(LEAST_SEEDS, MOST_SEEDS + 1):
+def starts_needed(gap: float, spread: float, *, quantile: float) -> int | None:
+    """Starts at which an effect that lies ``gap`` from its bar is decided, with this spread of the starts' means; None
+    above ``MOST_STARTS``."""
+    for n in range(LEAST_STARTS, MOST_STARTS + 1):
         if float(stdtrit(n - 1, quantile)) * spread / math.sqrt(n) < gap:
             return n
     return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Power:
+    """Shares of simulated studies by what they decide."""
+
+    holds: float
+    fails: float
+
+    @property
+    def undecided(self) -> float:
+        return 1.0 - self.holds - self.fails
+
+
+def power(
+    effect: float,
+    *,
+    bar: float,
+    between: float,
+    within: float,
+    starts: int,
+    seeds: int,
+    claims: int,
+    equal: bool = False,
+    draws: int = 20_000,
+) -> Power:
+    """What a study of this size would decide on a claim, by simulation.
+
+    Each draw is a study: starts differ in their true effect, seeds of a start about it. The error is that of the first
+    step of Holm's correction (``LEVEL`` over both sides of all claims), so that the true power is at least this.
+
+    Args:
+        effect: the true one.
+        bar: of the claim, the margin of an equality.
+        between: standard deviation of the true effect between starts.
+        within: standard deviation of a paired difference between the seeds of a start.
+        starts: of the study.
+        seeds: of each start.
+        claims: of the suite.
+        equal: the claim is an equality.
+        draws: simulated studies.
+
+    Raises:
+        ValueError: too few starts to decide anything, or a spread below 0.
+    """
+    if starts < LEAST_STARTS:
+        raise ValueError(f"{starts} starts decide nothing; give at least {LEAST_STARTS}")
+    if min(between, within) < 0 or min(seeds, claims, draws) < 1:
+        raise ValueError("spreads must be 0 or more, seeds, claims and draws 1 or more")
+    rng = np.random.default_rng(0)
+    means = effect + between * rng.standard_normal((draws, starts))
+    means += within * rng.standard_normal((draws, starts, seeds)).mean(axis=2)
+    mean, error = means.mean(axis=1), np.maximum(means.std(axis=1, ddof=1) / math.sqrt(starts), 1e-12)
+    level = LEVEL / (2 * claims)
+
+    def p(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(stdtr(starts - 1, -distance / error), dtype=np.float64)
+
+    if equal:
+        holds = np.maximum(p(bar - mean), p(mean + bar)) < level
+        fails = 2 * np.minimum(p(mean - bar), p(-bar - mean)) < level
+    else:
+        holds, fails = p(mean - bar) < level, p(bar - mean) < level
+    return Power(holds=float(holds.mean()), fails=float(fails.mean()))
 
 
 WORDS = {"holds": "holds", "does not hold": "**does not hold**", "undecided": "undecided", "not run": "not run"}
@@ -218,7 +341,7 @@ WORDS = {"holds": "holds", "does not hold": "**does not hold**", "undecided": "u
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbers:
-    """A verdict's numbers as they are printed: a level as it was measured, not turned round to be tested."""
+    """A verdict's numbers as they are printed."""
 
     effect: str
     interval: str
@@ -227,39 +350,50 @@ class Numbers:
 
 def numbers_of(claim: Claim, verdict: Verdict) -> Numbers:
     """What the columns of a verdict table hold."""
-    if isinstance(claim, LevelClaim):
-        sign = 1.0 if claim.direction == "above" else -1.0
-        low, high = sorted((sign * verdict.low, sign * verdict.high))
-        return Numbers(
-            effect=_number(sign * verdict.effect),
-            interval=f"{_number(low)} to {_number(high)}",
-            bar=f"{claim.direction} {_number(claim.bound)}",
-        )
     interval = f"{_number(verdict.low)} to {_number(verdict.high)}"
-    if isinstance(claim, EqualClaim):
-        return Numbers(effect=f"{_number(verdict.effect)} of room", interval=interval, bar=f"±{_number(claim.margin)}")
+    bar = _number(verdict.bar)
+    if isinstance(claim, LevelClaim):
+        bar = f"{claim.direction} {bar}"
+    elif isinstance(claim, EqualClaim):
+        bar = f"±{bar}"
     unit = " (tau)" if isinstance(claim, OrderClaim) else ""
-    return Numbers(effect=_number(verdict.effect) + unit, interval=interval, bar=_number(verdict.bar))
+    return Numbers(effect=_number(verdict.effect) + unit, interval=interval, bar=bar)
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def seeds_of(verdict: Verdict) -> str:
-    """The number of seeds; for an undecided claim with the number that would decide it."""
-    if verdict.decision != "undecided":
-        return str(verdict.seeds)
-    more = f"about {verdict.seeds_needed} would decide" if verdict.seeds_needed else "no number would decide"
-    return f"{verdict.seeds} ({more})"
+def word_of(verdict: Verdict) -> str:
+    """The verdict's word, and whether it was the premise that left the claim undecided."""
+    unmet = verdict.premise is not None and not verdict.premise.met
+    return WORDS[verdict.decision] + (", premise unmet" if unmet else "")
+
+
+def shown_premise(claim: Claim, verdict: Verdict) -> str:
+    """A premise with what was measured."""
+    if verdict.premise is None:
+        return claim.premise.says
+    met = "met" if verdict.premise.met else "unmet"
+    bound = f"needed {claim.premise.direction} {_number(claim.premise.bound)}"
+    return f"{claim.premise.says} {met}: {_number(verdict.premise.value)}, {bound}"
+
+
+def starts_of(verdict: Verdict) -> str:
+    """The number of starts, and of seeds where a start has several; with the starts that would decide it."""
+    text = str(verdict.starts) if verdict.seeds == verdict.starts else f"{verdict.starts} ({verdict.seeds} seeds)"
+    if verdict.decision != "undecided" or verdict.premise is None or not verdict.premise.met:
+        return text
+    more = f"about {verdict.starts_needed} would decide" if verdict.starts_needed else "no number would decide"
+    return f"{text} ({more})"
 
 
 def shown_verdict(claim: Claim, verdict: Verdict) -> str:
-    """In one bracket: verdict, effect, interval, seeds."""
+    """In one bracket: verdict, effect, interval, starts."""
     if verdict.decision == "not run":
         return "(not run)"
     numbers = numbers_of(claim, verdict)
     return (
-        f"({claim.id} {WORDS[verdict.decision]}: {numbers.effect}, {numbers.interval}; "
-        f"needed {numbers.bar}; seeds {seeds_of(verdict)})"
+        f"({claim.id} {word_of(verdict)}: {numbers.effect}, {numbers.interval}; "
+        f"needed {numbers.bar}; starts {starts_of(verdict)})"
     )

@@ -23,8 +23,8 @@ from magicrl.planning.shapes import load_shape
 from magicrl.reporting.charts import Chart, Points, Series, Unit, draw
 from magicrl.reporting.curves import arm_curve, smoothed
 from studies.advice import advice_page, check_advice, fill, load_advice
-from studies.claims import WORDS, Runs, Verdict, decide, numbers_of, seeds_of
-from studies.definition import Ablation, Arm, Claim, LevelClaim, Result, Scale, parse_measure, shipped_ablations
+from studies.claims import WORDS, Runs, Verdict, decide, numbers_of, shown_premise, starts_of, word_of
+from studies.definition import SUITES, Ablation, Arm, Claim, Result, Scale, Suite, parse_measure, shipped_ablations
 from studies.runs import by_arm, plan_runs, rounded
 
 COSTS: tuple[tuple[str, str], ...] = (
@@ -53,7 +53,7 @@ def mean_text(values: Sequence[float], digits: int = 3) -> str:
     return f"{mean:.{digits}f} ({min(finite):.{digits}f}-{max(finite):.{digits}f})"
 
 
-def _measured(rows: Mapping[int, Result], measure: str) -> list[float]:
+def _measured(rows: Mapping[tuple[int, int], Result], measure: str) -> list[float]:
     function = parse_measure(measure)
     return [function(row) for row in rows.values()]
 
@@ -84,7 +84,7 @@ def _common(rows: Sequence[Result], cost: str) -> int:
     return int(spent // unit * unit)
 
 
-def _reached(rows: Mapping[int, Result], cost: str, curve: str, bound: float) -> str:
+def _reached(rows: Mapping[tuple[int, int], Result], cost: str, curve: str, bound: float) -> str:
     """What the runs took that got there, and how many did."""
     best, took = _measured(rows, f"{curve}@max"), _measured(rows, f"{cost}:{curve}>{bound}")
     got = [value for value, top in zip(took, best, strict=True) if top > bound]
@@ -143,7 +143,7 @@ def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
     known = {ablation.id: ablation for ablation in ablations}
     parts = [
         "# At equal cost\n",
-        "Means over seeds, the range in brackets. Accuracy is that of five training steps at temperature 1, on "
+        "Means over runs, the range in brackets. Accuracy is that of five training steps at temperature 1, on "
         "problems that were not seen before (an epoch is longer than a run). Seconds are wall clock on a shared "
         f"machine. Simulated seconds are those of `magicrl plan` on {GPU} for the report's arms, lengths assumed as it "
         "assumes them.\n",
@@ -215,7 +215,7 @@ def figures_page(found: Found, folder: Path) -> str:
     """The page of redrawn figures; those without results are left out."""
     parts = [
         "# The report's figures, from our runs\n",
-        "Lines are means over seeds, bands reach from the lowest seed to the highest.\n",
+        "Lines are means over runs, bands reach from the lowest to the highest.\n",
     ]
     if runs := found.get("3"):
         parts += _figure_6(runs, folder)
@@ -368,7 +368,16 @@ def spearman(points: Sequence[tuple[float, float]]) -> float:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-_TEST, _ENTROPY = parse_measure("test@1.0"), parse_measure("entropy@late")
+ENDS: tuple[tuple[str, str], ...] = (
+    ("test@0.0", "greedy"),
+    ("test@0.6", "at 0.6"),
+    ("test@1.0", "at 1"),
+    ("test@best", "at its best temperature"),
+    ("pass@4", "pass@4"),
+    ("collapse:0.05@0.8", "share collapsed"),
+    ("entropy@late", "entropy in the end"),
+)
+"""Columns of an arm; those that no run has are left out."""
 CLAIMS_FILE = "claims.jsonl"
 FIGURES: tuple[tuple[str, str, Unit], ...] = (
     ("accuracy", "Training accuracy", "percent"),
@@ -382,7 +391,9 @@ FIGURES: tuple[tuple[str, str, Unit], ...] = (
 )
 
 
-def write_pages(ablations: Sequence[Ablation], scale: Scale, results: Mapping[str, Result], folder: Path) -> Path:
+def write_pages(
+    ablations: Sequence[Ablation], scale: Scale, results: Mapping[str, Result], folder: Path, suite: str = "report"
+) -> Path:
     """Write the pages of ``ablations`` from ``results`` into ``folder``; returns the index.
 
     Args:
@@ -390,36 +401,40 @@ def write_pages(ablations: Sequence[Ablation], scale: Scale, results: Mapping[st
             defined at this scale are left out.
         scale: whose results.
         results: by key.
-        folder: gets ``index.md``, a page and its figures an ablation, ``settings.md``, ``questions.md``, ``costs.md``,
-            ``figures.md`` and ``claims.jsonl``.
+        folder: gets ``index.md``, a page and its figures an ablation and ``claims.jsonl``; of the report's suite also
+            ``settings.md``, ``questions.md``, ``costs.md`` and ``figures.md``.
+        suite: that the ablations belong to: its looks share the error.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ablations = [ablation for ablation in ablations if scale in ablation.scales]
     found = by_arm(ablations, scale, results)
     claims = [claim for ablation in ablations for claim in ablation.claims]
-    verdicts = {verdict.claim: verdict for verdict in decide(claims, found)}
+    verdicts = {verdict.claim: verdict for verdict in decide(claims, found, looks=SUITES[suite].looks)}
     rows = [claim_row(a, claim, verdicts[claim.id]) for a in ablations for claim in a.claims]
     (folder / CLAIMS_FILE).write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
     for ablation in ablations:
-        page = ablation_page(ablation, scale, found.get(ablation.id, {}), verdicts, folder)
+        page = ablation_page(ablation, scale, found.get(ablation.id, {}), verdicts, folder, suite)
         (folder / f"{ablation.id}.md").write_text(page)
-    advice = load_advice()
-    check_advice(advice, [*shipped_ablations(), *ablations])
-    for name in ("settings", "questions"):
-        (folder / f"{name}.md").write_text(advice_page(name, ablations, verdicts, advice))
-    (folder / "costs.md").write_text(costs_page(ablations, found))
-    (folder / "figures.md").write_text(figures_page(found, folder))
+    if suite == "report":
+        advice = load_advice()
+        check_advice(advice, [*shipped_ablations(), *ablations])
+        for name in ("settings", "questions"):
+            (folder / f"{name}.md").write_text(advice_page(name, ablations, verdicts, advice))
+        (folder / "costs.md").write_text(costs_page(ablations, found))
+        (folder / "figures.md").write_text(figures_page(found, folder))
     index = folder / "index.md"
-    index.write_text(index_page(ablations, scale, verdicts, results))
+    used = [row for arms in found.values() for runs in arms.values() for row in runs.values()]
+    index.write_text(index_page(SUITES[suite], ablations, scale, verdicts, {row["key"]: row for row in used}))
     return index
 
 
 def claim_row(ablation: Ablation, claim: Claim, verdict: Verdict) -> dict[str, Any]:
     """A line of ``claims.jsonl``: numbers that were not measured are null."""
-    numbers = {key: value for key, value in asdict(verdict).items() if key not in ("claim", "decision", "null")}
-    if isinstance(claim, LevelClaim) and claim.direction == "below":  # tested turned round; told as it was measured
-        numbers |= {"effect": -verdict.effect, "low": -verdict.high, "high": -verdict.low, "bar": claim.bound}
-    numbers = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in numbers.items()}
+    told: dict[str, Any] = {k: v for k, v in asdict(verdict).items() if k not in ("claim", "decision", "premise")}
+    told |= {"premise": claim.premise.says, "premise_value": None, "premise_met": None}
+    if verdict.premise is not None:
+        told |= {"premise_value": verdict.premise.value, "premise_met": verdict.premise.met}
+    numbers = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in told.items()}
     return {
         "ablation": ablation.id,
         "claim": claim.id,
@@ -430,7 +445,9 @@ def claim_row(ablation: Ablation, claim: Claim, verdict: Verdict) -> dict[str, A
     }
 
 
-def ablation_page(ablation: Ablation, scale: Scale, runs: Runs, verdicts: Mapping[str, Verdict], folder: Path) -> str:
+def ablation_page(
+    ablation: Ablation, scale: Scale, runs: Runs, verdicts: Mapping[str, Verdict], folder: Path, suite: str
+) -> str:
     """The page of one ablation; writes its figures beside it."""
     parts = [
         f"# {ablation.id}. {ablation.title}\n",
@@ -445,24 +462,24 @@ def ablation_page(ablation: Ablation, scale: Scale, runs: Runs, verdicts: Mappin
     charts = [curve_chart(runs, f"{ablation.id}-{name}", name, title, unit) for name, title, unit in FIGURES]
     shown = [write_chart(chart, folder) for chart in charts if chart is not None]
     if shown:
-        caption = (
-            "Lines are means over the seeds that every step has, bands reach from the lowest seed to the highest.\n"
-        )
+        caption = "Lines are means over the runs that every step has, bands reach from the lowest to the highest.\n"
         parts.append("## Curves\n\n" + caption + "\n" + "\n".join(shown))
-    parts.append(f"Reproduce: `python -m studies run {ablation.id} --scale {scale}`\n")
+    parts.append(f"Reproduce: `python -m studies run {ablation.id} --suite {suite} --scale {scale}`\n")
     return "\n".join(parts)
 
 
 def _settings(ablation: Ablation, scale: Scale, runs: Runs) -> str:
     definition = ablation.scales[scale]
+    measured = [(parse_measure(name), title) for name, title in ENDS]
+    ends = [e for e in measured if any(math.isfinite(e[0](row)) for rows in runs.values() for row in rows.values())]
     rows: list[list[object]] = []
     for arm in definition.arms:
-        found = list(runs.get(arm.name, {}).values())
-        seconds = [row["cpu_seconds"] for row in found]
+        found = runs.get(arm.name, {})
+        seconds = [row["cpu_seconds"] for row in found.values()]
         mean = f"{sum(seconds) / len(seconds):.0f}" if seconds else ""
-        ends = (mean_text([measure(row) for row in found]) for measure in (_TEST, _ENTROPY))
-        rows.append([arm.name, _arm_settings(arm), len(seconds), mean, *ends])
-    head = ("arm", "settings", "seeds", "CPU s a run", "test accuracy", "entropy in the end")
+        cells = (mean_text([measure(row) for row in found.values()]) for measure, _ in ends)
+        rows.append([arm.name, _arm_settings(arm), len({start for start, _ in found}), len(found), mean, *cells])
+    head = ("arm", "settings", "starts", "runs", "CPU s a run", *(title for _, title in ends))
     text = f"Base recipe `{definition.base}`{_listed(definition.set)}\n\n{markdown_table(head, rows)}"
     if "paper" in ablation.scales and scale != "paper":
         theirs = ablation.scales["paper"]
@@ -481,37 +498,55 @@ def _listed(overrides: Sequence[str]) -> str:
 
 
 def verdict_table(claims: Sequence[Claim], verdicts: Mapping[str, Verdict]) -> str:
-    """Claims with verdict, effect, interval, bar, p-value and seeds."""
+    """Claims with verdict, effect, interval, bar, p-values, starts and premise."""
     rows: list[list[object]] = []
     for claim in claims:
         verdict, told = verdicts[claim.id], f"{claim.id} {claim.says}"
         if verdict.decision == "not run":
-            rows.append([told, "not run", "", "", "", verdict.seeds])
+            rows.append([told, "not run", "", "", "", verdict.starts, shown_premise(claim, verdict)])
             continue
         numbers = numbers_of(claim, verdict)
         effect = f"{numbers.effect} ({numbers.interval})"
-        rows.append([told, WORDS[verdict.decision], effect, numbers.bar, f"{verdict.p:.2g}", seeds_of(verdict)])
-    head = ("claim", "verdict", "effect (95 % interval)", "least effect that counts", "p, one-sided", "seeds")
+        p = f"{verdict.p_holds:.2g}; {verdict.p_fails:.2g}"
+        rows.append([told, word_of(verdict), effect, numbers.bar, p, starts_of(verdict), shown_premise(claim, verdict)])
+    head = (
+        "claim",
+        "verdict",
+        "effect (95 % interval)",
+        "tested against",
+        "p that it holds; fails",
+        "starts",
+        "premise",
+    )
     return markdown_table(head, rows)
 
 
 def index_page(
-    ablations: Sequence[Ablation], scale: Scale, verdicts: Mapping[str, Verdict], results: Mapping[str, Result]
+    suite: Suite,
+    ablations: Sequence[Ablation],
+    scale: Scale,
+    verdicts: Mapping[str, Verdict],
+    results: Mapping[str, Result],
 ) -> str:
     """All verdicts on one page."""
-    used = [row for row in results.values() if row["scale"] == scale]
     counts = {word: sum(v.decision == word for v in verdicts.values()) for word in WORDS}
+    unmet = sum(v.premise is not None and not v.premise.met for v in verdicts.values())
+    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    minutes = sum(row["cpu_seconds"] for row in results.values()) / 60
     lines = [
-        "# The ablations of the report, run here\n",
-        f"Scale `{scale}`: {len(used)} runs, {sum(row['cpu_seconds'] for row in used) / 60:.0f} CPU minutes. "
-        + ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        + ". Seeds are the unit; p-values are as measured, the verdicts corrected by Holm over all claims of this "
-        "page. A level is printed as measured; the effect of an equality is what is left of its margin.\n",
+        f"# {suite.title}\n",
+        f"Scale `{scale}`: {len(results)} runs, {minutes:.0f} CPU minutes. {said}"
+        + (f" ({unmet} of them for an unmet premise)" if unmet else "")
+        + ". The supervised start is the unit; an effect is tested against what the claim asks for, from both sides; "
+        "p-values are as measured, verdicts corrected by Holm over both sides of all claims of this page"
+        + (f", of which each of {suite.looks} looks has its share" if suite.looks > 1 else "")
+        + f". {suite.about}\n",
     ]
-    lines.append(
-        "[Which settings should I use?](settings.md) [What readers ask](questions.md) [At equal cost](costs.md) "
-        "[The report's figures](figures.md)\n"
-    )
+    if suite == SUITES["report"]:
+        lines.append(
+            "[Which settings should I use?](settings.md) [What readers ask](questions.md) [At equal cost](costs.md) "
+            "[The report's figures](figures.md)\n"
+        )
     for ablation in ablations:
         lines.append(f"## [{ablation.id}. {ablation.title}]({ablation.id}.md)\n")
         lines.append(f"{ablation.question} The report: {ablation.says}\n")

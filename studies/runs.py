@@ -1,8 +1,8 @@
-"""From ablations to runs: every arm and seed as one resolved recipe, keyed by what decides its result.
+"""From ablations to runs: every arm, start and seed as one resolved recipe, keyed by what decides its result.
 
 Two ablations whose arms resolve to the same recipe share its run. Supervised starts are made phase by phase, each from
-the model of the phase before, so that starts which begin alike share what they have in common; the first of several
-phases has the recipe's own seed, and is made once for all.
+the model of the phase before, so that starts which begin alike share what they have in common. Where starts are not
+screened the first of several phases has the recipe's own seed, and is made once for all.
 
 The results file: one JSON line a run, keyed by what decided it; enough to decide every claim and draw every figure.
 
@@ -59,7 +59,7 @@ class PlannedRun:
 
     key: str  # a hash of everything that decides the result
     scale: Scale  # tiny, small, paper or quick
-    seed: int  # of the start, the prompts and the sampling
+    unit: tuple[int, int]  # number of its supervised start, and its seed (prompts and sampling) from that start
     config: TrainConfig  # the resolved recipe; its start is replaced by the folder of ``start`` or of the run ``after``
     # the supervised start, of the first run where one goes on from another; None where the recipe names a model. It is
     # also the reference, where the recipe wants one and names none.
@@ -69,50 +69,86 @@ class PlannedRun:
     minutes: float | None = field(default=None, compare=False)  # CPU minutes that it is expected to take
 
 
-def plan_runs(ablations: Iterable[Ablation], scale: Scale, seeds: Sequence[int] | None = None) -> list[PlannedRun]:
-    """The runs of ``ablations``, each once, seed by seed, a run after the one that it goes on from.
+SEED_STRIDE = 10_000
+"""``run.seed`` of seed k from start s is s + 10,000 k: no two units have one, and seed 0 has the start's number."""
 
-    Seed by seed: a study that is stopped has as many whole seeds of every arm as there was time for.
+
+def plan_runs(
+    ablations: Iterable[Ablation],
+    scale: Scale,
+    starts: Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[PlannedRun]:
+    """The runs of ``ablations``, each once, seed by seed and start by start, a run after the one that it goes on from.
+
+    A study that is stopped has as many whole units of every arm as there was time for.
 
     Args:
         ablations: those that have no such scale are left out.
         scale: which of their definitions.
-        seeds: default: 0 to the ablation's number of seeds less one.
+        starts: numbers; default: those that the definition asks for.
+        seeds: default: 0 to the definition's number of seeds less one.
 
     Raises:
         RecipeError: an arm's settings make no recipe.
+        ValueError: fewer starts have passed the screening than the definition asks for.
     """
     found: dict[str, PlannedRun] = {}
     for ablation in ablations:
         definition = ablation.scales.get(scale)
         if definition is None:
             continue
-        for seed in range(definition.seeds) if seeds is None else seeds:
-            for run in _runs_of_seed(ablation, scale, definition, seed):
-                known = found.get(run.key)
-                found[run.key] = run if known is None else replace(known, arms=(*known.arms, *run.arms))
-    order = {seed: place for place, seed in enumerate(seeds)} if seeds is not None else {}
-    return sorted(found.values(), key=lambda run: order.get(run.seed, run.seed))
+        for start in starts_of_definition(definition) if starts is None else starts:
+            for seed in range(definition.seeds) if seeds is None else seeds:
+                for run in _runs_of_unit(ablation, scale, definition, (start, seed)):
+                    known = found.get(run.key)
+                    found[run.key] = run if known is None else replace(known, arms=(*known.arms, *run.arms))
+    order = {start: place for place, start in enumerate(starts)} if starts is not None else {}
+    return sorted(found.values(), key=lambda run: (run.unit[1], order.get(run.unit[0], run.unit[0])))
 
 
-def _runs_of_seed(ablation: Ablation, scale: Scale, definition: ScaleDefinition, seed: int) -> list[PlannedRun]:
+def starts_of_definition(definition: ScaleDefinition) -> Sequence[int]:
+    """Numbers of the starts that a definition asks for: the first ones that the screening accepted, or from 0 on."""
+    if not definition.screened:
+        return range(definition.starts)
+    recipe = supervised_recipe(definition.base, definition.start_set)
+    rows = read_screened(STARTS_FILE).get(recipe.run.name, {})
+    # the key: a start that a changed recipe would make was not screened
+    accepted = [
+        number
+        for number, row in sorted(rows.items())
+        if row["accepted"] and row["key"] == phases_of(recipe, number, shared=False).key
+    ]
+    if len(accepted) < definition.starts:
+        raise ValueError(
+            f"{recipe.run.name}: {len(accepted)} starts have passed the screening, {definition.starts} are asked for; "
+            f"run `python -m studies starts {definition.base}`"
+        )
+    return accepted[: definition.starts]
+
+
+def _runs_of_unit(
+    ablation: Ablation, scale: Scale, definition: ScaleDefinition, unit: tuple[int, int]
+) -> list[PlannedRun]:
     runs: dict[str, PlannedRun] = {}
     for arm in definition.arms:
         after = None if arm.after is None else runs[arm.after].key
-        runs[arm.name] = _resolved(ablation, scale, definition, arm, seed, after)
+        runs[arm.name] = _resolved(ablation, scale, definition, arm, unit, after)
     return list(runs.values())
 
 
 def _resolved(
-    ablation: Ablation, scale: Scale, definition: ScaleDefinition, arm: Arm, seed: int, after: str | None
+    ablation: Ablation, scale: Scale, definition: ScaleDefinition, arm: Arm, unit: tuple[int, int], after: str | None
 ) -> PlannedRun:
     base = base_recipe(definition.base)
+    seed = unit[0] + SEED_STRIDE * unit[1]
     overrides = [*definition.set, *arm.set, f"run.seed={seed}", f"run.threads={THREADS}"]
     config = load_train_recipe(base, overrides, base.parent)
     start = None
     if config.start.sft is not None:
         changes = [*definition.start_set, f"run.threads={THREADS}"]
-        start = _phases(load_sft_recipe(Path(config.start.sft), changes), seed)
+        recipe = load_sft_recipe(Path(config.start.sft), changes)
+        start = phases_of(recipe, unit[0], shared=not definition.screened)
     decides = decisive(config, {**_UNIMPORTANT, "logging": True, "checkpoint": True})
     if config.start.sft is not None:
         decides["start"]["sft"] = Path(config.start.sft).name  # where the package is installed decides nothing
@@ -120,7 +156,7 @@ def _resolved(
     return PlannedRun(
         key=digest(decides),
         scale=scale,
-        seed=seed,
+        unit=unit,
         config=config,
         start=start,
         after=after,
@@ -129,12 +165,25 @@ def _resolved(
     )
 
 
-def _phases(recipe: SftConfig, seed: int) -> PlannedStart:
-    """A link a phase. The first of several has the recipe's seed, so that it is made once; the others the run's."""
+def supervised_recipe(base: str, start_set: Sequence[str]) -> SftConfig:
+    """The recipe of the supervised start that a base recipe begins with.
+
+    Raises:
+        ValueError: it begins with a published model.
+    """
+    path = base_recipe(base)
+    config = load_train_recipe(path, [], path.parent)
+    if config.start.sft is None:
+        raise ValueError(f"{base} begins with the model {config.start.model}, of which there is one: nothing to screen")
+    return load_sft_recipe(Path(config.start.sft), [*start_set, f"run.threads={THREADS}"])
+
+
+def phases_of(recipe: SftConfig, number: int, *, shared: bool) -> PlannedStart:
+    """Start ``number``, a link a phase. Where the first of several phases is shared it has the recipe's own seed."""
     start: PlannedStart | None = None
     for phase in recipe.phases:
-        shared = len(recipe.phases) > 1 and phase is recipe.phases[0]
-        run = recipe.run.model_copy(update={"seed": recipe.run.seed if shared else seed})
+        own_seed = shared and len(recipe.phases) > 1 and phase is recipe.phases[0]
+        run = recipe.run.model_copy(update={"seed": recipe.run.seed if own_seed else number})
         own = recipe.model_copy(update={"run": run, "phases": (phase,)})
         decides = decisive(own, _UNIMPORTANT)
         decides["after"] = None if start is None else start.key
@@ -160,13 +209,15 @@ def result_of(run: PlannedRun, folder: Path, *, cpu_seconds: float, stopped: str
         "schema_version": SCHEMA_VERSION,
         "key": run.key,
         "scale": run.scale,
-        "seed": run.seed,
+        "start": run.unit[0],
+        "seed": run.unit[1],
         "arms": [list(pair) for pair in run.arms],
         "stopped": stopped,
         "steps": len(recorded.metrics),
         "cpu_seconds": rounded(cpu_seconds),
         "curves": curves_of(recorded),
         "tests": {name: _accuracies(recorded, name) for name in ("before", "after")},
+        "passes": {name: _passes(recorded, name) for name in ("before", "after")},
         "lengths": {name: found for name in ("before", "after") if (found := lengths_of(recorded, name))},
         "machine": environment_facts(),
     }
@@ -202,6 +253,13 @@ def _accuracies(run: RecordedRun, name: str) -> dict[str, float]:
     }
 
 
+def _passes(run: RecordedRun, name: str) -> dict[str, float]:
+    """pass@k by k at temperature 1 on the first test set; empty where it was not measured."""
+    found = [run.evaluation(name, label) for label in run.sets[:1]]
+    scores = [evaluation.temperatures.get(1.0) for evaluation in found if evaluation is not None]
+    return {str(k): rounded(score.mean) for one in scores if one is not None for k, score in one.pass_at.items()}
+
+
 def lengths_of(run: RecordedRun, name: str) -> dict[str, Any]:
     """Recorded test responses at temperature 1: how many, and the lengths of the right ones in tokens, ascending."""
     found = [evaluation for label in run.sets[:1] if (evaluation := run.evaluation(name, label)) is not None]
@@ -213,6 +271,19 @@ def lengths_of(run: RecordedRun, name: str) -> dict[str, Any]:
 def rounded(value: float) -> float:
     """Four significant digits."""
     return float(f"{value:.4g}")
+
+
+STARTS_FILE = Path(__file__).parents[1] / "docs" / "study-starts" / "starts.jsonl"
+"""Every supervised start that was screened, accepted or not (``studies/starts.py``)."""
+
+
+def read_screened(path: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """The screened starts by the name of their recipe and their number; none where there is no such file."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        row = json.loads(line)
+        found.setdefault(row["recipe"], {})[row["start"]] = row
+    return found
 
 
 def read_results(path: Path) -> dict[str, Result]:
@@ -244,14 +315,15 @@ def append_result(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def by_arm(
-    ablations: Iterable[Ablation], scale: Scale, results: Mapping[str, Result], seeds: Sequence[int] | None = None
-) -> dict[str, dict[str, dict[int, Result]]]:
-    """Results by ablation, arm and seed, for ``claims.decide`` and figures: those that the definitions now ask for."""
-    found: dict[str, dict[str, dict[int, Result]]] = {}
-    for run in plan_runs(ablations, scale, seeds):
+    ablations: Iterable[Ablation], scale: Scale, results: Mapping[str, Result], starts: Sequence[int] | None = None
+) -> dict[str, dict[str, dict[tuple[int, int], Result]]]:
+    """Results by ablation, arm and (start, seed), for ``claims.decide`` and figures: those that the definitions now
+    ask for."""
+    found: dict[str, dict[str, dict[tuple[int, int], Result]]] = {}
+    for run in plan_runs(ablations, scale, starts):
         for ablation, arm in run.arms:
             if run.key in results:
-                found.setdefault(ablation, {}).setdefault(arm, {})[run.seed] = results[run.key]
+                found.setdefault(ablation, {}).setdefault(arm, {})[run.unit] = results[run.key]
     return found
 
 
@@ -451,7 +523,7 @@ def _tidy(planned: Sequence[PlannedRun], results: Mapping[str, Result], work: Pa
 
 
 def _label(run: PlannedRun) -> str:
-    return ", ".join(f"{ablation} {arm}" for ablation, arm in run.arms) + f", seed {run.seed}"
+    return ", ".join(f"{ablation} {arm}" for ablation, arm in run.arms) + ", start {}, seed {}".format(*run.unit)
 
 
 def _summary(row: Mapping[str, Any]) -> str:

@@ -72,6 +72,22 @@ def test_tests_before_and_after() -> None:
     assert parse_measure("start@0.0")(tested) == 0.2
     assert parse_measure("rise@1.0")(tested) == pytest.approx(0.5)
     assert math.isnan(parse_measure("rise@0.0")(tested)), "stopped before that test"
+    assert parse_measure("start@best")(tested) == 0.4
+    assert parse_measure("rise@best")(tested) == pytest.approx(0.5)
+    assert math.isnan(parse_measure("test@best")(result()))
+    assert parse_measure("pass@4")({**tested, "passes": {"before": {}, "after": {"4": 0.95}}}) == 0.95
+    assert math.isnan(parse_measure("pass@4")(tested)), "results of before pass@k was kept"
+
+
+def test_a_collapse_comes_before_accuracy_is_won() -> None:
+    falls: list[float | None] = [0.5] * 5 + [0.01] * 10
+    early = parse_measure("collapse:0.05@0.8")
+    assert early(result(entropy=falls, accuracy=[0.4] * 15)) == 1.0
+    # entropy's first five below lie in steps 6 to 10, accuracy's first five above in 5 to 9, or in 7 to 11
+    assert early(result(entropy=falls, accuracy=[0.4] * 4 + [0.9] * 11)) == 0.0, "solved, then sure of it"
+    assert early(result(entropy=falls, accuracy=[0.4] * 6 + [0.81] * 9)) == 1.0
+    assert early(result(entropy=[0.5] * 15, accuracy=[0.4] * 15)) == 0.0
+    assert math.isnan(early(result(entropy=[0.1], accuracy=[0.4])))
 
 
 def test_held_counts_from_the_first_step_below_the_target() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from studies.__main__ import app
 from studies.advice import Advice, Entry, Text, advice_page, check_advice, load_advice, said
-from studies.claims import Verdict, decide, numbers_of, seeds_of, shown_verdict
-from studies.definition import DifferenceClaim, LevelClaim, shipped_ablations
+from studies.claims import Found, Verdict, decide, numbers_of, shown_premise, shown_verdict, starts_of
+from studies.definition import DifferenceClaim, LevelClaim, Premise, shipped_ablations
 from studies.pages import (
     claim_row,
     equal_cost_table,
@@ -25,9 +25,19 @@ from studies.pages import (
 from studies.runs import append_result, plan_runs, read_results
 
 STEPS = 40
-BELOW = LevelClaim(id="4.low", says="It is low.", measure="entropy@late", arm="a", direction="below", bound=0.1)
+PREMISE = Premise(says="It learns.", arm="a", measure="test@1.0", direction="above", bound=0.0)
+BELOW = LevelClaim(
+    id="4.low", says="It is low.", measure="entropy@late", arm="a", direction="below", bound=0.1, premise=PREMISE
+)
 MORE = DifferenceClaim(
-    id="4.more", says="It is more.", measure="test@1.0", arm="a", than="b", direction="higher", effect=0.1
+    id="4.more",
+    says="It is more.",
+    measure="test@1.0",
+    arm="a",
+    than="b",
+    direction="higher",
+    effect=0.1,
+    premise=PREMISE,
 )
 
 
@@ -59,14 +69,17 @@ def verdict(**changes: Any) -> Verdict:
         "low": 0.15,
         "high": 0.25,
         "bar": 0.1,
-        "p": 0.001,
+        "p_holds": 0.001,
+        "p_fails": 0.999,
+        "starts": 5,
         "seeds": 5,
+        "premise": Found(value=0.5, met=True),
     }
     return Verdict(**{**made, **changes})
 
 
 def test_a_level_is_told_as_it_was_measured() -> None:
-    (decided,) = decide([BELOW], {"4": {"a": {seed: row(0.1 + 0.001 * seed) for seed in range(5)}}})
+    (decided,) = decide([BELOW], {"4": {"a": {(start, 0): row(0.1 + 0.001 * start) for start in range(5)}}})
     assert decided.decision == "holds"
     assert numbers_of(BELOW, decided).effect == "0.051"
     assert numbers_of(BELOW, decided).bar == "below 0.1"
@@ -75,10 +88,16 @@ def test_a_level_is_told_as_it_was_measured() -> None:
     assert told["low"] < told["effect"] < told["high"] < told["bar"] == 0.1
 
 
-def test_undecided_says_how_many_seeds_would_decide() -> None:
-    undecided = verdict(decision="undecided", seeds_needed=11)
-    assert seeds_of(undecided) == "5 (about 11 would decide)"
-    assert shown_verdict(MORE, undecided).startswith("(4.more undecided: 0.2, 0.15 to 0.25; needed 0.1; seeds 5 (about")
+def test_undecided_says_how_many_starts_would_decide() -> None:
+    undecided = verdict(decision="undecided", starts_needed=11)
+    assert starts_of(undecided) == "5 (about 11 would decide)"
+    assert starts_of(verdict(seeds=10)) == "5 (10 seeds)"
+    assert shown_verdict(MORE, undecided).startswith(
+        "(4.more undecided: 0.2, 0.15 to 0.25; needed 0.1; starts 5 (about"
+    )
+    unmet = verdict(decision="undecided", premise=Found(value=-1.0, met=False))
+    assert shown_verdict(MORE, unmet).startswith("(4.more undecided, premise unmet: 0.2")
+    assert shown_premise(MORE, unmet) == "It learns. unmet: -1, needed above 0"
     assert shown_verdict(MORE, verdict(decision="not run")) == "(not run)"
 
 
@@ -110,8 +129,8 @@ def test_advice_names_claims_that_exist() -> None:
 
 def test_equal_cost_reads_arms_off_where_they_have_spent_as_much() -> None:
     runs = {
-        "lean": {0: row(0.8)},
-        "dear": {0: row(0.8, tokens_a_step=200.0, updates_a_step=4.0)},
+        "lean": {(0, 0): row(0.8)},
+        "dear": {(0, 0): row(0.8, tokens_a_step=200.0, updates_a_step=4.0)},
     }
     table = [line.split(" | ") for line in equal_cost_table(runs, "accuracy", 0.5).splitlines()]
     head, _, lean, dear = table
@@ -120,7 +139,7 @@ def test_equal_cost_reads_arms_off_where_they_have_spent_as_much() -> None:
     assert dear[at].startswith("0.400"), "half of the steps"
     reached = head.index("sampled tokens to 50%")
     assert (lean[reached], dear[reached]) == ("2,800 (2,800-2,800)", "5,600 (5,600-5,600)")
-    never = equal_cost_table({"low": {0: row(0.3)}}, "accuracy", 0.5)
+    never = equal_cost_table({"low": {(0, 0): row(0.3)}}, "accuracy", 0.5)
     assert "0 of 1 runs" in never
 
 
@@ -128,7 +147,7 @@ def test_equal_time_gives_the_faster_arm_more_steps() -> None:
     ablation = next(a for a in shipped_ablations() if a.id == "11")
     simulated = simulate(ablation, (64, 32, 16))
     assert [one.name for one in simulated] == ["64", "32", "16"]
-    runs = {"big": {0: row(0.8)}, "mid": {0: row(0.8)}, "small": {0: row(0.8)}}
+    runs = {arm: {(0, 0): row(0.8)} for arm in ("big", "mid", "small")}
     table = equal_time_table(runs, simulated, lambda place: list(runs)[place])
     steps = [int(line.split(" | ")[4]) for line in table.splitlines()[2:]]
     slowest = max(range(3), key=lambda i: simulated[i].seconds)
@@ -148,7 +167,7 @@ def test_rank_correlation() -> None:
 
 
 def test_redrawn_figures(tmp_path: Path) -> None:
-    runs = {arm: {seed: row(0.5 + 0.1 * seed) for seed in range(2)} for arm in ("a", "b")}
+    runs = {arm: {(start, 0): row(0.5 + 0.1 * start) for start in range(2)} for arm in ("a", "b")}
     page = figures_page({"2": runs, "3": runs, "8": runs}, tmp_path)
     drawn = {path.stem for path in tmp_path.glob("*.svg")}
     assert drawn == {
@@ -165,7 +184,7 @@ def test_redrawn_figures(tmp_path: Path) -> None:
 def test_every_shipped_ablation_has_a_page_at_every_scale(tmp_path: Path) -> None:
     shipped = shipped_ablations()
     for run in plan_runs(shipped, "tiny", [0, 1]):
-        made = {**row(0.5 + 0.01 * run.seed), "schema_version": 1, "key": run.key}
+        made = {**row(0.5 + 0.01 * run.unit[0]), "schema_version": 1, "key": run.key}
         append_result(tmp_path / "results.jsonl", made)
     index = write_pages(shipped, "tiny", read_results(tmp_path / "results.jsonl"), tmp_path / "pages")
     pages = {path.stem for path in index.parent.glob("*.md")}
@@ -192,10 +211,10 @@ def test_the_quick_study_runs_and_is_told(tmp_path: Path, capsys: pytest.Capture
     assert app(run, result_action="return_value") == 0
     assert app(report, result_action="return_value") == 0
     told = {line["claim"]: line for line in map(json.loads, (pages / "claims.jsonl").read_text().splitlines())}
-    assert told["3.truncation"]["seeds"] == told["6.entropy"]["seeds"] == 2
+    assert told["3.truncation"]["starts"] == told["6.entropy"]["starts"] == 2
     assert not any(claim.startswith("7.") for claim in told), "ablation 7 has no quick form"
     assert all(-1 <= told[claim]["effect"] <= 1 for claim in ("3.truncation", "3.accuracy"))
-    assert told["3.truncation"]["verdict"] == "undecided", "two seeds decide nothing"
+    assert told["3.truncation"]["verdict"] == "undecided", "two starts decide nothing"
     assert "figure-6-truncation.svg" in (pages / "figures.md").read_text()
     assert app(run, result_action="return_value") == 0
     assert "0 to do" in capsys.readouterr().out

@@ -37,7 +37,7 @@ says = "They do not."
 
 [scales.tiny]
 base = "first.toml"
-seeds = 2
+starts = 2
 minutes = 0.1
 set = [
   "stages.0.max_tokens=8", "stages.0.max_steps=2", "stages.0.rollout_batch=2", "stages.0.group_size=2",
@@ -59,6 +59,7 @@ arm = "two"
 than = "one"
 direction = "lower"
 effect = 0.1
+premise = { says = "One learns.", arm = "one", measure = "rise@best", direction = "above", bound = 0.2 }
 """
 
 
@@ -82,7 +83,8 @@ def result(run: PlannedRun, accuracy: float = 0.5) -> dict[str, Any]:
         "schema_version": 1,
         "key": run.key,
         "scale": run.scale,
-        "seed": run.seed,
+        "start": run.unit[0],
+        "seed": run.unit[1],
         "arms": [list(pair) for pair in run.arms],
         "stopped": None,
         "steps": 2,
@@ -95,15 +97,28 @@ def result(run: PlannedRun, accuracy: float = 0.5) -> dict[str, Any]:
 
 def test_seeds_arms_and_keys(ablation: Ablation) -> None:
     runs = plan_runs([ablation], "tiny")
-    assert [(run.arms[0][1], run.seed) for run in runs] == [(a, s) for s in (0, 1) for a in ("one", "two", "longer")]
+    assert [(run.arms[0][1], run.unit) for run in runs] == [
+        (a, (s, 0)) for s in (0, 1) for a in ("one", "two", "longer")
+    ]
     assert len({run.key for run in runs}) == 6
     assert runs[2].after == runs[0].key
     assert {run.start.key for run in runs[:3] if run.start} == {runs[0].start.key}  # type: ignore[union-attr]
-    assert runs[0].start != runs[3].start, "another seed is another supervised start"
+    assert runs[0].start != runs[3].start
     first, other = (run.start.chain() for run in (runs[0], runs[3]))  # type: ignore[union-attr]
     assert first[0] == other[0], "but for its first phase, which is made once"
     assert [run.key for run in plan_runs([ablation], "tiny")] == [run.key for run in runs]
     assert plan_runs([ablation], "small") == []
+
+
+def test_each_start_and_seed_has_prompts_of_its_own(ablation: Ablation) -> None:
+    runs = plan_runs([ablation], "tiny", [0, 7], [0, 1])
+    assert [run.unit for run in runs[::3]] == [(0, 0), (7, 0), (0, 1), (7, 1)]
+    assert len({run.config.run.seed for run in runs}) == 4
+    assert runs[0].start == runs[6].start, "another seed goes on from the same start"
+    tiny = ablation.scales["tiny"].model_copy(update={"screened": True})
+    (own, *_) = plan_runs([ablation.model_copy(update={"scales": {"tiny": tiny}})], "tiny", [7])
+    assert own.start is not None
+    assert own.start.chain()[0].recipe.run.seed == 7, "screened: its first phase too"
 
 
 def test_what_does_not_decide_the_result_does_not_change_the_key(ablation: Ablation) -> None:
@@ -116,7 +131,7 @@ def test_what_does_not_decide_the_result_does_not_change_the_key(ablation: Ablat
 
 
 def test_a_scale_like_another_adds_its_own_settings(tmp_path: Path) -> None:
-    own = '[scales.small]\nlike = "tiny"\nseeds = 1\nset = ["stages.0.max_steps=9"]\n'
+    own = '[scales.small]\nlike = "tiny"\nstarts = 1\nset = ["stages.0.max_steps=9"]\n'
     own += 'start_set = ["model.tiny.layers=3"]\n[[claims]]'
     file = tmp_path / "06.toml"
     file.write_text(ABLATION.replace("[[claims]]", own))
@@ -134,7 +149,7 @@ def test_arms_that_resolve_alike_share_a_run(ablation: Ablation) -> None:
     assert len(runs) == 6
     assert runs[1].arms == (("6", "two"), ("9", "two"))
     found = by_arm([ablation, twin], "tiny", {runs[1].key: result(runs[1])})
-    assert found == {"6": {"two": {0: result(runs[1])}}, "9": {"two": {0: result(runs[1])}}}
+    assert found == {"6": {"two": {(0, 0): result(runs[1])}}, "9": {"two": {(0, 0): result(runs[1])}}}
 
 
 def test_shipped_ablations_resolve_at_every_scale() -> None:
@@ -146,7 +161,7 @@ def test_shipped_ablations_resolve_at_every_scale() -> None:
     assert [a.id for a in known if "paper" not in a.scales] == ["0"], "the gate is our own"
     runs = plan_runs(known, "tiny")
     assert sum(len(run.arms) for run in runs) > len(runs), "ablations share arms"
-    assert all(len({run.seed for run in runs if arm in run.arms}) >= 5 for arm in {a for r in runs for a in r.arms})
+    assert all(len({run.unit for run in runs if arm in run.arms}) >= 5 for arm in {a for r in runs for a in r.arms})
     with pytest.raises(ValueError, match="no ablation '99'; known: 0, 1, 2"):
         chosen(["99"], known)
 
@@ -158,7 +173,8 @@ def test_shipped_ablations_resolve_at_every_scale() -> None:
         ('id = "6.end"', 'id = "7.end"', "must begin with 6."),
         ('measure = "test@1.0"', 'measure = "tset@1.0"', "no measure 'tset@1.0'|no curve 'tset'"),
         ('after = "one"', 'after = "none"', "comes after 'none'"),
-        ("seeds = 2", "sedes = 2", "scales.tiny.sedes"),
+        ("starts = 2", "satrts = 2", "scales.tiny.satrts"),
+        ('arm = "one", measure', 'arm = "none", measure', "names 'none', which is no arm"),
         ("[[claims]]", '[scales.small]\nlike = "paper"\n[[claims]]', "scale small is like 'paper'"),
         ("[[claims]]", "[[claims", "not TOML"),
     ],
@@ -180,7 +196,7 @@ def test_the_outlook_uses_what_runs_of_other_seeds_took(ablation: Ablation) -> N
 
 
 def test_a_run_leaves_its_curves_and_tests(ablation: Ablation, tmp_path: Path) -> None:
-    one, _, longer = plan_runs([ablation], "tiny", seeds=[0])
+    one, _, longer = plan_runs([ablation], "tiny", [0])
     row = do_run(one, tmp_path)
     assert row["steps"] == 2
     assert row["stopped"] is None
@@ -196,7 +212,7 @@ def test_a_run_leaves_its_curves_and_tests(ablation: Ablation, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_study_is_done_in_processes_and_goes_on_where_it_stopped(ablation: Ablation, tmp_path: Path) -> None:
-    runs = plan_runs([ablation], "tiny", seeds=[0])
+    runs = plan_runs([ablation], "tiny", [0])
     file, work, said = tmp_path / "results.jsonl", tmp_path / "work", list[str]()
     assert run_study(runs[:2], file, work, workers=2, tell=said.append) == 0
     assert set(read_results(file)) == {run.key for run in runs[:2]}
@@ -238,33 +254,33 @@ def test_a_worker_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
 
 
 def test_no_run_is_begun_that_does_not_fit_the_budget(ablation: Ablation, tmp_path: Path) -> None:
-    runs = plan_runs([ablation], "tiny", seeds=[0])
+    runs = plan_runs([ablation], "tiny", [0])
     assert run_study(runs, tmp_path / "r.jsonl", tmp_path, workers=1, budget_minutes=0.01) == 3
     assert not (tmp_path / "r.jsonl").exists()
 
 
 def test_several_seeds_behind_one_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[tuple[int, ...]] = []
+    asked: list[tuple[int, ...] | None] = []
 
-    def planned(ablations: Any, scale: str, seeds: tuple[int, ...] | None = None) -> list[PlannedRun]:
-        asked.append(tuple(seeds or ()))
+    def planned(ablations: Any, scale: str, *units: tuple[int, ...] | None) -> list[PlannedRun]:
+        asked.extend(units)
         return []
 
     monkeypatch.setattr(planning, "plan_runs", planned)
     app(
-        ["run", "6", "--seeds", "1000", "1001", "--results", str(tmp_path / "r.jsonl")],
+        ["run", "6", "--starts", "100", "101", "--seeds", "1000", "1001", "--results", str(tmp_path / "r.jsonl")],
         result_action="return_value",
     )
-    assert asked == [(1000, 1001)]
+    assert asked == [(100, 101), (1000, 1001)]
 
 
 def test_pages_and_claims_file(ablation: Ablation, tmp_path: Path) -> None:
-    tiny = ablation.scales["tiny"].model_copy(update={"seeds": 3})
+    tiny = ablation.scales["tiny"].model_copy(update={"starts": 3})
     ablation = ablation.model_copy(update={"scales": {"tiny": tiny}})
     accuracy: Mapping[str, float] = {"one": 0.9, "two": 0.5, "longer": 0.9}
     file = tmp_path / "results.jsonl"
     for run in plan_runs([ablation], "tiny"):
-        append_result(file, result(run, accuracy[run.arms[0][1]] + 0.01 * run.seed))
+        append_result(file, result(run, accuracy[run.arms[0][1]] + 0.01 * run.unit[0]))
     index = write_pages([ablation], "tiny", read_results(file), tmp_path / "pages")
     assert "1 holds" in index.read_text()
     page = (index.parent / "6.md").read_text()
@@ -273,7 +289,7 @@ def test_pages_and_claims_file(ablation: Ablation, tmp_path: Path) -> None:
     assert (index.parent / "6-accuracy.svg").read_text().startswith("<svg")
     assert "6-kl.svg" not in page, "nothing measured it"
     (row,) = [json.loads(line) for line in (index.parent / CLAIMS_FILE).read_text().splitlines()]
-    assert (row["ablation"], row["claim"], row["verdict"], row["seeds"]) == ("6", "6.end", "holds", 3)
+    assert (row["ablation"], row["claim"], row["verdict"], row["starts"]) == ("6", "6.end", "holds", 3)
     assert row["effect"] == pytest.approx(0.4)
 
 
