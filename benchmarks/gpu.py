@@ -16,7 +16,8 @@
 - ``tests``: `pytest tests/gpu`; ``ranks``: the one of them in which FSDP2 with one rank is the learner of one process.
 - ``tiles``: the head's Triton kernels by dtype and tiles; in a rehearsal in Triton's interpreter, with float16.
 - ``gap``: how far sampler and learner are apart in bfloat16 and float16, with a float32 head and without.
-- ``packs``: attention over responses of uneven length, by buckets and by torch's variable-length kernel.
+- ``packs``: attention over responses of uneven length, with a prompt of their own and with one that all share, by
+  buckets of similar length and by torch's kernel for rows.
 - ``runs``: `tiny` and `quickstart` trained on CUDA and on the CPU, the mean reward of every step of both.
 - ``weights``: the learner's weights copied into the engine.
 
@@ -108,6 +109,9 @@ def full() -> Plan:
         packs=(
             PackCase(name="16k", responses=16, median=600, longest=8192, heads=12, kv_heads=2, head_dim=128),
             PackCase(name="64k", responses=16, median=2500, longest=32768, heads=28, kv_heads=4, head_dim=128),
+            PackCase(
+                name="shared", responses=16, median=600, longest=4096, heads=12, kv_heads=2, head_dim=128, prompt=1024
+            ),
         ),
         recipes=("tiny", "quickstart"),
         settings=(),
@@ -131,7 +135,10 @@ def quick() -> Plan:
     return Plan(
         heads="quick", engines=(engine,), learners=(learner, adapters), decoding=(engine,), update=learner,
         tiles=((HeadCase(name="float16", tokens=40, vocab=300, width=64, dtype="float16"), (None,)),),
-        packs=(PackCase(name="tiny", responses=4, median=20, longest=60, heads=2, kv_heads=1, head_dim=16),),
+        packs=tuple(
+            PackCase(name=n, responses=4, median=20, longest=60, heads=2, kv_heads=1, head_dim=16, prompt=prompt)
+            for n, prompt in (("tiny", 0), ("tiny-shared", 30))
+        ),
         gap=engine, recipes=("tiny",), settings=("stages.0.max_steps=2",), weights=(learner, engine), side=64,
         copied=1 << 16,
     )  # fmt: skip
@@ -152,7 +159,8 @@ def jobs(plan: Plan, device: str) -> dict[str, Job]:
         for suffix, wide in (("", False), ("-float32-head", True)):
             found[f"gap-{dtype}{suffix}"] = partial(gap_case, plan.gap, dtype, device, float32_head=wide)
     for case in plan.packs:
-        found[f"packs-{case.name}"] = partial(pack_case, case, device)
+        for way in ("varlen", "buckets"):
+            found[f"packs-{case.name}-{way}"] = partial(pack_case, case, way, device)
     for recipe in plan.recipes:
         devices = tuple(dict.fromkeys((device, "cpu")))
         found[f"runs-{recipe}"] = partial(run_case, recipe, devices, plan.settings)

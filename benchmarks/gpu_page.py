@@ -107,9 +107,8 @@ def _gaps(cases: Cases) -> Rows:
 
 
 def _packs(cases: Cases) -> Rows:
-    for name, c in _of(cases, "packs", "buckets_s").items():
-        varlen = "" if "varlen_s" not in c else f"{1000 * c['varlen_s']:.2f}"
-        yield [name, c["tokens"], c["padded_tokens"], f"{1000 * c['buckets_s']:.2f}", varlen]
+    for name, c in _of(cases, "packs", "seconds").items():
+        yield [name, c["tokens"], f"{1000 * c['seconds']:.2f}", _gib(c["peak_memory_gib"])]
 
 
 def _runs(cases: Cases) -> Rows:
@@ -138,7 +137,7 @@ TABLES: dict[str, Callable[[Cases], Rows]] = {
     "tests | all | skipped | red": _tests,
     "head's tiles | tokens | width | TFLOP/s forward | TFLOP/s with gradients": _tiles,
     "sampler and learner | tokens | mean gap | largest gap | KL": _gaps,
-    "packs | tokens | padded to | ms by buckets | ms by torch's kernel": _packs,
+    "packs | tokens | ms forward and backward | GiB": _packs,
     "run | device | exit | steps | first reward | last reward": _runs,
     "weights | GiB | seconds | of a copy's": _weights,
     "without a figure | why": _without,

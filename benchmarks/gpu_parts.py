@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from bench_models import long_tailed
 from common import ROOT, rounded
-from gpu_device import copy_rate, name_of, now, random_model
+from gpu_device import copy_rate, forget_peak, name_of, now, peak_gib, random_model
 from gpu_engine import EngineCase, ask, engine_model, make_engine
 from gpu_learner import LearnerCase, make_learner
 from head_speed import Case as HeadCase
@@ -28,8 +28,9 @@ from torch import Tensor
 
 from magicrl.models.head import HeadOptions, Tiles, logprobs_and_entropies
 from magicrl.models.loading import resolve_dtype
-from magicrl.models.packing import PackedContext
+from magicrl.models.packing import PackedContext, SharedLayout, SharedPromptContext
 from magicrl.models.scorer import PolicyScorer
+from magicrl.models.varlen import capability_of
 
 SECONDS = 450.0
 """That a program of a part gets: a part has eight minutes."""
@@ -91,47 +92,41 @@ class PackCase:
     heads: int
     kv_heads: int
     head_dim: int
+    prompt: int = 0  # tokens of a prompt that all responses share; 0: each is a sequence of its own
+
+    def context(self, device: str) -> tuple[PackedContext | SharedPromptContext, int]:
+        """The micro-batch, and its tokens."""
+        lengths = tuple(int(length) for length in long_tailed(self.responses, self.median, self.longest))
+        if not self.prompt:
+            return PackedContext(lengths, device), sum(lengths)
+        layout = SharedLayout(prompts=(self.prompt,), owners=(0,) * len(lengths), responses=lengths)
+        return SharedPromptContext(layout, device), self.prompt + sum(lengths)
 
 
-def pack_case(case: PackCase, device: str) -> dict[str, Any]:
-    """One layer's attention, forward and backward: by buckets of similar length, and torch's variable-length kernel."""
-    lengths = [int(length) for length in long_tailed(case.responses, case.median, case.longest)]
+def pack_case(case: PackCase, way: Literal["buckets", "varlen"], device: str) -> dict[str, Any]:
+    """One layer's attention, forward and backward: by buckets of similar length, or by torch's kernel for rows."""
+    if way == "varlen" and capability_of(torch.device(device)) is None:
+        return {"device": name_of(device), "left_out": "torch's kernel is for CUDA alone"}
+    context, tokens = case.context(device)
     generator = torch.Generator(device=device).manual_seed(0)
 
     def made(heads: int) -> Tensor:
-        shape = (1, heads, sum(lengths), case.head_dim)
-        return torch.randn(shape, generator=generator, device=device).bfloat16().requires_grad_()
+        # as projections leave it: heads behind tokens
+        x = torch.randn(1, tokens, heads, case.head_dim, generator=generator, device=device)
+        return x.bfloat16().transpose(1, 2).requires_grad_()
 
-    query, key, value = made(case.heads), made(case.kv_heads), made(case.kv_heads)
-    context = PackedContext(lengths, device)
+    leaves = query, key, value = made(case.heads), made(case.kv_heads), made(case.kv_heads)
+    attend = getattr(context, way).attend
+    forget_peak(device)
 
-    def buckets() -> Tensor:
-        return context.attend(0, query, key, value, case.head_dim**-0.5)
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(attend(query, key, value, case.head_dim**-0.5).sum(), leaves)
 
-    def gradients(attention: Callable[[], Tensor]) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(attention().float().square().sum(), (query, key, value))
-
-    found: dict[str, Any] = {
-        "device": name_of(device), "tokens": sum(lengths), "padded_tokens": context.padded_tokens,
-        "buckets_s": rounded(seconds_of(lambda: gradients(buckets), device)),
+    seconds = seconds_of(gradients, device)
+    return {
+        "device": name_of(device), "tokens": tokens, "seconds": rounded(seconds), "peak_memory_gib": peak_gib(device),
+        "norms_of_gradients": [rounded(float(grad.float().norm())) for grad in gradients()],
     }  # fmt: skip
-    if device == "cpu":
-        return {**found, "varlen": "torch's kernel is for CUDA alone"}
-    from torch.nn.attention.varlen import varlen_attn
-
-    ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
-    longest, groups = max(lengths), case.heads // case.kv_heads
-
-    def varlen() -> Tensor:
-        # [tokens, heads, head_dim]; keys and values stand once a query head, which every version of the kernel takes
-        parts = (query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1))
-        q, k, v = (part[0].transpose(0, 1).contiguous() for part in parts)
-        return varlen_attn(q, k, v, ends, ends, longest, longest, window_size=(-1, 0))[None]
-
-    differ = [float((a - b).float().norm() / b.float().norm()) for a, b in
-              zip(gradients(varlen), gradients(buckets), strict=True)]  # fmt: skip
-    return {**found, "varlen_s": rounded(seconds_of(lambda: gradients(varlen), device)),
-            "relative_difference_of_gradients": [rounded(value) for value in differ]}  # fmt: skip
 
 
 def gap_case(case: EngineCase, dtype: Precision, device: str, *, float32_head: bool) -> dict[str, Any]:

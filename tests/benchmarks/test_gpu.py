@@ -16,9 +16,10 @@ from common import PERFORMANCE, ROOT
 from gpu_device import random_model
 from gpu_engine import bound_of
 from gpu_learner import needs_lora
-from gpu_parts import pytest_case, run_case
+from gpu_parts import pack_case, pytest_case, run_case
 from gpu_profile import KINDS, microseconds
 from torch._C._autograd import DeviceType
+from varlen_kernel import kernel_on_cpu
 
 import gpu
 from magicrl.planning.hardware import load_hardware
@@ -59,8 +60,18 @@ def test_all_parts_run_on_a_cpu_one_after_the_other(tmp_path: Path, monkeypatch:
     # sampler and learner round differently, the more the narrower their numbers
     gaps = [cases[f"gap-{name}"]["mean_gap"] for name in ("float16-float32-head", "bfloat16")]
     assert 0 < gaps[0] < gaps[1] < 0.01
-    assert cases["packs-tiny"]["padded_tokens"] >= cases["packs-tiny"]["tokens"]
+    assert cases["packs-tiny-shared-buckets"]["tokens"] == 30 + cases["packs-tiny-buckets"]["tokens"]
+    assert "left_out" in cases["packs-tiny-varlen"], "no CUDA device"
     assert "failed" not in cases["weights-copied"], "the engine has the learner's weights"
+
+
+def test_both_ways_over_a_pack_are_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    with kernel_on_cpu(monkeypatch) as (forwards, _):
+        monkeypatch.setattr("gpu_parts.capability_of", lambda device: (9, 0))
+        for case in gpu.quick().packs:
+            ways = [pack_case(case, way, "cpu")["norms_of_gradients"] for way in ("varlen", "buckets")]
+            assert ways[0] == pytest.approx(ways[1], rel=0.01)
+    assert len(forwards) > 2
 
 
 def test_the_committed_section_is_what_the_figures_give() -> None:

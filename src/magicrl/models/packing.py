@@ -7,13 +7,16 @@ model is reimplemented: linear layers see ``[1, tokens, d]``, and only the conte
 
 `PackedContext`: whole sequences one after the other, positions restarting at each. `SharedPromptContext`: the row
 ``[prompt 0, prompt 1, ..., response 0, response 1, ...]``, in which a group's prompt is computed once for all of its
-responses; log-probs and gradients are those of the responses packed each with its own prompt, up to rounding.
+responses; log-probs and gradients are those of the responses packed each with its own prompt, up to rounding. Both
+compute a layer in one call of a kernel for rows (`magicrl.models.varlen`) where that serves it, else in buckets.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -25,6 +28,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from magicrl.models.recurrent import Run, State, queries_in_place
 from magicrl.models.scores import PLAIN, LocalMask, ScoreRules, attend_rows, rules_of
+from magicrl.models.varlen import VarlenRow, capability_of, serves
 from magicrl.records import ExpertArray, TrainSample
 
 ATTENTION_NAME = "magicrl"
@@ -291,12 +295,34 @@ def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
     return parts
 
 
-class PackedContext:
-    """Causal attention inside each packed sequence of these lengths; an ``AttentionContext`` and a `RecurrentContext`.
+class _Row(ABC):
+    """A row's layers: those that the kernel for rows serves go there, all others to buckets."""
 
-    Sequences of similar length are gathered into right-padded buckets, one call of ``scaled_dot_product_attention``
-    each. Under causal attention padding on the right is seen by padding only, so no mask is needed and values and
-    gradients are those of each sequence alone.
+    _longest: int  # keys of the longest sequence
+
+    # made when a layer first needs them
+    @cached_property
+    @abstractmethod
+    def varlen(self) -> VarlenRow: ...
+
+    @cached_property
+    @abstractmethod
+    def buckets(self) -> PackedBuckets | SharedBuckets: ...
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
+    ) -> Tensor:
+        widths = query.shape[-1], value.shape[-1]
+        if serves(capability_of(query.device), query.dtype, widths, rules, self._longest):
+            return self.varlen.attend(query, key, value, scaling, rules)
+        return self.buckets.attend(query, key, value, scaling, rules)
+
+    def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
+        return self.buckets.carry(hidden, run)
+
+
+class PackedContext(_Row):
+    """Causal attention inside each packed sequence of these lengths; an ``AttentionContext`` and a `RecurrentContext`.
 
     Example: ``model.model(input_ids=..., position_ids=..., use_cache=False, attention_context=context)``.
     """
@@ -304,18 +330,36 @@ class PackedContext:
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
         if not lengths or min(lengths) < 1:
             raise ValueError(f"packed sequences need at least one token each, got lengths {list(lengths)}")
+        self._lengths, self._device, self._longest = lengths, device, max(lengths)
+
+    @cached_property
+    def varlen(self) -> VarlenRow:
+        return VarlenRow(self._lengths, device=self._device)
+
+    @cached_property
+    def buckets(self) -> PackedBuckets:
+        return PackedBuckets(self._lengths, self._device)
+
+
+class PackedBuckets:
+    """Sequences of similar length in right-padded buckets, a call of ``scaled_dot_product_attention`` each.
+
+    Under causal attention padding on the right is seen by padding only, so no mask is needed and values and gradients
+    are those of each sequence alone.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
         self._padding = _Padding(np.array(lengths), similar_lengths(lengths), device)
         self.padded_tokens = self._padding.tokens
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN) -> Tensor:
+        """See `AttentionContext`."""
         padding, stays = self._padding, self._padding.in_place
         parts = zip(*(padding.buckets(x, in_place=stays) for x in (query, key, value)), strict=True)
         return padding.joined([attend_rows(q, k, v, scaling, rules) for q, k, v in parts], in_place=stays)
 
-    def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
-        del layer
+    def carry(self, hidden: Tensor, run: Run) -> Tensor:
+        """See `RecurrentContext`."""
         padding, stays = self._padding, self._padding.in_place
         # a token's hidden state as a single head
         parts = padding.buckets(hidden[:, None], in_place=stays)
@@ -363,6 +407,11 @@ class SharedLayout:
         """Share of the tokens of the plain layout that this one does without."""
         alone = sum(self.prompts[owner] for owner in self.owners)
         return (alone - sum(self.prompts)) / (alone + sum(self.responses))
+
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Prompts, owners and responses."""
+        prompts, owners, responses = (np.array(x, dtype=np.int64) for x in (self.prompts, self.owners, self.responses))
+        return prompts, owners, responses
 
 
 def shared_layout(samples: Sequence[TrainSample]) -> tuple[SharedLayout, list[TrainSample]]:
@@ -427,7 +476,7 @@ def packed_with_shared_prompts(samples: Sequence[TrainSample], device: torch.dev
     """The micro-batch of ``samples`` with every distinct prompt once; ``ValueError`` for an empty sample."""
     check_samples(samples)
     layout, holders = shared_layout(samples)
-    prompts, owners, inputs = (np.array(x) for x in (layout.prompts, layout.owners, layout.responses))
+    prompts, owners, inputs = layout.arrays()
     ends = np.cumsum(prompts)
     starts = int(ends[-1]) + np.cumsum(inputs) - inputs
     positions = [np.arange(n) for n in prompts]
@@ -448,12 +497,38 @@ def packed_with_shared_prompts(samples: Sequence[TrainSample], device: torch.dev
     )
 
 
-class SharedPromptContext:
-    """Attention of a row of prompts followed by responses; an ``AttentionContext``."""
+class SharedPromptContext(_Row):
+    """Attention of a row of prompts followed by responses; an ``AttentionContext`` and a `RecurrentContext`."""
 
     def __init__(self, layout: SharedLayout, device: torch.device | str = "cpu") -> None:
-        prompts, owners, sizes = (np.array(x) for x in (layout.prompts, layout.owners, layout.responses))
-        self._own = PackedContext(layout.prompts, device)
+        self._layout, self._device = layout, device
+        prompts, owners, sizes = layout.arrays()
+        self._longest = int(np.max(prompts[owners] + sizes))
+
+    @cached_property
+    def varlen(self) -> VarlenRow:
+        prompts, owners, sizes = self._layout.arrays()
+        prompt_starts, starts = (np.cumsum(x) - x for x in (prompts, sizes))
+        tokens = int(prompts.sum())
+        some = sizes > 0  # an empty one has nothing to attend
+        owners, sizes, starts = owners[some], sizes[some], tokens + starts[some]
+        # of each response its prompt's keys, then its own
+        pairs = ((prompt_starts[owners], starts), (prompts[owners], sizes))
+        behind = ranges(*(np.stack(pair, axis=1).ravel() for pair in pairs))
+        queries, keys = (np.r_[prompts, x].tolist() for x in (sizes, prompts[owners] + sizes))
+        return VarlenRow(queries, keys, np.r_[np.arange(tokens), behind], self._device)
+
+    @cached_property
+    def buckets(self) -> SharedBuckets:
+        return SharedBuckets(self._layout, self._device)
+
+
+class SharedBuckets:
+    """Prompts in buckets of similar length, and responses in such whose prompts are equally long."""
+
+    def __init__(self, layout: SharedLayout, device: torch.device | str = "cpu") -> None:
+        prompts, owners, sizes = layout.arrays()
+        self._own = PackedBuckets(layout.prompts, device)
         self._prompt_tokens = int(prompts.sum())
         prompt_starts = np.cumsum(prompts) - prompts
         self._alike = _AlikePrompts(prompts, prompt_starts, device)
@@ -476,12 +551,11 @@ class SharedPromptContext:
             )
             self._buckets.append(_SharedBucket(prompt, *(torch.from_numpy(a).to(device) for a in arrays)))
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN) -> Tensor:
+        """See `AttentionContext`."""
         cut = self._prompt_tokens
         # a prompt sees itself alone, so its hidden states are the same for all of its responses
-        own = self._own.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scaling, rules)
+        own = self._own.attend(query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scaling, rules)
         # responses of one token each, which predict nothing: prompts are the whole input
         if not self._buckets:
             return own
@@ -493,8 +567,8 @@ class SharedPromptContext:
         ]
         return torch.cat((own, self._padding.joined(outputs)), dim=1)
 
-    def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
-        del layer
+    def carry(self, hidden: Tensor, run: Run) -> Tensor:
+        """See `RecurrentContext`."""
         cut = self._prompt_tokens
         own, after = self._alike.carry(hidden[0, :cut], run)
         if not self._buckets:
