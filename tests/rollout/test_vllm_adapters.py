@@ -55,7 +55,7 @@ check = LogprobCheck(learner, [(problem, frozen_tokens([5, 6, 7]))], float32=Tru
 
 def start(plan):
     return VllmEngine(folder, VllmSettings(dtype="float32", cache_mb=64, max_rows=8), end_tokens=frozenset({0}),
-        decode=str, valid_vocab=40, policy_version=-1, check=check, adapters=plan)
+        decode=str, valid_vocab=40, policy_version=-1, check=check, adapters=plan, keep_caches=False)
 
 def update():
     samples = [

@@ -52,7 +52,7 @@ decode = lambda tokens: " ".join(f"w{t}" for t in tokens)
 def start(path):
     return VllmEngine(
         path, settings, end_tokens=frozenset({0}), decode=decode, valid_vocab=40, policy_version=3,
-        check=check, sleeps=True,
+        check=check, sleeps=True, keep_caches=False,
     )
 
 register_attention()

@@ -166,7 +166,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "train": [{**problems, "count": 60}],
             "validation": [{**problems, "seed": 2, "count": 3, "split": "validation"}],
         },
-        "rollout": {"engine": "vllm", "max_rows": ROWS, "memory_limit_mb": 64, "max_staleness": 2},
+        "rollout": {
+            "engine": "vllm",
+            "max_rows": ROWS,
+            "memory_limit_mb": 64,
+            "max_staleness": 2,
+            # every token's log-prob is to be the learner's with the weights of its version
+            "vllm": {"keep_caches": False},
+        },
         # a random model solves nothing: entropy alone moves the weights, so that there are versions to tell apart
         "entropy": {"controller": "fixed", "alpha": 0.5},
         "algorithm": {"reject_zero_advantage": False, "correction": "tis"},

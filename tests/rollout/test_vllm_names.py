@@ -43,6 +43,7 @@ from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.outputs import CompletionOutput
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.sample.logits_processor import validate_logits_processors_parameters
 from vllm.v1.worker.gpu.sample import logit_bias
@@ -53,6 +54,7 @@ seen = {"version": vllm.__version__}
 seen["missing"] = [
     *missing(LLMEngine, "add_request abort_request step apply_model collective_rpc reset_prefix_cache sleep wake_up "
              "is_sleeping set_weight_version add_lora engine_core output_processor"),
+    *missing(EngineCore, "batch_queue pause_scheduler resume_scheduler"),
     *missing(RequestState, "external_req_id detokenizer weight_version_starts logprobs_processor"),
     *missing(CompletionOutput, "weight_versions token_ids logprobs finish_reason"),
     *missing(Worker, "reload_weights init_weight_transfer_engine start_weight_update update_weights "

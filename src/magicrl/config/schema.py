@@ -112,6 +112,9 @@ class VllmConfig(Section):
     """Without compiled graphs: starts sooner, samples slower on a GPU; default: on a CPU only."""
     adapters: bool | None = None
     """With ``model.lora``: vLLM is sent the adapters alone; default: on a GPU only, as on a CPU it samples slower."""
+    keep_caches: bool = True
+    """With new weights the responses under way go on over the keys and values of the old ones; ``false``: vLLM computes
+    all of them again, a prefill an update (docs/asynchronous.md)."""
 
 
 class RolloutConfig(Section):

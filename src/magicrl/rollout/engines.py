@@ -56,6 +56,7 @@ class TrainingUse:
     experts: bool = False  # completions are to tell the experts that tokens went to
     lora: LoraConfig | None = None  # the learner trains these adapters, and an engine may take them alone
     adapters: bool | None = None  # whether vLLM does; None: on a GPU
+    keep_caches: bool = True  # with new weights vLLM goes on over the keys and values that it has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,6 +205,7 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
         check=training.check,
         sleeps=training.sleeps,
         direct_weights=training.direct_weights,
+        keep_caches=training.keep_caches,
     )
     if training.lora is None:
         return make()

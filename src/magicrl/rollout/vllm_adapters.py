@@ -76,7 +76,7 @@ class VllmAdapters:
             raise AdaptersRefused(f"it has {found} of {wanted} adapted layers under their names")
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the adapters; requests in flight keep their tokens and go on under the new ones.
+        """Replace the adapters; keys and values of the old ones are the caller's to forget.
 
         Raises:
             ValueError: they are not those of the plan; nothing is changed then.
@@ -89,8 +89,6 @@ class VllmAdapters:
         with tempfile.TemporaryDirectory(prefix="magicrl-adapters-", dir=shared_memory(size)) as folder:
             write_adapters(Path(folder), tensors, self._plan.config, self._base)
             self._engine.add_lora(self._request(folder, replace=True))
-        # keys and values under the old adapters: of finished prompts, and of what runs, which is computed again
-        self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def request(self) -> Any:
         """What a request for samples asks for: the adapters that are there."""

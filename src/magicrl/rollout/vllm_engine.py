@@ -381,6 +381,7 @@ class VllmEngine(SchedulingEngine):
         sleeps: bool = False,
         direct_weights: bool = False,
         adapters: AdapterPlan | None = None,
+        keep_caches: bool = True,
     ) -> None:
         """
         Args:
@@ -394,6 +395,8 @@ class VllmEngine(SchedulingEngine):
             sleeps: ``sleep`` gives the GPU's memory back; for a GPU that the learner works on, too.
             direct_weights: ``join`` and ``take`` work.
             adapters: ``load_weights`` takes these adapters alone.
+            keep_caches: with new weights what is under way goes on over the keys and values that it has; else they are
+                computed again.
 
         Raises:
             ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
@@ -410,6 +413,8 @@ class VllmEngine(SchedulingEngine):
         self._busy = 0.0
         self._check = check
         self._sleeps = sleeps
+        self._keep_caches = keep_caches
+        self._loads = 0  # weights taken so far
         options = engine_options(
             folder,
             settings,
@@ -475,7 +480,8 @@ class VllmEngine(SchedulingEngine):
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Replace the weights or adapters, then compare log-probs with the learner's if the engine has a check.
 
-        Requests in flight keep their tokens and go on under the new weights; their completions have spans.
+        Requests in flight keep their tokens and go on under the new weights; their completions have spans. Whatever
+        begins later shares no keys and values with what began before.
         """
         to = self._adapters or self._weights
         self._replace(lambda: to.load(weights), version)
@@ -489,6 +495,7 @@ class VllmEngine(SchedulingEngine):
         self._replace(lambda: self._weights.take(told), version)
 
     def _replace(self, load: Callable[[], None], version: int) -> None:
+        self._end_turn()
         asleep = self._engine.is_sleeping()
         try:
             if asleep:  # the cache's memory last: beside old and new weights there may be no room for it
@@ -501,8 +508,33 @@ class VllmEngine(SchedulingEngine):
         except (RuntimeError, TypeError, AssertionError) as error:
             raise engine_trouble(f"vLLM cannot take the weights of version {version}", error) from error
         self._set_version(version)
+        self._loads += 1
+        if self._keep_caches:
+            self._begin_anew()
+        else:
+            # of finished prompts, and of what runs, which is computed again
+            self._engine.reset_prefix_cache(reset_running_requests=True)
         if self._check is not None:
             self._check.compare({"vLLM": self.answers(self._check.requests)}, version)
+
+    def _end_turn(self) -> None:
+        """Take in the turn that vLLM has begun ahead of its answers: those tokens are the old weights'."""
+        core = self._engine.engine_core.engine_core
+        if not core.batch_queue:  # None where it begins none ahead, as on a CPU
+            return
+        core.pause_scheduler("keep", clear_cache=False)
+        while core.batch_queue:
+            self._advance()
+        core.resume_scheduler()
+
+    def _begin_anew(self) -> None:
+        """Ask again for what has no token yet: all of it is to be the new weights', its prompt's keys among them."""
+        states = self._engine.output_processor.request_states.values()
+        names = [state.external_req_id for state in states if not state.detokenizer.num_output_tokens()]
+        if names:
+            self._engine.abort_request(names)
+        for asked in [self._asked.pop(name) for name in names]:
+            self._add(asked)
 
     def sleep(self) -> None:
         """Give weights and cache back (vLLM's level 2; its CPU build keeps both) until the next ``load_weights``."""
@@ -572,7 +604,12 @@ class VllmEngine(SchedulingEngine):
         self._arrivals += 1
         self._engine.add_request(
             name,
-            tokens_input(asked.group.request.prompt_tokens.tolist() + asked.given),
+            tokens_input(
+                asked.group.request.prompt_tokens.tolist() + asked.given,
+                # keys and values are shared with requests of the same salt alone; by version would not do: a run that
+                # goes back has the same numbers again
+                cache_salt=str(self._loads) if self._keep_caches else None,
+            ),
             asked.settings(self._end_tokens),
             arrival_time=float(self._arrivals),  # by which vLLM orders its queue: never the clock
             lora_request=None if self._adapters is None else self._adapters.request(),

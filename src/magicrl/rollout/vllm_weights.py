@@ -232,7 +232,7 @@ class VllmWeights:
         self._folder = folder
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace all weights; requests in flight keep their tokens and go on under the new ones.
+        """Replace all weights; keys and values of the old ones are the caller's to forget.
 
         Raises:
             ValueError: a weight is missing, unknown or of another shape; nothing is changed then.
@@ -248,7 +248,7 @@ class VllmWeights:
                 self._rpc("reload_weights", weights_iterator=iter(weights.items()), is_checkpoint_format=True)
             else:
                 self._reload_from_shared_memory(weights)
-        self._forget()
+        self._pack()
 
     def join(self, rendezvous: Rendezvous, place: int) -> None:
         """Have the workers meet the rank that sends, the first of them as number ``place`` of the group."""
@@ -272,15 +272,12 @@ class VllmWeights:
         self._rpc("start_weight_update")
         self._rpc("update_weights", update_info=update)
         self._rpc("finish_weight_update")
-        self._forget()
+        self._pack()
 
-    def _forget(self) -> None:
-        """What was made of the old weights."""
+    def _pack(self) -> None:
         # vLLM's CPU layers multiply with packed copies, of which its reload misses the tied head
         if not torch.cuda.is_available():
             self._engine.apply_model(pack_again)
-        # keys and values of the old weights: of finished prompts, and of what runs, which is computed again
-        self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def _rpc(self, method: str, **arguments: Any) -> None:
         self._engine.collective_rpc(method, kwargs=arguments)

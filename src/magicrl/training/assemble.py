@@ -232,6 +232,7 @@ def make_engine(
             experts=config.model.router_replay,
             lora=config.model.lora,
             adapters=config.rollout.vllm.adapters,
+            keep_caches=config.rollout.vllm.keep_caches,
         ),
     )
     engine = named_engine(rollout.engine, settings, key="rollout.engine")

@@ -1,0 +1,242 @@
+"""New weights into vLLM while it samples: what goes on over its old keys and values, and what never sees them.
+
+vLLM runs in a process of its own, as in ``test_vllm_engine.py``; it writes what it saw, the tests judge.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from magicrl.config.schema import TinyModelConfig
+from magicrl.data.families import make_family
+from magicrl.models.loading import save_policy
+from magicrl.models.small_models import make_tiny
+from magicrl.rollout.vllm_engine import VllmEngine
+
+ROWS, GROUP, LIMIT, PROMPT, FORCED = 6, 4, 16, 40, 9
+
+SCENARIO = """
+import json, sys
+from pathlib import Path
+import torch
+from magicrl.models.loading import described_model, load_policy
+from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainSample, frozen_tokens
+from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+from magicrl.config.schema import ModelConfig
+from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
+
+folder, given = Path(sys.argv[1]), json.loads(sys.argv[2])
+start = str(folder / "model")
+policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
+learner = LocalLearner(policy.model, LearnerSettings(model=ModelConfig(dtype="float32")), tokenizer=policy.tokenizer,
+                       valid_vocab=policy.valid_vocab)
+engine = VllmEngine(
+    start, VllmSettings(dtype="float32", cache_mb=64, max_rows=given["rows"]), end_tokens=frozenset(),
+    decode=lambda tokens: "", valid_vocab=policy.valid_vocab, keep_caches=given["keep"],
+)
+core = engine._engine.engine_core.engine_core
+turns, schedule = [], core.scheduler.schedule
+
+def counted(*arguments):
+    found = schedule(*arguments)
+    turns.append(dict(found.num_scheduled_tokens))
+    return found
+
+core.scheduler.schedule = counted
+
+def prompt(draw):
+    return [(5 + draw + n) % 11 + 2 for n in range(given["prompt"])]
+
+def request(draw):
+    return RolloutRequest(
+        draw=draw, prompt_tokens=frozen_tokens(prompt(draw)), group_size=given["group"],
+        problem=Problem(id=f"p{draw}", prompt="", golds=("1",), verifier="exact", source="test"),
+        sampling=SamplingParams(temperature=0.9, max_tokens=given["limit"], seed=3),
+    )
+
+def forcing(weights):
+    # no layer adds anything, so that a token's hidden state is its own embedding, and one row of the head stands out
+    found = {name: tensor.clone() for name, tensor in weights.items()}
+    for name, tensor in found.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()
+        if name.endswith(("embed_tokens.weight", "lm_head.weight", "model.norm.weight")):
+            tensor.fill_(1.0)
+        if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            tensor[given["forced"]] = 10.0
+    return found
+
+own = {name: w.clone() for name, w in learner.weights().items()}
+generations = [{name: w * (1 + 0.2 * n) for name, w in own.items()} for n in range(2)] + [forcing(own)]
+
+def scored(rows):
+    for version, weights in enumerate(generations):
+        with torch.no_grad():
+            for name, weight in learner.weights().items():
+                weight.copy_(weights[name])
+        samples = [
+            TrainSample(prompt_tokens=frozen_tokens(prompt(r["draw"])), tokens=frozen_tokens(r["tokens"]),
+                        advantage=0.0, group_index=0, sample_index=r["index"],
+                        sampler_logprobs=torch.zeros(len(r["tokens"])).numpy(), policy_version=0)
+            for r in rows
+        ]
+        for row, logprobs in zip(rows, learner.logprobs(samples, 0.9)[0], strict=True):
+            row.setdefault("learned", []).append(logprobs.tolist())
+    return rows
+
+def row(draw, index, c):
+    return {"draw": draw, "index": index, "tokens": c.tokens.tolist(), "logprobs": c.sampler_logprobs.tolist(),
+            "versions": c.token_versions.tolist()}
+
+def rows(groups):
+    return [row(g.request.draw, i, c) for g in groups for i, c in zip(g.request.indices, g.completions, strict=True)]
+
+def under_way():
+    return {state.request_id: state.detokenizer.num_output_tokens()
+            for state in engine._engine.output_processor.request_states.values()}
+
+seen = {}
+for name, version in (("perturbed", 1), ("forced", 2)):
+    engine.load_weights(generations[0], 0)
+    engine.submit([request(draw) for draw in range(3)])
+    before = engine.advance(given["rows"] * 5)
+    running = {request: tokens for request, tokens in under_way().items() if tokens}
+    turns.clear()
+    engine.load_weights(generations[version], version)
+    engine.submit([request(0)])  # a prompt whose keys are there, of the old weights
+    found = scored(rows([*before, *engine.finished()]))
+    first = {request: next(turn[request] for turn in turns if request in turn) for request in running}
+    seen[name] = {"rows": found, "running": list(running.values()), "first": list(first.values())}
+engine.close()
+(folder / f"seen-{given['keep']}.json").write_text(json.dumps(seen))
+"""
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["kept", "computed again"])
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("updates")
+    save_policy(*make_tiny(TinyModelConfig(), make_family("running_sum", {}).vocabulary, seed=5), folder / "model")
+    (folder / "scenario.py").write_text(SCENARIO)
+    given = {"keep": request.param, "rows": ROWS, "group": GROUP, "limit": LIMIT, "prompt": PROMPT, "forced": FORCED}
+    command = [sys.executable, str(folder / "scenario.py"), str(folder), json.dumps(given)]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return {"keep": request.param, **json.loads((folder / f"seen-{request.param}.json").read_text())}
+
+
+def spanning(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if len(set(row["versions"])) > 1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+class TestUnderWay:
+    def test_it_goes_on_without_a_prefill_only_where_caches_are_kept(self, seen: dict[str, Any]) -> None:
+        for name in ("perturbed", "forced"):
+            running, first = seen[name]["running"], seen[name]["first"]
+            assert len(running) == ROWS
+            if seen["keep"]:
+                assert first == [1] * ROWS, "a turn of one token each"
+            else:
+                assert max(first) > PROMPT, "the prompt and all that was sampled"
+                assert min(first) > 1, "also of those that share a block of the prompt with the first of their group"
+
+    def test_every_sample_comes_once_and_its_versions_part_at_the_update(self, seen: dict[str, Any]) -> None:
+        for name, version in (("perturbed", 1), ("forced", 2)):
+            rows = seen[name]["rows"]
+            places = sorted((row["draw"], row["index"]) for row in rows)
+            assert places == sorted([(draw, i) for draw in (0, 0, 1, 2) for i in range(GROUP)])
+            assert all(len(row["tokens"]) == LIMIT for row in rows)
+            assert len(spanning(rows)) == ROWS
+            assert all(row["versions"] == sorted(row["versions"]) for row in rows)
+            assert {v for row in rows for v in row["versions"]} == {0, version}
+
+    def test_tokens_after_it_are_of_the_new_weights(self, seen: dict[str, Any]) -> None:
+        for row in seen["forced"]["rows"]:
+            new = [token for token, version in zip(row["tokens"], row["versions"], strict=True) if version == 2]
+            assert set(new) <= {FORCED}
+        assert sum(token == FORCED for row in spanning(seen["forced"]["rows"]) for token in row["tokens"]) > ROWS
+
+    def test_log_probs_are_the_learners_but_those_over_older_keys(self, seen: dict[str, Any]) -> None:
+        rows = seen["perturbed"]["rows"]
+        stale: list[float] = []
+        for row in rows:
+            wanted = np.array([row["learned"][version][n] for n, version in enumerate(row["versions"])])
+            gaps = np.abs(np.array(row["logprobs"]) - wanted)
+            over_older = np.array(row["versions"]) == 1 if row in spanning(rows) else np.zeros(LIMIT, dtype=bool)
+            assert gaps[~over_older].max() < 1e-4
+            stale += gaps[over_older].tolist()
+        if seen["keep"]:
+            assert max(stale) > 1e-3, "the keys were of the old weights"
+        else:
+            assert max(stale) < 1e-4
+
+
+class TurnAhead:
+    """An engine of vLLM's that has begun a turn before it told what came of the one before, as on a GPU."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.batch_queue: Any = deque(["turn under the old weights"])
+        self.engine_core = SimpleNamespace(engine_core=self)
+        self.output_processor = SimpleNamespace(request_states={})
+        self.told = told
+
+    def pause_scheduler(self, mode: str, *, clear_cache: bool) -> None:
+        self.told.append(f"{mode}, clear {clear_cache}")
+
+    def resume_scheduler(self) -> None:
+        self.told.append("resume")
+
+    def is_sleeping(self) -> bool:
+        return False
+
+    def set_weight_version(self, version: str) -> None:
+        self.told.append(f"version {version}")
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
+        self.told.append(f"reset, running {reset_running_requests}")
+
+
+def updated(told: list[str], monkeypatch: pytest.MonkeyPatch, *, keep: bool, ahead: bool = True) -> VllmEngine:
+    engine = VllmEngine.__new__(VllmEngine)
+    core = TurnAhead(told)
+    if not ahead:
+        core.batch_queue = None
+    state = SimpleNamespace(external_req_id="0:1", detokenizer=SimpleNamespace(num_output_tokens=lambda: 0))
+    begun = SimpleNamespace(external_req_id="0:0", detokenizer=SimpleNamespace(num_output_tokens=lambda: 3))
+    core.output_processor.request_states = {"a": begun, "b": state}
+    core.abort_request = lambda names: told.append(f"abort {names}")  # pyright: ignore[reportAttributeAccessIssue]
+    given: dict[str, Any] = {"0:0": "begun", "0:1": "not begun"}
+    fields = {"_engine": core, "_keep_caches": keep, "_loads": 0, "_check": None, "_asked": given, "_adapters": None}
+    for name, value in {**fields, "_weights": SimpleNamespace(load=lambda _: told.append("weights"))}.items():
+        setattr(engine, name, value)
+    monkeypatch.setattr(engine, "_advance", lambda: told.append(core.batch_queue.pop()))
+    monkeypatch.setattr(engine, "_add", lambda asked: told.append(f"add {asked}"))
+    engine.load_weights({}, 1)
+    return engine
+
+
+def test_a_turn_begun_ahead_is_the_old_weights_and_what_has_no_token_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    engine = updated(told, monkeypatch, keep=True)
+    turn = ["keep, clear False", "turn under the old weights", "resume"]
+    assert told == [*turn, "weights", "version 1", "abort ['0:1']", "add not begun"]
+    assert engine._loads == 1, "what is added from now on shares keys with nothing before"
+
+
+def test_where_caches_are_not_kept_vllm_forgets_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    updated(told, monkeypatch, keep=False, ahead=False)
+    assert told == ["weights", "version 1", "reset, running True"]
