@@ -34,11 +34,14 @@ def parts(
 ) -> Callable[..., cluster_parts.ClusterParts]:
     """Parts of a recipe on two nodes that Ray would count so."""
 
-    def make(cluster: dict[str, Any], *, gpus: int = 0, **sections: Any) -> cluster_parts.ClusterParts:
+    def make(
+        cluster: dict[str, Any], *, gpus: int = 0, output: Path | None = None, **sections: Any
+    ) -> cluster_parts.ClusterParts:
         room = {"cpus": 16.0, "gpus": float(gpus), "memory": 1e9, "object_store": 1e9}
         alive = [Node(id=name, address=name, head=name == "a", **room) for name in ("a", "b")]
         monkeypatch.setattr(cluster_parts, "nodes", lambda: alive)
-        return cluster_parts.ClusterParts(make_recipe(cluster, run={"name": "parts", "device": "auto"}, **sections))
+        recipe = make_recipe(cluster, run={"name": "parts", "device": "auto"}, **sections)
+        return cluster_parts.ClusterParts(recipe, output)
 
     return make
 
@@ -91,6 +94,26 @@ def test_the_reference_is_held_by_the_ranks(
     assert told["reference"].folder == (other or start)
     assert {p.device.type for p in told["reference"].model.parameters()} == {"meta"}
     assert isinstance(found, ShardedReference)
+
+
+def test_workers_output_is_kept_in_the_runs_folder(
+    parts: Callable[..., ClusterParts], make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever folder the run was started in: workers have another."""
+    monkeypatch.chdir(tmp_path)
+    made, files = parts({"learner": {"ranks": 2}}, output=Path("run")), dict[str, Any]()
+    start = make_recipe().start.model
+    monkeypatch.setattr(cluster_parts, "RayLauncher", lambda _, **told: files.update(ranks=told["files"]))
+    monkeypatch.setattr(cluster_parts, "DistributedLearner", lambda *_, **__: None)
+    monkeypatch.setattr(cluster_parts, "start_replica", lambda *_, **told: files.update(replica=told["file"]))
+    monkeypatch.setattr(
+        cluster_parts, "EnginePool", lambda make, _, **told: (make(0), files.update(named=told["file"](0)))
+    )
+    made.learner(made.policy(start))
+    made.engine(start, None, None, None)  # type: ignore[arg-type]
+    folder = tmp_path / "run" / "workers"
+    assert files["ranks"] == [f"{folder}/learner-0.log", f"{folder}/learner-1.log"]
+    assert files["replica"] == files["named"] == f"{folder}/replica-0.log"
 
 
 def test_every_device_that_a_run_holds_is_counted_once(parts: Callable[..., cluster_parts.ClusterParts]) -> None:

@@ -286,7 +286,7 @@ def prepared(recipe: Path | Mapping[str, Any], overrides: Overrides, output: Pat
 
     with placed_errors(recipe, overrides):
         refuse_live_elsewhere(config)
-        parts = parts_of(config)
+        parts = parts_of(config, folder)
         ready = check_run(config, folder, resume=resume)
     return Prepared(
         recipe=recipe,
@@ -356,8 +356,11 @@ def display_of(config: TrainConfig, console: Console | None = None) -> LiveDispl
     return LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps)
 
 
-def parts_of(config: TrainConfig) -> AbstractContextManager[LocalParts | None]:
-    """What makes the parts that live elsewhere: None for a recipe without ``[cluster]``."""
+def parts_of(config: TrainConfig, output: Path | None = None) -> AbstractContextManager[LocalParts | None]:
+    """What makes the parts that live elsewhere: None for a recipe without ``[cluster]``.
+
+    ``output`` is the run's folder, where their workers' output is kept.
+    """
     if config.cluster is None:
         return nullcontext()
     from magicrl.distributed.runtime import require_ray
@@ -365,7 +368,7 @@ def parts_of(config: TrainConfig) -> AbstractContextManager[LocalParts | None]:
     require_ray()
     from magicrl.distributed.cluster_parts import cluster_parts
 
-    return cluster_parts(config)
+    return cluster_parts(config, output)
 
 
 def _observed(config: TrainConfig, progress: Progress) -> AbstractContextManager[RunObserver]:

@@ -36,9 +36,12 @@ from magicrl.training.start_checks import with_needed_reference
 
 
 class ClusterParts(LocalParts):
-    """The parts of a run on the connected cluster; refuses a recipe that it has no room for."""
+    """The parts of a run on the connected cluster; refuses a recipe that it has no room for.
 
-    def __init__(self, config: TrainConfig) -> None:
+    ``output`` is the run's folder, where workers' output is kept; without one Ray keeps it.
+    """
+
+    def __init__(self, config: TrainConfig, output: Path | None = None) -> None:
         assert config.cluster is not None, "without [cluster] everything is local"
         super().__init__(config)
         if config.rollout.engine == "replay":
@@ -48,6 +51,10 @@ class ClusterParts(LocalParts):
         self._cluster: ClusterConfig = config.cluster.model_copy(update={"rollout": rollout})
         self._config = config.model_copy(update={"cluster": self._cluster})  # replicas read it, too
         self._check_room()
+        self._logs = None if output is None else output.absolute() / "workers"
+
+    def _file(self, worker: str) -> str | None:
+        return None if self._logs is None else str(self._logs / f"{worker}.log")
 
     @property
     def devices(self) -> int:
@@ -82,7 +89,11 @@ class ClusterParts(LocalParts):
         return DistributedLearner(
             policy,
             LearnerSettings.of(config),
-            launcher=RayLauncher(options, shared=None if shared is None else shared.rank_gpu),
+            launcher=RayLauncher(
+                options,
+                shared=None if shared is None else shared.rank_gpu,
+                files=[self._file(f"learner-{process}") for process in range(ranks)],
+            ),
             shares_gpus=shared is not None,
             placement=placement,
             device="cuda" if self._gpus else "cpu",
@@ -107,9 +118,12 @@ class ClusterParts(LocalParts):
         rollout, shared = self._cluster.rollout, self._shared
         gpus = rollout.tensor_parallel if self._gpus else 0
 
+        def file(index: int) -> str | None:
+            return self._file(f"replica-{index}")
+
         def make(index: int) -> Any:
             place = None if shared is None else shared.replica(index)
-            return start_replica(self._config, str(start), gpus=gpus, shared=place)
+            return start_replica(self._config, str(start), gpus=gpus, shared=place, file=file(index))
 
         direct: dict[str, Any] = {}
         if rollout.weight_copy == "direct":
@@ -127,6 +141,7 @@ class ClusterParts(LocalParts):
             timeouts=self._cluster.timeouts,
             restarts=rollout.restarts,
             check=check,
+            file=file,
             **direct,
         )
         lag = self._config.rollout.weight_lag
@@ -215,11 +230,17 @@ def _in_bundle(group: Any, index: int) -> dict[str, Any]:
 
 
 def start_replica(
-    config: TrainConfig, start: str, *, gpus: int, shared: tuple[dict[str, Any], Any] | None = None
+    config: TrainConfig,
+    start: str,
+    *,
+    gpus: int,
+    shared: tuple[dict[str, Any], Any] | None = None,
+    file: str | None = None,
 ) -> Any:
     """The actor of a rollout replica, which makes its engine where Ray puts it.
 
-    ``shared`` is its place among learner ranks, from `SharedBundles.replica`; ``gpus`` are then theirs.
+    ``shared`` is its place among learner ranks, from `SharedBundles.replica`; ``gpus`` are then theirs. ``file`` is
+    where its output is to be kept.
     """
     assert config.cluster is not None
     placement = config.cluster.rollout
@@ -235,7 +256,7 @@ def start_replica(
         options, numbers = options | shared[0], shared[1]
     threads = placement.threads or max(1, int(placement.cpus))
     make = partial(make_replica_engine, config, start, max(1, gpus))
-    return actor.options(**options).remote(make, threads, numbers)
+    return actor.options(**options).remote(make, threads, numbers, file)
 
 
 def make_replica_engine(config: TrainConfig, start: str, gpus: int) -> RolloutEngine:
@@ -307,11 +328,11 @@ class SharedBundles:
 
 
 @contextmanager
-def cluster_parts(config: TrainConfig) -> Generator[ClusterParts]:
-    """The parts of a recipe with ``[cluster]``; within it the process is connected to Ray."""
+def cluster_parts(config: TrainConfig, output: Path | None = None) -> Generator[ClusterParts]:
+    """The parts of a recipe with ``[cluster]``, run in ``output``; within it the process is connected to Ray."""
     assert config.cluster is not None
     with connected(config.cluster):
-        parts = ClusterParts(config)
+        parts = ClusterParts(config, output)
         try:
             yield parts
         finally:

@@ -32,6 +32,7 @@ from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.replica import CollectedSamples, ReplicaFacts
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.distributed.tensors import pack
+from magicrl.distributed.worker_logs import told
 from magicrl.records import RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import Capabilities, Learner, WeightCheck
 from magicrl.rollout.requests import Filed, GroupProgress, OpenGroups, SchedulingEngine, check_request
@@ -133,6 +134,7 @@ class EnginePool(SchedulingEngine):
         timeouts: of every wait.
         restarts: replicas that may be lost before the pool gives up.
         check: run with every replica's answers after each weight copy.
+        file: where the output of a place's replicas is kept; default: nowhere that errors could name.
 
     Raises:
         ClusterError, ValueError: a replica did not start in time, or its engine cannot be made.
@@ -148,8 +150,9 @@ class EnginePool(SchedulingEngine):
         timeouts: ClusterTimeouts,
         restarts: int = 8,
         check: WeightCheck | None = None,
+        file: Callable[[int], str | None] = lambda _: None,
     ) -> None:
-        self._make = make
+        self._make, self._file = make, file
         self._timeouts = timeouts
         self._restarts = restarts
         self._check = check
@@ -166,7 +169,8 @@ class EnginePool(SchedulingEngine):
                 what = f"{slot.name} to start"
                 self._meet(slot, waited_for(slot.actor.start.remote(), self._timeouts.start, what))
             except (RayActorError, RayTaskError) as error:
-                raise ValueError(f"{slot.name} could not be made: {cause_of(error)}") from error
+                where = told(file(slot.index))
+                raise ValueError(f"{slot.name} could not be made: {cause_of(error)}{where}") from error
             slot.starting = False
         self.capabilities = replace(self.capabilities, adapters=self._adapters)
 
@@ -391,7 +395,7 @@ class EnginePool(SchedulingEngine):
             ClusterError: too many were lost.
         """
         reason = str(error).strip().splitlines()[0]
-        self.lost.append(f"{slot.name}: {reason}")
+        self.lost.append(f"{slot.name}: {reason}{told(self._file(slot.index))}")
         ray.kill(slot.actor)
         assigned = sorted(slot.assigned.items())
         if len(self.lost) > self._restarts:

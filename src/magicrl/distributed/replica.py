@@ -22,6 +22,7 @@ import torch
 
 from magicrl.distributed.runtime import see_only
 from magicrl.distributed.tensors import Payload, unpack
+from magicrl.distributed.worker_logs import keep_output
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.vllm_engine import VllmEngine
@@ -55,13 +56,18 @@ class CollectedSamples:
 class Replica:
     """An engine and the loop that drives it; `start` comes before everything else."""
 
-    def __init__(self, make: Callable[[], RolloutEngine], threads: int, numbers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, make: Callable[[], RolloutEngine], threads: int, numbers: Sequence[str] = (), file: str | None = None
+    ) -> None:
         """
         Args:
             make: makes the engine, in this process.
             threads: torch threads.
             numbers: of the GPUs that it uses in turn with learner ranks; Ray gives it those of its own.
+            file: where its output is to be kept; default: Ray's own place.
         """
+        if file is not None:
+            keep_output(file)
         see_only(numbers)
         self._make, self._threads = make, threads
         self._work, self._told = asyncio.Event(), asyncio.Event()  # there is something to generate, to `collect`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_actors_are_one_learner_and_a_dead_one_is_mended(
-    loaded: Callable[[], Any], recorded: list[TrainSample], cluster: None
+    loaded: Callable[[], Any], recorded: list[TrainSample], cluster: None, tmp_path: Path
 ) -> None:
     settings = LearnerSettings(
         model=ModelConfig(dtype="float32", micro_batch_tokens=70), optimizer=OptimizerConfig(max_grad_norm=0.5)
@@ -44,7 +45,7 @@ def test_actors_are_one_learner_and_a_dead_one_is_mended(
     many = DistributedLearner(
         loaded(),
         settings,
-        launcher=RayLauncher([{"num_cpus": 0}] * 2),
+        launcher=RayLauncher([{"num_cpus": 0}] * 2, files=[str(tmp_path / f"{process}.log") for process in range(2)]),
         placement=LearnerPlacement(ranks=2),
         threads=1,
         rebuilds=1,
@@ -58,6 +59,8 @@ def test_actors_are_one_learner_and_a_dead_one_is_mended(
     assert list(many.weights()) == list(one.weights())
     assert [error.rank for error in lost] == [1]
     assert "died" in lost[0].cause
+    assert f"(its output: {tmp_path}/1.log)" in lost[0].cause
+    assert (tmp_path / "1.log").read_text().count("--- process") == 2, "and its successor's"
     many.close()
     with pytest.raises(ValueError, match="3 learner ranks need as many placements, got 2"):
         RayLauncher([{}, {}]).start(3, timeout=1)

@@ -21,6 +21,7 @@ from typing import Any, Protocol, cast
 from magicrl.config.errors import RecipeError
 from magicrl.distributed.learner.rank import LearnerRank
 from magicrl.distributed.learner.sharding import LOCAL_RANK
+from magicrl.distributed.worker_logs import keep_output, told
 
 
 class LearnerLost(RuntimeError):
@@ -83,8 +84,12 @@ def answered(target: object, method: str, arguments: tuple[Any, ...]) -> Answer:
         return Answer(fault=Fault(died=False, kind=name, text=text))
 
 
-def settled(answers: Sequence[Answer | None], *, waiting_for: str, seconds: float) -> list[Any]:
+def settled(
+    answers: Sequence[Answer | None], *, waiting_for: str, seconds: float, files: Sequence[str | None] = ()
+) -> list[Any]:
     """The values of a call's answers (None: none came within ``seconds``), or the error that tells most.
+
+    ``files`` are where the ranks' output lies, if it is kept.
 
     Raises:
         LearnerLost: some rank has no value.
@@ -97,10 +102,12 @@ def settled(answers: Sequence[Answer | None], *, waiting_for: str, seconds: floa
         mistakes = [fault.mistake for fault in faults.values()]
         if len(faults) == len(answers) and mistakes[0] is not None and None not in mistakes:
             raise mistakes[0]
-        raise LearnerLost(rank, fault.text if fault.died else f"failed: {fault.text}", waiting_for, fault.mistake)
+        cause = fault.text if fault.died else f"failed: {fault.text}"
+        raise LearnerLost(rank, cause + told(files[rank] if files else None), waiting_for, fault.mistake)
     for rank, answer in enumerate(answers):
         if answer is None:
-            raise LearnerLost(rank, f"gave no answer in {seconds:g} s", waiting_for)
+            where = told(files[rank] if files else None)
+            raise LearnerLost(rank, f"gave no answer in {seconds:g} s{where}", waiting_for)
     return [answer.value for answer in answers if answer is not None]
 
 
@@ -109,10 +116,12 @@ class RankGroup:
 
     Attributes:
         order: the processes by rank, where that is not the order in which they were started.
+        files: where each process's output is kept; none where it is this process's own.
     """
 
     _grace: float  # seconds that other ranks get to answer after the first one failed
     order: Sequence[int] | None = None
+    files: Sequence[str | None] = ()
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]], *, timeout: float, waiting_for: str) -> list[Any]:
         """Call ``LearnerRank.<method>`` on every rank with its own arguments; what each gave, in order.
@@ -133,7 +142,8 @@ class RankGroup:
                 # whether they made the same mistake
                 if found.fault is not None and not failed:
                     failed, deadline = True, min(deadline, time.monotonic() + self._grace)
-        return settled(answers, waiting_for=waiting_for, seconds=timeout)
+        files = [self.files[order[rank]] for rank in range(len(arguments))] if self.files else ()
+        return settled(answers, waiting_for=waiting_for, seconds=timeout, files=files)
 
     def answering(self, ranks: int, timeout: float, to: str) -> RankGroup:
         """The group once every rank answers; none of it is left running where one does not."""
@@ -248,6 +258,7 @@ class RayLauncher:
         options: ``ray.remote`` options of each rank by its number.
         shared: of GPUs that Ray does not give the rank itself: from its number to (a reference to the numbers of its
             bundle's GPUs, its own place among them); asked at every start.
+        files: where each rank's output is to be kept, by the order of their start; default: Ray's own place.
         grace: as `RankGroup`'s.
     """
 
@@ -256,27 +267,31 @@ class RayLauncher:
         options: Sequence[Mapping[str, Any]],
         *,
         shared: Callable[[int], tuple[Any, int]] | None = None,
+        files: Sequence[str | None] = (),
         grace: float = 3.0,
     ) -> None:
         self._options, self._shared, self._grace = list(options), shared, grace
+        self._files = files or [None] * len(options)
 
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
         """See ``Launcher.start``."""
         if len(self._options) < ranks:
             raise ValueError(f"{ranks} learner ranks need as many placements, got {len(self._options)}")
         shared = [() if self._shared is None else self._shared(rank) for rank in range(ranks)]
-        group = RayRanks(self._options[:ranks], shared, self._grace)
+        group = RayRanks(self._options[:ranks], shared, self._files[:ranks], self._grace)
         return group.answering(ranks, timeout, "be placed and started")
 
 
 class _RankActor:
     """A ``LearnerRank`` in an actor."""
 
-    def __init__(self, numbers: Sequence[str] = (), place: int = 0) -> None:
+    def __init__(self, file: str | None, numbers: Sequence[str] = (), place: int = 0) -> None:
         import ray
 
         from magicrl.distributed.runtime import see_only
 
+        if file is not None:
+            keep_output(file)
         see_only(numbers[place : place + 1])
         self._rank = LearnerRank(cast(Any, ray).get_runtime_context().get_node_id())
 
@@ -287,15 +302,22 @@ class _RankActor:
 class RayRanks(RankGroup):
     """Actors."""
 
-    def __init__(self, options: Sequence[Mapping[str, Any]], shared: Sequence[tuple[Any, ...]], grace: float) -> None:
+    def __init__(
+        self,
+        options: Sequence[Mapping[str, Any]],
+        shared: Sequence[tuple[Any, ...]],
+        files: Sequence[str | None],
+        grace: float,
+    ) -> None:
         import ray
 
         self._ray: Any = ray
-        self._grace = grace
+        self._grace, self.files = grace, files
         actor: Any = ray.remote(_RankActor)
         common = {"max_restarts": 0, "max_task_retries": 0}
         self.actors: list[Any] = [
-            actor.options(**{**given, **common}).remote(*gpus) for given, gpus in zip(options, shared, strict=True)
+            actor.options(**{**given, **common}).remote(file, *gpus)
+            for given, gpus, file in zip(options, shared, files, strict=True)
         ]
 
     def stop(self) -> None:
