@@ -117,8 +117,6 @@ def resolve(setting: Setting, lengths: Lengths | None = None, kept: float = KEPT
         sgd_steps=setting.sgd_steps,
         kept=kept,
         forwards=1,
-        micro_batch_tokens=1,
-        recompute=True,
     )
     layout = Layout(
         rollout_gpus=setting.gpus,
@@ -127,6 +125,8 @@ def resolve(setting: Setting, lengths: Lengths | None = None, kept: float = KEPT
         sequence_parallel=setting.sequence_parallel,
         colocated=True,
         cache_bytes=ENGINE_SHARE * hardware.memory - weights,
+        micro_batch_tokens=setting.limit + PROMPT,
+        checkpointing=True,
     )
     return Resolved(shape=shape, hardware=hardware, work=work, layout=layout)
 

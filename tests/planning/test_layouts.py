@@ -22,11 +22,14 @@ from magicrl.planning.layouts import (
     accelerators,
     candidates,
     check_stated,
+    fits,
+    learner_settings,
     place,
     placed_as,
     refusal,
-    remedies,
+    sides,
 )
+from magicrl.planning.memory import learner_memory
 from magicrl.planning.planner import Options, demand, make_plan
 from magicrl.planning.shapes import load_shape
 
@@ -48,27 +51,51 @@ def test_the_32b_model_at_32k_fits_as_the_estimates_say() -> None:
     """On 8 GPUs only where all share a sequence, and not at 40K; with the moments in the host's memory it does."""
     assert all(placed.layout.sequence_parallel == 8 for placed in candidates(THIRTY_TWO, 8) if placed.fits)
     assert not any(placed.fits for placed in candidates(FORTY_K, 8))
-    assert any(placed.fits for placed in candidates(replace(FORTY_K, offload_moments=True), 8))
+    assert any(placed.fits for placed in candidates(replace(FORTY_K, offload_optimizer=True), 8))
     best = candidates(THIRTY_TWO, 16)[0]
     assert best.fits
     assert best.layout.sequence_parallel <= THIRTY_TWO.shape.kv_heads
 
 
-def test_a_refusal_says_what_is_missing_and_every_remedy_works() -> None:
-    text = refusal(FORTY_K, 8)
-    assert "does not fit on 8 x H800-80G" in text
-    assert "moments 30.5" in text
-    assert "What would make it fit, each alone: --gpus 16; AdamW's moments in the host's memory" in text
-    assert any(placed.fits for placed in candidates(FORTY_K, 16))
-    bare = replace(THIRTY_TWO, checkpointing=False)
-    assert "model.gradient_checkpointing = true" in remedies(bare, 16)
-    assert any(placed.fits for placed in candidates(replace(bare, checkpointing=True), 16))
+def test_a_refusal_says_what_is_missing() -> None:
+    assert not fits(FORTY_K, 1)
+    text = refusal(FORTY_K, 1, ["--gpus 16"])
+    assert "does not fit on 1 x H800-80G" in text
+    assert "everything computed again" in text
+    assert "What would make it fit, each alone: --gpus 16" in text
     tiny_machine = replace(THIRTY_TWO.hardware, memory=1 * GIB)
-    assert "No single change makes it fit" in refusal(replace(THIRTY_TWO, hardware=tiny_machine), 8)
+    assert "Nothing tried makes it fit" in refusal(replace(THIRTY_TWO, hardware=tiny_machine), 8, [])
+
+
+def test_a_threshold_of_recomputation_takes_the_fuller_of_both_kinds() -> None:
+    """Micro-batches of 16K keep all layers, a sample of 34K only their inputs."""
+    setup = replace(THIRTY_TWO, gpus=16, sequence_parallel=8, checkpointing=False)
+    above = learner_memory(setup.shape, replace(setup, checkpoint_above=16384), 0.0).total
+    short = learner_memory(setup.shape, replace(setup, longest=16384), 0.0).total
+    long = learner_memory(setup.shape, replace(setup, checkpointing=True), 0.0).total
+    assert above == max(short, long)
+    assert above < learner_memory(setup.shape, setup, 0.0).total
+    assert learner_memory(setup.shape, replace(setup, checkpoint_above=40000), 0.0).total == pytest.approx(
+        learner_memory(setup.shape, setup, 0.0).total, rel=0.2
+    )
+
+
+def test_the_search_tries_every_setting_that_fits() -> None:
+    needed = replace(THIRTY_TWO, checkpointing=False, longest=20480)
+    (whole, *_) = sides(needed, 32)
+    tried = [(way, sp) for way, sp in learner_settings(needed, whole)]
+    assert {(way.checkpointing, way.checkpoint_above is not None) for way, _ in tried} == {
+        (False, False), (False, True), (True, False)
+    }  # fmt: skip
+    assert {way.offload_optimizer for way, _ in tried} == {False, True}
+    assert {way.shard_ranks for way, _ in tried} == {8, 32}
+    assert {sp for _, sp in tried} == {1, 2, 4, 8}
+    assert {way.micro_batch_tokens for way, _ in tried} >= {16384, 20480, 40960}
+    assert all(learner_memory(way.shape, way, H800.runtime).total <= H800.budget for way, _ in tried)
 
 
 def test_layouts_use_every_accelerator_and_divide_the_heads() -> None:
-    for placed in candidates(replace(THIRTY_TWO, offload_moments=True), 16):
+    for placed in candidates(replace(THIRTY_TWO, offload_optimizer=True), 16):
         layout = placed.layout
         assert layout.gpus == 16
         assert THIRTY_TWO.shape.heads % layout.tensor_parallel == 0

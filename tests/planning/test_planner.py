@@ -21,6 +21,7 @@ from magicrl.planning.costs import System, load_calibration
 from magicrl.planning.hardware import load_hardware
 from magicrl.planning.layouts import candidates, place
 from magicrl.planning.planner import (
+    DoesNotFit,
     Options,
     Plan,
     demand,
@@ -36,6 +37,8 @@ from magicrl.planning.workload import Lengths, Workload, read_measured
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = ROOT / "studies/bases/paper-7b.toml"
+RECIPES = ROOT / "src" / "magicrl" / "recipes"
+AT_32K = ["stages.0.max_tokens=32768"]
 CONFIG = load_train_recipe(PAPER)
 SEVEN, H800 = load_shape("DeepSeek-R1-Distill-Qwen-7B"), load_hardware("H800-80G")
 
@@ -73,13 +76,13 @@ def test_the_recipe_decides_the_workload() -> None:
     options = Options(gpus=32)
     work = work_of(config, options)
     assert (work.sgd_steps, work.reuse, work.forwards) == (8, 2, 2)
-    assert (work.kept, work.prompt, work.recompute) == (0.6, 256, False)
+    assert (work.kept, work.prompt) == (0.6, 256)
     everything = load_train_recipe(
         PAPER,
         ["stages.0.mini_batch=16", "algorithm.reject_zero_advantage=false", "model.gradient_checkpointing=true"],
     )
     plain = work_of(everything, options)
-    assert (plain.kept, plain.sgd_steps, plain.forwards, plain.recompute) == (1.0, 4, 1, True)
+    assert (plain.kept, plain.sgd_steps, plain.forwards) == (1.0, 4, 1)
     assert work_of(config, Options(gpus=1, mean_length=5000)).lengths.mean == pytest.approx(5000)
     assert demand(config, SEVEN, H800, options).longest == 16384 + 2048
     alone = demand(config, SEVEN, H800, Options(gpus=1))
@@ -115,7 +118,7 @@ def test_overlap_pays_and_the_schedules_are_ordered() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"does not fit on 1 x H800-80G.*What would make it fit, each alone: --gpus 4"):
+    with pytest.raises(DoesNotFit, match=r"does not fit on 1 x H800-80G.*What would make it fit, each alone: --gpus 1"):
         make_plan(CONFIG, SEVEN, H800, Options(gpus=1))
     for options, text in (
         ({"gpus": 0}, "--gpus"),
@@ -174,6 +177,67 @@ def test_the_best_asynchronous_layout_is_the_best_of_all_when_played() -> None:
     ]
     assert plan.stages[0].seconds <= 1.05 * min(played)
     assert not plan.placed.layout.colocated
+
+
+@pytest.mark.parametrize("staleness", [0, 4])
+def test_the_search_finds_recomputation_and_larger_micro_batches(staleness: int) -> None:
+    """32B at 32K on 64 H200: as the recipe stands, with recomputation set by hand, and searched."""
+    model, h200, cases = load_shape("DeepSeek-R1-Distill-Qwen-32B"), load_hardware("H200"), ("false", "true")
+    long = [load_train_recipe(PAPER, [*AT_32K, f"model.gradient_checkpointing={one}"]) for one in cases]
+    stated = Options(gpus=64, staleness=staleness, as_stated=True)
+    bare, by_hand = (make_plan(c, model, h200, stated, what_if=False).stages[0].seconds for c in long)
+    found = make_plan(long[0], model, h200, replace(stated, as_stated=False), what_if=False)
+    assert found.stages[0].seconds < by_hand < 0.8 * bare
+    assert found.placed.layout.checkpointing
+    assert found.placed.layout.micro_batch_tokens > 34816
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpu", "gpus", "staleness"),
+    [
+        (PAPER, "H200", 64, 0),
+        (PAPER, "H200", 16, 2),
+        (RECIPES / "skywork" / "or1-7b.toml", "RTX-4090", 32, 0),
+        (RECIPES / "deepseek" / "7b-lora-gpu.toml", "H100-80G", 1, 0),
+        (RECIPES / "deepseek" / "1.5b-node.toml", "H100-80G", 8, 1),
+    ],
+)
+def test_the_settings_of_a_plan_are_a_recipe_that_is_planned_so(
+    recipe: Path, gpu: str, gpus: int, staleness: int
+) -> None:
+    """The recipe with them is read, needs these accelerators, and its own split is the layout that was found."""
+    config, options = load_train_recipe(recipe), Options(gpus=gpus, staleness=staleness)
+    shape, hardware = load_shape(str(config.start.model)), load_hardware(gpu)
+    first = make_plan(config, shape, hardware, options, what_if=False)
+    sets = [f"{key}={json.dumps(value)}" for key, value in first.settings.items()]
+    again = make_plan(load_train_recipe(recipe, sets), shape, hardware, options, what_if=False)
+    assert again.settings == {}
+    assert again.placed == first.placed
+    if gpus > 1:
+        assert again.stated is not None
+        assert (again.stated.faults, again.stated.needs) == ((), gpus)
+        assert again.stated.placed is not None
+        assert again.stated.placed.layout == first.placed.layout
+    layout = first.placed.layout
+    assert first.settings.get("rollout.max_staleness", 0) == (0 if layout.colocated or gpus == 1 else staleness)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "gpus"),
+    [("Qwen3-8B", "RTX-4090", 1), ("DeepSeek-R1-Distill-Qwen-32B", "H800-80G", 1), ("Qwen3-30B-A3B", "L40S", 2)],
+)
+def test_what_would_fit_fits_and_no_fewer_accelerators_do(model: str, gpu: str, gpus: int) -> None:
+    shape, hardware, options = load_shape(model), load_hardware(gpu), Options(gpus=gpus)
+    with pytest.raises(DoesNotFit) as refused:
+        make_plan(CONFIG, shape, hardware, options)
+    ways = refused.value.ways
+    assert ways
+    for way in ways:
+        changed = load_train_recipe(PAPER, list(way.sets))
+        assert make_plan(changed, shape, hardware, replace(options, gpus=way.gpus), what_if=False).placed.fits
+    fewest = next(way.gpus for way in ways if not way.sets)
+    with pytest.raises(DoesNotFit):
+        make_plan(CONFIG, shape, hardware, replace(options, gpus=fewest - 1))
 
 
 @pytest.fixture(scope="module")

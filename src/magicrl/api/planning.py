@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from magicrl.api.given import Recipe, Settings, given_recipe, in_python, overrides_of
 from magicrl.config.errors import RecipeError
-from magicrl.config.overrides import Overrides
+from magicrl.config.overrides import Override, Overrides
 from magicrl.registry import is_builtin
 
 if TYPE_CHECKING:
@@ -74,7 +75,10 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
     """The plan as JSON values: seconds, GiB, hours; with a budget of ``hours``, and at a ``price`` of a GPU-hour."""
     layout, hardware, placed = made.placed.layout, made.hardware, made.placed
     longest = max(made.stages, key=lambda stage: stage.hours).seconds
-    sides = ("colocated", "rollout_gpus", "tensor_parallel", "learner_gpus", "sequence_parallel")
+    sides = (
+        "colocated", "rollout_gpus", "tensor_parallel", "learner_gpus", "sequence_parallel", "shards", "offload",
+        "micro_batch_tokens", "checkpointing", "checkpoint_above",
+    )  # fmt: skip
     facts: dict[str, Any] = {
         "model": made.shape.name,
         "parameters": made.shape.parameters,
@@ -83,6 +87,7 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
         "staleness": made.options.staleness,
         "calibration": {"name": made.calibration.name, "source": made.calibration.source},
         "layout": {name: getattr(layout, name) for name in sides},
+        "settings": [f"{key}={json.dumps(value)}" for key, value in made.settings.items()],
         "memory_gib": {
             "budget": round(hardware.budget / GIB, 2),
             "learner": {name: round(value / GIB, 3) for name, value in placed.learner.terms().items()},
@@ -201,7 +206,10 @@ def planned(
         config = with_needed_reference(config)
     start = model or start_model(config)
     shape = load_shape(start) if isinstance(start, str) else shape_of_tiny(start)
-    return config, make_plan(config, shape, load_hardware(gpu), options)
+    made = make_plan(config, shape, load_hardware(gpu), options)
+    if not options.as_stated:  # what a plan tells to set has to be a recipe
+        load_train_recipe(recipe, [*overrides, *(Override(k, v, f"--set {k}") for k, v in made.settings.items())])
+    return config, made
 
 
 def start_model(config: TrainConfig) -> str | TinyModelConfig:

@@ -32,7 +32,6 @@ def plan(
     prompt_tokens: int | None = None,
     kept: float | None = None,
     other: float | None = None,
-    offload_moments: bool = False,
     hours: float | None = None,
     cost_per_gpu_hour: float | None = None,
     compare: Several = None,
@@ -70,8 +69,6 @@ def plan(
     other
         Seconds a response outside rollout and GPU passes (judging, data handling); default for GPUs 0.053, which
         is the released code's and may be far too much for yours.
-    offload_moments
-        AdamW's moments live in the host's memory.
     hours
         A budget of wall-clock hours: how many steps it holds.
     cost_per_gpu_hour
@@ -89,7 +86,7 @@ def plan(
             raise ValueError(f"{name} must be above 0, got {value:g}")
     # numpy: not for --help
     from magicrl.api.planning import alternative, neighbours, plan_facts, planned
-    from magicrl.planning.planner import Options
+    from magicrl.planning.planner import DoesNotFit, Options
     from magicrl.planning.workload import read_measured
 
     options = Options(
@@ -100,9 +97,14 @@ def plan(
         kept=kept,
         measured=None if lengths_from is None else read_measured(lengths_from),
         other=other,
-        offload_moments=offload_moments,
     )
-    config, main = planned(recipe, set_ or [], model, gpu, options)
+    try:
+        config, main = planned(recipe, set_ or [], model, gpu, options)
+    except DoesNotFit as error:
+        given = ["magicrl", "plan", str(recipe), "--gpu", gpu, *(() if model is None else ("--model", model))]
+        given += [word for one in set_ or [] for word in ("--set", one)]
+        commands = (f"{shlex.join(given)} {way.words}" for way in error.ways)
+        raise ValueError("\n  ".join((str(error), *commands))) from None
     facts = plan_facts(main, hours, cost_per_gpu_hour)
     facts["compare"] = [
         {"change": text, **alternative(recipe, set_ or [], model, gpu, options, text, hours, cost_per_gpu_hour)}
@@ -134,6 +136,7 @@ def _print(facts: dict[str, Any], console: Console) -> None:
     sides = "in turn on all" if layout["colocated"] else split
     degrees = f"tensor parallel {layout['tensor_parallel']}, sequence parallel {layout['sequence_parallel']}"
     say(f"layout: {sides}; {degrees}")
+    say(f"settings: {' '.join(f'--set {one}' for one in facts['settings']) or 'as the recipe has them'}")
     for side in ("learner", "engine"):
         terms = ", ".join(f"{name} {value:.2f}" for name, value in memory[side].items() if value >= 0.005)
         say(f"{side}, GiB of {memory['budget']:.1f} an accelerator: {terms}")

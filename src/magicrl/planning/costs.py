@@ -128,10 +128,11 @@ def forward_flops(shape: ModelShape, tokens: float, mean_context: float, *, head
     return forward - (0.0 if head_tokens is None else _head_flops(shape, tokens - head_tokens))
 
 
-def learner_flops(shape: ModelShape, tokens: float, mean_context: float, *, recompute: bool) -> float:
-    """Forward and backward, three times the forward (6 N a token); recomputation adds one forward of the layers."""
+def learner_flops(shape: ModelShape, tokens: float, mean_context: float, *, recompute: float) -> float:
+    """Forward and backward, three times the forward (6 N a token); recomputation adds a forward of the layers, for
+    that share of the tokens."""
     forward = forward_flops(shape, tokens, mean_context)
-    return 3.0 * forward + (forward - _head_flops(shape, tokens) if recompute else 0.0)
+    return 3.0 * forward + recompute * (forward - _head_flops(shape, tokens))
 
 
 def _head_flops(shape: ModelShape, tokens: float) -> float:
@@ -149,7 +150,11 @@ class LearnerWork:
     sgd_steps: int  # optimizer steps
     # tokens of one forward/backward on one accelerator (of a sequence-parallel group together)
     micro_batch_tokens: float
-    recompute: bool  # layers are computed again in the backward pass
+    recompute: float  # share of the tokens whose layers are computed again in the backward pass
+
+    def micro_batches(self, groups: int) -> int:
+        """Of each of so many data-parallel groups; at least one an update."""
+        return max(self.sgd_steps, ceil(self.tokens / (groups * self.micro_batch_tokens)))
 
 
 def straggling(ranks: int, responses: float, variation: float) -> float:
@@ -188,16 +193,26 @@ def learner_seconds(
     spread = straggling(groups, work.responses / (groups * work.sgd_steps), work.variation)
     busy = min(gpus, sequence_parallel * work.responses / work.sgd_steps)
     compute = flops / (busy * hardware.flops * efficiency.learner) * spread
-    micro_batches = max(work.sgd_steps, ceil(work.tokens / (groups * work.micro_batch_tokens)))
+    micro_batches = work.micro_batches(groups)
     shared = (gpus - 1) / gpus
     gathered = micro_batches * shared * shape.parameters * (2 * BF16 + FLOAT32)
     communication = gathered / system.collective_bandwidth(gpus)
     if sequence_parallel > 1:
-        passes = 4.0 if work.recompute else 3.0
+        passes = 3.0 + work.recompute
         exchanged = passes * 4.0 * shape.layers * work.tokens / gpus * shape.hidden * BF16
         communication += exchanged / system.collective_bandwidth(sequence_parallel)
     optimizer = work.sgd_steps * 28.0 * shape.parameters / gpus / (hardware.bandwidth * efficiency.weights)
     return max(compute, communication) + optimizer
+
+
+def offload_seconds(system: System, work: LearnerWork, groups: int, shards: int) -> float:
+    """What a step takes longer where masters, moments and gradients live in the host's memory, a shard a rank.
+
+    Each micro-batch fetches the shard's float32 weights twice and sends its gradient (12 bytes a parameter), each
+    update reads and writes master, moments and gradient there (28). Nothing of it is taken to overlap.
+    """
+    moved = 12.0 * work.micro_batches(groups) + 28.0 * work.sgd_steps
+    return moved * system.shape.parameters / shards / (system.hardware.host * system.efficiency.network)
 
 
 def logprob_seconds(system: System, tokens: float, mean_context: float, gpus: int) -> float:

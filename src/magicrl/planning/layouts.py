@@ -7,9 +7,11 @@ A recipe's ``[cluster]`` may state its layout (``Stated``): it is checked, and c
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from magicrl.config.cluster_schema import ClusterConfig, LearnerPlacement, RolloutPlacement
 from magicrl.planning.costs import BF16, FLOAT32, kv_capacity
@@ -31,6 +33,8 @@ from magicrl.planning.shapes import ModelShape
 from magicrl.planning.workload import Layout
 
 MOST_GPUS = 4096  # where the search for enough accelerators ends
+PACKED = (8192, 16384, 32768)  # tokens of a micro-batch that are tried, beside the recipe's own
+SAMPLES = (1, 2, 4, 8)  # and as many of the longest samples
 SPLITS = (0.25, 0.5, 0.75, 0.875)  # shares of the accelerators that a split layout may give to the engine
 
 
@@ -68,48 +72,111 @@ def degrees(limit: int) -> Iterator[int]:
         degree *= 2
 
 
-def candidates(demand: Demand, gpus: int) -> list[Placed]:
-    """All layouts of ``gpus`` accelerators, those that fit first; the smallest sequence-parallel degree that fits.
+class Side(NamedTuple):
+    """Accelerators of engine and learner, and the engine's possible tensor-parallel degrees."""
 
-    A Ulysses degree divides the query heads and is at most the key/value heads; a tensor-parallel degree divides the
-    query heads, and as many replicas fit, each inside a node.
+    rollout_gpus: int
+    learner_gpus: int
+    colocated: bool
+    degrees: tuple[int, ...]
+
+
+def sides(demand: Demand, gpus: int) -> Iterator[Side]:
+    """Ways to give ``gpus`` accelerators to engine and learner, in turn or apart.
+
+    A tensor-parallel degree divides the query heads, and as many replicas fit, each inside a node.
     """
-    sides = [(gpus, gpus, True)]
-    for share in SPLITS:
-        engine = round(gpus * share)
-        if 0 < engine < gpus and (engine, gpus - engine, False) not in sides:
-            sides.append((engine, gpus - engine, False))
-    found: list[Placed] = []
     nodes = nodes_of(gpus, demand.hardware.gpus_per_node)
-    for rollout_gpus, learner_gpus, colocated in sides:
-        room = nodes if colocated else beside_ranks(nodes, learner_gpus)
+    engines = {round(gpus * share) for share in SPLITS} - {0, gpus}
+    for engine in (gpus, *sorted(engines)):
+        learner = gpus if engine == gpus else gpus - engine
+        room = nodes if engine == gpus else beside_ranks(nodes, learner)
         assert room is not None, "the learner's are a part of all"
-        for tp in degrees(min(demand.hardware.gpus_per_node, rollout_gpus)):
-            divides = demand.shape.heads % tp == 0 and rollout_gpus % tp == 0
-            if divides and replicas_held(room, tp) >= rollout_gpus // tp:
-                found.append(_narrowest(demand, rollout_gpus, learner_gpus, tp, colocated=colocated))
+        fitting = tuple(
+            tp
+            for tp in degrees(min(demand.hardware.gpus_per_node, engine))
+            if demand.shape.heads % tp == 0 and engine % tp == 0 and replicas_held(room, tp) >= engine // tp
+        )
+        yield Side(engine, learner, engine == gpus, fitting)
+
+
+def sequence_degrees(demand: Demand, ranks: int) -> list[int]:
+    """Ulysses degrees: they divide the query heads and the ranks, and are at most the key/value heads."""
+    shape, node = demand.shape, demand.hardware.gpus_per_node
+    found = degrees(min(shape.kv_heads, node, ranks))
+    return [sp for sp in found if not (shape.heads % sp or shape.kv_heads % sp or ranks % sp)]
+
+
+def place_on(demand: Demand, side: Side, tp: int, sp: int) -> Placed:
+    """One layout with its memory."""
+    return place(demand, side.rollout_gpus, side.learner_gpus, tp, sp, colocated=side.colocated)
+
+
+def candidates(demand: Demand, gpus: int) -> list[Placed]:
+    """All layouts of ``gpus`` accelerators with the demand's own learner settings, those that fit first; the smallest
+    sequence-parallel degree that fits, else the one that lacks least."""
+    found: list[Placed] = []
+    for side in sides(demand, gpus):
+        for tp in side.degrees:
+            ways = [place_on(demand, side, tp, sp) for sp in sequence_degrees(demand, side.learner_gpus)]
+            fitting = next((placed for placed in ways if placed.fits), None)
+            found.append(fitting or min(ways, key=lambda placed: placed.missing))
     return sorted(found, key=lambda placed: max(0.0, placed.missing))
 
 
-def _narrowest(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, *, colocated: bool) -> Placed:
-    best: Placed | None = None
-    for sp in degrees(min(demand.shape.kv_heads, demand.hardware.gpus_per_node, learner_gpus)):
-        if demand.shape.heads % sp or learner_gpus % sp:
-            continue
-        placed = place(demand, rollout_gpus, learner_gpus, tp, sp, colocated=colocated)
-        if best is None or placed.missing < best.missing:
-            best = placed
-        if placed.fits:
-            break
-    assert best is not None, "a degree of 1 always divides"
-    return best
+def learner_settings(demand: Demand, side: Side) -> Iterator[tuple[Demand, int]]:
+    """Everything that a recipe can set of the learner's memory and that fits the side, each with a Ulysses degree:
+    recomputation, micro-batch, ranks that hold the model once, state in the host's memory."""
+    hardware, own = demand.hardware, demand
+    several = side.learner_gpus > 1 and hardware.gpus_per_node > 1
+    micros = sorted({own.micro_batch_tokens, *PACKED, *(own.longest * count for count in SAMPLES)})
+    node = math.gcd(side.learner_gpus, hardware.gpus_per_node)
+    default = default_shards(own, side.learner_gpus, colocated=side.colocated)
+    copies = {own.shard_ranks or default, node, side.learner_gpus}
+    for sp, shards, offload in itertools.product(
+        sequence_degrees(own, side.learner_gpus),
+        sorted(copies) if several else [1],
+        (False, True) if several and not own.adapters else (own.offload_optimizer,),
+    ):
+        for which in ("none", "long", "own", "all"):
+            for micro in micros:
+                if which == "long" and micro >= own.longest:
+                    break  # no sample is longer than a micro-batch
+                changed = replace(
+                    own, micro_batch_tokens=micro, gpus=shards, shard_ranks=shards, sequence_parallel=sp,
+                    offload_optimizer=offload, **_recomputation(own, which, micro),
+                )  # fmt: skip
+                if learner_memory(own.shape, changed, hardware.runtime).total > hardware.budget:
+                    break  # so do all larger ones
+                yield changed, sp
+
+
+def _recomputation(own: Demand, which: str, micro: int) -> dict[str, Any]:
+    """Settings of no recomputation, of that of samples that are longer than a micro-batch, the recipe's, and of all."""
+    if which == "own":
+        return {}
+    never = None if own.checkpoint_above is None else max(micro, own.longest)
+    above = {"none": never, "long": micro, "all": own.checkpoint_above}[which]
+    return {"checkpointing": which == "all", "checkpoint_above": above}
+
+
+def leanest(demand: Demand, gpus: int) -> Demand:
+    """The settings of the learner that take least memory."""
+    return replace(
+        demand,
+        checkpointing=True,
+        checkpoint_above=None,
+        micro_batch_tokens=min(demand.micro_batch_tokens, demand.longest),
+        offload_optimizer=demand.offload_optimizer
+        or (gpus > 1 and demand.hardware.gpus_per_node > 1 and not demand.adapters),
+    )
 
 
 def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int, *, colocated: bool) -> Placed:
     """One layout with its memory."""
     hardware, shape = demand.hardware, demand.shape
-    shards = learner_gpus if colocated else _shards(demand, learner_gpus)
-    setup = replace(demand, gpus=demand.shard_ranks or shards, sequence_parallel=sp)
+    shards = demand.shard_ranks or default_shards(demand, learner_gpus, colocated=colocated)
+    setup = replace(demand, gpus=shards, sequence_parallel=sp)
     learner = learner_memory(shape, setup, hardware.runtime)
     engine = engine_memory(shape, hardware, tp, learner.resident if colocated else 0.0)
     engine = replace(engine, cache=min(engine.cache, demand.cache_limit))
@@ -121,13 +188,20 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
         colocated=colocated,
         cache_bytes=engine.cache,
         rows=demand.rows,
+        micro_batch_tokens=demand.micro_batch_tokens,
+        checkpointing=demand.checkpointing,
+        checkpoint_above=demand.checkpoint_above,
+        shards=shards,
+        offload=demand.offload_optimizer,
     )
     short = cache_short(demand, engine, tp)
     return Placed(layout=layout, learner=learner, engine=engine, missing=max(learner.total - hardware.budget, short))
 
 
-def _shards(demand: Demand, learner_gpus: int) -> int:
+def default_shards(demand: Demand, learner_gpus: int, *, colocated: bool) -> int:
     """Accelerators that hold the model once by default, ranks being placed as `beside_ranks` says."""
+    if colocated:
+        return learner_gpus
     node = demand.hardware.gpus_per_node
     inside = learner_gpus if learner_gpus <= node else math.gcd(learner_gpus, node)
     return shards_by_default(
@@ -143,59 +217,40 @@ def cache_short(demand: Demand, engine: EngineMemory, tensor_parallel: int) -> f
     return demand.longest * shape.kv_bytes_per_token() / min(tensor_parallel, shape.kv_heads) - engine.cache
 
 
-def remedies(demand: Demand, gpus: int) -> list[str]:
-    """Changes that would each, alone, make the recipe fit; empty where none of them does."""
-    shorter = (demand.longest >> k for k in range(1, 8) if demand.longest >> k >= 256)
-    # of each kind the smallest change that suffices
-    kinds: list[Iterable[tuple[str, Demand, int]]] = [
-        [("model.gradient_checkpointing = true", replace(demand, checkpointing=True), gpus)],
-        [(f"--gpus {more}", demand, more) for more in _doubled(gpus)],
-        [("AdamW's moments in the host's memory (--offload-moments)", replace(demand, offload_moments=True), gpus)],
-        [
-            (
-                f"samples of at most {n} tokens, prompt and T together (model.micro_batch_tokens too)",
-                replace(demand, longest=n, micro_batch_tokens=min(n, demand.micro_batch_tokens)),
-                gpus,
-            )
-            for n in shorter
-        ],
-    ]
-    if demand.checkpointing:
-        del kinds[0]
-    found = (
-        next((text for text, changed, count in kind if any(p.fits for p in candidates(changed, count))), None)
-        for kind in kinds
-    )
-    return [text for text in found if text is not None]
-
-
 def _doubled(gpus: int) -> list[int]:
     return [gpus * 2**k for k in range(1, 13) if gpus * 2**k <= MOST_GPUS]
 
 
-def refusal(demand: Demand, gpus: int) -> str:
+def fits(demand: Demand, gpus: int) -> bool:
+    """Whether some layout fits, with the learner's settings that take least memory."""
+    return any(placed.fits for placed in candidates(leanest(demand, gpus), gpus))
+
+
+def refusal(demand: Demand, gpus: int, ways: Iterable[str]) -> str:
     """Why nothing fits, by term, and what would make it fit."""
+    demand = leanest(demand, gpus)
     best = min(candidates(demand, gpus), key=lambda placed: placed.missing)
     layout, learner_short = best.layout, best.learner.total > demand.hardware.budget
     split = "colocated" if layout.colocated else "split"
+    spared = ", state in the host's memory" if layout.offload else ""
     lacking = _lacking(
         "the learner" if learner_short else "the engine",
         best.missing,
         (best.learner if learner_short else best.engine).terms(),
         demand,
-        remedies(demand, gpus),
+        ways,
     )
     return (
         f"{demand.shape.name} with samples of {demand.longest} tokens does not fit on {gpus} x {demand.hardware.name}: "
         f"in the best layout ({split}, tensor parallel {layout.tensor_parallel}, sequence parallel "
-        f"{layout.sequence_parallel}) {lacking}"
+        f"{layout.sequence_parallel}, everything computed again{spared}) {lacking}"
     )
 
 
 def _lacking(who: str, short: float, terms: dict[str, float], needed: Demand, ways: Iterable[str]) -> str:
     shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in terms.items() if abs(value) >= 0.05 * GIB)
     changes = "; ".join(ways)
-    cure = f"What would make it fit, each alone: {changes}" if changes else "No single change makes it fit"
+    cure = f"What would make it fit, each alone: {changes}" if changes else "Nothing tried makes it fit"
     return f"{who} lacks {short / GIB:.1f} GiB of {needed.hardware.budget / GIB:.1f} an accelerator ({shown}). {cure}"
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,9 +40,10 @@ class LearnerSetup:
     micro_batch_tokens: int  # tokens of a forward/backward; a longer sample goes alone
     longest: int  # tokens of the longest sample, prompt and T
     checkpointing: bool  # only the layers' inputs are kept
+    checkpoint_above: int | None = None  # the same in micro-batches of more tokens than this
     head_chunk_tokens: int  # rows of logits that exist at once
-    offload_moments: bool = False  # AdamW's moments live in the host's memory
-    offload_optimizer: bool = False  # master weights and gradients, too; a bf16 shard of the weights stays
+    # AdamW's moments, master weights and gradients live in the host's memory; a bf16 shard of the weights stays
+    offload_optimizer: bool = False
     reference: bool = False  # a frozen reference model is kept, sharded, in bf16
     adapters: int = 0  # parameters of LoRA adapters, which alone are trained; 0: everything is
 
@@ -135,6 +136,13 @@ def unit_moments(shape: ModelShape, setup: LearnerSetup) -> list[Moment]:
 
 def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> LearnerMemory:
     """Bytes on one accelerator by term. One accelerator holds everything and a bf16 copy of the trained weights."""
+    above, largest = setup.checkpoint_above, max(setup.micro_batch_tokens, setup.longest)
+    if above is not None:  # the fullest of those that keep everything, and the fullest of those that do not
+        short = min(above, largest)
+        ways = [replace(setup, longest=short, micro_batch_tokens=short, checkpoint_above=None)]
+        if largest > above:
+            ways.append(replace(setup, checkpointing=True, checkpoint_above=None))
+        return max((learner_memory(shape, way, runtime) for way in ways), key=lambda found: found.total)
     trained = setup.adapters or shape.parameters
     shard = trained / setup.gpus
     if setup.gpus == 1:
@@ -145,7 +153,7 @@ def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> Le
     return LearnerMemory(
         master=(BF16 if setup.offload_optimizer else FLOAT32) * shard,
         gradients=0.0 if setup.offload_optimizer else FLOAT32 * shard,
-        moments=0.0 if setup.offload_moments or setup.offload_optimizer else 2 * FLOAT32 * shard,
+        moments=0.0 if setup.offload_optimizer else 2 * FLOAT32 * shard,
         reference=BF16 * shape.parameters / setup.gpus if setup.reference else 0.0,
         frozen=BF16 * shape.parameters / setup.gpus if setup.adapters else 0.0,
         **fullest._asdict(),
@@ -227,11 +235,11 @@ def learner_terms(
         longest: tokens of the longest sample.
         reference: a frozen reference is kept.
     """
-    micro_batch, above = min(model.micro_batch_tokens, batch_tokens), model.checkpoint_above_tokens
     setup = LearnerSetup(
-        micro_batch_tokens=micro_batch,
+        micro_batch_tokens=min(model.micro_batch_tokens, batch_tokens),
         longest=longest,
-        checkpointing=model.gradient_checkpointing or (above is not None and max(micro_batch, longest) > above),
+        checkpointing=model.gradient_checkpointing,
+        checkpoint_above=model.checkpoint_above_tokens,
         head_chunk_tokens=model.head_chunk_tokens,
         reference=reference,
         adapters=0 if model.lora is None else shape.adapter_parameters(model.lora.rank, model.lora.target_modules),

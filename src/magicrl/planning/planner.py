@@ -4,16 +4,29 @@ accelerators, other D_R and other group sizes would take, each in its best layou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, floor, inf
 
 import numpy as np
 
-from magicrl.config.schema import StageConfig, TrainConfig
+from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.config.schema import LoraConfig, StageConfig, TrainConfig
 from magicrl.planning.costs import Calibration, System, load_calibration
 from magicrl.planning.hardware import Hardware
-from magicrl.planning.layouts import Demand, Placed, Stated, candidates, check_stated, refusal
+from magicrl.planning.layouts import (
+    Demand,
+    Placed,
+    Stated,
+    candidates,
+    check_stated,
+    default_shards,
+    fits,
+    learner_settings,
+    place_on,
+    refusal,
+    sides,
+)
 from magicrl.planning.shapes import ModelShape
 from magicrl.planning.simulator import one_step_off, simulate_async
 from magicrl.planning.workload import (
@@ -38,6 +51,10 @@ ASYNC_STEPS = 8  # played for an asynchronous step; the second half counts
 SHORT_LIST = 3  # layouts that are played out of those that an estimate puts first, for asynchronous steps
 
 
+Setting = bool | int | float | str
+"""Value of a recipe's setting."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
     """What a plan assumes beside the recipe."""
@@ -50,7 +67,7 @@ class Options:
     kept: float | None = None
     measured: Measured | None = None  # lengths and survivors of a run that exists, instead of assumed ones
     other: float | None = None  # seconds a response outside rollout and GPU passes; None: the calibration's
-    offload_moments: bool = False  # AdamW's moments in the host's memory
+    as_stated: bool = False  # the learner's settings are the recipe's; else all that it could set are tried
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -98,6 +115,8 @@ class Plan:
     placed: Placed
     stages: tuple[StagePlan, ...]
     what_if: Mapping[str, float | None]  # a change, and seconds of the longest stage's step then; None: does not fit
+    settings: Mapping[str, Setting]
+    """What the recipe has to set to run so, where it differs: dotted keys to values."""
     stated: Stated | None = None
     """What becomes of the recipe's own ``[cluster]``; None where there is none, or the accelerators are CPUs."""
 
@@ -135,16 +154,8 @@ def workload(config: TrainConfig, stage: StageConfig, options: Options, lengths:
         reuse=config.algorithm.reuse,
         kept=options.kept or (seen if config.algorithm.reject_zero_advantage else 1.0),
         forwards=(sgd_steps > 1) + (config.reference.mode != "none"),
-        micro_batch_tokens=config.model.micro_batch_tokens,
-        recompute=_recomputes(config, stage.max_tokens),
         shared_prompts=config.model.share_prompts,
     )
-
-
-def _recomputes(config: TrainConfig, limit: int) -> bool:
-    above = config.model.checkpoint_above_tokens
-    largest = max(config.model.micro_batch_tokens, limit)
-    return config.model.gradient_checkpointing or (above is not None and largest > above)
 
 
 def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: Options) -> Demand:
@@ -157,10 +168,10 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
         hardware=hardware,
         longest=longest + prompt,
         micro_batch_tokens=config.model.micro_batch_tokens,
-        checkpointing=_recomputes(config, longest),
+        checkpointing=config.model.gradient_checkpointing,
+        checkpoint_above=config.model.checkpoint_above_tokens,
         head_chunk_tokens=config.model.head_chunk_tokens,
         reference=config.reference.mode != "none",
-        offload_moments=options.offload_moments,
         rows=config.rollout.max_rows if alone else 256,
         cache_limit=config.rollout.memory_limit_mb * 2.0**20 if alone else float("inf"),
         adapters=0 if lora is None else shape.adapter_parameters(lora.rank, lora.target_modules),
@@ -224,6 +235,86 @@ def total_seconds(system: System, job: Job, layout: Layout, staleness: int, *, p
     return sum(steps * seconds(work) for work, steps in job)
 
 
+RANK = LoraConfig().rank  # of adapters that a remedy proposes
+SHORTEST = 256  # T that a remedy proposes
+WORTH = 0.005
+"""Share of the learner's time that a setting has to save to be changed from the recipe's."""
+
+
+def searched(needed: Demand, system: System, options: Options, job: Job) -> list[tuple[float, Placed]]:
+    """Layouts that fit, each with the learner's seconds (all but the rollout), which no schedule is faster than.
+
+    The learner's settings matter to the engine only by what they leave resident beside it, so that of those with equal
+    or more resident bytes the fastest stands for all.
+    """
+    found: list[tuple[float, Placed]] = []
+
+    def learning(placed: Placed) -> float:
+        return sum(steps * step_parts(system, work, placed.layout).total for work, steps in job)
+
+    if options.as_stated:
+        return [(learning(placed), placed) for placed in candidates(needed, options.gpus) if placed.fits]
+    for side in sides(needed, options.gpus):
+        if not side.degrees:
+            continue
+        ways = [(way, place_on(way, side, side.degrees[0], sp)) for way, sp in learner_settings(needed, side)]
+        timed = [(learning(placed), changes(needed, placed), placed, way) for way, placed in ways]
+        timed.sort(key=lambda one: one[0] * (1 + WORTH * one[1]))
+        least = inf
+        for seconds, _, placed, way in timed:
+            resident = placed.learner.resident if side.colocated else 0.0
+            if resident < least:
+                least = resident
+                layouts = (place_on(way, side, tp, placed.layout.sequence_parallel) for tp in side.degrees)
+                found += [(seconds, layout) for layout in layouts if layout.fits]
+    return found
+
+
+def changes(needed: Demand, placed: Placed) -> int:
+    """Of how many settings a layout's learner differs from the recipe's, sequence parallelism counted as one."""
+    layout = placed.layout
+    default = default_shards(needed, layout.learner_gpus, colocated=layout.colocated)
+    return (
+        (layout.micro_batch_tokens != needed.micro_batch_tokens)
+        + ((layout.checkpointing, layout.checkpoint_above) != (needed.checkpointing, needed.checkpoint_above))
+        + (layout.offload != needed.offload_optimizer)
+        + (layout.shards != (needed.shard_ranks or default))
+        + (layout.sequence_parallel > 1)
+    )
+
+
+def recipe_settings(config: TrainConfig, needed: Demand, placed: Placed, staleness: int) -> dict[str, Setting]:
+    """What a recipe has to set to run as ``placed``, where it differs: dotted keys to values."""
+    layout, cluster = placed.layout, config.cluster or ClusterConfig()
+    learner, rollout, model = cluster.learner, cluster.rollout, config.model
+    found: dict[str, tuple[Setting | None, Setting | None]] = {
+        "model.micro_batch_tokens": (model.micro_batch_tokens, layout.micro_batch_tokens),
+        "model.gradient_checkpointing": (model.gradient_checkpointing, layout.checkpointing),
+        "model.checkpoint_above_tokens": (model.checkpoint_above_tokens, layout.checkpoint_above),
+    }
+    if needed.hardware.gpus_per_node > 1 and (layout.gpus > 1 or config.cluster is not None):
+        lag = 0 if layout.colocated else staleness
+        default = learner.shard_ranks or default_shards(needed, layout.learner_gpus, colocated=layout.colocated)
+        share = floor(100 * (placed.engine.weights + layout.cache_bytes) / needed.hardware.memory) / 100
+        vllm = config.rollout.vllm
+        found |= {
+            "cluster.learner.ranks": (learner.ranks, layout.learner_gpus),
+            "cluster.learner.sequence_parallel": (learner.sequence_parallel, layout.sequence_parallel),
+            "cluster.learner.shard_ranks": (default, layout.shards),
+            "cluster.learner.offload_optimizer": (learner.offload_optimizer, layout.offload),
+            "cluster.rollout.replicas": (rollout.replicas, layout.replicas),
+            "cluster.rollout.tensor_parallel": (rollout.tensor_parallel, layout.tensor_parallel),
+            "cluster.rollout.colocated": (rollout.colocated, layout.colocated),
+            "rollout.engine": (config.rollout.engine, "vllm"),
+            "rollout.max_rows": (config.rollout.max_rows, layout.rows),
+            "rollout.max_staleness": (config.rollout.max_staleness, lag),
+            "entropy.estimator": (config.entropy.estimator, "exact" if lag else "sampled"),
+        }
+        if layout.colocated and layout.gpus > 1:
+            found["rollout.vllm.gpu_share"] = (vllm.gpu_share, share)
+    return {key: new for key, (old, new) in found.items() if new is not None and new != old}
+
+
 def best_layout(
     needed: Demand, system: System, options: Options, job: Job, short_list: int = SHORT_LIST
 ) -> Placed | None:
@@ -235,12 +326,77 @@ def best_layout(
     def seconds(placed: Placed, *, played: bool) -> float:
         return total_seconds(system, job, placed.layout, options.staleness, played=played)
 
-    fitting = [placed for placed in candidates(needed, options.gpus) if placed.fits]
+    found = sorted(searched(needed, system, options, job), key=lambda one: one[0])
+    if options.staleness < 2:
+        best: tuple[float, Placed | None] = (inf, None)
+        for bound, placed in found:
+            if bound >= best[0]:
+                break
+            best = min(best, (seconds(placed, played=False), placed), key=lambda one: one[0])
+        return best[1]
+    fitting = [placed for _, placed in found]
     # playing every layout of an asynchronous step takes too long: the estimate chooses which are played
     first = sorted(fitting, key=lambda placed: seconds(placed, played=False))
-    if options.staleness < 2 or short_list == 1:
+    if short_list == 1:
         return next(iter(first), None)
     return min(first[:short_list], key=lambda placed: seconds(placed, played=True), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A number of accelerators, and settings over the recipe's, with which it fits."""
+
+    gpus: int
+    sets: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """As flags of the command line."""
+        return " ".join((f"--gpus {self.gpus}", *(f"--set {one}" for one in self.sets)))
+
+
+class DoesNotFit(ValueError):
+    """No layout fits; ``ways`` has the least of each kind of change that would make one fit."""
+
+    def __init__(self, text: str, ways: tuple[Remedy, ...]) -> None:
+        super().__init__(text)
+        self.ways = ways
+
+
+def remedies(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: Options) -> Iterator[Remedy]:
+    """LoRA, the longest T by halves, both, on these accelerators; the fewest for the recipe as it is. Of each kind
+    the first that fits."""
+    lora = config.model.model_copy(update={"lora": LoraConfig()})
+    adapted = [] if config.model.lora else [(config.model_copy(update={"model": lora}), (f"model.lora.rank={RANK}",))]
+    longest = max(stage.max_tokens for stage in config.stages)
+    limits = [longest >> k for k in range(1, 8) if longest >> k >= SHORTEST]
+
+    def cut(recipe: TrainConfig, sets: tuple[str, ...]) -> Iterator[tuple[TrainConfig, tuple[str, ...]]]:
+        for limit in limits:
+            stages = tuple(s.model_copy(update={"max_tokens": min(limit, s.max_tokens)}) for s in recipe.stages)
+            less = (f"stages.{i}.max_tokens={limit}" for i, s in enumerate(recipe.stages) if s.max_tokens > limit)
+            yield recipe.model_copy(update={"stages": stages}), (*sets, *less)
+
+    here: list[Iterable[tuple[TrainConfig, tuple[str, ...]]]] = [adapted, cut(config, ())]
+    here += [cut(*one) for one in adapted]
+    found = 0
+    for kind in here:
+        first = next(
+            (sets for recipe, sets in kind if fits(demand(recipe, shape, hardware, options), options.gpus)), None
+        )
+        if first is not None and found < 2:
+            found += 1
+            yield Remedy(options.gpus, first)
+    if hardware.gpus_per_node > 1:
+        node = hardware.gpus_per_node
+        counts = [
+            *range(options.gpus + 1, 2 * node),
+            *(node * 2**k for k in range(1, 10) if node * 2**k > options.gpus),
+        ]
+        for count in counts:
+            if fits(demand(config, shape, hardware, replace(options, gpus=count)), count):
+                yield Remedy(count)
+                return
 
 
 def make_plan(
@@ -249,7 +405,7 @@ def make_plan(
     """The plan of a recipe; ``what_if`` False leaves out what changes would do.
 
     Raises:
-        ValueError: nothing fits; the text says by how much, and what would make it fit.
+        DoesNotFit: nothing fits; the text says by how much, and what would make it fit.
     """
     calibration = load_calibration(hardware.name, shape.hidden)
     if options.other is not None:
@@ -262,7 +418,8 @@ def make_plan(
     ]
     placed = best_layout(needed, system, options, job)
     if placed is None:
-        raise ValueError(refusal(needed, options.gpus))
+        ways = tuple(remedies(config, shape, hardware, options))
+        raise DoesNotFit(refusal(needed, options.gpus, [way.words for way in ways]), ways)
     stages: list[StagePlan] = []
     for work, steps in job:
         setting = (work, placed.layout, options.staleness)
@@ -289,6 +446,7 @@ def make_plan(
         placed=placed,
         stages=tuple(stages),
         what_if=_what_if(needed, system, options, stages) if what_if else {},
+        settings=recipe_settings(config, needed, placed, options.staleness),
         stated=_stated(config, needed, system, options, job),
     )
 
@@ -312,6 +470,9 @@ def _what_if(
     work = stages[longest_stage(stages)].work
     size, batch = 2 * work.group_size, 2 * work.rollout_batch
     found: dict[str, float | None] = {}
+    if not options.as_stated:
+        own = replace(options, as_stated=True)
+        found["the recipe's learner settings"] = _step_seconds(needed, system, own, work)
     if needed.hardware.gpus_per_node > 1:  # else this machine has no second accelerator
         twice = replace(options, gpus=2 * options.gpus)
         found[f"{twice.gpus} accelerators"] = _step_seconds(needed, system, twice, work)

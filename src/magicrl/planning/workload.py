@@ -25,6 +25,7 @@ from magicrl.planning.costs import (
     kv_capacity,
     learner_seconds,
     logprob_seconds,
+    offload_seconds,
     weight_sync_seconds,
 )
 from magicrl.planning.simulator import ReplicaSetup, StepParts, requests_of, simulate_rollout
@@ -158,8 +159,6 @@ class Workload:
     reuse: int = 1  # passes over the buffer
     kept: float = 1.0  # share of the groups that survive rejection
     forwards: int = 0  # further forwards over tokens: 1 for old log-probs of all responses, 1 for a reference
-    micro_batch_tokens: int = 16384  # tokens of one forward/backward
-    recompute: bool = True  # layers are computed again in the backward pass
     shared_prompts: bool = False  # learner and log-prob passes compute a prompt once for its group
 
     @property
@@ -179,6 +178,23 @@ class Workload:
         square = self.lengths.mean_square + 2 * self.prompt * self.lengths.mean + self.prompt**2
         return square / (self.prompt + self.lengths.mean) / 2
 
+    def beyond(self, tokens: float) -> tuple[float, float]:
+        """Shares of the samples, and of tokens, that samples of more tokens than these have, prompt included."""
+        lengths, left = self.lengths, tokens - self.prompt
+        if left >= lengths.limit:
+            return 0.0, 0.0
+        if left <= 0:
+            return 1.0, 1.0
+        z = log(left / lengths.median) / lengths.sigma
+        share = float(ndtr(-z))
+        shorter = exp(log(lengths.median) + lengths.sigma**2 / 2) * float(ndtr(z - lengths.sigma))
+        return share, (share * self.prompt + lengths.mean - shorter) / (self.prompt + lengths.mean)
+
+    def micro_batch(self, tokens: int) -> float:
+        """Mean tokens of a micro-batch that may have so many; longer samples go alone."""
+        share, alone = self.beyond(tokens)
+        return 1.0 / ((1.0 - alone) / tokens + share / (self.prompt + self.lengths.mean))
+
     def drawn(self, seed: int) -> NDArray[np.int64]:
         """``[D_R, M]`` lengths of one step."""
         return self.lengths.sample(self.rollout_batch, self.group_size, np.random.default_rng(seed))
@@ -186,7 +202,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Which accelerators do what."""
+    """Which accelerators do what, and the learner's micro-batches and state."""
 
     rollout_gpus: int  # of the engine
     tensor_parallel: int  # accelerators of one replica
@@ -195,6 +211,17 @@ class Layout:
     colocated: bool  # engine and learner are the same accelerators, one after the other
     cache_bytes: float  # for keys and values on each of the engine's accelerators
     rows: int = 256  # sequences that a replica decodes at once
+    micro_batch_tokens: int = 16384  # most tokens of one forward/backward; a longer sample goes alone
+    checkpointing: bool = False  # layers are computed again in the backward pass
+    checkpoint_above: int | None = None  # the same in micro-batches of more tokens than this
+    shards: int = 1  # accelerators that hold the learner's state once
+    offload: bool = False  # that state is in the host's memory
+
+    def recomputed(self, work: Workload) -> float:
+        """Share of the tokens whose layers are computed again."""
+        if self.checkpointing or self.checkpoint_above is None:
+            return float(self.checkpointing)
+        return 1.0 if self.checkpoint_above < self.micro_batch_tokens else work.beyond(self.checkpoint_above)[1]
 
     @property
     def gpus(self) -> int:
@@ -252,13 +279,14 @@ def step_parts(system: System, work: Workload, layout: Layout) -> StepParts:
         responses=work.responses * work.kept * work.reuse,
         variation=deviation,
         sgd_steps=work.sgd_steps,
-        micro_batch_tokens=max(work.micro_batch_tokens, work.prompt + lengths.limit),
-        recompute=work.recompute,
+        micro_batch_tokens=work.micro_batch(layout.micro_batch_tokens),
+        recompute=layout.recomputed(work),
     )
     gpus = layout.learner_gpus
+    moved = offload_seconds(system, learner, gpus // layout.sequence_parallel, layout.shards) if layout.offload else 0.0
     return StepParts(
         logprobs=work.forwards * logprob_seconds(system, work.tokens, work.mean_context, gpus),
-        learn=learner_seconds(system, learner, gpus, layout.sequence_parallel),
+        learn=learner_seconds(system, learner, gpus, layout.sequence_parallel) + moved,
         sync=weight_sync_seconds(system, layout.gpus),
         other=system.efficiency.other * work.responses,
     )

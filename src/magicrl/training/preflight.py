@@ -587,7 +587,8 @@ def _planned_seconds(
     # the recipe's cluster is not here: an accelerator alone, as it was measured
     alone = config.model_copy(update={"cluster": None})
     kept = min(1.0, max(0.05, learnable.signal.mean))
-    options = Options(gpus=1, mean_length=lengths_of_mean(mean, first).at(longest).mean, kept=kept)
+    mean = lengths_of_mean(mean, first).at(longest).mean
+    options = Options(gpus=1, mean_length=mean, kept=kept, as_stated=True)
     small, _ = short_steps(alone, prompts)
     # with the longest stage in both, so that lengths are those of the same distribution
     plans = [make_plan(recipe, shape, load_hardware(name), options, what_if=False) for recipe in (alone, small)]
