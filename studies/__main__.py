@@ -178,6 +178,37 @@ def report(
 
 
 @app.command
+def starts(*bases: str, count: int = 8, first: int = 0, work: Path = Path("runs/study")) -> int:
+    """Make and screen supervised starts until enough are accepted; each is recorded as it ends, rejected ones too.
+
+    Example: python -m studies starts chains.toml stories.toml --count 8
+
+    Parameters
+    ----------
+    bases
+        Base recipes of the suite `starts`; default: all that it uses.
+    count
+        Accepted starts that are wanted of each.
+    first
+        Number of the first candidate; 100 and up are for tuning.
+    work
+        Where supervised starts are; runs find them there.
+    """
+    from studies.definition import shipped_ablations
+    from studies.runs import STARTS_FILE, read_screened
+    from studies.screening import screen, starts_page
+
+    used = (a.scales["tiny"].base for a in shipped_ablations("starts"))
+    console, short = Console(highlight=False), 0
+    for base in bases or tuple(dict.fromkeys(used)):
+        accepted = screen(base, count, first, work, STARTS_FILE, lambda text: console.print(text, markup=False))
+        console.print(f"{base}: {accepted} of {count} accepted")
+        short += accepted < count
+    STARTS_FILE.with_suffix(".md").write_text(starts_page(read_screened(STARTS_FILE)))
+    return 1 if short else 0
+
+
+@app.command
 def power(
     *,
     effect: float,

@@ -25,7 +25,8 @@ from magicrl.reporting.curves import arm_curve, smoothed
 from studies.advice import advice_page, check_advice, fill, load_advice
 from studies.claims import WORDS, Runs, Verdict, decide, numbers_of, shown_premise, starts_of, word_of
 from studies.definition import SUITES, Ablation, Arm, Claim, Result, Scale, Suite, parse_measure, shipped_ablations
-from studies.runs import by_arm, plan_runs, rounded
+from studies.runs import STARTS_FILE, by_arm, plan_runs, read_screened, rounded
+from studies.screening import starts_page
 
 COSTS: tuple[tuple[str, str], ...] = (
     ("tokens", "sampled tokens"),
@@ -422,6 +423,8 @@ def write_pages(
             (folder / f"{name}.md").write_text(advice_page(name, ablations, verdicts, advice))
         (folder / "costs.md").write_text(costs_page(ablations, found))
         (folder / "figures.md").write_text(figures_page(found, folder))
+    else:
+        (folder / "starts.md").write_text(starts_page(read_screened(STARTS_FILE)))
     index = folder / "index.md"
     used = [row for arms in found.values() for runs in arms.values() for row in runs.values()]
     index.write_text(index_page(SUITES[suite], ablations, scale, verdicts, {row["key"]: row for row in used}))

@@ -1,0 +1,146 @@
+"""Supervised starts of the study over independent starts: made, screened by one rule, recorded.
+
+The rule is applied before any reinforcement learning, to problems of the family's validation split, and is the same
+for every family: the start's accuracy at its best temperature lies in a band (it has learned the steps, and has not
+solved the task), and pass@16 lies well above it (there is something to find). A rejected start is recorded with its
+reason and the next number is tried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import count as numbers_from
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from magicrl.config.loader import load_train_recipe
+from magicrl.data.families import make_family
+from studies.definition import base_recipe
+from studies.runs import (
+    PlannedStart,
+    Tell,
+    append_result,
+    make_start,
+    phases_of,
+    read_screened,
+    rounded,
+    supervised_recipe,
+)
+
+BAND = (0.10, 0.45)
+"""Least and largest accuracy at the best of greedy and temperature 1."""
+ROOM = 0.10
+"""Least distance of pass@16 from that accuracy."""
+PROBLEMS, SAMPLES, SEED = 100, 16, 5
+MOST = 3  # times as many candidates as starts are asked for, then the recipe is given up
+
+
+def reason_of(accuracy: float, found: float) -> str | None:
+    """Why a start with this accuracy at its best temperature and this pass@16 is rejected; None where it is accepted.
+
+    Example:
+        >>> reason_of(0.05, 0.5)
+        'accuracy 0.050 below 0.1'
+    """
+    if accuracy < BAND[0]:
+        return f"accuracy {accuracy:.3f} below {BAND[0]:g}"
+    if accuracy > BAND[1]:
+        return f"accuracy {accuracy:.3f} above {BAND[1]:g}"
+    if found < accuracy + ROOM:
+        return f"pass@{SAMPLES} {found:.3f} within {ROOM:g} of the accuracy {accuracy:.3f}"
+    return None
+
+
+def screen(base: str, count: int, first: int, work: Path, file: Path, tell: Tell = lambda text: None) -> int:
+    """Make and screen starts ``first`` and up of a base recipe until ``count`` are accepted; returns how many are.
+
+    Starts that ``file`` has already, made by the same recipe, are not made again.
+
+    Raises:
+        ValueError: the base recipe begins with a published model.
+    """
+    recipe = supervised_recipe(base, ())
+    accepted = 0
+    for number in islice(numbers_from(first), MOST * count):
+        start = phases_of(recipe, number, shared=False)
+        row: Mapping[str, Any] | None = read_screened(file).get(recipe.run.name, {}).get(number)
+        if row is None or row["key"] != start.key:
+            row = _screened(recipe.run.name, base, number, start, work)
+            append_result(file, row)
+        accepted += bool(row["accepted"])
+        tell(f"{base} start {number}: {row['reason'] or 'accepted'} ({row['cpu_seconds']:.0f} CPU s)")
+        if accepted == count:
+            break
+    return accepted
+
+
+def _screened(recipe: str, base: str, number: int, start: PlannedStart, work: Path) -> dict[str, Any]:
+    """The line of a start: what it is, what was measured, and whether it is accepted."""
+    clock = time.process_time()
+    measured = _measured(base, make_start(start, work), work / "screening" / start.key)
+    reason = reason_of(max(measured["greedy"], measured["at_1"]), measured[f"pass@{SAMPLES}"])
+    return {
+        "recipe": recipe,
+        "base": base,
+        "start": number,
+        "key": start.key,
+        **measured,
+        "accepted": reason is None,
+        "reason": reason,
+        "cpu_seconds": rounded(time.process_time() - clock),
+    }
+
+
+def _measured(base: str, folder: Path, output: Path) -> dict[str, float]:
+    """Greedy accuracy, accuracy and pass@k at temperature 1 on validation problems."""
+    from magicrl.api.evaluating import evaluate
+
+    path = base_recipe(base)
+    config = load_train_recipe(path, [], path.parent)
+    source = config.data.train[0]
+    assert source.family is not None, "the study's recipes have generated problems"
+    stream = make_family(source.family, source.options).stream(seed=SEED, split="validation")
+    problems = {problem.prompt: problem for problem in islice(stream, 20 * PROBLEMS)}
+    asked = {"screening": list(islice(problems.values(), PROBLEMS))}
+    found: dict[str, float] = {}
+    for name, temperature, samples in (("greedy", 0.0, 1), ("at_1", 1.0, SAMPLES)):
+        result = evaluate(
+            folder,
+            asked,
+            output=output / name,
+            samples=samples,
+            temperature=temperature,
+            max_tokens=config.stages[-1].max_tokens,
+            extract="lenient",
+            threads=1,
+            workers=1,
+            max_rows=128,
+            memory_limit_mb=256,
+            pass_at=[samples],
+            progress=False,
+        ).recorded.benchmarks["screening"]
+        found[name] = rounded(result.accuracy.mean)
+        if samples > 1:
+            found[f"pass@{samples}"] = rounded(result.pass_at[samples].mean)
+    return found
+
+
+def starts_page(rows: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:
+    """Every start that was screened, with what was measured and why it was rejected."""
+    lines: Sequence[str] = [
+        "# Supervised starts\n",
+        f"Made and screened by `python -m studies starts`, before any reinforcement learning, on {PROBLEMS} validation "
+        f"problems. A start is accepted if its accuracy at the better of greedy and temperature 1 lies between "
+        f"{BAND[0]:g} and {BAND[1]:g} and its pass@{SAMPLES} at least {ROOM:g} above it. CPU seconds are of one thread "
+        "and hold the supervised training and the screening.\n",
+        f"| recipe | start | greedy | at 1 | pass@{SAMPLES} | accepted | CPU s |\n|---|---|---|---|---|---|---|",
+        *(
+            f"| {recipe} | {number} | {row['greedy']:.3f} | {row['at_1']:.3f} | {row[f'pass@{SAMPLES}']:.3f} | "
+            f"{row['reason'] or 'yes'} | {row['cpu_seconds']:.0f} |"
+            for recipe, by_number in sorted(rows.items())
+            for number, row in sorted(by_number.items())
+        ),
+    ]
+    return "\n".join(lines) + "\n"

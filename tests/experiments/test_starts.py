@@ -1,0 +1,137 @@
+"""The study over independent starts: its families, the screening of its starts, and its definition."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from magicrl.records import Problem
+from studies import runs as planning
+from studies import screening
+from studies.__main__ import app
+from studies.definition import SUITES, shipped_ablations
+from studies.families import ChainOptions, TinyStories, WordChains, tiny_stories, word_chains
+from studies.runs import plan_runs, read_screened, starts_of_definition
+from studies.screening import reason_of, screen, starts_page
+
+STARTS = shipped_ablations("starts")
+FAMILIES = (word_chains, tiny_stories)
+
+
+def test_a_story_is_worked_by_hand() -> None:
+    family = TinyStories(ChainOptions(phase="skill", stops="6:1.0", noise=0.0))
+    prompt = "ann has 5 . she buys 3 . she loses 2 . how many ?"
+    assert family.read(prompt) == [5, 3, -2]
+    assert family.asked(5, [3, -2]) == prompt
+    problem = Problem(id="x", prompt=prompt, golds=("6",), verifier="exact", source="tiny_stories", level=2)
+    worked = {family.demonstration(problem, np.random.default_rng(seed)) for seed in range(40)}
+    assert worked == {"5 + 3 is 8 ; answer 8", "5 + 3 is 8 ; 8 - 2 is 6 ; answer 6"}, "it stops after one step or both"
+
+
+def test_a_chain_follows_its_table_and_every_verb_can_be_undone() -> None:
+    family = WordChains(ChainOptions(noise=0.0, verbose=0.0, stops="1:1.0"))
+    prompt = "chain red spin fold :"
+    assert family.read(prompt) == [0, 0, 1]
+    second = family.after(0, 0)
+    problem = Problem(id="x", prompt=prompt, golds=("?",), verifier="exact", source="word_chains", level=2)
+    word = family.words[second]
+    assert family.demonstration(problem, np.random.default_rng(0)) == f"red spin {word} ; answer {word}"
+    for verb in range(len(family.verbs)):
+        assert sorted(family.after(state, verb) for state in range(8)) == list(range(8))
+
+
+@pytest.mark.parametrize("make", FAMILIES)
+def test_families_are_deterministic_split_and_spelt_in_their_vocabulary(make: Any) -> None:
+    family, rng = make(), np.random.default_rng(0)
+    by_split = {s: list(islice(family.stream(seed=1, split=s), 200)) for s in ("train", "validation", "test")}
+    assert by_split["train"] == list(islice(make().stream(seed=1, split="train"), 200))
+    prompts = {split: {problem.prompt for problem in problems} for split, problems in by_split.items()}
+    assert not prompts["train"] & prompts["test"]
+    assert not prompts["validation"] & (prompts["train"] | prompts["test"])
+    assert {problem.level for problem in by_split["train"]} == {1, 2, 3, 4, 5, 6}
+    for problem in by_split["train"]:
+        state, *steps = family.read(problem.prompt)
+        for step in steps:
+            state = family.after(state, step)
+        assert problem.golds == (family.words[state],)
+        assert len(steps) == problem.level
+        assert {*problem.prompt.split(), *family.demonstration(problem, rng).split()} <= set(family.vocabulary)
+    with pytest.raises(ValueError, match=r"has the levels \[1, 2, 3, 4, 5, 6\], got \[9\]"):
+        family.stream(seed=1, split="train", levels=[9])
+    with pytest.raises(ValueError, match="stops names 7, outside"):
+        make(stops="7:1.0")
+
+
+def test_the_rule_of_the_screening() -> None:
+    assert reason_of(0.1, 0.2) is None
+    assert reason_of(0.45, 0.9) is None
+    assert reason_of(0.09, 0.9) == "accuracy 0.090 below 0.1"
+    assert reason_of(0.46, 0.9) == "accuracy 0.460 above 0.45"
+    assert reason_of(0.3, 0.39) == "pass@16 0.390 within 0.1 of the accuracy 0.300"
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Supervised starts of two steps."""
+    whole = planning.load_sft_recipe
+
+    def load(path: Path, overrides: list[str]) -> Any:
+        return whole(path, [*overrides, "phases.0.steps=1", "phases.1.steps=1", "phases.0.batch_size=2"])
+
+    monkeypatch.setattr(planning, "load_sft_recipe", load)
+    monkeypatch.setattr(screening, "PROBLEMS", 3)
+    monkeypatch.setattr(screening, "BAND", (0.99, 1.0))
+
+
+@pytest.mark.usefixtures("short")
+def test_starts_are_made_screened_and_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, told = tmp_path / "starts.jsonl", list[str]()
+    assert screen("chains.toml", 1, 4, tmp_path, file, told.append) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["start"] for row in rows] == [4, 5, 6], "three candidates for one start, and none that can do anything"
+    assert all(row["reason"].endswith("below 0.99") for row in rows)
+    assert len({row["key"] for row in rows}) == 3, "every start is its own from its first phase on"
+    assert "below 0.99 |" in starts_page(read_screened(file))
+    monkeypatch.setattr(screening, "make_start", lambda *_: pytest.fail("made again"))
+    assert screen("chains.toml", 1, 4, tmp_path, file, told.append) == 0
+
+    chains = STARTS[1].scales["tiny"].model_copy(update={"starts": 1})
+    monkeypatch.setattr(planning, "STARTS_FILE", file)
+    with pytest.raises(ValueError, match=r"chains-start: 0 starts have passed .* studies starts chains\.toml"):
+        starts_of_definition(chains)
+    file.write_text("".join(json.dumps(row | {"accepted": row["start"] > 4}) + "\n" for row in rows))
+    assert starts_of_definition(chains) == [5]
+    assert starts_of_definition(chains.model_copy(update={"starts": 2})) == [5, 6]
+    file.write_text("".join(json.dumps(row | {"accepted": True, "key": "of another recipe"}) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="0 starts have passed"):
+        starts_of_definition(chains)
+
+
+def test_the_study_is_what_was_stated() -> None:
+    runs = plan_runs(STARTS, "tiny", range(8))
+    assert len(runs) == 512
+    assert len({run.unit for run in runs}) == 16
+    assert {run.start.chain()[0].recipe.run.seed for run in runs if run.start} == set(range(8))
+    claims = [claim.id for ablation in STARTS for claim in ablation.claims]
+    assert claims == [f"{number}.{claim}" for number in (20, 21, 22) for claim in ("loss", "control", "clip", "rate")]
+    assert SUITES["starts"].looks == 1
+    assert len(plan_runs(STARTS, "quick")) == 12
+
+
+@pytest.mark.slow
+def test_the_quick_form_runs_and_is_told(tmp_path: Path) -> None:
+    results, pages = str(tmp_path / "r.jsonl"), tmp_path / "pages"
+    suite = ["--suite", "starts", "--results", results]
+    run = ["run", "--quick", *suite, "--work", str(tmp_path / "work")]
+    assert app(run, result_action="return_value") == 0
+    report = ["report", *suite, "--scale", "quick", "--output", str(pages)]
+    assert app(report, result_action="return_value") == 0
+    told = [json.loads(line) for line in (pages / "claims.jsonl").read_text().splitlines()]
+    assert {row["verdict"] for row in told} == {"undecided", "not run"}, "two starts decide nothing"
+    assert "pass@16" in (pages / "starts.md").read_text()
+    assert "pass@2" not in (pages / "20.md").read_text(), "columns are those of the study"
