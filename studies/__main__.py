@@ -139,6 +139,58 @@ def run(
 
 
 @app.command
+def race(
+    *,
+    workers: int | None = None,
+    minutes: float | None = None,
+    results: Path = Path("runs/race/results.jsonl"),
+    work: Path = Path("runs/race"),
+    quick: bool = False,
+) -> int:
+    """Run what is left of the race's present stage: the tuning, a round, the final; the same command goes on.
+
+    Example: python -m studies race --minutes 30
+
+    Parameters
+    ----------
+    workers
+        Runs at once, one thread each; default: the cores this process may use.
+    minutes
+        Begin no run that is not expected to end within so many minutes from now.
+    results
+        Results file, added to.
+    work
+        Where supervised starts and run folders are while they are needed.
+    quick
+        Two steps of every method from a half-made start: a check of the machinery.
+    """
+    from studies.racing import load_race, next_stage, quick_stage, score
+    from studies.runs import read_results, run_study
+
+    definition = load_race()
+    known = read_results(results)
+    stage = quick_stage(definition) if quick else next_stage(definition, known)
+    console = Console(highlight=False)
+    todo = stage.missing(known)
+    console.print(f"{stage.name}: {len(stage.entrants)} entrants, {len(todo)} runs to do", markup=False)
+    missing = run_study(
+        todo,
+        results,
+        work,
+        workers=workers or len(os.sched_getaffinity(0)),
+        budget_minutes=minutes,
+        tell=lambda text: console.print(text, markup=False),
+    )
+    if missing:
+        console.print(f"{missing} runs are still missing; the same command goes on")
+        return 1
+    found = stage.scores(read_results(results), score)
+    for entrant in sorted(found, key=lambda entrant: -found[entrant]):
+        console.print(f"{found[entrant]:.3f}  {entrant}", markup=False)
+    return 0
+
+
+@app.command
 def report(
     *names: str,
     suite: SuiteName = "report",
