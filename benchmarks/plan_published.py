@@ -179,7 +179,7 @@ def write_tables(tables: Mapping[str, tuple[Efficiency, dict[str, Any]]]) -> Non
     """Put these tables into the calibration that magicrl ships: the efficiency, and what else is said of it."""
     whole = tomllib.loads(CALIBRATION.read_text())
     for name, (efficiency, told) in tables.items():
-        whole[name] = told | {key: rounded(value) for key, value in asdict(efficiency).items()}
+        whole[name] = whole.get(name, {}) | told | {key: rounded(value) for key, value in asdict(efficiency).items()}
     head = "# Written by benchmarks/plan_published.py --write and benchmarks/plan_cpu.py --write.\n"
     CALIBRATION.write_text(head + tomli_w.dumps(whole))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import log
+from math import exp, log
 from pathlib import Path
 
 import numpy as np
 import pytest
+from plan_held_out import factor_of
 from published import UNKNOWNS, curve, fit, predict, rows
 
 from magicrl.planning.costs import Efficiency, load_calibration
@@ -69,3 +70,20 @@ def test_the_page_quotes_the_committed_figures() -> None:
     for name in ("quickstart", "smollm2"):
         step = json.loads((root / "docs/figures/plan-cpu.json").read_text())[name]["later_stages_predicted"]["step"]
         assert f"| {step['measured_seconds']:.3g} s | {step['predicted_seconds']:.3g} s |" in page
+
+
+def test_nine_of_ten_lie_within_the_factor() -> None:
+    """Of 19 residuals the 18th smallest, ceil(0.9 x 20); of few the largest; signs do not matter."""
+    residuals = [0.01 * k * (-1) ** k for k in range(1, 20)]
+    assert factor_of(residuals) == pytest.approx(exp(0.18))
+    assert factor_of([0.1, -0.5, 0.2]) == pytest.approx(exp(0.5))
+
+
+def test_the_shipped_factor_is_that_of_the_held_out_steps() -> None:
+    told = json.loads((Path(__file__).resolve().parents[2] / "docs/figures/plan-held-out.json").read_text())
+    shipped = load_calibration("H100-80G", 3584)
+    assert (shipped.factor, shipped.factor_steps) == (told["factor"], told["steps"])
+    steps = [row for row in told["rows"] if row.get("setting", {}).get("part") == "step"]
+    logs = [log(row["planned_seconds"] / row["published_seconds"]) for row in steps]
+    assert factor_of(logs) == pytest.approx(told["factor"], rel=1e-3)
+    assert all(row["flops_bound_seconds"] < min(row["planned_seconds"], row["published_seconds"]) for row in steps)

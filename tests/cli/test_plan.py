@@ -40,6 +40,11 @@ def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> Non
     assert facts["cost"] == pytest.approx(facts["hours"] * 32 * 2, rel=1e-3)
     low, high = stage["step_seconds_80_percent"]
     assert low < stage["step_seconds"] < high
+    factor = facts["calibration"]["factor"]
+    assert stage["step_seconds_90_percent"] == pytest.approx(
+        [stage["step_seconds"] / factor, stage["step_seconds"] * factor]
+    )
+    assert stage["flops_bound_seconds"] < low
     learner = facts["memory_gib"]["learner"]
     assert sum(learner.values()) == pytest.approx(facts["memory_gib"]["learner_total"], abs=0.02)
     assert facts["memory_gib"]["learner_total"] < facts["memory_gib"]["budget"]

@@ -19,11 +19,14 @@ from magicrl.planning.costs import (
     learner_flops,
     learner_seconds,
     logprob_seconds,
+    offload_seconds,
     straggling,
     weight_sync_seconds,
 )
 from magicrl.planning.hardware import Hardware, known_hardware, load_hardware
+from magicrl.planning.planner import flops_bound
 from magicrl.planning.shapes import ModelShape, known_models, load_shape, shape_from_config
+from magicrl.planning.workload import Lengths, Workload
 
 # d 4, ff 8, one layer, 2 query heads and 1 KV head of width 2, 10 words
 TOY = ModelShape(
@@ -220,3 +223,31 @@ def test_hardware_by_name_and_file(tmp_path: Path) -> None:
     own.write_text("[mine]\nmemory_gib = -1\n")
     with pytest.raises(ValueError, match="not a hardware file"):
         load_hardware(str(own))
+
+
+def test_the_flops_bound_by_hand() -> None:
+    """Two responses of 3 tokens to a prompt of 2, half survive, one pass without gradient: 1 + 1 + 3/2 forwards."""
+    work = Workload(
+        lengths=Lengths(median=1e6, sigma=0.1, limit=3), prompt=2, rollout_batch=1, group_size=2, kept=0.5, forwards=1
+    )
+    forward = forward_flops(TOY, 10, work.mean_context) / (2 * MACHINE.flops)
+    bound = flops_bound(TOY, MACHINE, work, 2)
+    assert bound == pytest.approx({"rollout": forward, "update": 1.5 * forward, "step": 3.5 * forward})
+
+
+def test_samples_beyond_a_length_by_drawing() -> None:
+    work = Workload(lengths=Lengths(median=900, sigma=0.6, limit=4000), prompt=100, rollout_batch=20000, group_size=1)
+    sizes = work.drawn(0).ravel() + 100
+    long = sizes[sizes > 1500]
+    assert work.beyond(1500) == pytest.approx((long.size / sizes.size, long.sum() / sizes.sum()), rel=0.03)
+    assert (work.beyond(4100), work.beyond(100)) == ((0.0, 0.0), (1.0, 1.0))
+    short = sizes[sizes <= 1500].sum() / 1500
+    assert work.micro_batch(1500) == pytest.approx(sizes.sum() / (short + long.size), rel=0.03)
+    assert work.micro_batch(5000) == 5000
+
+
+def test_state_in_the_hosts_memory_crosses_its_link() -> None:
+    """4 micro-batches move 12 bytes a parameter, an update touches 28; each of two ranks has half of them."""
+    slow = replace(MACHINE, host=10.0)
+    seconds = offload_seconds(System(TOY, slow, HALF), WORK, 1, 2)
+    assert seconds == pytest.approx((4 * 12 + 28) * TOY.parameters / 2 / 5)

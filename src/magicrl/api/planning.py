@@ -85,7 +85,7 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
         "gpu": hardware.name,
         "gpus": made.options.gpus,
         "staleness": made.options.staleness,
-        "calibration": {"name": made.calibration.name, "source": made.calibration.source},
+        "calibration": {key: getattr(made.calibration, key) for key in ("name", "source", "factor", "factor_steps")},
         "layout": {name: getattr(layout, name) for name in sides},
         "settings": [f"{key}={json.dumps(value)}" for key, value in made.settings.items()],
         "memory_gib": {
@@ -95,7 +95,7 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
             "engine": {name: round(value / GIB, 3) for name, value in placed.engine.terms().items()},
             "fits": placed.fits,
         },
-        "stages": [_stage_facts(stage) for stage in made.stages],
+        "stages": [_stage_facts(stage) | _beside(made, stage) for stage in made.stages],
         "hours": round(made.hours, 3),
         "gpu_hours": round(made.hours * made.options.gpus, 3),
         "what_if": [
@@ -150,6 +150,16 @@ def _stage_facts(stage: StagePlan) -> dict[str, Any]:
         "hours_per_1000_steps": round(stage.hours_per_1000, 3),
         "hours": round(stage.hours, 3),
     }
+
+
+def _beside(made: Plan, stage: StagePlan) -> dict[str, Any]:
+    """FLOPs at the peak, and the interval that published steps of other systems give."""
+    from magicrl.planning.planner import flops_bound
+
+    bound = flops_bound(made.shape, made.hardware, stage.work, made.options.gpus)["step"]
+    factor, seconds = made.calibration.factor, stage.seconds
+    wide = None if factor is None else [round(seconds / factor, 3), round(seconds * factor, 3)]
+    return {"flops_bound_seconds": round(bound, 3), "step_seconds_90_percent": wide}
 
 
 def _steps_within(made: Plan, hours: float) -> int:

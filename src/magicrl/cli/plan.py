@@ -142,6 +142,12 @@ def _print(facts: dict[str, Any], console: Console) -> None:
         say(f"{side}, GiB of {memory['budget']:.1f} an accelerator: {terms}")
     say(f"fits: the learner's peak is {memory['learner_total']:.1f} GiB")
     console.print(_stage_table(facts, console.width))
+    bounds = ", ".join(_seconds(stage["flops_bound_seconds"]) for stage in facts["stages"])
+    say(f"FLOPs at the data sheet's peak alone: {bounds} s a step")
+    if (factor := facts["calibration"]["factor"]) is not None:
+        wide = ", ".join("-".join(map(_seconds, stage["step_seconds_90_percent"])) for stage in facts["stages"])
+        steps = facts["calibration"]["factor_steps"]
+        say(f"nine in ten: {wide} s a step (a factor of {factor:.2f}, from {steps} published steps of other systems)")
     say(f"all stages: {_hours(facts)}")
     if "cost" in facts:
         say(f"cost: {facts['cost']:,.2f}")

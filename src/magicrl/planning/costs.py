@@ -240,6 +240,9 @@ class Calibration:
     unknowns: tuple[str, ...]  # names of those that were fitted
     covariance: NDArray[np.float64]  # ``[unknowns, unknowns]`` of their logarithms
     source: str  # what they were found from
+    # nine of ten published steps of other systems were within this factor of the plan, and how many steps these were
+    factor: float | None = None
+    factor_steps: int = 0
 
     def drawn(self, count: int, seed: int = 0) -> list[Efficiency]:
         """Efficiencies drawn from their uncertainty; shares of a peak stay at 1 or below."""
@@ -273,6 +276,8 @@ def load_calibration(hardware: str, hidden: int) -> Calibration:
         unknowns=tuple(table["unknowns"]),
         covariance=np.array(table["covariance"]),
         source=table["source"],
+        factor=table.get("factor"),
+        factor_steps=table.get("factor_steps", 0),
     )
 
 

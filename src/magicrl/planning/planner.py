@@ -12,7 +12,7 @@ import numpy as np
 
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.schema import LoraConfig, StageConfig, TrainConfig
-from magicrl.planning.costs import Calibration, System, load_calibration
+from magicrl.planning.costs import Calibration, System, forward_flops, load_calibration
 from magicrl.planning.hardware import Hardware
 from magicrl.planning.layouts import (
     Demand,
@@ -218,6 +218,13 @@ def estimate(system: System, work: Workload, layout: Layout, staleness: int) -> 
     engine = tokens / batch * setup.cost.step(batch, batch * context)
     parts = step_parts(system, work, layout)
     return max(engine, parts.total)
+
+
+def flops_bound(shape: ModelShape, hardware: Hardware, work: Workload, gpus: int) -> dict[str, float]:
+    """Seconds of rollout, update and step where FLOPs at the data sheet's peak were all: no plan can be below."""
+    a_pass = forward_flops(shape, work.tokens, work.mean_context) / (gpus * hardware.flops)
+    update = 3.0 * a_pass * work.kept * work.reuse
+    return {"rollout": a_pass, "update": update, "step": (1 + work.forwards) * a_pass + update}
 
 
 Job = Sequence[tuple[Workload, int]]
