@@ -134,6 +134,14 @@ def test_a_short_limit_makes_llama_4_no_other_model(tmp_path: Path) -> None:
     assert engine_options(str(tmp_path), VllmSettings(), **REPLICA)["override_generation_config"] == {}
 
 
+def test_latent_attention_has_its_positions_by_torch_on_a_cpu(tmp_path: Path) -> None:
+    for written, expected in (({"kv_lora_rank": 512}, {"custom_ops": ["-rotary_embedding"]}), ({}, None)):
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        for on_gpu in (False, True):
+            options = engine_options(str(tmp_path), VllmSettings(), **REPLICA | {"on_gpu": on_gpu})
+            assert options.get("compilation_config") == (None if on_gpu else expected)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 class TestPinned:

@@ -148,6 +148,7 @@ def engine_options(
 ) -> dict[str, Any]:
     """For vLLM's ``EngineArgs``; arguments as of `VllmEngine`."""
     cache_mb = settings.cache_mb if settings.cache_mb is not None else None if on_gpu else _CPU_CACHE_MB
+    described = _description(folder)
     return {
         "model": folder,
         "dtype": settings.dtype,
@@ -168,7 +169,7 @@ def engine_options(
         "additional_config": {"valid_vocab": valid_vocab},
         # else the folder's recommended top-p, top-k and penalties would change the distribution
         "generation_config": "vllm",
-        "override_generation_config": _fixed_by_context(folder),
+        "override_generation_config": _fixed_by_context(described),
         # for evaluations and weight checks, which go before what is in flight
         "scheduling_policy": "priority",
         # tokens in, tokens out
@@ -177,21 +178,35 @@ def engine_options(
         "use_tqdm_on_load": False,
         # requests bring their own seeds
         "seed": 0,
-        **({"enable_sleep_mode": sleeps} if on_gpu else {"block_size": _CPU_BLOCK}),
+        **({"enable_sleep_mode": sleeps} if on_gpu else {"block_size": _CPU_BLOCK, **_latent_on_cpu(described)}),
         **({} if adapters is None else adapters.options()),
     }
 
 
-def _fixed_by_context(folder: str) -> dict[str, Any]:
+def _description(folder: str) -> dict[str, Any]:
+    """The language model's part of the folder's configuration; empty where it has none."""
+    path = Path(folder) / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return config.get("text_config", config)
+
+
+def _fixed_by_context(config: dict[str, Any]) -> dict[str, Any]:
     """What vLLM else decides by ``max_context``, as the model's configuration has it.
 
     Llama 4's layers without positions scale their queries in contexts of over 32,768 tokens only, so that a shorter
     limit would make it another model than the learner's.
     """
-    path, name = Path(folder) / "config.json", "attn_temperature_tuning"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    config = config.get("text_config", config)
+    name = "attn_temperature_tuning"
     return {name: bool(config[name])} if name in config else {}
+
+
+def _latent_on_cpu(config: dict[str, Any]) -> dict[str, Any]:
+    """Rotary positions by torch where attention is latent (DeepSeek).
+
+    It passes queries by head. The C++ kernel of vLLM 0.32's CPU build takes these for one head, and rotates keys that
+    are a slice of another tensor not at all.
+    """
+    return {"compilation_config": {"custom_ops": ["-rotary_embedding"]}} if config.get("kv_lora_rank") else {}
 
 
 def start_vllm(folder: str, options: dict[str, Any], *, direct_weights: bool = False) -> Any:
