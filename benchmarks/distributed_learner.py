@@ -1,17 +1,15 @@
 """A model spread over ranks without its weights: python benchmarks/distributed_learner.py
 
 Shards a model's shapes with FSDP2 as the learner does, counts the bytes that one rank holds, has torch's tracker follow
-what comes and goes in a backward pass on fake tensors, and puts both beside what ``magicrl plan`` estimates. Minutes;
-writes ``docs/figures/distributed-learner-memory.json``.
+what comes and goes in a backward pass on fake tensors, and puts both beside what ``magicrl plan`` estimates;
+so, too, while weights are sent to engines. Minutes; writes ``docs/figures/distributed-learner-memory.json``.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-import tomllib
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,15 @@ import torch.distributed as dist
 from common import FIGURES, document, parser_of, rounded, write_case
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from magicrl.config.loader import shipped_table
+from magicrl.config.schema import ModelConfig
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
 from magicrl.planning.memory import LearnerSetup, learner_memory
-from magicrl.planning.shapes import shape_from_config
+from magicrl.planning.shapes import COLUMNS, shape_from_config
+from magicrl.training.objective import LearnerSettings
 
 DRY = (
     ("DeepSeek-R1-Distill-Qwen-1.5B", 8),
@@ -32,19 +34,25 @@ DRY = (
     ("DeepSeek-R1-Distill-Qwen-32B", 16),
     ("Qwen3-4B", 8),
 )
+SENT = (("DeepSeek-R1-Distill-Qwen-32B", 32),)  # the learner of the 32B recipe
 LAYERS = 4
 """Of the tracked pass: what comes and goes is two layers' at most."""
 TERMS = ("gathered", "reduced", "activations", "head")
 """Of the plan: what comes and goes."""
 
 
+def config_of(name: str) -> dict[str, Any]:
+    """The configuration of a model that the package knows by name."""
+    return dict(zip(COLUMNS, shipped_table("planning/models.toml", dict[str, list[Any]])[name], strict=False))
+
+
 def dry_run(name: str, ranks: int) -> dict[str, Any]:
     """GiB on rank 0 of ``ranks``: state of the whole model, and what comes and goes beside that of its first layers."""
-    table = tomllib.loads(resources.files("magicrl.planning").joinpath("models.toml").read_text(encoding="utf-8"))
+    config = config_of(name)
     with tempfile.TemporaryDirectory() as folder:
-        state, _ = tracked(table[name], ranks, Path(folder), passes=0)
-        _, transient = tracked(table[name] | {"num_hidden_layers": LAYERS}, ranks, Path(folder))
-    planned = planned_bytes(table[name], ranks)
+        state, _ = tracked(config, ranks, Path(folder), passes=0)
+        _, transient = tracked(config | {"num_hidden_layers": LAYERS}, ranks, Path(folder))
+    planned = planned_bytes(config, ranks)
     both = {
         "master": (state, planned["master"]),
         "comes and goes": (transient, sum(planned[term] for term in TERMS)),
@@ -85,6 +93,32 @@ def tracked(
     return state, peak - 2 * state  # gradients of an earlier pass are as large
 
 
+def sending(config: Mapping[str, Any], ranks: int, folder: Path) -> dict[str, float]:
+    """Bytes of a bfloat16 model, of its largest unit, and the most that sending it has on rank 0 beside its state."""
+    told = {"architectures": [f"{str(config['model_type']).capitalize()}ForCausalLM"], **config}
+    (folder / "config.json").write_text(json.dumps(told))
+    settings = RankSettings(folder=str(folder), learning=LearnerSettings(model=ModelConfig(dtype="bfloat16")))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        meshes = Meshes.make("cpu", 1)
+        with FakeTensorMode():
+            sharded = ShardedModel(settings, meshes, torch.device("cpu"), fill=False)
+            root: Any = sharded._root
+            root.to_empty(device="cpu")
+            sharded.run(lambda: None)
+            root.reshard()
+            state = sum(4.0 * p.to_local().numel() for p in sharded.trained().values())  # type: ignore[attr-defined]
+            tracker = MemTracker()
+            tracker.track_external(sharded.model)
+            with tracker:
+                sizes = {name: 2.0 * weight.numel() for name, weight in sharded.stream()}
+    finally:
+        dist.destroy_process_group()
+    (peak,) = tracker.get_tracker_snapshot("peak").values()
+    units = [sum(n for name, n in sizes.items() if name.startswith(start)) for start, _ in sharded.units() if start]
+    return {"whole": sum(sizes.values()), "unit": max(units), "beside": peak["Total"] - state}
+
+
 def _peak_of(sharded: ShardedModel, passes: int) -> float:
     root: Any = sharded._root
     root.to_empty(device="cpu")
@@ -110,6 +144,11 @@ def main() -> None:
     parser = parser_of(__doc__, FIGURES / "distributed-learner-memory.json")
     given = parser.parse_args()
     results = {f"{name} on {n}": dry_run(name, n) for name, n in DRY}
+    for name, ranks in SENT:
+        with tempfile.TemporaryDirectory() as folder:
+            found = sending(config_of(name), ranks, Path(folder))
+        gib = {f"gib_{what}": rounded(size / 2**30) for what, size in found.items()}
+        results[f"{name} on {ranks}, sent to engines"] = {"ranks": ranks, **gib}
     print(json.dumps(results, indent=1))
     for name, result in results.items():
         write_case(given.output, document({}, ("torch",)), name, result, list(results))

@@ -36,6 +36,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 _log = logging.getLogger(__name__)
 GLOO = "magicrl_gloo"  # the name of the CPU engine in vLLM's registry
+BUCKET = 256 << 20  # bytes of small weights that vLLM joins into one exchange, two at a time; both sides must agree
 _RECEIVER_SECONDS = 600.0  # vLLM hands a receiver no limit of ours
 
 
@@ -168,7 +169,11 @@ def _nccl_sender(
             return ((name, weight.detach().clone()) for name, weight in stream())
 
     info = NCCLTrainerInitInfo(
-        master_address=rendezvous.host, master_port=rendezvous.port, world_size=rendezvous.size, rank=rank
+        master_address=rendezvous.host,
+        master_port=rendezvous.port,
+        world_size=rendezvous.size,
+        rank=rank,
+        packed_buffer_size_bytes=BUCKET,
     )
     return NCCLTrainerWeightTransferEngine.trainer_init(info, client=_AskedElsewhere(), source=Source())
 
@@ -259,6 +264,7 @@ class VllmWeights:
             "world_size": rendezvous.size,
             # vLLM's packing joins small weights into one buffer; the gloo receiver takes them one by one
             "packed": backend_here() == "nccl",
+            "packed_buffer_size_bytes": BUCKET,
         }
         self._rpc("init_weight_transfer_engine", init_info=info)
 

@@ -240,8 +240,11 @@ class DistributedLearner:
         return [pair[0] for pair in ordered], [pair[1] for pair in ordered]
 
     def weights(self) -> Mapping[str, Any]:
-        """Present weights by HF parameter name in the compute precision on the CPU, LoRA merged; a tied one once."""
-        return unpack(self._repeated(lambda: self._call("weights", self._same(), "weights"))[0], writable=True)
+        """Present weights by HF parameter name in the compute precision on the CPU, LoRA merged; a tied one once.
+
+        They lie in the memory in which they came, which may only be read: a copy would be another whole model.
+        """
+        return unpack(self._repeated(lambda: self._call("weights", self._same(), "weights"))[0])
 
     def adapters(self) -> Mapping[str, Any]:
         """The LoRA adapters alone, by PEFT's names, on the CPU."""

@@ -271,7 +271,7 @@ class ShardedModel:
         found: dict[str, Tensor] = {}
         for name, tensor in self.stream():
             if keep:
-                found[name] = tensor.detach().cpu().clone()
+                found[name] = tensor.detach().to("cpu", copy=True)
         names = [_plain(name) for name, _ in self.model.named_parameters() if ".lora_" not in name]
         return {name: found[name] for name in names} if keep else {}
 
