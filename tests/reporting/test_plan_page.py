@@ -14,7 +14,7 @@ import pytest
 
 from magicrl.cli.main import app
 from magicrl.reporting.charts import bars_view
-from magicrl.reporting.plan_page import gpu_chart, memory_views, plan_blocks
+from magicrl.reporting.plan_page import cost_chart, gpu_chart, memory_views, plan_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = str(ROOT / "studies/bases/paper-7b.toml")
@@ -42,7 +42,14 @@ def test_the_page_says_what_the_json_says(planned: tuple[dict[str, Any], str]) -
     assert "What would make it fit" in page
     titles = [block.title for block in plan_blocks(facts)]
     assert titles == ["Plan", "Instead", "Memory", "Time of a step", "More accelerators", "D_R and group size"]
-    for name in ("memory_learner", "memory_engine", "step_over_gpus", "doubling", "step_over_batches"):
+    for name in (
+        "memory_learner",
+        "memory_engine",
+        "step_over_gpus",
+        "doubling",
+        "hours_over_cost",
+        "step_over_batches",
+    ):
         assert f'data-chart="{name}"' in page
 
 
@@ -62,6 +69,15 @@ def test_the_plain_curve_goes_through_both_ends_of_the_sweep(planned: tuple[dict
     assert curve.points[-1][1] == pytest.approx(step.points[-1][1])
     assert all(low <= y <= high for (_, y), (_, low, high) in zip(step.points, step.band, strict=True))
     assert all(r < s for (_, r), (_, s) in zip(rollout.points, step.points, strict=True))
+
+
+def test_only_what_nothing_beats_is_on_the_frontier() -> None:
+    """2 accelerators take longer and cost more than 4; prices scale the one axis alone."""
+    points = [{"gpus": n, "step_seconds": s} for n, s in ((1, 36.0), (2, 30.0), (4, 7.2), (8, 6.84))]
+    every, best = cost_chart(points, 2.0).series
+    assert len(every.points) == 4
+    assert best.points == ((16.0, 2.0), (30.4, 1.9))
+    assert cost_chart(points, None).series[1].points == ((8.0, 2.0), (15.2, 1.9))
 
 
 def test_one_machine_has_no_curve_over_accelerators(planned: tuple[dict[str, Any], str]) -> None:

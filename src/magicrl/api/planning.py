@@ -106,6 +106,7 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
     if made.stated is not None:
         facts["stated"] = _stated_facts(made.stated, made.hours)
     if price is not None:
+        facts["price"] = price
         facts["cost"] = round(made.hours * made.options.gpus * price, 2)
     if hours is not None:
         facts |= {"budget_hours": hours, "steps_in_budget": _steps_within(made, hours)}

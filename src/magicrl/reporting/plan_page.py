@@ -122,7 +122,32 @@ def _more_gpus(facts: Mapping[str, Any]) -> Block | None:
     doubling = bars_view("doubling", title, x_name, saved, note, unit="percent", color=2)
     note = "Behind a bar: wall clock of the 1000 steps."
     costs = bars_view("gpu_hours_by_gpus", "What 1000 steps cost", "accelerator-hours", cost, note, color=1)
-    return figures_block("more", "More accelerators", [[chart_view(gpu_chart(points))], [doubling, costs]], lead)
+    views = [[chart_view(gpu_chart(points))], [doubling, costs], [chart_view(cost_chart(points, facts.get("price")))]]
+    return figures_block("more", "More accelerators", views, lead)
+
+
+def cost_chart(points: Sequence[Mapping[str, Any]], price: float | None) -> Chart:
+    """Hours of 1000 steps against their cost, a point a number of accelerators, and those that none beats in both."""
+    unit, each = ("accelerator-hours", 1.0) if price is None else ("cost", price)
+    hours = {p["gpus"]: p["step_seconds"] / 3.6 for p in points}
+    whole = sorted((gpus * hour * each, hour, gpus) for gpus, hour in hours.items())
+    best = [one for i, one in enumerate(whole) if all(one[1] < other[1] for other in whole[:i])]
+    names = ", ".join(f"{gpus}: {number(hour)} h for {number(paid)}" for paid, hour, gpus in best)
+    return Chart(
+        key="hours_over_cost",
+        title="Hours of 1000 steps against their cost",
+        unit="number",
+        y_low=0.0,
+        series=(
+            Series(label="numbers of accelerators", points=tuple((c, h) for c, h, _ in whole), dots=True),
+            Series(
+                label="none is both faster and cheaper", points=tuple((c, h) for c, h, _ in best), color=2, dots=True
+            ),
+        ),
+        x_name=unit,
+        x_word=unit,
+        note=f"By accelerators, of those that none beats: {names}.",
+    )
 
 
 def gpu_chart(points: Sequence[Mapping[str, Any]]) -> Chart:
