@@ -28,9 +28,12 @@ docs/performance.md.
 
 from __future__ import annotations
 
+import math
+import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +43,7 @@ import gpu_page
 import head_speed
 import torch
 from common import FIGURES, PERFORMANCE, ROOT, document, parser_of, rounded, write_case
-from gpu_device import forget_peak, name_of, now
+from gpu_device import forget_peak, name_of, now, remaining
 from gpu_engine import EngineCase, engine_case
 from gpu_learner import LearnerCase, learner_case
 from gpu_parts import PackCase, gap_case, pack_case, pytest_case, run_case, tile_case, weight_case
@@ -107,8 +110,8 @@ def full() -> Plan:
         ),
         gap=engine("1k", 16, 4, 32, 512),
         packs=(
-            PackCase(name="16k", responses=16, median=600, longest=8192, heads=12, kv_heads=2, head_dim=128),
-            PackCase(name="64k", responses=16, median=2500, longest=32768, heads=28, kv_heads=4, head_dim=128),
+            PackCase(name="10k", responses=16, median=600, longest=8192, heads=12, kv_heads=2, head_dim=128),
+            PackCase(name="42k", responses=16, median=2500, longest=32768, heads=28, kv_heads=4, head_dim=128),
             PackCase(
                 name="shared", responses=16, median=600, longest=4096, heads=12, kv_heads=2, head_dim=128, prompt=1024
             ),
@@ -178,10 +181,33 @@ def jobs(plan: Plan, device: str) -> dict[str, Job]:
     return found
 
 
+@contextmanager
+def limited() -> Generator[None]:
+    """Until `remaining` is over; then a ``TimeoutError`` ends the case that runs."""
+
+    def over(*_: object) -> None:
+        raise TimeoutError("stopped at the end of the part's time")
+
+    seconds = remaining()
+    if math.isinf(seconds):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def attempted(job: Job) -> dict[str, Any]:
     """What a case found, or why it found nothing: one that fails costs the others nothing."""
+    if remaining() <= 0:
+        return {"failed": "no time of the part was left"}
     try:
-        return job()
+        with limited():
+            return job()
     except torch.OutOfMemoryError as error:
         return {"out_of_memory": str(error).splitlines()[0]}
     except Exception as error:  # noqa: BLE001 - device time is dear: the other cases are measured all the same

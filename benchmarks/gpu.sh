@@ -5,7 +5,8 @@
 #   bash benchmarks/gpu.sh tests tiles             # there: figures in $OUT/bench-gpu.json (runs/gpu without OUT), and gpu.log
 #   bash benchmarks/gpu.sh --rehearse              # on a CPU: all parts with tiny sizes, kernels in Triton's interpreter
 #
-# PYTHON names the interpreter. A part gets PART_SECONDS (480); one that fails stops no other, and the exit status is 1.
+# PYTHON names the interpreter. A part gets PART_SECONDS (480): shortly before, the case that runs is stopped, and the JSON
+# says so. One that fails stops no other, and the exit status is 1.
 set -u
 cd "$(dirname "$0")/.."
 options=()
@@ -21,11 +22,11 @@ site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 ls build/gpu-wheels/*.whl >/dev/null || { echo "no build/gpu-wheels here: make gpu-wheels, and carry that folder" >&2; exit 2; }
 "${PYTHON:=python3}" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" build/gpu-wheels/*.whl || exit 2
-export PYTHONPATH=$PWD/src:$site PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
+export PYTHONPATH=$PWD/src:$site PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 PART_SECONDS=${PART_SECONDS:-480}
 failed=()
 for part; do
   echo "== $part"
-  timeout -k 10 "${PART_SECONDS:-480}" "$PYTHON" benchmarks/gpu.py --parts "$part" --output "$out/bench-gpu.json" \
+  timeout -k 10 "$PART_SECONDS" "$PYTHON" benchmarks/gpu.py --parts "$part" --output "$out/bench-gpu.json" \
     --page "$out/gpu.md" "${options[@]}" 2>&1 | tee -a "$out/gpu.log"
   status=${PIPESTATUS[0]}
   [ "$status" = 0 ] || failed+=("$part ($status)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,15 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from magicrl.planning.hardware import GIB, Hardware, load_hardware
 from magicrl.planning.shapes import ModelShape
+
+MARGIN = 25.0
+"""Seconds before its end at which a part stops the case that runs, so that what was found is written."""
+
+
+def remaining() -> float:
+    """Seconds until this process has to stop what it measures: PART_SECONDS of `gpu.sh`, else without end."""
+    age = time.time() - psutil.Process().create_time()
+    return float(os.environ.get("PART_SECONDS", "inf")) - age - MARGIN
 
 
 def now(device: str) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,7 @@ import numpy as np
 import torch
 from bench_models import long_tailed
 from common import ROOT, rounded
-from gpu_device import copy_rate, forget_peak, name_of, now, peak_gib, random_model
+from gpu_device import copy_rate, forget_peak, name_of, now, peak_gib, random_model, remaining
 from gpu_engine import EngineCase, ask, engine_model, make_engine
 from gpu_learner import LearnerCase, make_learner
 from head_speed import Case as HeadCase
@@ -32,8 +34,7 @@ from magicrl.models.packing import PackedContext, SharedLayout, SharedPromptCont
 from magicrl.models.scorer import PolicyScorer
 from magicrl.models.varlen import capability_of
 
-SECONDS = 450.0
-"""That a program of a part gets: a part has eight minutes."""
+LATE = "stopped at the end of the part's time"
 Precision = Literal["bfloat16", "float16"]
 
 
@@ -48,17 +49,36 @@ def seconds_of(action: Callable[[], object], device: str, times: int = 3) -> flo
     return min(found)
 
 
+def ended(program: subprocess.Popen[bytes]) -> int | None:
+    """The exit status of a program; None of one that was stopped, while the part could still write what it found."""
+    left = remaining() - 25
+    try:
+        return program.wait(None if math.isinf(left) else max(0.0, left))
+    except subprocess.TimeoutExpired:
+        program.send_signal(signal.SIGINT)  # pytest and a run then write what they have
+    try:
+        program.wait(10)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        program.wait()
+    return None
+
+
 def pytest_case(*paths: str) -> dict[str, Any]:
     """What pytest says of these paths; ``failed`` names what is red."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-rs", f"--junitxml={report}", *paths]
-        done = subprocess.run(command, cwd=ROOT, timeout=SECONDS, check=False)
+        status = ended(subprocess.Popen(command, cwd=ROOT))
+        if not report.exists():
+            return {"failed": f"pytest: {LATE if status is None else status}, and no report"}
         suite = next(xml.parse(report).getroot().iter("testsuite"))
     red = [f"{case.get('classname')}::{case.get('name')}" for case in suite.iter("testcase")
            if case.find("failure") is not None or case.find("error") is not None]  # fmt: skip
     found: dict[str, Any] = {key: int(suite.get(key, 0)) for key in ("tests", "skipped", "failures", "errors")}
-    return found if done.returncode == 0 else {**found, "failed": ", ".join(red) or f"pytest: {done.returncode}"}
+    if status == 0:
+        return found
+    return {**found, "failed": ", ".join(red) or f"pytest: {LATE if status is None else status}"}
 
 
 def tile_case(case: HeadCase, tiles: Tiles | None, device: str) -> dict[str, Any]:
@@ -170,13 +190,9 @@ def run_case(recipe: str, devices: Sequence[str], settings: Sequence[str] = ()) 
             running[device] = subprocess.Popen(command, cwd=folder, env={**os.environ, **hidden})
         found: dict[str, Any] = {}
         for device, process in running.items():
-            try:
-                status: int | str = process.wait(timeout=SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                status = f"not done in {SECONDS:g} s"
-            found[device] = {"exit": status, **_curve(Path(folder) / device / "metrics.jsonl")}
+            status = ended(process)
+            curve = _curve(Path(folder) / device / "metrics.jsonl")
+            found[device] = {"exit": LATE if status is None else status, **curve}
     # 3: it learned nothing, which a shortened run may say
     wrong = [f"{device}: {one['exit']}" for device, one in found.items() if one["exit"] not in (0, 3)]
     return {"runs": found, **({"failed": ", ".join(wrong)} if wrong else {})}

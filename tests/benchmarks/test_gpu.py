@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import gpu_page
+import psutil
 import pytest
 import torch
 from common import PERFORMANCE, ROOT
-from gpu_device import random_model
+from gpu_device import MARGIN, random_model
 from gpu_engine import bound_of
 from gpu_learner import needs_lora
 from gpu_parts import pack_case, pytest_case, run_case
@@ -100,6 +102,36 @@ def test_a_case_that_fails_says_why_and_stops_nothing(tmp_path: Path, monkeypatc
     assert cases["learner-c"]["measured"] == 1
     assert cases["engine-b"]["failed"] == "RuntimeError: no kernel"
     assert "| head-a | CUDA out of memory." in (tmp_path / "page.md").read_text()
+
+
+def part_with(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let a part that this process is have so much time left."""
+    age = time.time() - psutil.Process().create_time()
+    monkeypatch.setenv("PART_SECONDS", str(age + MARGIN + seconds))
+
+
+def test_a_part_ends_in_time_and_says_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first() -> dict[str, Any]:
+        part_with(monkeypatch, 5.0)
+        return {"measured": 1}
+
+    jobs = {"head-a": first, "head-b": lambda: time.sleep(60), "head-c": lambda: {"measured": 1}}
+    monkeypatch.setattr(gpu, "jobs", lambda plan, device: jobs)
+    with pytest.raises(SystemExit, match="head-b, head-c"):
+        run(monkeypatch, tmp_path)
+    cases = json.loads((tmp_path / "gpu.json").read_text())["cases"]
+    assert cases["head-a"]["measured"] == 1
+    assert cases["head-b"]["failed"] == "TimeoutError: stopped at the end of the part's time"
+    assert cases["head-c"]["failed"] == "no time of the part was left"
+
+
+def test_tests_that_take_too_long_are_stopped_with_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "test_some.py"
+    file.write_text("import time\ndef test_good(): pass\ndef test_slow(): time.sleep(600)\n")
+    part_with(monkeypatch, 25 + 6.0)
+    found = pytest_case(str(file), "-p", "no:cacheprovider")
+    assert found["tests"] >= 1
+    assert found["failed"] == "pytest: stopped at the end of the part's time"
 
 
 def test_a_red_test_is_named(tmp_path: Path) -> None:
