@@ -163,8 +163,9 @@ def test_mai_clip_opens_the_upper_bound_below_the_target() -> None:
     ks = observed(mai_clip.make(ControllerSettings()), [0.2, 0.2, 0.3, 0.4, *[0.1] * 12], "k")
     assert ks[:5] == [0.0, 0.25, 0.5, 0.5, 0.25]
     assert ks[-1] == 2.5  # k_max
-    expected = by_bounds(lambda q: 0.4, lambda q: 2.5 + 1.5)
-    assert gradient(mai_clip.ROW, RHO, {"k": 1.5}) == pytest.approx(expected)
+    for k in (0.0, 2.2):  # the token at rho 4.5 is beyond 2.5 and within 4.7
+        expected = by_bounds(lambda q: 0.4, lambda q, k=k: 2.5 + k)
+        assert gradient(mai_clip.ROW, RHO, {"k": k}) == pytest.approx(expected)
 
 
 def test_entrocraft_keeps_one_sign_outside_of_its_band() -> None:
