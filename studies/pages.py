@@ -375,7 +375,7 @@ ENDS: tuple[tuple[str, str], ...] = (
     ("test@1.0", "at 1"),
     ("test@best", "at its best temperature"),
     ("pass@4", "pass@4"),
-    ("collapse:0.05@0.8", "share collapsed"),
+    ("collapse:0.2@0.6", "share collapsed (0.2 nats before 60 %)"),
     ("entropy@late", "entropy in the end"),
 )
 """Columns of an arm; those that no run has are left out."""
