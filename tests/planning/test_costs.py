@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magicrl.planning.costs import (
     DecodeCost,
     Efficiency,
+    Exchange,
     LearnerWork,
     System,
     decode_cost,
+    exchange_seconds,
     forward_flops,
     kv_capacity,
     learner_flops,
@@ -140,6 +143,38 @@ def test_many_small_micro_batches_are_bound_by_communication() -> None:
     seconds = learner_seconds(TOY_SYSTEM, WORK, 2)
     assert seconds == pytest.approx(2 * 0.5 * TOY.parameters * 8 / 5 + 28 * TOY.parameters / 2 / 50)
     assert learner_seconds(TOY_SYSTEM, WORK, 4) > seconds / 2  # beyond the node the network is slower
+
+
+@pytest.mark.parametrize(
+    ("told", "bytes_inside", "bytes_across"),
+    [
+        # 3 micro-batches in 2 updates; 2 of 4 accelerators hold the model: half of it is gathered twice in 2 bytes and
+        # scattered in 4 each time, and copies exchange their half (both ways, halved: 1 x 1/2 of it) in each update
+        ({}, 3 * 0.5 * (4 + 4), 2 * 0.5 * 4),
+        ({"reduce_bytes": 2.0}, 3 * 0.5 * (4 + 2), 3 * 0.5 * 2),
+        ({"reduce_once": True}, 0.5 * (3 * 4 + 2 * 4), 2 * 0.5 * 4),
+    ],
+)
+def test_copies_of_the_model_meet_once_an_update(
+    told: dict[str, Any], bytes_inside: float, bytes_across: float
+) -> None:
+    exchange = Exchange(shards=2, **told)
+    found = exchange_seconds(TOY_SYSTEM, exchange, 4, 3, 2)
+    link, network = (x * HALF.network for x in (MACHINE.link, MACHINE.network))
+    assert link != network
+    assert MACHINE.gpus_per_node == 2
+    assert found == pytest.approx(TOY.parameters * (bytes_inside / link + bytes_across / network))
+    # one copy over both nodes, and a copy on every accelerator
+    all_ranks = exchange_seconds(TOY_SYSTEM, Exchange(), 4, 3, 2)
+    assert all_ranks == pytest.approx(TOY.parameters * 3 * 0.75 * 8 / network)
+    assert exchange_seconds(TOY_SYSTEM, Exchange(shards=1), 2, 3, 2) == pytest.approx(
+        TOY.parameters * 2 * 2 * 0.5 * 4 / link
+    )
+    # the optimizer steps on a shard of one copy
+    few = replace(WORK, tokens=0.0, responses=1e9)
+    spread, copied = (learner_seconds(TOY_SYSTEM, few, 4, 1, Exchange(shards=n)) for n in (4, 2))
+    moved = [exchange_seconds(TOY_SYSTEM, Exchange(shards=n), 4, WORK.sgd_steps, WORK.sgd_steps) for n in (4, 2)]
+    assert copied - moved[1] == pytest.approx(2 * (spread - moved[0]))
 
 
 def test_ranks_beyond_the_number_of_samples_stand_idle() -> None:

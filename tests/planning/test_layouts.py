@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from magicrl.cli.main import app
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.loader import load_train_recipe
+from magicrl.planning.costs import Exchange
 from magicrl.planning.hardware import GIB, load_hardware
 from magicrl.planning.layouts import (
     Demand,
@@ -246,6 +247,8 @@ def test_copies_of_the_model_follow_the_learners_own_rule() -> None:
     cluster = ClusterConfig.model_validate(
         {"learner": {"ranks": 16, "shard_ranks": 4, "reduce_dtype": "bfloat16"}, "rollout": {"replicas": 16}}
     )
-    narrow = placed_as(seven, cluster.learner, cluster.rollout).learner
+    placed = placed_as(seven, cluster.learner, cluster.rollout)
+    assert placed.layout.exchange == Exchange(shards=4, reduce_bytes=2.0)
+    narrow = placed.learner
     assert narrow.master == whole / 4
     assert narrow.reduced < place(seven, 16, 16, 1, 1, colocated=False).learner.reduced

@@ -180,7 +180,7 @@ def test_the_best_asynchronous_layout_is_the_best_of_all_when_played() -> None:
 
 
 @pytest.mark.parametrize("staleness", [0, 4])
-def test_the_search_finds_recomputation_and_larger_micro_batches(staleness: int) -> None:
+def test_the_search_finds_recomputation_and_copies_of_the_model(staleness: int) -> None:
     """32B at 32K on 64 H200: as the recipe stands, with recomputation set by hand, and searched."""
     model, h200, cases = load_shape("DeepSeek-R1-Distill-Qwen-32B"), load_hardware("H200"), ("false", "true")
     long = [load_train_recipe(PAPER, [*AT_32K, f"model.gradient_checkpointing={one}"]) for one in cases]
@@ -188,8 +188,9 @@ def test_the_search_finds_recomputation_and_larger_micro_batches(staleness: int)
     bare, by_hand = (make_plan(c, model, h200, stated, what_if=False).stages[0].seconds for c in long)
     found = make_plan(long[0], model, h200, replace(stated, as_stated=False), what_if=False)
     assert found.stages[0].seconds < by_hand < 0.8 * bare
-    assert found.placed.layout.checkpointing
-    assert found.placed.layout.micro_batch_tokens > 34816
+    layout = found.placed.layout
+    assert layout.checkpointing or layout.checkpoint_above is not None  # of all samples, or of the longest
+    assert layout.shards < layout.learner_gpus
 
 
 @pytest.mark.parametrize(

@@ -173,19 +173,45 @@ def straggling(ranks: int, responses: float, variation: float) -> float:
     return 1.0 + float(ndtri((ranks - 0.375) / (ranks + 0.25))) * variation / sqrt(max(responses, 1.0))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """How the learner's accelerators exchange weights and gradients."""
+
+    shards: int | None = None  # accelerators that hold the model once, neighbours; None: all
+    reduce_bytes: float = FLOAT32  # of a value of the gradients that are summed
+    reduce_once: bool = False  # once an update, not once a micro-batch
+
+
+def exchange_seconds(system: System, exchange: Exchange, gpus: int, micro_batches: int, updates: int) -> float:
+    """Weights and gradients of ``micro_batches`` over ``gpus`` accelerators, in ``updates`` updates.
+
+    Among the accelerators of one copy (s) each micro-batch gathers the weights twice in bf16 and scatters the sum of
+    its gradients: (s - 1) / s of the parameters each time. Copies (c) then all-reduce their shards, twice (c - 1) / c
+    of them: once an update, in a sum of 16 bits once a micro-batch (`magicrl.distributed.learner.sharding`).
+    """
+    shards = exchange.shards or gpus
+    copies, parameters = gpus // shards, system.shape.parameters
+    sums = updates if exchange.reduce_once else micro_batches
+    inside = (shards - 1) / shards * parameters * (2 * BF16 * micro_batches + exchange.reduce_bytes * sums)
+    meetings = updates if exchange.reduce_bytes == FLOAT32 else sums
+    across = 2 * (copies - 1) / copies * parameters / shards * exchange.reduce_bytes * meetings
+    return inside / system.collective_bandwidth(shards) + across / system.collective_bandwidth(gpus)
+
+
 def learner_seconds(
     system: System,
     work: LearnerWork,
     gpus: int,
     sequence_parallel: int = 1,
+    exchange: Exchange | None = None,
 ) -> float:
     """All updates of a step with fully sharded data parallelism: arithmetic or communication, the longer of the two,
     and the optimizer.
 
-    Each micro-batch gathers the weights twice in bf16 and reduces float32 gradients; Ulysses' four exchanges a layer
-    move activations. The arithmetic is that of the fullest rank (``straggling``), and a sample is not divided over more
-    than its sequence-parallel group, so that ranks beyond the number of samples stand idle. The optimizer reads
-    and writes master, moments and gradient of its shard (28 bytes a parameter).
+    Weights and gradients move as `exchange_seconds` has it, and Ulysses' four exchanges a layer move activations. The
+    arithmetic is that of the fullest rank (``straggling``), and a sample is not divided over more than its
+    sequence-parallel group, so that ranks beyond the number of samples stand idle. The optimizer reads and writes
+    master, moments and gradient of its shard (28 bytes a parameter).
     """
     shape, hardware, efficiency = system.shape, system.hardware, system.efficiency
     flops = learner_flops(shape, work.tokens, work.mean_context, recompute=work.recompute)
@@ -194,14 +220,14 @@ def learner_seconds(
     busy = min(gpus, sequence_parallel * work.responses / work.sgd_steps)
     compute = flops / (busy * hardware.flops * efficiency.learner) * spread
     micro_batches = work.micro_batches(groups)
-    shared = (gpus - 1) / gpus
-    gathered = micro_batches * shared * shape.parameters * (2 * BF16 + FLOAT32)
-    communication = gathered / system.collective_bandwidth(gpus)
+    given = exchange or Exchange()
+    communication = exchange_seconds(system, given, gpus, micro_batches, work.sgd_steps)
     if sequence_parallel > 1:
         passes = 3.0 + work.recompute
         exchanged = passes * 4.0 * shape.layers * work.tokens / gpus * shape.hidden * BF16
         communication += exchanged / system.collective_bandwidth(sequence_parallel)
-    optimizer = work.sgd_steps * 28.0 * shape.parameters / gpus / (hardware.bandwidth * efficiency.weights)
+    shard = shape.parameters / (given.shards or gpus)
+    optimizer = work.sgd_steps * 28.0 * shard / (hardware.bandwidth * efficiency.weights)
     return max(compute, communication) + optimizer
 
 

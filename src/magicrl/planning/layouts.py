@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from magicrl.config.cluster_schema import ClusterConfig, LearnerPlacement, RolloutPlacement
-from magicrl.planning.costs import BF16, FLOAT32, kv_capacity
+from magicrl.planning.costs import BF16, FLOAT32, Exchange, kv_capacity
 from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.memory import (
     EngineMemory,
@@ -191,8 +191,8 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
         micro_batch_tokens=demand.micro_batch_tokens,
         checkpointing=demand.checkpointing,
         checkpoint_above=demand.checkpoint_above,
-        shards=shards,
         offload=demand.offload_optimizer,
+        exchange=Exchange(shards=setup.gpus, reduce_bytes=setup.reduce_bytes, reduce_once=setup.reduce_once),
     )
     short = cache_short(demand, engine, tp)
     return Placed(layout=layout, learner=learner, engine=engine, missing=max(learner.total - hardware.budget, short))

@@ -7,7 +7,7 @@ and the share of groups that survive rejection, from the ``metrics.jsonl`` of a 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import exp, log, sqrt
 from pathlib import Path
@@ -19,6 +19,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from magicrl.planning.costs import (
+    Exchange,
     LearnerWork,
     System,
     decode_cost,
@@ -206,7 +207,7 @@ class Layout:
 
     rollout_gpus: int  # of the engine
     tensor_parallel: int  # accelerators of one replica
-    learner_gpus: int  # that shard the learner
+    learner_gpus: int  # of the learner
     sequence_parallel: int  # that share a sequence in the learner
     colocated: bool  # engine and learner are the same accelerators, one after the other
     cache_bytes: float  # for keys and values on each of the engine's accelerators
@@ -214,14 +215,19 @@ class Layout:
     micro_batch_tokens: int = 16384  # most tokens of one forward/backward; a longer sample goes alone
     checkpointing: bool = False  # layers are computed again in the backward pass
     checkpoint_above: int | None = None  # the same in micro-batches of more tokens than this
-    shards: int = 1  # accelerators that hold the learner's state once
-    offload: bool = False  # that state is in the host's memory
+    offload: bool = False  # the learner's state is in the host's memory
+    exchange: Exchange = field(default_factory=Exchange)  # of the learner's weights and gradients
 
     def recomputed(self, work: Workload) -> float:
         """Share of the tokens whose layers are computed again."""
         if self.checkpointing or self.checkpoint_above is None:
             return float(self.checkpointing)
         return 1.0 if self.checkpoint_above < self.micro_batch_tokens else work.beyond(self.checkpoint_above)[1]
+
+    @property
+    def shards(self) -> int:
+        """Accelerators that hold the learner's state once."""
+        return self.exchange.shards or self.learner_gpus
 
     @property
     def gpus(self) -> int:
@@ -286,7 +292,7 @@ def step_parts(system: System, work: Workload, layout: Layout) -> StepParts:
     moved = offload_seconds(system, learner, gpus // layout.sequence_parallel, layout.shards) if layout.offload else 0.0
     return StepParts(
         logprobs=work.forwards * logprob_seconds(system, work.tokens, work.mean_context, gpus),
-        learn=learner_seconds(system, learner, gpus, layout.sequence_parallel) + moved,
+        learn=learner_seconds(system, learner, gpus, layout.sequence_parallel, layout.exchange) + moved,
         sync=weight_sync_seconds(system, layout.gpus),
         other=system.efficiency.other * work.responses,
     )
