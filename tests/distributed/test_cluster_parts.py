@@ -125,6 +125,37 @@ def test_every_device_that_a_run_holds_is_counted_once(parts: Callable[..., clus
     assert parts({"learner": {"ranks": 4}, "rollout": wide | {"colocated": True}}, gpus=4, **vllm).devices == 4
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, "expandable_segments:False"),
+    ],
+)
+def test_ranks_on_gpus_start_with_segments_that_grow_or_as_the_user_says(
+    parts: Callable[..., ClusterParts],
+    make_recipe: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    expected: str,
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    started: list[Any] = []
+    monkeypatch.setattr(cluster_parts, "rank_options", lambda ranks, **_: [{"num_gpus": 1}] * ranks)
+    monkeypatch.setattr(cluster_parts, "RayLauncher", lambda options, **_: started.extend(options))
+    monkeypatch.setattr(cluster_parts, "DistributedLearner", lambda *_, **__: None)
+    start = make_recipe().start.model
+    for gpus in (0, 4):
+        made = parts({"learner": {"ranks": 2}}, gpus=gpus)
+        made.learner(made.policy(start))
+    told = {"runtime_env": {"env_vars": {"PYTORCH_ALLOC_CONF": expected}}}
+    assert started == [{"num_gpus": 1}] * 2 + [{"num_gpus": 1} | told] * 2
+
+
 @pytest.mark.slow
 def test_ranks_share_as_few_nodes_as_they_can(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> None:
     import ray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -86,6 +86,10 @@ class ClusterParts(LocalParts):
             options = rank_options(ranks, gpus=self._gpus, seconds=timeouts.start)
         else:
             options = [shared.rank_options(rank) for rank in range(ranks)]
+        if self._gpus:
+            # as the process starts: torch reads it once
+            allocator = {"runtime_env": {"env_vars": rank_allocator(os.environ)}}
+            options = [one | allocator for one in options]
         return DistributedLearner(
             policy,
             LearnerSettings.of(config),
@@ -199,6 +203,16 @@ def weight_copy(config: TrainConfig, *, gpus: bool) -> Literal["object_store", "
         return placed.weight_copy
     apart = gpus and rollout.engine == "vllm" and not placed.colocated
     return "direct" if apart and not rollout.weight_lag and config.model.lora is None else "object_store"
+
+
+def rank_allocator(environment: Mapping[str, str]) -> dict[str, str]:
+    """What CUDA's allocator in a learner rank is told: what this process is, else to have segments that grow.
+
+    Micro-batches differ in their numbers of tokens, and blocks of fixed segments that fit none of the next ones would
+    stay reserved. Replicas are not told: vLLM turns such segments off in its own pools.
+    """
+    told = (environment.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    return {"PYTORCH_ALLOC_CONF": next(filter(None, told), "expandable_segments:True")}
 
 
 def rank_options(ranks: int, *, gpus: bool, seconds: float) -> list[dict[str, Any]]:
