@@ -3,8 +3,8 @@
 Plan against published, beside the bound that FLOPs at the peak give. Whole steps of RL give the factor that nine of ten
 steps lie within (split conformal: the ceil(0.9 (n + 1))-th smallest |log(plan / published)|), and how many steps of
 each system a factor from the other systems alone would have held. Updates and rollouts alone stand beside them and
-give no interval. Writes ``docs/figures/plan-held-out.json``; with ``--write`` the factor goes into the planner's
-calibration. Seconds of one core; no GPU.
+give no interval. Writes ``docs/figures/plan-held-out.json`` and the table of docs/planning.md; with ``--write`` the
+factor goes into the planner's calibration. Seconds of one core; no GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from common import ROOT, document, parser_of, rounded, write_figure
+from common import ROOT, document, parser_of, put_section, rounded, table, write_figure
 from plan_published import CALIBRATION
 from published import ENGINE_SHARE
 
@@ -171,6 +171,24 @@ def factor_of(residuals: Sequence[float]) -> float:
     return exp(ordered[min(len(ordered), ceil(SHARE * (len(ordered) + 1))) - 1])
 
 
+def page_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The rows as docs/planning.md has them."""
+    return table(
+        "system | row | published s | planned s | error | FLOPs at the peak, s",
+        (
+            (
+                row["system"],
+                row["row"],
+                f"{row['published_seconds']:.3g}",
+                f"{row['planned_seconds']:.3g}",
+                f"{100 * row['error']:+.0f} %",
+                "" if row["flops_bound_seconds"] is None else f"{row['flops_bound_seconds']:.3g}",
+            )
+            for row in rows
+        ),
+    )
+
+
 def main() -> None:
     parser = parser_of(__doc__, ROOT / "docs" / "figures" / "plan-held-out.json")
     parser.add_argument("--write", action="store_true")
@@ -212,6 +230,7 @@ def main() -> None:
         head = CALIBRATION.read_text().partition("\n")[0] + "\n"
         CALIBRATION.write_text(head + tomli_w.dumps(whole))
     write_figure(options.output, result)
+    put_section(ROOT / "docs" / "planning.md", "held-out", page_table(rows))
     print(json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1))
     for found in rows:
         print(*(found[key] for key in ("system", "row", "published_seconds", "planned_seconds", "error")))
