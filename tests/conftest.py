@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))  # t
 sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
 
 
+@pytest.hookimpl(optionalhook=True)  # a lent GPU's machine has no xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With ``--dist loadscope`` a worker takes a whole file, or all that starts Ray: one cluster at a time."""
     if config.getoption("dist") != "loadscope":

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from magicrl.api import doctor
 from magicrl.cli.main import app
 from magicrl.distributed.doctor import Finding
+from magicrl.models import cpu_kernels
 from magicrl.planning.memory import GIB
 from magicrl.verifiers.code.sandbox import SandboxRefusal
 
@@ -34,6 +35,18 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_extra_of_a_user_is_told() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert doctor.EXTRAS.keys() == project["optional-dependencies"].keys() - {"dev", "bench", "docs"}
+
+
+def test_which_kernels_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(reason: str | None) -> Finding:
+        monkeypatch.setattr(cpu_kernels, "missing", lambda: reason)
+        return next(found for found in doctor._torch() if found.what.startswith("kernels"))
+
+    assert told(None).text == "magicrl's own, for bfloat16"
+    assert told("the processor lacks avx512f").status == "ok"
+    lacking = told("there is no C++ compiler (g++ or clang++)")
+    assert (lacking.status, lacking.remedy) == ("warning", "apt install g++")
+    assert lacking.text.startswith("torch's, since there is no")
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,6 @@ IN_PROCESS, LAGGED = (
         (COLOCATED, ("ranks = 4", "ranks = 2"), r"set cluster\.learner\.ranks = 4 \(it is 2\)"),
         (COLOCATED, IN_PROCESS, "vLLM alone gives its memory back"),
         (COLOCATED, LAGGED, "nothing can be in flight"),
-        (DIRECT, ('"direct"', '"direct"\ncolocated = true'), "how vLLM takes the newest weights"),
         (DIRECT, IN_PROCESS, "how vLLM takes the newest weights"),
         (DIRECT, LAGGED, "how vLLM takes the newest weights"),
     ],

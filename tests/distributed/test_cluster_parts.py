@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from magicrl.distributed.learner.sharding import RankSettings
 from magicrl.distributed.runtime import ClusterError, Node, nodes
 from magicrl.models.loading import LoadedModel, load_policy
 from magicrl.planning.memory import NodeRoom, beside_ranks
+from magicrl.training import assemble
 from magicrl.training.objective import LearnerSettings
 
 VLLM = {"engine": "vllm", "max_rows": 8}
@@ -203,7 +206,8 @@ def test_ranks_share_as_few_nodes_as_they_can(three_nodes: Any, make_recipe: Cal
         ({}, 0, {}, "object_store"),
         ({"weight_copy": "object_store"}, 4, {}, "object_store"),
         ({"weight_copy": "direct"}, 0, {}, "direct"),
-        ({"colocated": True}, 4, {}, "object_store"),
+        ({"colocated": True}, 4, {}, "direct"),
+        ({"colocated": True}, 0, {}, "object_store"),
         ({}, 4, {"rollout": {"engine": "vllm", "max_rows": 8, "weight_lag": 1}}, "object_store"),
         ({}, 4, {"rollout": {"max_rows": 8}}, "object_store"),
         ({}, 4, {"model": {"dtype": "bfloat16", "lora": {"rank": 4}}}, "object_store"),
@@ -221,3 +225,52 @@ def test_weights_go_from_gpu_to_gpu_by_themselves_wherever_vllm_takes_them_so(
     assert made._cluster.rollout.weight_copy == expected
     assert made._config.cluster is not None
     assert made._config.cluster.rollout.weight_copy == expected
+
+
+def test_mixtures_go_through_the_store(
+    parts: Callable[..., ClusterParts], make_recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_parts, "experts_of", lambda config: 8)
+    start = make_recipe().start.model
+    made = parts({"learner": {"ranks": 2}}, gpus=4, rollout=VLLM)
+    made.policy(start)
+    assert made._cluster.rollout.weight_copy == "object_store"
+    asked = parts({"rollout": {"weight_copy": "direct"}, "learner": {"ranks": 2}}, gpus=4, rollout=VLLM)
+    with pytest.raises(RecipeError, match="experts"):
+        asked.policy(start)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "gpus", "pool", "told"),
+    [
+        ({}, 4, "GroupPool", {"learner", "workers"}),
+        ({"colocated": True}, 4, "ColocatedPool", {"learner"}),
+        ({"colocated": True}, 0, "EnginePool", set[str]()),
+        ({"colocated": True, "weight_copy": "direct"}, 0, "ColocatedPool", {"learner"}),
+    ],
+)
+def test_ranks_on_the_replicas_gpus_lend_them_weights_and_others_send_them(
+    parts: Callable[..., ClusterParts],
+    monkeypatch: pytest.MonkeyPatch,
+    rollout: dict[str, Any],
+    gpus: int,
+    pool: str,
+    told: set[str],
+) -> None:
+    """And the replica's vLLM is told where the ranks are."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(cluster_parts, "SharedBundles", lambda *_, **__: None)  # no Ray is there
+    for name in ("EnginePool", "GroupPool", "ColocatedPool"):
+        monkeypatch.setattr(cluster_parts, name, lambda *_, name=name, **given: found.update(pool=name, given=given))
+    monkeypatch.setattr(
+        assemble, "named_engine", lambda _, settings, **__: found.update(use=settings.training) or SimpleNamespace()
+    )
+    made = parts({"rollout": {"replicas": 2, **rollout}, "learner": {"ranks": 2}}, gpus=gpus, rollout=VLLM)
+    made.engine("start", None, DistributedLearner.__new__(DistributedLearner), None)  # type: ignore[arg-type]
+    assert (found["pool"], set(found["given"]) & {"learner", "workers"}) == (pool, told)
+    placed = {"GroupPool": "apart", "ColocatedPool": "colocated", "EnginePool": None}[pool]
+    start = made._config.start.model or ""
+    monkeypatch.setattr(assemble, "_vllm_options", lambda *_, **__: {})
+    with suppress(AttributeError):  # what is no engine
+        assemble.make_engine(made._config, start, None)  # type: ignore[arg-type]
+    assert found["use"].direct_weights == placed

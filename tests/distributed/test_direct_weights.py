@@ -1,6 +1,7 @@
 """Weights from learner ranks straight to vLLM's workers: the same tokens as through the object store, whoever dies.
 
-On CPUs over gloo. Over NCCL, between two GPUs: ``pytest -m gpu tests/distributed/test_direct_weights.py``.
+On CPUs over gloo, and colocated by files in memory. Over NCCL and CUDA IPC, with two GPUs:
+``pytest -m gpu tests/distributed/test_direct_weights.py``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,11 +96,18 @@ def test_it_is_what_comes_through_the_object_store(parts: tuple[Any, Any]) -> No
 @pytest.mark.skipif(
     torch.cuda.device_count() < 2 or importlib.util.find_spec("vllm") is None, reason="two GPUs and the extra vllm-gpu"
 )
-def test_over_nccl_it_is_what_comes_through_the_object_store(make_recipe: Callable[..., TrainConfig]) -> None:
+@pytest.mark.parametrize(
+    "cluster",
+    [{}, {"rollout": {"replicas": 2, "colocated": True}, "learner": {"ranks": 2, "shard_ranks": 2}}],
+    ids=["nccl", "ipc"],
+)
+def test_on_gpus_it_is_what_comes_through_the_object_store(
+    make_recipe: Callable[..., TrainConfig], cluster: dict[str, Any]
+) -> None:
     from magicrl.distributed.cluster_parts import cluster_parts
 
     recipe = make_recipe(
-        {}, run={"name": "nccl"}, rollout={"engine": "vllm", "max_rows": 8, "vllm": {"gpu_share": 0.3}}
+        cluster, run={"name": "direct"}, rollout={"engine": "vllm", "max_rows": 8, "vllm": {"gpu_share": 0.3}}
     )
     with cluster_parts(recipe) as made, started(made, recipe) as (learner, pool):
         brings_what_the_store_brings(learner, pool)
@@ -150,3 +159,42 @@ def test_a_rank_that_dies_in_the_copy_sends_it_through_the_object_store(parts: t
     detoured = sampled(pool)
     pool.sync_weights(learner)  # to a group that was formed anew
     assert sampled(pool) == detoured
+
+
+@over_gloo
+def test_colocated_ranks_lend_their_buckets_and_one_that_dies_between_two_costs_a_detour(
+    three_nodes: Any, make_recipe: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from magicrl.distributed.cluster_parts import ClusterParts
+
+    recipe = make_recipe(
+        {
+            "rollout": {"replicas": 2, "colocated": True, "weight_copy": "direct"},
+            "learner": {"ranks": 2, "shard_ranks": 2},
+        },
+        rollout={"engine": "vllm", "max_rows": 8, "memory_limit_mb": 32},
+    )
+    made = ClusterParts(recipe)
+    with started(made, recipe) as (learner, pool):
+        brings_what_the_store_brings(learner, pool)
+        pool.sleep()
+        update(learner)
+        buckets = learner.buckets
+
+        def dying() -> Any:
+            for bucket in buckets():
+                yield replace(bucket, last=False)  # as if others were to follow
+                ray.kill(learner._ranks.actors[1])
+
+        monkeypatch.setattr(learner, "buckets", dying)
+        pool.sync_weights(learner)
+        monkeypatch.undo()
+        assert (pool.detours, pool.lost, len(learner.lost)) == (2, [], 1)
+        detoured = sampled(pool)
+        pool.sleep()
+        pool.sync_weights(learner)
+        assert (pool.detours, pool.lost) == (2, [])
+        assert sampled(pool) == detoured
+    made.close()

@@ -18,11 +18,16 @@ import torch
 from safetensors.torch import load_file
 
 from magicrl.config.loader import load_train_recipe
+from magicrl.config.schema import TrainConfig
 from magicrl.files import only_writer
+from magicrl.models.loading import LoadedModel
 from magicrl.records import StepMetrics
-from magicrl.training.checkpoint import CheckpointError
-from magicrl.training.protocols import TrainingStopped
+from magicrl.training.assemble import LocalParts
+from magicrl.training.checkpoint import CheckpointError, load_checkpoint
+from magicrl.training.objective import LearnerSettings
+from magicrl.training.protocols import Learner, TrainingStopped
 from magicrl.training.recorder import NullObserver
+from magicrl.training.repeating import state_hash
 from magicrl.training.session import Interrupted, train
 
 PATIENCE = 600.0
@@ -109,6 +114,91 @@ def test_a_first_signal_finishes_the_step_and_nothing_is_lost(
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
+KILLED_WHILE_WRITING = """
+import os, signal, sys, threading
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[3])
+from test_interruptions import on_ranks
+from magicrl.config.loader import load_train_recipe
+from magicrl.training import checkpoint
+from magicrl.training.recorder import NullObserver
+from magicrl.training.session import train
+
+half, save = threading.Event(), checkpoint.save_file
+
+
+def stuck(tensors, file):
+    save(tensors, file)
+    if "step-000004" in str(file):
+        os.truncate(file, file.stat().st_size // 2)
+        half.set()
+        threading.Event().wait()
+
+
+class Kills(NullObserver):
+    def step(self, metrics):
+        if metrics.step == 5:
+            assert half.wait(60)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+checkpoint.save_file = stuck
+config = load_train_recipe(Path(sys.argv[1]))
+train(config, Path(sys.argv[2]), Kills(), resume=False, parts=on_ranks(config) if sys.argv[4] == "ranks" else None)
+"""
+
+
+def on_ranks(config: TrainConfig) -> LocalParts:
+    """Parts of a run whose learner is two processes."""
+    from magicrl.config.cluster_schema import LearnerPlacement
+    from magicrl.distributed.learner.launchers import LocalLauncher
+    from magicrl.distributed.learner.learner import DistributedLearner
+
+    class Parts(LocalParts):
+        def learner(self, policy: LoadedModel) -> Learner:
+            return DistributedLearner(
+                policy,
+                LearnerSettings.of(config),
+                launcher=LocalLauncher(environment={"OMP_NUM_THREADS": "1"}),
+                placement=LearnerPlacement(ranks=2),
+                threads=1,
+            )
+
+    return Parts(config)
+
+
+@pytest.mark.parametrize("learner", ["local", pytest.param("ranks", marks=pytest.mark.slow)])
+def test_killed_while_a_checkpoint_is_written_the_run_goes_on_from_the_one_before(
+    toy_recipe: Path, tmp_path: Path, learner: str
+) -> None:
+    """Step 5 is made and recorded while step 4 is being written; then kill -9."""
+    config = load_train_recipe(toy_recipe)
+
+    def parts() -> LocalParts | None:
+        return on_ranks(config) if learner == "ranks" else None
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(config, whole, NullObserver(), resume=False, parts=parts())
+    command = [sys.executable, "-c", KILLED_WHILE_WRITING, toy_recipe, killed, Path(__file__).parent, learner]
+    ended = subprocess.run(command, timeout=PATIENCE, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert steps_of(killed) == [1, 2, 3, 4, 5]
+    left = sorted(p.name for p in (killed / "checkpoints").iterdir())
+    assert [name for name in left if name.startswith("step")][-1] == "step-000003", "the stage's end"
+    assert [name for name in left if name.startswith(".writing-step-000004")]
+    train(config, killed, NullObserver(), resume=True, parts=parts())
+
+    def found(output: Path) -> tuple[Any, ...]:
+        folders = sorted(path.name for path in (output / "checkpoints").iterdir())
+        last = load_checkpoint(output / "checkpoints" / folders[-1])
+        rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+        learned = [{k: v for k, v in row["values"].items() if k.startswith(("learner", "train"))} for row in rows]
+        return folders, last.state, state_hash(last.learner_state()), learned
+
+    assert found(killed) == found(whole)
+
+
 def test_a_second_signal_stops_at_once(toy_recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         run(toy_recipe, tmp_path / "run", Signals(signal.SIGINT, signal.SIGINT), *SHORT)
@@ -117,19 +207,22 @@ def test_a_second_signal_stops_at_once(toy_recipe: Path, tmp_path: Path) -> None
 
 
 def test_a_disk_that_fills_up_stops_the_run_and_leaves_the_last_checkpoint(
-    toy_recipe: Path, tmp_path: Path, room_for: RoomFor
+    toy_recipe: Path, tmp_path: Path, room_for: RoomFor, until: Callable[[Callable[[], bool]], None]
 ) -> None:
     options = ("checkpoint.every=2", "logging.rollouts_every=0")
     run(toy_recipe, tmp_path / "whole", NullObserver(), *options)
     checkpoint = next((tmp_path / "whole" / "checkpoints").glob("*/tensors.safetensors")).stat().st_size
-    output = tmp_path / "full"
+    first = tmp_path / "first"
     with room_for(checkpoint - 1), pytest.raises(CheckpointError, match=r"could not be written: .*there is none yet"):
-        run(toy_recipe, output, NullObserver(), *options)
-    assert status(output)["status"] == "failed"
+        run(toy_recipe, first, NullObserver(), *options, "stages.0.max_steps=6", "evaluation.every=0")
+    assert status(first)["status"] == "failed"
+    assert steps_of(first) in ([1, 2], [1, 2, 3]), "it was written while step 3 was made, at most"
+    output = tmp_path / "full"
 
     class Full(NullObserver):
         def step(self, metrics: StepMetrics) -> None:
             if metrics.step == 3:  # from here on not one byte more
+                until((output / "checkpoints" / "step-000002").is_dir)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
     with room_for(1 << 30), pytest.raises(TrainingStopped, match=r"could not be written: .*Make room and continue"):

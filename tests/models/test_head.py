@@ -28,7 +28,10 @@ def naive(
     if options.valid_vocab is not None:
         logits = torch.where(torch.arange(len(weight)) < options.valid_vocab, logits, -torch.inf)
     logp = logits.log_softmax(-1)
-    plogp = logp.exp() * logp.masked_fill(logp == -torch.inf, 0.0)
+    words = options.valid_vocab or len(weight)
+    unlikely = logits[:, :words].topk(int(options.entropy_clamp * words), largest=False).indices
+    kept = logits.scatter(1, unlikely, -torch.inf).log_softmax(-1)
+    plogp = kept.exp() * kept.masked_fill(kept == -torch.inf, 0.0)
     return logp.gather(1, targets[:, None])[:, 0], -plogp.sum(-1)
 
 
@@ -45,6 +48,7 @@ OPTIONS = [
     HeadOptions(chunk_tokens=100, temperature=0.6),
     HeadOptions(chunk_tokens=2, temperature=1.7, valid_vocab=9),
     HeadOptions(chunk_tokens=4, scale=0.25, softcap=2.0, temperature=0.8),
+    HeadOptions(chunk_tokens=3, valid_vocab=9, temperature=1.3, softcap=2.0, entropy_clamp=0.4),
 ]
 
 
@@ -58,6 +62,26 @@ def test_two_words_by_hand() -> None:
     # tau = 1/2 squares the odds: p = (9/10, 1/10)
     sharp, _ = logprobs_and_entropies(hidden, weight, torch.tensor([0, 1]), HeadOptions(temperature=0.5))
     assert sharp[0].item() == pytest.approx(math.log(0.9), rel=1e-6)
+
+
+def test_the_least_likely_words_left_out_by_hand() -> None:
+    # p = (4, 2, 1, 1) / 8: without the last two (2/3, 1/3) are left; without one of them the tie keeps both
+    weight = torch.tensor([4.0, 2.0, 1.0, 1.0]).log()[:, None].requires_grad_()
+    hidden, target = torch.ones(1, 1), torch.tensor([2])
+    logprob, entropy = logprobs_and_entropies(hidden, weight, target, HeadOptions(entropy_clamp=0.5))
+    assert logprob.item() == pytest.approx(math.log(1 / 8))  # over all words
+    expected = math.log(3) - 2 / 3 * math.log(2)
+    assert entropy.item() == pytest.approx(expected, rel=1e-6)
+    entropy.sum().backward()
+    assert weight.grad is not None
+    pull = -2 / 3 * (math.log(2 / 3) + expected)
+    assert weight.grad[:, 0].tolist() == pytest.approx([pull, -pull, 0.0, 0.0], abs=1e-7)
+    _, tied = logprobs_and_entropies(hidden, weight, target, HeadOptions(entropy_clamp=0.25))
+    assert tied.item() == pytest.approx(7 / 4 * math.log(2))  # of (4, 2, 1, 1) / 8
+    with pytest.raises(ValueError, match="no entropy_clamp"):
+        logprobs_and_entropies(hidden, weight, target, HeadOptions(entropy_clamp=0.5, backend="triton"))
+    with pytest.raises(ValueError, match=r"\[0, 1\)"):
+        HeadOptions(entropy_clamp=1.0)
 
 
 @pytest.mark.parametrize("options", OPTIONS)

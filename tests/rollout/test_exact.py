@@ -16,7 +16,7 @@ from builders import SIZES, request, train_sample
 from numpy.random import Generator
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from magicrl.models import exact
+from magicrl.models import cpu_kernels, exact
 from magicrl.models.exact import attend_exactly, silu
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.scorer import PolicyScorer
@@ -122,6 +122,17 @@ def test_without_it_nearly_every_packing_shows() -> None:
     samples, _ = samples_of(groups_of(engine_of(model, 7, exact=False), rng, 1.0), rng)
     found, _ = PolicyScorer(model_of("llama-grouped", torch.float32, 0), valid_vocab=WORDS).score(samples, 1.0)
     assert any((sample.sampler_logprobs != one).any() for sample, one in zip(samples, found, strict=True))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_kernels_of_decoding_have_no_part_in_it(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their roundings are their own; a bfloat16 engine that need not be exact uses them where the machine has them."""
+    asked = list[torch.dtype]()
+    monkeypatch.setattr(cpu_kernels, "library", lambda: asked.append(torch.bfloat16))
+    engine = engine_of(model_of("llama-one-head", torch.bfloat16, 0), 4, exact=exact)
+    engine.submit([request(0, [5, 7, 9], size=2)])
+    assert list(engine.finished())
+    assert bool(asked) != exact
 
 
 def test_what_is_in_flight_goes_on_with_the_same_bits() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import builders
 import numpy as np
 import pytest
 import torch
+from json_server import free_port
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magicrl.config.schema import EnvironmentConfig
@@ -43,12 +43,6 @@ TRANSFORMERS = [
     "-c",
     "import sys; from transformers.cli.transformers import main; sys.argv[0] = 'transformers'; main()",
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @contextmanager

@@ -6,9 +6,6 @@ In a process of its own, as in ``test_vllm_engine.py``; it writes what it saw, t
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-
-from magicrl.config.schema import TinyModelConfig
-from magicrl.data.families import make_family
-from magicrl.models.loading import save_policy
-from magicrl.models.small_models import make_tiny
+from vllm_samples import run_scenario, save_tiny
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,10 +32,10 @@ from magicrl.config.schema import TrainConfig
 from magicrl.models.loading import described_model
 from magicrl.models.loading import load_policy
 from magicrl.models.prompts import PromptEncoder
-from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainSample, frozen_tokens
 from magicrl.training.assemble import make_engine, make_learner
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
+from vllm_samples import row, rows, sample_request, scored
 
 folder = Path(sys.argv[1])
 given = json.loads((folder / "given.json").read_text())
@@ -53,36 +46,11 @@ learner = make_learner(config, policy)
 engine = make_engine(config, start, PromptEncoder(described_model(start).tokenizer, 64))
 generations = [{name: w.clone() * (1 + 0.05 * n) for name, w in learner.weights().items()} for n in range(3)]
 
+def prompt(draw):
+    return [5 + draw, 6, 7]
+
 def request(draw, limit=given["limit"]):
-    return RolloutRequest(
-        draw=draw, prompt_tokens=frozen_tokens([5 + draw, 6, 7]), group_size=given["group"],
-        problem=Problem(id=f"p{draw}", prompt="", golds=("1",), verifier="exact", source="test"),
-        sampling=SamplingParams(temperature=0.9, max_tokens=limit, seed=3),
-    )
-
-def scored(rows):
-    # every row's log-probs by the weights of each of its versions, by the learner
-    for version, weights in enumerate(generations):
-        with torch.no_grad():
-            for name, weight in learner.weights().items():
-                weight.copy_(weights[name])
-        samples = [
-            TrainSample(prompt_tokens=frozen_tokens([5 + r["draw"], 6, 7]), tokens=frozen_tokens(r["tokens"]),
-                        advantage=0.0, group_index=0, sample_index=r["index"],
-                        sampler_logprobs=torch.zeros(len(r["tokens"])).numpy(), policy_version=0)
-            for r in rows
-        ]
-        for row, logprobs in zip(rows, learner.logprobs(samples, 0.9)[0], strict=True):
-            row.setdefault("learned", []).append(logprobs.tolist())
-    return rows
-
-def row(draw, index, c):
-    return {"draw": draw, "index": index, "tokens": c.tokens.tolist(), "logprobs": c.sampler_logprobs.tolist(),
-            "reason": c.finish_reason.value, "oldest": c.policy_version, "spans": c.version_spans,
-            "versions": c.token_versions.tolist(), "text": c.text}
-
-def rows(groups):
-    return [row(g.request.draw, i, c) for g in groups for i, c in zip(g.request.indices, g.completions, strict=True)]
+    return sample_request(draw, prompt(draw), given["group"], limit)
 
 def begun(requests):
     return [row(r.draw, i, c) for r in requests for i, c in r.begun]
@@ -113,7 +81,7 @@ engine.load_weights(generations[2], 2)
 engine.submit(kept)
 before += engine.advance(12)
 engine.submit(engine.interrupt(keep=True))  # and once more, in the middle of what was given
-seen["after"] = scored(rows([*before, *engine.finished()]))
+seen["after"] = scored(rows([*before, *engine.finished()]), learner, generations, prompt)
 
 engine.load_weights(generations[0], 0)
 engine.submit([request(draw) for draw in range(6)])
@@ -126,7 +94,7 @@ done = {group.request.draw for group in before}
 undone = [r.draw for r in engine.interrupt()]
 engine.resume(load_file(folder / "snapshot.safetensors") | rest, [request(d) for d in range(6) if d not in done])
 seen["snapshot"] = begun(dataclasses.replace(r) for r in engine._unfinished(keep=True))
-seen["resumed"] = scored(rows([*before, *engine.finished()]))
+seen["resumed"] = scored(rows([*before, *engine.finished()]), learner, generations, prompt)
 seen["undone"] = undone
 turns = [request(0), request(1)]
 engine.submit(turns)
@@ -156,7 +124,7 @@ train(config, folder / "run", NullObserver(), resume=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the process wrote: ``seen.json``, and a run that was killed after its third step and resumed."""
     path = tmp_path_factory.mktemp("vllm")
-    save_policy(*make_tiny(TinyModelConfig(), make_family("running_sum", {}).vocabulary, seed=5), path / "model")
+    save_tiny(path / "model")
     problems = {"family": "running_sum", "seed": 1}
     recipe: dict[str, Any] = {
         "run": {"name": "ahead", "threads": 1, "device": "cpu"},
@@ -184,9 +152,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "checkpoint": {"every": 2},
     }
     (path / "given.json").write_text(json.dumps({"recipe": recipe, "limit": LIMIT, "group": GROUP}))
-    (path / "scenario.py").write_text(SCENARIO)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(path / "scenario.py"), str(path)], check=True, env=environment)
+    run_scenario(SCENARIO, path)
     return path
 
 

@@ -24,7 +24,7 @@ import inspect, json, os, sys
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 import ray, ray.util, torch, vllm
 from vllm import EngineArgs, LLMEngine
-from magicrl.rollout import vllm_weights
+from magicrl.rollout import vllm_weights, weight_buckets
 from magicrl.rollout.vllm_engine import VllmSettings, engine_options
 
 def missing(owner, names):
@@ -39,6 +39,8 @@ from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.nccl_engine import (
     NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine, NCCLWeightTransferEngine,
 )
+from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+from vllm.distributed.weight_transfer.packed_tensor import unpack_tensor
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
@@ -63,10 +65,19 @@ seen["missing"] = [
              "shutdown parallel_config model"),
     *missing(NCCLTrainerWeightTransferEngine, "trainer_init send_weights shutdown"),
     *missing(NCCLTrainerInitInfo, "master_address master_port world_size rank"),
+    *missing(IPCWeightTransferEngine, "init_transfer_engine update_weights receive_weights parse_update_info model"),
+    *missing(IPCWeightTransferEngine.init_info_cls, "packed"),
     *missing(WeightSource, "metadata __iter__"),
     *missing(WeightTransferEngineFactory, "register_engine"),
 ]
-vllm_weights._gloo_receiver()
+for make in vllm_weights._CPU_ENGINES.values():
+    make()
+known = WeightTransferEngineFactory._registry
+seen["transports"] = [name for name in vllm_weights.TRANSPORTS.values() if name in known]
+told = weight_buckets.WeightInfo("w", "float32", (2,))
+bucket = weight_buckets.WeightBucket((told,), (8,), {"GPU-0": ("handle",)}, True, True)
+taken = IPCWeightTransferEngine.update_info_cls(**bucket.update_info())
+seen["bucket"] = [taken.names, taken.dtype_names, taken.shapes, taken.tensor_sizes, list(taken.ipc_handles)]
 LoRARequest("policy", 1, "folder", load_inplace=True)
 
 options = engine_options(os.getcwd(), VllmSettings(gpus=2, cache_mb=64), valid_vocab=40, on_gpu=False, sleeps=False,
@@ -148,6 +159,10 @@ class TestPinned:
     def test_it_has_every_inner_name(self, seen: dict[str, Any]) -> None:
         check_version(seen["version"])
         assert seen["missing"] == []
+
+    def test_its_own_transports_are_what_gpus_have_and_it_takes_our_buckets(self, seen: dict[str, Any]) -> None:
+        assert seen["transports"] == ["nccl", "ipc"]
+        assert seen["bucket"] == [["w"], ["float32"], [[2]], [8], ["GPU-0"]]
 
     def test_inside_a_placement_group_it_is_held_to_our_executor(self, seen: dict[str, Any]) -> None:
         assert seen["executors"] == ["ray", "mp"], "the first is its own choice"

@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from vllm_samples import run_scenario, save_tiny
 
-from magicrl.config.schema import TinyModelConfig
-from magicrl.data.families import make_family
-from magicrl.models.loading import save_policy
-from magicrl.models.small_models import make_tiny
 from magicrl.rollout.vllm_engine import VllmEngine
 
 ROWS, GROUP, LIMIT, PROMPT, FORCED = 6, 4, 16, 40, 9
@@ -30,11 +24,11 @@ import json, sys
 from pathlib import Path
 import torch
 from magicrl.models.loading import described_model, load_policy
-from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainSample, frozen_tokens
 from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
 from magicrl.config.schema import ModelConfig
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
+from vllm_samples import rows, sample_request, scored
 
 folder, given = Path(sys.argv[1]), json.loads(sys.argv[2])
 start = str(folder / "model")
@@ -59,11 +53,7 @@ def prompt(draw):
     return [(5 + draw + n) % 11 + 2 for n in range(given["prompt"])]
 
 def request(draw):
-    return RolloutRequest(
-        draw=draw, prompt_tokens=frozen_tokens(prompt(draw)), group_size=given["group"],
-        problem=Problem(id=f"p{draw}", prompt="", golds=("1",), verifier="exact", source="test"),
-        sampling=SamplingParams(temperature=0.9, max_tokens=given["limit"], seed=3),
-    )
+    return sample_request(draw, prompt(draw), given["group"], given["limit"])
 
 def forcing(weights):
     # no layer adds anything, so that a token's hidden state is its own embedding, and one row of the head stands out
@@ -80,28 +70,6 @@ def forcing(weights):
 own = {name: w.clone() for name, w in learner.weights().items()}
 generations = [{name: w * (1 + 0.2 * n) for name, w in own.items()} for n in range(2)] + [forcing(own)]
 
-def scored(rows):
-    for version, weights in enumerate(generations):
-        with torch.no_grad():
-            for name, weight in learner.weights().items():
-                weight.copy_(weights[name])
-        samples = [
-            TrainSample(prompt_tokens=frozen_tokens(prompt(r["draw"])), tokens=frozen_tokens(r["tokens"]),
-                        advantage=0.0, group_index=0, sample_index=r["index"],
-                        sampler_logprobs=torch.zeros(len(r["tokens"])).numpy(), policy_version=0)
-            for r in rows
-        ]
-        for row, logprobs in zip(rows, learner.logprobs(samples, 0.9)[0], strict=True):
-            row.setdefault("learned", []).append(logprobs.tolist())
-    return rows
-
-def row(draw, index, c):
-    return {"draw": draw, "index": index, "tokens": c.tokens.tolist(), "logprobs": c.sampler_logprobs.tolist(),
-            "versions": c.token_versions.tolist()}
-
-def rows(groups):
-    return [row(g.request.draw, i, c) for g in groups for i, c in zip(g.request.indices, g.completions, strict=True)]
-
 def under_way():
     return {state.request_id: state.detokenizer.num_output_tokens()
             for state in engine._engine.output_processor.request_states.values()}
@@ -115,7 +83,7 @@ for name, version in (("perturbed", 1), ("forced", 2)):
     turns.clear()
     engine.load_weights(generations[version], version)
     engine.submit([request(0)])  # a prompt whose keys are there, of the old weights
-    found = scored(rows([*before, *engine.finished()]))
+    found = scored(rows([*before, *engine.finished()]), learner, generations, prompt)
     first = {request: next(turn[request] for turn in turns if request in turn) for request in running}
     seen[name] = {"rows": found, "running": list(running.values()), "first": list(first.values())}
 engine.close()
@@ -126,11 +94,9 @@ engine.close()
 @pytest.fixture(scope="module", params=[True, False], ids=["kept", "computed again"])
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("updates")
-    save_policy(*make_tiny(TinyModelConfig(), make_family("running_sum", {}).vocabulary, seed=5), folder / "model")
-    (folder / "scenario.py").write_text(SCENARIO)
+    save_tiny(folder / "model")
     given = {"keep": request.param, "rows": ROWS, "group": GROUP, "limit": LIMIT, "prompt": PROMPT, "forced": FORCED}
-    command = [sys.executable, str(folder / "scenario.py"), str(folder), json.dumps(given)]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    run_scenario(SCENARIO, folder, json.dumps(given))
     return {"keep": request.param, **json.loads((folder / f"seen-{request.param}.json").read_text())}
 
 
@@ -218,7 +184,7 @@ def updated(told: list[str], monkeypatch: pytest.MonkeyPatch, *, keep: bool, ahe
     core.abort_request = lambda names: told.append(f"abort {names}")  # pyright: ignore[reportAttributeAccessIssue]
     given: dict[str, Any] = {"0:0": "begun", "0:1": "not begun"}
     fields = {"_engine": core, "_keep_caches": keep, "_loads": 0, "_check": None, "_asked": given, "_adapters": None}
-    for name, value in {**fields, "_weights": SimpleNamespace(load=lambda _: told.append("weights"))}.items():
+    for name, value in {**fields, "weights": SimpleNamespace(load=lambda _: told.append("weights"))}.items():
         setattr(engine, name, value)
     monkeypatch.setattr(engine, "_advance", lambda: told.append(core.batch_queue.pop()))
     monkeypatch.setattr(engine, "_add", lambda asked: told.append(f"add {asked}"))

@@ -252,6 +252,17 @@ def test_a_float32_head_does_not_round_the_logits(dtype: str) -> None:
     assert errors[1] < 1e-6 < 1e-5 < errors[0]
 
 
+def test_a_recipes_clamp_reaches_the_entropies_and_the_bonus() -> None:
+    usual, clamped = learner(), learner(model={"entropy_clamp": 0.5})
+    samples = list(batch(0).samples)
+    (logprobs, entropies), (same, fewer) = (one.logprobs(samples, 1.0) for one in (usual, clamped))
+    assert all(np.array_equal(a, b) for a, b in zip(logprobs, same, strict=True))
+    # of 32 words, then of the 16 likelier ones
+    assert np.concatenate(fewer).max() <= np.log(16) < np.concatenate(entropies).mean()
+    norms = [one.update(batch(0), CONTROLS).values["grad_norm"] for one in (usual, clamped)]
+    assert norms[0] != norms[1]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_saved_folders_hold_the_weights_that_were_used(dtype: str, tmp_path: Path) -> None:
     one = learner(dtype)

@@ -122,12 +122,23 @@ def _torch() -> Iterator[Finding]:
         yield Finding("torch", "warning", f"{build}, but this machine has an NVIDIA driver: no GPU is used", install)
     else:
         yield Finding("torch", "ok", build)
+    yield _kernels()
     if torch.cuda.is_available():
         yield from (_gpu(torch.cuda.get_device_properties(number)) for number in range(torch.cuda.device_count()))
     elif card and torch.version.cuda is not None:
         yield Finding("GPU", "trouble", "there is a driver, torch sees no device", "nvidia-smi (mend the driver first)")
     else:
         yield Finding("GPU", "ok", "none; training runs on the CPU")
+
+
+def _kernels() -> Finding:
+    from magicrl.models import cpu_kernels
+
+    reason = cpu_kernels.missing()
+    told = "magicrl's own, for bfloat16" if reason is None else f"torch's, since {reason}"
+    if reason is not None and "compiler" in reason:
+        return Finding("kernels of decoding on the CPU", "warning", told, "apt install g++")
+    return Finding("kernels of decoding on the CPU", "ok", told)
 
 
 def _gpu(device: Any) -> Finding:

@@ -52,40 +52,41 @@ def convert(
     from magicrl.config.foreign import Options
     from magicrl.config.foreign import convert as converted
     from magicrl.config.foreign_files import read_options
-    from magicrl.config.loader import load_train_recipe
 
     if output.exists():
         raise RecipeError(f"{output} exists; name another --output, or remove it")
     if (steps or 1) < 1 or processes < 1:
         raise RecipeError("--steps and --processes count from 1")
     given = read_options(configuration)
-    beside: dict[str, Any] = {"processes": processes}
-    if model is not None:
-        beside["model"] = model
-    if data is not None:
-        beside["data"] = (_source(data, output),)
-    if steps is not None:
-        beside["steps"] = steps
+    sources = None if data is None else (_source(data, output),)
+    beside = {"processes": processes, "model": model, "data": sources, "steps": steps}
     options = Options(
         library=_library(configuration, given),
         given=given,
-        beside=beside,
+        beside={name: value for name, value in beside.items() if value is not None},
         count=lambda sources: _count(sources, output),
         place=lambda path: _placed(path, output),
     )
     recipe = converted(options, configuration.name)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(recipe.text, encoding="utf-8")
-    try:
-        load_train_recipe(output)
-    except RecipeError as error:
-        output.unlink()
-        raise RecipeError(f"{configuration}: the recipe that follows cannot be used: {error.problem}") from None
+    _write(recipe.text, output, configuration)
     console = Console(highlight=False)
     _tell(console, "Otherwise than there:", recipe.differs)
     _tell(console, "Not carried over:", recipe.left)
     console.print(f"{output}: look at it, then: magicrl preflight {output}", soft_wrap=True, markup=False)
     return 0
+
+
+def _write(text: str, output: Path, configuration: Path) -> None:
+    """The recipe of a configuration; no file is left of one that cannot be used."""
+    from magicrl.config.loader import load_train_recipe
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, encoding="utf-8")
+    try:
+        load_train_recipe(output)
+    except RecipeError as error:
+        output.unlink()
+        raise RecipeError(f"{configuration}: the recipe that follows cannot be used: {error.problem}") from None
 
 
 def _tell(console: Console, title: str, lines: Sequence[str]) -> None:

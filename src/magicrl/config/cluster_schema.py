@@ -56,8 +56,9 @@ class RolloutPlacement(Section):
     colocated: bool = False
     """Replicas and learner ranks use the same GPUs in turns. For ``rollout.engine = "vllm"``, synchronous."""
     weight_copy: Literal["auto", "object_store", "direct"] = "auto"
-    """``object_store``: through Ray's; ``direct``: from a learner rank to vLLM's workers by its transfer (NCCL, gloo).
-    ``auto``: direct where vLLM has GPUs of its own and takes whole weights, else through the store."""
+    """``object_store``: through Ray's; ``direct``: from learner ranks to vLLM's workers by its transfer (NCCL, CUDA IPC
+    where ``colocated``; on CPUs gloo, a file in memory). ``auto``: direct where vLLM is on GPUs and takes whole
+    weights, else through the store."""
     restarts: int = Field(default=8, ge=0)
     """Replicas that may be lost and replaced in one run before it stops."""
 

@@ -65,6 +65,8 @@ class ModelConfig(Section):
     """Compute precision of learner and reference; with float16 the loss is scaled (docs/models.md#precision)."""
     head_dtype: HeadDType | None = None
     """Precision of the output head's logits in learner, reference and engine; default: ``dtype``."""
+    entropy_clamp: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the vocabulary, the least likely words, that the learner's entropy and its bonus leave out (AEnt)."""
     gradient_checkpointing: bool = False
     """Compute layers' activations (not attention) anew in the backward pass: less memory, up to a third more time."""
     checkpoint_above_tokens: int | None = Field(default=None, ge=1)
@@ -79,7 +81,17 @@ class ModelConfig(Section):
     """In a mixture of experts the learner's tokens go to the experts that the sampler chose (docs/models.md)."""
     exact: bool = False
     """Log-probs and entropies of in-process engine and learner are equal bit for bit, on a CPU (docs/exact.md)."""
+    compile: bool = False
+    """Learner and reference compile their decoder layers at the start (docs/distributed-learner.md#compiled-layers);
+    plans and memory checks know nothing of what that changes."""
     lora: LoraConfig | None = None
+
+    @model_validator(mode="after")
+    def _compiled_where_it_can_be(self) -> Self:
+        for name in ("exact", "router_replay"):
+            if self.compile and getattr(self, name):
+                raise ValueError(f"compile with {name}: those layers cannot be compiled; leave one of them out")
+        return self
 
 
 class OptimizerConfig(Section):
@@ -477,6 +489,7 @@ class TrainConfig(Section):
                 model.dtype not in ("float32", "bfloat16")
             ),
             'model.head_dtype = "float32": that head is not known to be exact': model.head_dtype is not None,
+            "model.entropy_clamp: the engine's entropies are over all words": model.entropy_clamp > 0,
         }
         fault = next((fault for fault, found in faults.items() if found), None)
         if model.exact and fault is not None:
@@ -550,11 +563,10 @@ class TrainConfig(Section):
             return self
         rollout, placed = self.rollout, self.cluster.rollout
         newest_vllm = rollout.engine == "vllm" and not rollout.weight_lag
-        if placed.weight_copy == "direct" and (placed.colocated or not newest_vllm):
+        if placed.weight_copy == "direct" and not newest_vllm:
             raise ValueError(
-                'cluster.rollout.weight_copy = "direct" is how vLLM takes the newest weights on GPUs of its own: it '
-                'needs rollout.engine = "vllm", rollout.weight_lag = 0 and cluster.rollout.colocated = false (NCCL '
-                'joins no two processes on one GPU); set these, or weight_copy = "object_store"'
+                'cluster.rollout.weight_copy = "direct" is how vLLM takes the newest weights: it needs rollout.engine '
+                '= "vllm" and rollout.weight_lag = 0; set these, or weight_copy = "object_store"'
             )
         if placed.colocated and rollout.engine != "vllm":
             raise ValueError(

@@ -12,13 +12,12 @@ Demonstrations guess at random among the numbers that the answers so far have le
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from pydantic import Field
 
-from magicrl.data.families import FamilyOptions, OptionValue, Split, read_options
+from magicrl.data.families import FamilyOptions, OptionValue, Split, hashed_split, read_options
 from magicrl.environments.guessing import NO_GUESS, TOO_HIGH, TOO_LOW, Guessing
 from magicrl.records import Problem, prompt_key
 
@@ -41,9 +40,8 @@ class GuessOptions(FamilyOptions):
 
 
 def range_split(low: int, high: int) -> Split:
-    """The split that owns this range: 60 % train, 20 % validation, 20 % test, by hash."""
-    bucket = hashlib.blake2b(f"{NAME}:{low}-{high}".encode(), digest_size=8).digest()[0] % 5
-    return "train" if bucket < 3 else "validation" if bucket == 3 else "test"
+    """The split that owns this range."""
+    return hashed_split(f"{NAME}:{low}-{high}")
 
 
 class GuessNumber:

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import TrainConfig
-from magicrl.distributed.engine_pool import DirectPool, EnginePool
+from magicrl.distributed.engine_pool import ColocatedPool, EnginePool, GroupPool
 from magicrl.distributed.learner.launchers import RayLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.learner.sharding import LearnerTimeouts
@@ -26,6 +26,7 @@ from magicrl.distributed.runtime import ClusterError, check_room, connected, nod
 from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.models.loading import LoadedModel, described_model, load_policy, load_shell
 from magicrl.models.prompts import PromptEncoder
+from magicrl.models.routing import experts_of
 from magicrl.planning.memory import NodeRoom, placement_fault
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.weight_lag import LaggedEngine
@@ -47,11 +48,15 @@ class ClusterParts(LocalParts):
         if config.rollout.engine == "replay":
             raise RecipeError("recorded rollouts need no cluster; leave [cluster] out", key="rollout.engine")
         self._gpus = config.run.device != "cpu" and any(node.gpus for node in nodes())
-        rollout = config.cluster.rollout.model_copy(update={"weight_copy": weight_copy(config, gpus=self._gpus)})
-        self._cluster: ClusterConfig = config.cluster.model_copy(update={"rollout": rollout})
-        self._config = config.model_copy(update={"cluster": self._cluster})  # replicas read it, too
+        self._asked = config.cluster.rollout.weight_copy
+        self._copy_weights(config.cluster, weight_copy(config, gpus=self._gpus))
         self._check_room()
         self._logs = None if output is None else output.absolute() / "workers"
+
+    def _copy_weights(self, cluster: ClusterConfig, how: Literal["object_store", "direct"]) -> None:
+        rollout = cluster.rollout.model_copy(update={"weight_copy": how})
+        self._cluster = cluster.model_copy(update={"rollout": rollout})
+        self._config = self._config.model_copy(update={"cluster": self._cluster})  # replicas read it, too
 
     def _file(self, worker: str) -> str | None:
         return None if self._logs is None else str(self._logs / f"{worker}.log")
@@ -74,7 +79,15 @@ class ClusterParts(LocalParts):
     def policy(self, start: Path | str) -> LoadedModel:
         """Without weights where ranks train: each reads its own rows from the files."""
         with under("start.model"):
-            return load_policy(start, dtype="float32") if self._trains_here else load_shell(start)
+            policy = load_policy(start, dtype="float32") if self._trains_here else load_shell(start)
+        if experts_of(policy.model.config.get_text_config()) and self._cluster.rollout.weight_copy == "direct":
+            if self._asked == "direct":
+                raise RecipeError(
+                    '"direct" does not take mixtures, whose experts are one tensor in the learner: set "auto"',
+                    key="cluster.rollout.weight_copy",
+                )
+            self._copy_weights(self._cluster, "object_store")
+        return policy
 
     def learner(self, policy: LoadedModel) -> Learner:
         """FSDP2 ranks as Ray actors; one rank without a GPU is this process."""
@@ -129,6 +142,7 @@ class ClusterParts(LocalParts):
             place = None if shared is None else shared.replica(index)
             return start_replica(self._config, str(start), gpus=gpus, shared=place, file=file(index))
 
+        pool_of: Any = EnginePool
         direct: dict[str, Any] = {}
         if rollout.weight_copy == "direct":
             if not isinstance(learner, DistributedLearner):
@@ -137,8 +151,8 @@ class ClusterParts(LocalParts):
                     'or more, or weight_copy = "object_store"',
                     key="cluster.rollout.weight_copy",
                 )
-            direct = {"learner": learner, "workers": rollout.tensor_parallel}
-        pool_of: Any = DirectPool if direct else EnginePool
+            pool_of = ColocatedPool if rollout.colocated else GroupPool
+            direct = {"learner": learner, **({} if rollout.colocated else {"workers": rollout.tensor_parallel})}
         pool: EnginePool = pool_of(
             make,
             rollout.replicas,
@@ -195,14 +209,15 @@ def weight_copy(config: TrainConfig, *, gpus: bool) -> Literal["object_store", "
     """How new weights reach the replicas: as the recipe says, or by itself from GPU to GPU wherever vLLM takes them so.
 
     Through the store each copy passes the host's memory of the sender, the store and every replica. Adapters alone are
-    small and go that way, since vLLM's transfer has whole weights only; NCCL joins no two processes on one GPU.
+    small and go that way, since vLLM's transfer has whole weights only; so do mixtures (`ClusterParts.policy`). What
+    carries direct weights the placement decides: ``vllm_weights.TRANSPORTS``.
     """
     assert config.cluster is not None
     placed, rollout = config.cluster.rollout, config.rollout
     if placed.weight_copy != "auto":
         return placed.weight_copy
-    apart = gpus and rollout.engine == "vllm" and not placed.colocated
-    return "direct" if apart and not rollout.weight_lag and config.model.lora is None else "object_store"
+    taken = gpus and rollout.engine == "vllm" and not rollout.weight_lag and config.model.lora is None
+    return "direct" if taken else "object_store"
 
 
 def rank_allocator(environment: Mapping[str, str]) -> dict[str, str]:

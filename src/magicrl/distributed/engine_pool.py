@@ -6,10 +6,10 @@ nothing is heard for too long, is replaced by a new one with the present weights
 the samples that it had not delivered: none is lost and none comes twice. Replicas never stand still while they have
 work; new weights reach one between two turns of its engine, and the responses under way go on with them.
 
-In a `DirectPool` vLLM's workers take the learner's weights straight from its ranks. Rank 0 of the learner and all
-workers of the live replicas form one group, anew when a replica was replaced. A replica that answers that it failed is
-given the same weights through the object store; one that does not answer is lost. Before each copy every replica is
-asked for a sign of life: gloo notices a death during the copy, NCCL waits for the time-out.
+In a `DirectPool` vLLM's workers take the learner's weights straight from its ranks: in a `GroupPool` on devices of
+their own, in a `ColocatedPool` on those of the ranks. A replica that answers that it failed is given the same weights
+through the object store; one that does not answer is lost. Before each copy every replica is asked for a sign of life:
+gloo notices a death during the copy, NCCL waits for the time-out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from magicrl.distributed.worker_logs import told
 from magicrl.records import RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import Capabilities, Learner, WeightCheck
 from magicrl.rollout.requests import Filed, GroupProgress, OpenGroups, SchedulingEngine, check_request
-from magicrl.rollout.vllm_weights import WeightInfo
+from magicrl.rollout.weight_buckets import WeightInfo
 from magicrl.training.protocols import WorkSpan
 
 
@@ -422,22 +422,13 @@ def _tokens(request: RolloutRequest, samples: int) -> int:
 
 
 class DirectPool(EnginePool):
-    """A pool whose vLLM workers (``workers`` in each replica) take the weights from the ranks of ``learner``."""
+    """A pool whose vLLM workers take the weights from the ranks of ``learner``."""
 
     def __init__(
-        self,
-        make: Callable[[int], Any],
-        replicas: int,
-        *,
-        learner: DistributedLearner,
-        workers: int,
-        **options: Any,
+        self, make: Callable[[int], Any], replicas: int, *, learner: DistributedLearner, **options: Any
     ) -> None:
         super().__init__(make, replicas, **options)
         self._learner = learner
-        self._workers = workers
-        self._members: list[Any] = []  # actors that have joined, in the order of their places
-        self._told: tuple[WeightInfo, ...] = ()
         self._stored = -1  # version of what lies in the object store
         self.detours = 0  # weights that a replica got through the object store since the direct way had failed
 
@@ -448,7 +439,7 @@ class DirectPool(EnginePool):
         version = self._learner.version
         self._weights, self._version = None, version
         live = self._alive()
-        answers = self._sent(live) if live and self._all_joined(live) else {}
+        answers = self._sent(live) if live else {}
         for slot in live:
             if slot.name not in answers and slot in self._slots:
                 self.detours += 1
@@ -460,18 +451,44 @@ class DirectPool(EnginePool):
         """As the pool's, and how often the direct way failed."""
         return super().observations() | {"cluster/replicas/detours": self.detours}
 
+    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[str, list[RolloutGroup]]:
+        """Send; the probes' answers of the replicas that have taken everything."""
+        raise NotImplementedError
+
+    @property
+    def _probes(self) -> Sequence[RolloutRequest]:
+        return self._check.requests if self._check else ()
+
     def _load(self, slot: ReplicaSlot) -> Any:
         """Through the object store, gathered when the first replica asks for it."""
         if self._weights is None:
             self._stored = self._learner.version
             self._weights = ray.put(pack(self._learner.weights()))
-        probes = self._check.requests if self._check else ()
-        return slot.actor.load.remote(self._weights, self._stored, probes)
+        return slot.actor.load.remote(self._weights, self._stored, self._probes)
 
     def _alive(self) -> list[ReplicaSlot]:
         """The replicas that have weights, those that have died meanwhile replaced."""
         signs = [(slot, slot.actor.facts.remote()) for slot in self._live]
         return [slot for slot, _ in self._answers(signs, "to give a sign of life")]
+
+    def _taken(self, slot: ReplicaSlot, call: Any, answers: dict[str, Any], *, again: bool) -> None:
+        """Note a replica's answer; one that says it failed may be asked ``again``, any other is lost."""
+        what = f"{slot.name} to take the weights of version {self._version}"
+        try:
+            answers[slot.name] = waited_for(call, self._timeouts.load_weights, what)
+        except (RayActorError, RayTaskError, ClusterError) as error:
+            if not (again and isinstance(error, RayTaskError)):
+                self._lose(slot, error)
+
+
+class GroupPool(DirectPool):
+    """Rank 0 and all workers (``workers`` in each replica) form one group, anew when one was replaced or has failed."""
+
+    def __init__(self, make: Callable[[int], Any], replicas: int, *, workers: int, **options: Any) -> None:
+        super().__init__(make, replicas, **options)
+        self._workers = workers
+        self._members: list[Any] = []  # actors that have joined, in the order of their places
+        self._told: tuple[WeightInfo, ...] = ()
 
     def _all_joined(self, live: Sequence[ReplicaSlot]) -> bool:
         """Form the group anew unless these are its members."""
@@ -499,22 +516,38 @@ class DirectPool(EnginePool):
         return True
 
     def _sent(self, live: Sequence[ReplicaSlot]) -> dict[str, list[RolloutGroup]]:
-        """Send; the probes' answers of the replicas that have taken everything."""
-        probes = self._check.requests if self._check else ()
-        calls = [slot.actor.take.remote(self._told, self._version, probes) for slot in live]
+        answers: dict[str, list[RolloutGroup]] = {}
+        if not self._all_joined(live):
+            return answers
+        calls = [slot.actor.take.remote(self._told, self._version, self._probes) for slot in live]
         with contextlib.suppress(LearnerLost):  # the replicas will say that they did not get everything
             self._learner.send()
-        answers: dict[str, list[RolloutGroup]] = {}
         for slot, call in zip(live, calls, strict=True):
             self._taken(slot, call, answers, again=True)
+        if len(answers) < len(live):
+            self._members = []
         return answers
 
-    def _taken(self, slot: ReplicaSlot, call: Any, answers: dict[str, list[RolloutGroup]], *, again: bool) -> None:
-        """Note a replica's answer; one that says it failed may be asked ``again``, any other is lost."""
-        what = f"{slot.name} to take the weights of version {self._version}"
+
+class ColocatedPool(DirectPool):
+    """Each rank lends a bucket to the worker on its device, and fills it anew when all workers have copied it."""
+
+    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[str, list[RolloutGroup]]:
+        taking = list(live)
         try:
-            answers[slot.name] = waited_for(call, self._timeouts.load_weights, what)
-        except (RayActorError, RayTaskError, ClusterError) as error:
-            self._members = []
-            if not (again and isinstance(error, RayTaskError)):
-                self._lose(slot, error)
+            # to its end whoever fails: the ranks gather the weights together
+            for bucket in self._learner.buckets():
+                done = self._asked(taking, lambda slot, given=bucket: slot.actor.receive.remote(given))
+                taking = [slot for slot in taking if slot.name in done]
+        except LearnerLost:
+            # its GPUs are free; when its ranks start anew they are not to find half of an engine there
+            self._asked(taking, lambda slot: slot.actor.sleep.remote())
+            return {}
+        return self._asked(taking, lambda slot: slot.actor.complete.remote(self._version, self._probes))
+
+    def _asked(self, slots: Sequence[ReplicaSlot], call: Callable[[ReplicaSlot], Any]) -> dict[str, Any]:
+        """All are asked at the same time; the answers of those that have done it."""
+        answers: dict[str, Any] = {}
+        for slot, answer in [(slot, call(slot)) for slot in slots]:
+            self._taken(slot, answer, answers, again=True)
+        return answers

@@ -26,7 +26,8 @@ from magicrl.distributed.worker_logs import keep_output
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.vllm_engine import VllmEngine
-from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo
+from magicrl.rollout.vllm_weights import Rendezvous
+from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
 from magicrl.training.protocols import OnDevices
 
 _HEARTBEAT = 10.0  # seconds after which `collect` answers with nothing
@@ -128,13 +129,22 @@ class Replica:
 
     async def join(self, rendezvous: Rendezvous, place: int) -> None:
         """Meet the learner's rank that sends weights; its place in the group."""
-        self._direct().join(rendezvous, place)
+        self._direct().weights.join(rendezvous, place)
 
     async def take(
         self, told: Sequence[WeightInfo], version: int, probes: Sequence[RolloutRequest]
     ) -> list[RolloutGroup]:
         """As `load`, with what the rank that was met sends at the same time."""
         self._direct().take(told, version)
+        return self._engine.answers(probes)
+
+    async def receive(self, bucket: WeightBucket) -> None:
+        """Take what is in the bucket of the rank on its device; with the answer it may be filled anew."""
+        self._direct().receive(bucket)
+
+    async def complete(self, version: int, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
+        """As `load`, with what was received."""
+        self._direct().complete(version)
         return self._engine.answers(probes)
 
     def _direct(self) -> VllmEngine:

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from magicrl.models.cpu_kernels import normalised, serves
 from magicrl.models.head import Float32Head, float32_product
 from magicrl.models.kv_cache import Block, Integers, RowAttention, Sharing, SlotCache, shared_places
 from magicrl.models.memory_efficient import rms_norm
@@ -208,6 +209,8 @@ class FusedDecoder:
 
 def _fused_norm(module: Any) -> Callable[[Tensor], Tensor]:
     weight, eps = module.weight, float(module.variance_epsilon)
+    if serves(weight.dtype, weight.device, len(weight)):
+        return lambda x: normalised(x, weight, eps)
     return lambda x: F.rms_norm(x, weight.shape, weight, eps)
 
 

@@ -9,6 +9,7 @@ Per token, with z the logits after scaling, soft-capping and division by tau, an
     log p(a) = z_a - logsumexp(z)            d log p(a) / d z = onehot(a) - p
     H        = -sum_v p_v log p_v            d H / d z        = -p * (log p + H)
 
+With ``entropy_clamp`` H is that of p over the likelier words alone, divided by their sum (Shen 2025, 2509.03493).
 `TorchHead` works on a piece of logits everywhere, ``head_triton.TritonHead`` on CUDA.
 """
 
@@ -54,8 +55,11 @@ class HeadOptions:
     backend: Backend = "auto"  # ``auto`` is Triton where the tensors are on CUDA and Triton is installed, else torch
     tiles: Tiles | None = None  # of the Triton kernels; None is what suits device, dtype and softcap
     exact: bool = False  # the bits of a token do not depend on the others (`magicrl.models.exact`); on a CPU
+    entropy_clamp: float = 0.0  # share of the words, the least likely, that the entropies leave out; in torch
 
     def __post_init__(self) -> None:
+        if not 0 <= self.entropy_clamp < 1:
+            raise ValueError(f"entropy_clamp must be in [0, 1), got {self.entropy_clamp}")
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0 to take log-probabilities, got {self.temperature}")
         if self.chunk_tokens < 1:
@@ -89,11 +93,12 @@ class Pull:
     entropies: Tensor | None  # gradient of the entropies, h; None if all are zero
     log_sums: Tensor  # logsumexp of the logits, L
     entropy_values: Tensor  # H
+    kept: Tensor | None = None  # ``[tokens, 2]`` with a clamp: a bound below the logits that H keeps, their logsumexp
 
     def constant(self, rows: slice) -> Tensor:
         """``-(g + h (H - L))``."""
         found = self.logprobs[rows]
-        if self.entropies is not None:
+        if self.entropies is not None and self.kept is None:
             found = found + self.entropies[rows] * (self.entropy_values[rows] - self.log_sums[rows])
         return -found
 
@@ -118,6 +123,26 @@ def softmax_statistics(
     return logprobs, log_total - mean, log_total
 
 
+def clamped_statistics(logits: Tensor, spare: Tensor, clamp: float, *, exact: bool) -> tuple[Tensor, Tensor]:
+    """Entropies over the likelier words of each row, ``[r]``, and `Pull.kept` relative to the largest, ``[r, 2]``.
+
+    Args:
+        logits: ``[r, V]`` relative to the largest of each row.
+        spare: ``[r, V]``, written over.
+        clamp: share of the words that are left out, the least likely; of equally likely ones all or none.
+        exact: see `HeadOptions`.
+    """
+    sums = row_sums if exact else _row_sums
+    unlikely = logits < logits.kthvalue(int(clamp * logits.shape[1]) + 1, dim=1, keepdim=True).values
+    stay = logits.masked_fill(unlikely, torch.inf).amin(dim=1)
+    # the bound is halfway to the next word: the backward pass may round its logits differently
+    bound = (stay + logits.masked_fill(~unlikely, -torch.inf).amax(dim=1)) / 2
+    torch.exp(logits, out=spare)
+    total = sums(spare.masked_fill_(unlikely, 0.0))
+    log_total = total.log()
+    return log_total - sums(spare.mul_(logits)).div_(total), torch.stack((bound, log_total), dim=1)
+
+
 def _row_sums(x: Tensor) -> Tensor:
     return x.sum(dim=1)
 
@@ -136,11 +161,13 @@ class TorchHead:
         self._elements = _GPU_BLOCK_ELEMENTS if inputs.hidden.is_cuda else _CPU_BLOCK_ELEMENTS
         self._buffers: list[Tensor] = []
 
-    def statistics(self) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = self._inputs
+    def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Log-probs, entropies and logsumexp, ``[tokens]`` each, and `Pull.kept`."""
+        inputs, clamp = self._inputs, self._inputs.options.entropy_clamp
         tokens, vocab = len(inputs.hidden), len(inputs.weight)
         logprobs = torch.empty(tokens, dtype=inputs.dtype, device=inputs.hidden.device)
         entropies, log_sums = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        kept = logprobs.new_empty(tokens, 2) if clamp else None
         step = inputs.options.chunk_tokens
         for start in range(0, tokens, step):
             # all words of some rows: a softmax needs its whole row once
@@ -153,7 +180,10 @@ class TorchHead:
                 found = softmax_statistics(logits, spare, inputs.targets[span], exact=inputs.options.exact)
                 logprobs[span], entropies[span], log_total = found
                 torch.add(log_total, largest[:, 0], out=log_sums[span])
-        return logprobs, entropies, log_sums
+                if kept is not None:
+                    entropies[span], own = clamped_statistics(logits, spare, clamp, exact=inputs.options.exact)
+                    kept[span] = own + largest
+        return logprobs, entropies, log_sums, kept
 
     def gradient(self, pull: Pull, rows: slice, words: slice) -> Tensor:
         inputs = self._inputs
@@ -163,7 +193,7 @@ class TorchHead:
             torch.sub(logits, pull.log_sums[span, None], out=spare)
             spare.exp_()
             constant = pull.constant(span)[:, None]
-            if pull.entropies is None:
+            if pull.entropies is None or pull.kept is not None:
                 spare.mul_(constant)
             else:
                 spare.mul_(torch.addcmul(constant, logits, pull.entropies[span, None], value=-1))
@@ -171,6 +201,8 @@ class TorchHead:
             # a target among other words is another piece's
             (here,) = torch.where((place >= 0) & (place < product.shape[1]))
             spare[here, place[here]] += pull.logprobs[span][here]
+            if pull.entropies is not None and pull.kept is not None:
+                spare.add_(_clamped_pull(logits, pull.kept[span], pull.entropies[span], pull.entropy_values[span]))
             self._through_transform(spare, logits)
             # over the product that it came from, rounded to the weights' dtype: no second tensor of a piece's size
             part.copy_(spare)
@@ -216,6 +248,13 @@ class TorchHead:
             gradient.mul_(1 - (logits * (options.temperature / options.softcap)).square_())
         if factor != 1.0:
             gradient.mul_(factor)
+
+
+def _clamped_pull(logits: Tensor, kept: Tensor, pull: Tensor, entropies: Tensor) -> Tensor:
+    """``[r, V]`` the entropies' part of the logits' gradient: ``-h q (log q + H)``, q being p over the words kept."""
+    log_q = logits - kept[:, 1:]
+    found = log_q.exp().mul_(log_q.add_(entropies[:, None])).mul_(-pull[:, None])
+    return found.masked_fill_(logits < kept[:, :1], 0.0)
 
 
 __all__ = ["Float32Head", "HeadOptions", "float32_product", "logprobs_and_entropies", "pieces"]
@@ -320,9 +359,12 @@ def _inputs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 def _backend(inputs: HeadInputs) -> Any:
     """`TorchHead`, or the `TritonHead` of the same two passes."""
     wanted = inputs.options.backend
-    fits = TRITON_INSTALLED and inputs.hidden.dtype != torch.float64
+    fits = TRITON_INSTALLED and inputs.hidden.dtype != torch.float64 and not inputs.options.entropy_clamp
     if wanted == "triton" and not fits:
-        raise ValueError("the head's Triton kernels need triton, and float32 or narrower tensors; use backend='torch'")
+        raise ValueError(
+            "the head's Triton kernels need triton, float32 or narrower tensors, and no entropy_clamp; use "
+            "backend='torch'"
+        )
     if fits and (wanted == "triton" or (wanted == "auto" and inputs.hidden.is_cuda)):
         from magicrl.models.head_triton import TritonHead
 
@@ -343,14 +385,14 @@ class _Head(torch.autograd.Function):
         options: HeadOptions,
         weight_gradient: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropies, log_sums = _backend(_inputs(hidden, weight, bias, targets, options)).statistics()
-        ctx.save_for_backward(hidden, weight, bias, targets, log_sums, entropies)
+        logprobs, entropies, *saved = _backend(_inputs(hidden, weight, bias, targets, options)).statistics()
+        ctx.save_for_backward(hidden, weight, bias, targets, entropies, *saved)
         ctx.options, ctx.weight_gradient = options, weight_gradient
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, log_sums, entropies = ctx.saved_tensors
+        hidden, weight, bias, targets, entropies, log_sums, kept = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         inputs = _inputs(hidden, weight, bias, targets, ctx.options)
         pull = Pull(
@@ -359,6 +401,7 @@ class _Head(torch.autograd.Function):
             entropies=grads[1] if bool(grads[1].any()) else None,
             log_sums=log_sums,
             entropy_values=entropies,
+            kept=kept,
         )
         total: Tensor | None = ctx.weight_gradient
         made = torch.zeros_like(weight) if needs_weight and total is None else None

@@ -190,7 +190,7 @@ class TritonHead:
         options, hidden = inputs.options, inputs.hidden
         self._tiles = options.tiles or tiles_for(hidden.device, hidden.dtype, softcap=options.softcap is not None)
 
-    def statistics(self) -> tuple[Tensor, Tensor, Tensor]:
+    def statistics(self) -> tuple[Tensor, Tensor, Tensor, None]:
         inputs, tiles = self._inputs, self._tiles
         tokens, vocab = len(inputs.hidden), len(inputs.weight)
         span = tiles.words * tiles.words_per_program
@@ -210,7 +210,7 @@ class TritonHead:
         # sum_v p_v z_v with z relative to the largest: no cancellation of large numbers
         mean = (weighted * shrunk + sums * (largest - top)).sum(dim=0) / whole
         log_total = whole.log()
-        return chosen - top - log_total, log_total - mean, log_total + top
+        return chosen - top - log_total, log_total - mean, log_total + top, None
 
     def gradient(self, pull: Pull, rows: slice, words: slice) -> Tensor:
         inputs, tiles = self._inputs, self._tiles

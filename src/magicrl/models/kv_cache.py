@@ -5,7 +5,8 @@ their tokens in blocks, each one contiguous tensor over all slots or rows, so th
 where it lies by batched matrix products, and once.
 
 The queries of all responses that share a prompt meet it in one product, and so do the query heads that share a
-key/value head. Scores of prompt and response stand in one table, over which one softmax runs in float32 or better.
+key/value head. Scores of prompt and response stand in one table, over which one softmax runs in float32 or better;
+where `magicrl.models.cpu_kernels` serves, its kernel reads the same blocks up to each row's length, with no table.
 Of layers with a state in place of keys the cache holds the state after a slot's prompt and after a row's last token.
 """
 
@@ -21,8 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from magicrl.models.cpu_kernels import RowKernel, addresses, serves
 from magicrl.models.recurrent import Run, State
 from magicrl.models.scores import PLAIN, ScoreRules, attend_rows
+
+Integers = NDArray[np.int64]
 
 _PROMPT_BLOCK, _RESPONSE_BLOCK = 128, 64  # tokens of a block at least
 _BLOCKS = 32  # most blocks of a store, unless that made them wider than
@@ -55,6 +59,12 @@ class CacheShape:
     attending: dict[int, LayerShape]  # by index of the layer
     dtype: torch.dtype  # of keys and values
     states: dict[int, StateShape] = field(default_factory=dict[int, StateShape])  # of layers with a state, by index
+
+    @property
+    def head_dim(self) -> int | None:
+        """The one width of all key and value heads, None where they differ."""
+        widths = {width for shape in self.attending.values() for width in (shape.key_dim, shape.value_dim)}
+        return widths.pop() if len(widths) == 1 else None
 
     @property
     def groups(self) -> list[tuple[LayerShape, list[int]]]:
@@ -162,6 +172,7 @@ class BlockStore:
                 self.keys[layer], self.values[layer] = (
                     [store[-1][part][index] for store in self._stores] for part in (0, 1)
                 )
+        self._addresses: dict[int, tuple[Integers, Integers, int]] = {}
         self.states = {
             layer: State(
                 _zeros((places, *kind.inputs), shape.dtype, device),
@@ -170,6 +181,13 @@ class BlockStore:
             for layer, kind in shape.states.items()
         }
         """After the last token of each place, by layer."""
+
+    def addressed(self, layer: int) -> tuple[Integers, Integers, int]:
+        """Addresses of a layer's blocks of keys and of values, and their width: they last as long as the store."""
+        if layer not in self._addresses:
+            keys, values = (addresses(blocks[layer]) for blocks in (self.keys, self.values))
+            self._addresses[layer] = keys, values, self.width
+        return self._addresses[layer]
 
     def spans(self, tokens: int) -> list[tuple[int, int]]:
         """``(block, tokens in it)`` of a sequence's first ``tokens`` tokens."""
@@ -283,9 +301,6 @@ class PrefillAttention:
                 kept[slots] = new
             outputs.append(out.flatten(0, 1))
         return torch.cat(outputs)[None]
-
-
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -465,6 +480,19 @@ class DecodeAttention(RowAttention):
         self._cache, self._owners, self._lengths = cache, owners, (prompt_lengths, response_lengths)
         self._reach = int((prompt_lengths + response_lengths).max()) + 1
         self._hides: dict[tuple[int | None, int | None], Tensor] = {}
+        self._kernel = (
+            RowKernel(owners, prompt_lengths, response_lengths)
+            if serves(dtype, cache.device, cache.shape.head_dim) and cache.prompts.whole is None
+            else None
+        )
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
+    ) -> Tensor:
+        if self._kernel is None or not rules.plain(self._reach):
+            return super().attend(layer, query, key, value, scaling, rules)
+        prompts, responses = (store.addressed(layer) for store in (self._cache.prompts, self._cache.responses))
+        return self._kernel(query, key, value, prompts, responses, scaling)
 
     def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
         _, held = self._lengths

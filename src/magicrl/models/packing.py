@@ -55,6 +55,7 @@ class AttentionContext(Protocol):
         ...
 
 
+@torch.compiler.disable  # what a row's sequences need is chosen in Python
 def _attention(
     module: torch.nn.Module,
     query: Tensor,

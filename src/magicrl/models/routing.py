@@ -25,6 +25,11 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _USE = "leave out model.router_replay, or use a mixture of docs/models.md"
 
 
+def experts_of(config: Any) -> int:
+    """Experts of each mixture, from a model's configuration; 0 where there are none."""
+    return next((int(n) for name in _EXPERTS if (n := getattr(config, name, None))), 0)
+
+
 class Routers:
     """The routers of a causal LM, in the order of its layers; their forward goes through here from now on.
 
@@ -41,7 +46,7 @@ class Routers:
 
     def __init__(self, model: nn.Module) -> None:
         config: Any = cast(Any, model).config.get_text_config()
-        count = next((int(n) for name in _EXPERTS if (n := getattr(config, name, None))), 0)
+        count = experts_of(config)
         found = [(name, m) for name, m in decoder_of(model).named_modules() if _is_router(m)]
         if not count or not found:
             what = "has no routers that are known" if count else "is no mixture of experts"

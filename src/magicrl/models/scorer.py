@@ -17,10 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from magicrl.config.schema import ModelConfig
+from magicrl.models.compiled import check_compiled, check_compiler, compile_layers
 from magicrl.models.exact import FilledContext, filled_rows, use_exact
 from magicrl.models.head import Float32Head, HeadOptions, logprobs_and_entropies
 from magicrl.models.memory_efficient import use_memory_efficient_layers
@@ -137,6 +140,28 @@ def _distance(found: Tensor, expected: Tensor) -> float:
 
 
 _PROBED_WORDS = 64
+_TRIED_TOKENS = 2048  # most tokens of the pass for which graphs are made: one as those of training
+
+
+def scorer_settings(model: ModelConfig, valid_vocab: int | None, *, frozen: bool = False) -> dict[str, Any]:
+    """Arguments of `PolicyScorer` for a recipe's ``[model]``.
+
+    A frozen model has no backward pass to keep anything for, and its own routers choose: the sampler's choice belongs
+    to the policy's weights.
+    """
+    above = 0 if model.gradient_checkpointing else model.checkpoint_above_tokens
+    return {
+        "valid_vocab": valid_vocab,
+        "micro_batch_tokens": model.micro_batch_tokens,
+        "head_chunk_tokens": model.head_chunk_tokens,
+        "share_prompts": model.share_prompts,
+        "checkpoint_above_tokens": None if frozen else above,
+        "router_replay": model.router_replay and not frozen,
+        "float32_head": model.head_dtype == "float32",
+        "entropy_clamp": model.entropy_clamp,
+        "exact": model.exact,
+        "compiled": model.compile,
+    }
 
 
 class PolicyScorer:
@@ -156,11 +181,13 @@ class PolicyScorer:
         router_replay: tokens go to the experts that the sampler chose, which every sample must then carry.
         float32_head: the head's logits are float32, whatever the model's dtype.
         exact: a token's bits do not depend on what else is computed (`magicrl.models.exact`).
+        entropy_clamp: share of the vocabulary, the least likely words, that entropies leave out.
+        compiled: decoder layers are compiled (`magicrl.models.compiled`); every graph is made here.
 
     Raises:
         ValueError: the model's logits are not its head applied to its last hidden state (up to a constant
             factor and a soft cap that its config states), or are not finite; or its layers mix packed sequences; or
-            it has no routers to replay, or cannot be exact.
+            it has no routers to replay, or cannot be exact, or not be compiled here.
     """
 
     def __init__(
@@ -175,6 +202,8 @@ class PolicyScorer:
         router_replay: bool = False,
         float32_head: bool = False,
         exact: bool = False,
+        entropy_clamp: float = 0.0,
+        compiled: bool = False,
     ) -> None:
         register_attention()
         if exact:
@@ -185,16 +214,21 @@ class PolicyScorer:
         if float32_head:
             Float32Head.put_into(model)
         self.model = model
-        self._use_memory_efficient_layers()
+        if not compiled:  # a compiler chooses by itself what is kept
+            self._use_memory_efficient_layers()
         self._budget = micro_batch_tokens
         self._share_prompts = share_prompts
         self._backbone = decoder_of(model)
-        self._options = replace(_head_options(model, valid_vocab, head_chunk_tokens), exact=exact)
+        self._options = replace(
+            _head_options(model, valid_vocab, head_chunk_tokens), exact=exact, entropy_clamp=entropy_clamp
+        )
         self._exact = exact
         self._checkpoint_above = checkpoint_above_tokens
         self._layers = [] if checkpoint_above_tokens is None else _checkpointed_layers(model)
         self._routers = Routers(model) if router_replay else None
         self._check_model()
+        if compiled:
+            self._compile()
 
     @property
     def device(self) -> torch.device:
@@ -267,19 +301,78 @@ class PolicyScorer:
     def _use_memory_efficient_layers(self) -> None:
         use_memory_efficient_layers(self.model)
 
-    def _hidden(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
-        """``[N, d]`` last hidden states."""
-        checkpoint = self._checkpoint_above is not None and input_ids.shape[1] > self._checkpoint_above
+    def _compile(self) -> None:
+        """Compile the layers, and try them: ``ValueError`` where they do not give what they gave before.
+
+        All graphs are made here. The sizes of the pass for which one is made choose its code, and a resumed run shall
+        have the same.
+        """
+        check_compiler(self.device)
+        check_compiled(self.model.config)
+        before = self._tried()
+        compile_layers(self.model)
+        try:
+            after = self._tried()
+        except TorchDynamoException as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(f"torch cannot compile this model ({reason}); leave out model.compile") from error
+        moved = max(_distance(own.double(), expected.double()) for own, expected in zip(after, before, strict=True))
+        if not moved <= _LAYOUT[before[0].dtype not in (torch.float32, torch.float64)]:
+            raise ValueError(
+                f"compiled layers of {type(self.model).__name__} differ from its own by {moved:.1g}; leave out "
+                "model.compile, and please report this with torch's version"
+            )
+
+    def _tried(self) -> list[Tensor]:
+        """Hidden states of two sequences, and where the model is trained a gradient of the first layer's input."""
+        embedding = cast(Any, self.model.get_input_embeddings())
+        tokens = max(4, min(self._budget, _TRIED_TOKENS))
+        words = self._options.valid_vocab or int(embedding.weight.shape[0])
+        ids = torch.arange(tokens, device=self.device)[None] % min(_WORDS, words)
+        lengths = [tokens // 2, tokens - tokens // 2]
+        positions = torch.cat([torch.arange(n, device=self.device) for n in lengths])[None]
+
+        def embedded() -> Tensor:
+            return cast(Tensor, embedding(ids)).detach()
+
+        def hidden(given: Tensor) -> Tensor:
+            self._set_checkpointing(tokens)
+            return self._decoded(
+                inputs_embeds=given, position_ids=positions, context=PackedContext(lengths, self.device)
+            )
+
+        with torch.no_grad():
+            found = [self._within(lambda: hidden(embedded()))]
+            given = self._within(embedded)
+        if any(parameter.requires_grad for parameter in self.model.parameters()):
+            with torch.enable_grad():
+                given.requires_grad_()
+                out = self._within(lambda: hidden(given))
+                ramp = torch.linspace(-1, 1, out.numel(), device=out.device, dtype=out.dtype).view_as(out)
+                found += torch.autograd.grad(out, given, ramp)
+        return found
+
+    def _within(self, work: Callable[[], Tensor]) -> Tensor:
+        """``work()``, in which the model may be used."""
+        return work()
+
+    def _set_checkpointing(self, tokens: int) -> None:
+        checkpoint = self._checkpoint_above is not None and tokens > self._checkpoint_above
         for layer in self._layers:
             layer.training = checkpoint  # this layer's flag alone: its dropout modules stay in evaluation mode
+
+    def _hidden(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
+        """``[N, d]`` last hidden states."""
         tokens = input_ids.shape[1]
+        self._set_checkpointing(tokens)
         if self._exact:
             input_ids, position_ids = (filled_rows(x[0])[None] for x in (input_ids, position_ids))
             context = FilledContext(context, tokens)
-        output = self._backbone(
-            input_ids=input_ids, position_ids=position_ids, use_cache=False, attention_context=context
-        )
-        return cast(Tensor, output.last_hidden_state)[0, :tokens]
+        return self._decoded(input_ids=input_ids, position_ids=position_ids, context=context)[:tokens]
+
+    def _decoded(self, *, context: AttentionContext, **given: Tensor) -> Tensor:
+        output = self._backbone(**given, use_cache=False, attention_context=context)
+        return cast(Tensor, output.last_hidden_state)[0]
 
     def _head(
         self, hidden: Tensor, targets: Tensor, temperature: float, gradient: Tensor | None = None

@@ -245,6 +245,8 @@ def learner_terms(
         adapters=0 if model.lora is None else shape.adapter_parameters(model.lora.rank, model.lora.target_modules),
     )
     found = learner_memory(shape, setup, RUNTIME).terms()
+    # weights and moments once more, while they are written beside the next update
+    found["checkpoint"] = 3 * FLOAT32 * (setup.adapters or shape.parameters)
     if (
         model.dtype == "float32"
     ):  # the planner counts 16 bits a weight; in float32 the masters themselves are computed with

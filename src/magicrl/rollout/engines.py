@@ -40,6 +40,7 @@ from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.recording import ReplayEngine, read_rollouts
 from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused
 from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+from magicrl.rollout.vllm_weights import Placed
 from magicrl.served.openai_http import ServerSettings
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class TrainingUse:
 
     check: WeightCheck | None = None  # run by engines beside the learner's process after each weight copy
     sleeps: bool = False  # the learner works on the same GPU while the engine sleeps
-    direct_weights: bool = False  # the learner's ranks send weights straight to the engine's workers
+    direct_weights: Placed | None = None  # where ranks are that send weights straight to the engine's workers
     experts: bool = False  # completions are to tell the experts that tokens went to
     lora: LoraConfig | None = None  # the learner trains these adapters, and an engine may take them alone
     adapters: bool | None = None  # whether vLLM does; None: on a GPU
@@ -215,7 +216,7 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
         dtype=settings.dtype,
         on_gpu=device.type != "cpu",
         sleeps=training.sleeps,
-        direct_weights=training.direct_weights,
+        direct_weights=training.direct_weights is not None,
     )
     if fault is None:
         try:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from magicrl.config.schema import LoraConfig
 from magicrl.models.adapter_files import write_adapters
-from magicrl.rollout.vllm_weights import shared_memory
+from magicrl.rollout.weight_buckets import shared_memory
 
 _NAME, _NUMBER = "policy", 1
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM reserves room for

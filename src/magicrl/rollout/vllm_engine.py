@@ -51,7 +51,8 @@ from magicrl.rollout.requests import (
     sample_seed,
 )
 from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused, VllmAdapters
-from magicrl.rollout.vllm_weights import Rendezvous, VllmWeights, WeightInfo, worker_backend
+from magicrl.rollout.vllm_weights import Placed, VllmWeights, transport
+from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
 
 _log = logging.getLogger(__name__)
 WRITTEN_FOR = "0.32.0"  # the vLLM that the tests run; pyproject.toml pins it
@@ -209,7 +210,7 @@ def _latent_on_cpu(config: dict[str, Any]) -> dict[str, Any]:
     return {"compilation_config": {"custom_ops": ["-rotary_embedding"]}} if config.get("kv_lora_rank") else {}
 
 
-def start_vllm(folder: str, options: dict[str, Any], *, direct_weights: bool = False) -> Any:
+def start_vllm(folder: str, options: dict[str, Any], *, direct_weights: Placed | None = None) -> Any:
     """A running ``LLMEngine`` with `engine_options`, for this thread alone.
 
     Raises:
@@ -227,8 +228,8 @@ def start_vllm(folder: str, options: dict[str, Any], *, direct_weights: bool = F
             raise vllm_missing(error) from error
         check_version(str(vllm.__version__))
         try:
-            if direct_weights:
-                options = options | {"weight_transfer_config": WeightTransferConfig(backend=worker_backend())}
+            if direct_weights is not None:
+                options = options | {"weight_transfer_config": WeightTransferConfig(backend=transport(direct_weights))}
             return OneThread(LLMEngine.from_engine_args(EngineArgs(**options)))
         except (ValueError, RuntimeError, OSError, AssertionError, TypeError, KeyError) as error:
             trouble = engine_trouble(f"vLLM cannot serve {folder}", error)
@@ -394,7 +395,7 @@ class VllmEngine(SchedulingEngine):
         policy_version: int = 0,
         check: WeightCheck | None = None,
         sleeps: bool = False,
-        direct_weights: bool = False,
+        direct_weights: Placed | None = None,
         adapters: AdapterPlan | None = None,
         keep_caches: bool = True,
     ) -> None:
@@ -408,7 +409,7 @@ class VllmEngine(SchedulingEngine):
             policy_version: what the weights in the folder count as.
             check: what is compared after every ``load_weights``.
             sleeps: ``sleep`` gives the GPU's memory back; for a GPU that the learner works on, too.
-            direct_weights: ``join`` and ``take`` work.
+            direct_weights: where the ranks are whose weights `take` (apart) or `receive` (colocated) takes.
             adapters: ``load_weights`` takes these adapters alone.
             keep_caches: with new weights what is under way goes on over the keys and values that it has; else they are
                 computed again.
@@ -439,7 +440,7 @@ class VllmEngine(SchedulingEngine):
             adapters=adapters,
         )
         self._engine: Any = start_vllm(folder, options, direct_weights=direct_weights)
-        self._weights = VllmWeights(self._engine, Path(folder))
+        self.weights = VllmWeights(self._engine, Path(folder))
         self._adapters: VllmAdapters | None = None
         if adapters is not None:
             self.capabilities = replace(self.capabilities, adapters=True)
@@ -498,27 +499,36 @@ class VllmEngine(SchedulingEngine):
         Requests in flight keep their tokens and go on under the new weights; their completions have spans. Whatever
         begins later shares no keys and values with what began before.
         """
-        to = self._adapters or self._weights
+        to = self._adapters or self.weights
         self._replace(lambda: to.load(weights), version)
 
-    def join(self, rendezvous: Rendezvous, place: int) -> None:
-        """Meet the learner's rank that sends weights; see `take`. Needs ``direct_weights``."""
-        self._weights.join(rendezvous, place)
-
     def take(self, told: Sequence[WeightInfo], version: int) -> None:
-        """As `load_weights` with what that rank sends now, which is ``told``."""
-        self._replace(lambda: self._weights.take(told), version)
+        """As `load_weights` with what the learner's rank that ``weights`` has joined sends now, which is ``told``."""
+        self._replace(lambda: self.weights.take(told), version)
+
+    def receive(self, bucket: WeightBucket) -> None:
+        """Take a copy of a learner rank's bucket; nothing is sampled from the first one until `complete`."""
+        assert not self._asked, "what is in flight would go on with part of the weights"
+        self._wake_weights()
+        self.weights.receive(bucket)
+
+    def complete(self, version: int) -> None:
+        """As `load_weights`, with what was received."""
+        self._replace(self.weights.complete, version)
+
+    def _wake_weights(self) -> bool:
+        """Whether it sleeps; then the memory of its weights is there again, and its cache's not yet."""
+        if asleep := bool(self._engine.is_sleeping()):
+            torch.cuda.empty_cache()  # what a learner in this process has freed; does nothing without a GPU
+            self._engine.wake_up(["weights"])
+        return asleep
 
     def _replace(self, load: Callable[[], None], version: int) -> None:
         self._end_turn()
-        asleep = self._engine.is_sleeping()
         try:
-            if asleep:  # the cache's memory last: beside old and new weights there may be no room for it
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()  # what a learner in this process has freed
-                self._engine.wake_up(["weights"])
+            asleep = self._wake_weights()
             load()
-            if asleep:
+            if asleep:  # last: beside old and new weights there may be no room for it
                 self._engine.wake_up(["kv_cache"])
         except (RuntimeError, TypeError, AssertionError) as error:
             raise engine_trouble(f"vLLM cannot take the weights of version {version}", error) from error
@@ -553,10 +563,11 @@ class VllmEngine(SchedulingEngine):
 
     def sleep(self) -> None:
         """Give weights and cache back (vLLM's level 2; its CPU build keeps both) until the next ``load_weights``."""
-        if not self._sleeps or self._engine.is_sleeping():
+        if not self._sleeps or (self._engine.is_sleeping() and not self.weights.begun):
             return
         if self._asked:
             raise RuntimeError(f"vLLM cannot sleep while {len(self._asked)} samples are in flight")
+        self.weights.abandon()
         self._engine.sleep(_DISCARD)
 
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:

@@ -7,17 +7,17 @@ the embedding (tied), which would go on multiplying with the old weights, with n
 that keeps its weight beside the packed copy is packed again. Experts are packed once, after the first loading: a reload
 would copy plain weights over packed ones, so that they are made to forget that they were.
 
-From the learner's ranks straight into the workers: vLLM's own weight transfer, over NCCL on GPUs; NCCL has no CPUs, so
-there the same calls go over gloo, by two small engines registered with vLLM. Rank 0 of the group sends; it is the
-learner's. Whoever owns both sides asks the workers (``start``, ``update``, ``finish``) and the learner's ranks
-(``send``) at the same time.
+From the learner's ranks straight into the workers: vLLM's own weight transfer, by what `TRANSPORTS` has for the
+placement. On devices of their own, workers and rank 0 of the learner form a group (NCCL), and rank 0 sends while they
+take. On the ranks' devices each rank lends its worker one bucket after the other (CUDA IPC; `weight_buckets`). Neither
+has CPUs: there the same calls go over gloo and files in memory, by small engines registered with vLLM. Whoever owns
+both sides asks both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,9 +34,18 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
+from magicrl.rollout.weight_buckets import BUCKET, WeightBucket, WeightInfo, opened, shared_memory
+
 _log = logging.getLogger(__name__)
-GLOO = "magicrl_gloo"  # the name of the CPU engine in vLLM's registry
-BUCKET = 256 << 20  # bytes of small weights that vLLM joins into one exchange, two at a time; both sides must agree
+Placed = Literal["apart", "colocated"]
+"""Where a worker of an engine is: on a device of its own, or on that of a rank of the learner."""
+TRANSPORTS: Mapping[tuple[Placed, bool], str] = {
+    ("apart", True): "nccl",
+    ("colocated", True): "ipc",  # NCCL joins no two processes on one GPU
+    ("apart", False): "magicrl_gloo",
+    ("colocated", False): "magicrl_memory",
+}
+"""Engines in vLLM's registry by placement and whether on GPUs; those of CPUs are ours."""
 _RECEIVER_SECONDS = 600.0  # vLLM hands a receiver no limit of ours
 
 
@@ -50,40 +59,21 @@ class Rendezvous:
     seconds: float  # after which an exchange over gloo gives up; NCCL's ends with its process
 
 
-@dataclass(frozen=True, slots=True)
-class WeightInfo:
-    """What a receiver has to know beforehand of one weight."""
+def transport(placed: Placed) -> str:
+    """The name for vLLM's ``weight_transfer_config`` in this process; registers the CPU engines."""
+    name = TRANSPORTS[placed, torch.cuda.is_available()]
+    if name.startswith("magicrl_"):
+        from vllm.distributed.weight_transfer import (  # pyright: ignore[reportMissingImports]
+            WeightTransferEngineFactory,
+        )
 
-    name: str  # as in a checkpoint
-    dtype: str  # torch's name, ``bfloat16``
-    shape: tuple[int, ...]  # of the whole weight
-
-    @staticmethod
-    def of(name: str, weight: Tensor) -> WeightInfo:
-        """Of a whole weight."""
-        return WeightInfo(name, str(weight.dtype).removeprefix("torch."), tuple(weight.shape))
-
-
-def backend_here() -> Literal["nccl", "gloo"]:
-    """What this process would transfer weights with."""
-    return "nccl" if torch.cuda.is_available() else "gloo"
-
-
-def worker_backend() -> str:
-    """The name for vLLM's ``weight_transfer_config`` in this process; registers the CPU engine."""
-    if backend_here() == "nccl":
-        return "nccl"
-    from vllm.distributed.weight_transfer import (  # pyright: ignore[reportMissingImports]
-        WeightTransferEngineFactory,
-    )
-
-    with contextlib.suppress(ValueError):  # registered for an engine of this process before
-        WeightTransferEngineFactory.register_engine(GLOO, _gloo_receiver())
-    return GLOO
+        with contextlib.suppress(ValueError):  # registered for an engine of this process before
+            WeightTransferEngineFactory.register_engine(name, _CPU_ENGINES[placed]())
+    return name
 
 
 class WeightSender:
-    """The learner's side, on every one of its ranks; only rank 0 has the group.
+    """The learner's side of a group, on every one of its ranks; only rank 0 belongs to it.
 
     Args:
         rendezvous: where the workers are met.
@@ -104,7 +94,7 @@ class WeightSender:
         self._group: Any = None
         self.ready = True  # all workers came, and none was lost since
         try:
-            if backend_here() == "nccl":
+            if torch.cuda.is_available():
                 self._engine = _nccl_sender(rendezvous, rank, told, stream)
             elif rank == 0:
                 self._group = gloo_group(rendezvous, 0)
@@ -223,6 +213,32 @@ def _gloo_receiver() -> Any:
     return GlooWeightTransferEngine
 
 
+def _memory_receiver() -> Any:
+    from vllm.distributed.weight_transfer.ipc_engine import (  # pyright: ignore[reportMissingImports]
+        IPCWeightTransferEngine,
+    )
+    from vllm.distributed.weight_transfer.packed_tensor import (  # pyright: ignore[reportMissingImports]
+        unpack_tensor,
+    )
+
+    class MemoryWeightTransferEngine(IPCWeightTransferEngine):
+        """vLLM's receiver of packed buckets with a file in memory in a CUDA handle's place."""
+
+        def update_weights(self, update_info: dict[str, Any]) -> None:
+            self.receive_weights(self.parse_update_info(update_info))  # nothing runs beside it on a CPU
+
+        def receive_weights(self, update_info: Any) -> None:
+            content = opened(update_info.ipc_handles)[: sum(update_info.tensor_sizes)]
+            dtypes = [getattr(torch, name) for name in update_info.dtype_names]
+            given = unpack_tensor(content, update_info.names, update_info.shapes, dtypes, update_info.tensor_sizes)
+            model: Any = self.model
+            # the layers keep what they are given until they have all of theirs, and the bucket is filled anew
+            model.load_weights([(name, weight.clone()) for name, weight in given])
+
+    return MemoryWeightTransferEngine
+
+
+_CPU_ENGINES: Mapping[Placed, Callable[[], Any]] = {"apart": _gloo_receiver, "colocated": _memory_receiver}
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -235,6 +251,9 @@ class VllmWeights:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         self._tied = bool(config.get_text_config().tie_word_embeddings)
         self._folder = folder
+        self.begun = False
+        """Some new weights may have come, and others not."""
+        self._came: Shapes = {}  # of the present update's buckets
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replace all weights; keys and values of the old ones are the caller's to forget.
@@ -246,6 +265,7 @@ class VllmWeights:
             weights = as_saved(weights, self._folder)
         # before the first worker is asked: a reload that breaks off would leave old and new weights mixed
         check_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, self._shapes, tied=self._tied)
+        self.abandon()
         if not torch.cuda.is_available():
             self._engine.apply_model(expect_plain_experts)
         with torch.no_grad():
@@ -263,22 +283,58 @@ class VllmWeights:
             "rank_offset": place,
             "world_size": rendezvous.size,
             # vLLM's packing joins small weights into one buffer; the gloo receiver takes them one by one
-            "packed": backend_here() == "nccl",
+            "packed": torch.cuda.is_available(),
             "packed_buffer_size_bytes": BUCKET,
         }
         self._rpc("init_weight_transfer_engine", init_info=info)
 
     def take(self, told: Sequence[WeightInfo]) -> None:
         """As `load`, with what the rank that was met sends at the same time."""
+        # vLLM passes over some names that it does not know
+        check_shapes({weight.name: weight.shape for weight in told}, self._shapes, tied=self._tied)
         update = {
             "names": [weight.name for weight in told],
             "dtype_names": [weight.dtype for weight in told],
             "shapes": [list(weight.shape) for weight in told],
         }
-        self._rpc("start_weight_update")
+        self._start()
         self._rpc("update_weights", update_info=update)
-        self._rpc("finish_weight_update")
+        self._finish()
         self._pack()
+
+    def receive(self, bucket: WeightBucket) -> None:
+        """Take a copy of what is in a bucket now; after the last no worker has its memory open."""
+        if bucket.first:
+            self.abandon()
+            self._rpc("init_weight_transfer_engine", init_info={"packed": True})
+            self._start()
+            self._came = {}
+        self._came |= {weight.name: weight.shape for weight in bucket.weights}
+        self._rpc("update_weights", update_info=bucket.update_info())
+        if bucket.last:
+            check_shapes(self._came, self._shapes, tied=self._tied)
+            self._finish()
+
+    def complete(self) -> None:
+        """Have the workers compute with what was received."""
+        assert not self.begun, "the last bucket was received"
+        self._pack()
+
+    def abandon(self) -> None:
+        """Give up weights that began to come and will not end: vLLM has a mixture then, until it is given others."""
+        if not self.begun:
+            return
+        with contextlib.suppress(Exception):  # in workers in which it has not failed, it goes on, and vLLM says so
+            self._rpc("start_weight_update")
+        self._finish()
+
+    def _start(self) -> None:
+        self.begun = True
+        self._rpc("start_weight_update")
+
+    def _finish(self) -> None:
+        self._rpc("finish_weight_update")
+        self.begun = False
 
     def _pack(self) -> None:
         # vLLM's CPU layers multiply with packed copies, of which its reload misses the tied head
@@ -359,9 +415,3 @@ def check_shapes(given: Shapes, wanted: Shapes, *, tied: bool) -> None:
     ):
         if names:
             raise ValueError(f"{trouble}: {', '.join(sorted(names)[:5])}")
-
-
-def shared_memory(size: int) -> str | None:
-    """Linux's memory file system if ``size`` bytes fit with room to spare, else the ordinary temporary folder."""
-    folder = Path("/dev/shm")
-    return str(folder) if folder.is_dir() and shutil.disk_usage(folder).free > 1.1 * size else None

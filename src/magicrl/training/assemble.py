@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from magicrl.config.cluster_schema import RolloutPlacement
 from magicrl.config.errors import RecipeError, under, without_secrets
 from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.families import make_family
@@ -21,6 +22,7 @@ from magicrl.rollout.engines import EngineSettings, TrainingUse
 from magicrl.rollout.engines import make_engine as named_engine
 from magicrl.rollout.episodes import EpisodeEngine
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
+from magicrl.rollout.vllm_weights import Placed
 from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.learner import LocalLearner, ReferenceModel
 from magicrl.training.logprob_check import PROBES, LogprobCheck
@@ -207,8 +209,8 @@ def make_engine(
         check: run by engines beside the learner's process after each weight copy.
         gpus: over how many GPUs vLLM spreads the model.
     """
-    rollout = config.rollout
-    shared = config.cluster is None or config.cluster.rollout.colocated  # the GPU, with the learner
+    rollout, placed = config.rollout, None if config.cluster is None else config.cluster.rollout
+    shared = placed is None or placed.colocated  # the GPU, with the learner
     options: dict[str, Any] = {}
     if rollout.engine == "replay":
         options = {"replay": rollout.replay}
@@ -228,7 +230,7 @@ def make_engine(
             check=check,
             # asynchronous: it generates while the learner works, so its memory is never free
             sleeps=shared and not rollout.max_staleness,
-            direct_weights=config.cluster is not None and config.cluster.rollout.weight_copy == "direct",
+            direct_weights=_direct_weights(placed),
             experts=config.model.router_replay,
             lora=config.model.lora,
             adapters=config.rollout.vllm.adapters,
@@ -246,6 +248,12 @@ def make_engine(
             key="entropy.estimator",
         )
     return LaggedEngine(engine, lag=rollout.weight_lag) if rollout.weight_lag else engine
+
+
+def _direct_weights(placed: RolloutPlacement | None) -> Placed | None:
+    if placed is None or placed.weight_copy != "direct":
+        return None
+    return "colocated" if placed.colocated else "apart"
 
 
 def _vllm_options(config: TrainConfig, folder: Path | str, *, gpus: int, shared: bool) -> dict[str, Any]:

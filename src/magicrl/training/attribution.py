@@ -139,7 +139,7 @@ class Probe:
 
     def __init__(self, config: TrainConfig, folder: str) -> None:
         policy = load_policy(folder, dtype="float32", device=resolve_device(config.run.device))
-        plain = {"exact": False, "head_dtype": None, "dtype": "float32"}
+        plain = {"compile": False, "exact": False, "head_dtype": None, "dtype": "float32"}
         # activations of a whole micro-batch in float64 would be most of the memory
         settings = config.model.model_copy(update={**plain, "gradient_checkpointing": True})
         learning = LearnerSettings.of(config.model_copy(update={"model": settings}))

@@ -3,7 +3,8 @@
 A checkpoint is a folder ``step-000040`` with ``tensors.safetensors`` (weights and moments by parameter
 name) and ``state.json`` (everything else, and the tensors' checksum). It is written under another name,
 flushed to disk and renamed, so that a folder of that name is always whole: a run killed while writing, or
-a disk that fills up, leaves the last good one untouched.
+a disk that fills up, leaves the last good one untouched. Training waits until the state is copied to the host's
+memory; the copy is written while the next step runs. When that ends changes no result, so there is no other way.
 
 Where ranks write the learner's tensors themselves, those lie in the folder ``learner`` instead, under the same
 names and each rank's rows in a file of its own. Each file says in its header which rows of which tensor it holds
@@ -16,12 +17,14 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,6 +35,7 @@ from magicrl.config.schema import LoraConfig
 from magicrl.models.adapter_files import ADAPTER
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.training.adapters import LoraAdapters
+from magicrl.training.protocols import WritesShards
 
 SHARDS = "learner"
 """Of the shards, in a checkpoint's folder."""
@@ -101,55 +105,138 @@ def _joined(folder: Path, files: Iterable[str]) -> dict[str, Tensor]:
     return {key: rows[0] if len(rows) == 1 else torch.cat(rows) for key, rows in ordered.items()}
 
 
-def save_checkpoint(
-    root: Path,
-    checkpoint: Checkpoint,
-    *,
-    keep_last: int,
-    keep: frozenset[int] = frozenset(),
-    write_shards: Callable[[Path], Mapping[str, Any]] | None = None,
-) -> Path:
-    """Write ``root/step-NNNNNN`` atomically, then remove all but the last ``keep_last`` and those in ``keep``.
+class CheckpointWriter:
+    """Writes checkpoints into ``root``, one at a time, in a thread beside training.
 
-    ``write_shards`` writes the learner's tensors into the folder it is given, and tells what it needs to read them.
+    At the end of the block the one that is being written is waited for.
 
-    Raises:
-        CheckpointError: the disk is full or not writable; older checkpoints are untouched.
+    Args:
+        root: their folder.
+        ranks: the learner, where its ranks write its tensors themselves.
     """
-    folder = root / f"step-{checkpoint.step:06d}"
-    writing = root / f"{_UNFINISHED}{folder.name}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(root)
-        _write(writing, checkpoint, write_shards)
+
+    def __init__(self, root: Path, ranks: WritesShards | None = None) -> None:
+        self._root, self._ranks = root, ranks
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._begun: Future[Path] | None = None
+        self._shards: Future[Mapping[str, Any]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        try:
+            self.wait()
+        except (CheckpointError, RuntimeError):
+            # what ended the block is the one to tell, but a signal is no error
+            if error is None or isinstance(error, KeyboardInterrupt):
+                raise
+        finally:
+            if self._shards is not None:
+                self._shards.cancel()  # a signal ended the wait: the thread is not to wait for ranks for ever
+
+    def begin(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        keep_last: int,
+        keep: frozenset[int] = frozenset(),
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Copy ``checkpoint`` and begin to write ``root/step-NNNNNN``; one that is being written is waited for first.
+
+        Once it is whole, all but the last ``keep_last`` and those of the steps in ``keep`` are removed. ``settle`` puts
+        on the disk what may not be older than the checkpoint.
+
+        Raises:
+            CheckpointError: the one before could not be written, or this one not begun; older ones are untouched.
+        """
+        self.wait()
+        name = f"step-{checkpoint.step:06d}"
+        # another name each time: the ranks of a killed run may still write into theirs
+        writing = self._root / f"{_UNFINISHED}{name}-{secrets.token_hex(4)}"
+        self._shards = None
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self._root)
+            writing.mkdir()
+            if self._ranks is not None:
+                (writing / SHARDS).mkdir()
+                self._shards = self._ranks.begin_shards(writing / SHARDS)
+        except OSError as error:
+            raise self._failed(name, writing, error) from None
+        state = json.loads(json.dumps(checkpoint.state))
+        copy, shards = replace(checkpoint, tensors=host_copy(checkpoint.tensors), state=state), self._shards
+
+        def write() -> Path:
+            try:
+                _write(writing, copy, shards)
+                settle()
+                self._publish(writing, name)
+                remove_old(self._root, keep_last=keep_last, keep=keep)
+            except (OSError, SafetensorError) as error:
+                raise self._failed(name, writing, error) from None
+            return self._root / name
+
+        self._begun = self._thread.submit(write)
+
+    def check(self) -> None:
+        """Raise the ``CheckpointError`` of one that could not be written; does not wait."""
+        if self._begun is not None and self._begun.done():
+            self.wait()
+
+    def wait(self) -> Path | None:
+        """Wait for the one that is being written; its folder, None if there is none.
+
+        Raises:
+            CheckpointError: it could not be written; older ones are untouched.
+        """
+        begun = self._begun
+        if begun is None:
+            return None
+        if self._ranks is not None:
+            self._ranks.finish_shards()
+        try:
+            return begun.result()
+        finally:
+            if begun.done():  # a signal may end the wait
+                self._begun = None
+
+    def _publish(self, writing: Path, name: str) -> None:
+        folder = self._root / name
         if folder.exists():
             shutil.rmtree(writing)  # the same step of the same run: the two are identical, and this one is whole
         else:
             writing.rename(folder)
-        _flush(root)  # the rename itself must be on the disk before an older one goes
-        remove_old(root, keep_last=keep_last, keep=keep)
-    except (OSError, SafetensorError) as error:
+        _flush(self._root)  # the rename itself must be on the disk before an older one goes
+        if self._ranks is not None:
+            self._ranks.shards_kept(folder / SHARDS)  # they, too, let go of the older one
+
+    def _failed(self, name: str, writing: Path, error: Exception) -> CheckpointError:
         shutil.rmtree(writing, ignore_errors=True)  # what it had written may be the very space that is missing
-        last = _folders(root)
+        last = _folders(self._root)
         remedy = f"the last good one is {last[-1].name}" if last else "there is none yet"
-        raise CheckpointError(
-            f"the checkpoint {folder} could not be written: {error}; {remedy}. "
+        return CheckpointError(
+            f"the checkpoint {self._root / name} could not be written: {error}; {remedy}. "
             "Make room (or mend the permissions) and continue with --resume"
-        ) from None
-    return folder
+        )
 
 
-def _write(folder: Path, checkpoint: Checkpoint, write_shards: Callable[[Path], Mapping[str, Any]] | None) -> None:
-    folder.mkdir()
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-    save_file(tensors, folder / "tensors.safetensors")
+def host_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values of this moment in the host's memory, none of it shared with ``tensors``."""
+    layout = torch.contiguous_format
+    return {name: t.detach().to("cpu", copy=True, memory_format=layout) for name, t in tensors.items()}
+
+
+def _write(folder: Path, checkpoint: Checkpoint, shards: Future[Mapping[str, Any]] | None) -> None:
+    save_file(dict(checkpoint.tensors), folder / "tensors.safetensors")
     document = {
         "schema_version": SCHEMA_VERSION,
         "step": checkpoint.step,
         "owner": checkpoint.owner,
         "tensors_sha256": _sha256(folder / "tensors.safetensors"),
         "state": checkpoint.state,
-        "shards": None if write_shards is None else write_shards(folder / SHARDS),
+        "shards": None if shards is None else shards.result(),
     }
     (folder / "state.json").write_text(json.dumps(document, indent=1))
     # the folder as well: its entries, the files' names, reach the disk with it alone

@@ -24,7 +24,7 @@ from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.config.schema import ModelConfig, OptimizerConfig
 from magicrl.models.adapter_files import ADAPTER
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products
-from magicrl.models.scorer import PolicyScorer
+from magicrl.models.scorer import PolicyScorer, scorer_settings
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.training.adapters import LoraAdapters
 from magicrl.training.loss_scale import LossScale
@@ -75,8 +75,7 @@ class LocalLearner:
         for parameter in self._model.parameters():
             # parameters only: buffers such as the rotary frequencies stay precise
             parameter.data = parameter.data.to(compute)
-        checkpoint_above = 0 if settings.gradient_checkpointing else settings.checkpoint_above_tokens
-        self.scorer = _scorer(self._model, settings, valid_vocab, checkpoint_above, settings.router_replay)
+        self.scorer = PolicyScorer(self._model, **scorer_settings(settings, valid_vocab))
 
     @property
     def version(self) -> int:
@@ -223,26 +222,6 @@ class LocalLearner:
         )
 
 
-def _scorer(
-    model: PreTrainedModel,
-    settings: ModelConfig,
-    valid_vocab: int | None,
-    checkpoint_above: int | None,
-    router_replay: bool,
-) -> PolicyScorer:
-    return PolicyScorer(
-        model,
-        valid_vocab=valid_vocab,
-        micro_batch_tokens=settings.micro_batch_tokens,
-        head_chunk_tokens=settings.head_chunk_tokens,
-        share_prompts=settings.share_prompts,
-        checkpoint_above_tokens=checkpoint_above,
-        router_replay=router_replay,
-        float32_head=settings.head_dtype == "float32",
-        exact=settings.exact,
-    )
-
-
 class ReferenceModel:
     """pi_ref of the k3 term (recipe section 2).
 
@@ -256,8 +235,7 @@ class ReferenceModel:
         self, model: PreTrainedModel, *, valid_vocab: int | None = None, model_config: ModelConfig | None = None
     ) -> None:
         model.requires_grad_(False)
-        # its own routers choose: the sampler's choice belongs to the policy's weights
-        self._scorer = _scorer(model, model_config or ModelConfig(), valid_vocab, None, False)
+        self._scorer = PolicyScorer(model, **scorer_settings(model_config or ModelConfig(), valid_vocab, frozen=True))
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Log-probs and entropies of every response token at tau, ``[T]`` a sample."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -123,16 +124,21 @@ class Reference(Protocol):
 class WritesShards(Protocol):
     """A learner whose state lies on several devices and is written and read by them, not gathered."""
 
-    def write_shards(self, folder: Path) -> Mapping[str, Any]:
-        """Write the state's tensors into ``folder``; returns what else is needed to read them, JSON-able.
+    def begin_shards(self, folder: Path) -> Future[Mapping[str, Any]]:
+        """Copy the state and begin to write the copy's tensors into ``folder``; updates may follow at once.
 
-        ``optimizer_steps`` of it are the updates made, ``files`` each file's name and its SHA-256; the rest is what a
-        whole state's ``meta`` holds.
+        The future, which learns of the end in ``update`` or ``finish_shards``, has what else is needed to read them,
+        JSON-able: ``optimizer_steps`` are the updates made, ``files`` each file's name and its SHA-256; the rest is
+        what a whole state's ``meta`` holds. It has an ``OSError`` where a file could not be written.
         """
         ...
 
+    def finish_shards(self) -> None:
+        """Wait until what was begun is written, or has failed."""
+        ...
+
     def read_shards(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """Inverse of ``write_shards``, whatever the number of devices that wrote.
+        """Take over what ``begin_shards`` wrote, whatever the number of devices that did.
 
         Raises:
             ValueError: a file is missing, damaged, or another model's.
@@ -140,7 +146,7 @@ class WritesShards(Protocol):
         ...
 
     def shards_kept(self, folder: Path) -> None:
-        """What was written last lies in ``folder`` now, and stays until it is written again."""
+        """What was written last lies in ``folder`` now, and stays until this is called again; from any thread."""
         ...
 
 

@@ -39,11 +39,11 @@ from magicrl.training.checkpoint import (
     SHARDS,
     Checkpoint,
     CheckpointError,
+    CheckpointWriter,
     join_state,
     load_latest,
     remove_leftovers,
     remove_old,
-    save_checkpoint,
     split_state,
 )
 from magicrl.training.curriculum import StageSchedule, filter_by_difficulty, in_words, removals
@@ -219,11 +219,13 @@ def opened(
                 remove_leftovers(folder.checkpoints)
                 # lines newer than the checkpoint: their steps are made, and recorded, again
                 lost = folder.rewind(checkpoint.step if checkpoint else 0)
-                session = Session(config, folder, observer, built, judge, stop)
-                if lost:
-                    session.warn(f"metrics.jsonl lacks {len(lost)} steps, e.g. {lost[0]}; training is not affected")
-                session.begin(checkpoint)
-                yield session
+                ranks = built.learner if isinstance(built.learner, WritesShards) else None
+                with CheckpointWriter(folder.checkpoints, ranks) as writer:
+                    session = Session(config, folder, observer, built, judge, stop, writer)
+                    if lost:
+                        session.warn(f"metrics.jsonl lacks {len(lost)} steps, e.g. {lost[0]}; training is not affected")
+                    session.begin(checkpoint)
+                    yield session
 
 
 @contextmanager
@@ -273,10 +275,12 @@ class Session:
         built: Built,
         judge: Judge,
         stop: StopRequest,
+        writer: CheckpointWriter,
     ) -> None:
         self._config = config
         self._in_stages = [config.in_stage(index) for index in range(len(config.stages))]
         self._stop = stop
+        self._writer = writer
         self._folder = folder
         self._observer = observer
         self._judge = judge
@@ -362,7 +366,8 @@ class Session:
         """One training step: its line of ``metrics.jsonl`` and its groups; None where every stage has ended.
 
         Raises:
-            Interrupted: a stop was asked for; the step is whole and in a checkpoint.
+            Interrupted: a stop was asked for; the step is whole, and its checkpoint at the end of `opened`'s block.
+            CheckpointError: a checkpoint could not be written since the step before.
         """
         stage = self._schedule.stage
         if stage is None:
@@ -373,6 +378,7 @@ class Session:
 
     def end(self) -> None:
         """Test the trained weights, write the model with its card, conclude."""
+        self._writer.wait()
         self.examine("after", start=False)
         texts, sampling = model_texts(self._folder.path), recommended_sampling(self._config)
         self._learner.save_hf(self._folder.model, extra_files=texts, generation=sampling)
@@ -399,6 +405,7 @@ class Session:
         return conclude(facts)
 
     def _one_step(self, stage: StageConfig) -> tuple[StepMetrics, tuple[ScoredGroup, ...]]:
+        self._writer.check()
         index = self._schedule.index
         self._workers.begin_step()
         result = self._trainer.step(stage, index)
@@ -434,7 +441,7 @@ class Session:
         due = self._steps_done % self._config.checkpoint.every == 0
         # the best step is written at once: later its weights are gone
         if due or self._steps_done in self._best_kept() or ended is not None or self._stop.asked:
-            self.save()
+            self._begin_checkpoint()
         return metrics, result.groups
 
     def _observe_progress(self, metrics: StepMetrics) -> None:
@@ -553,9 +560,16 @@ class Session:
         self._event_once("evaluation", f"test {name} training, set {document['set']}: {measure.name} {told}")
 
     def save(self) -> Path:
-        """Write a checkpoint of the whole state; returns its folder."""
-        sharded = self._learner if isinstance(self._learner, WritesShards) else None
-        learner = {} if sharded else self._learner.state()
+        """Write a checkpoint of the whole state, and wait until it is whole; returns its folder."""
+        self._begin_checkpoint()
+        written = self._writer.wait()
+        assert written is not None, "it was begun"
+        return written
+
+    def _begin_checkpoint(self) -> None:
+        """Copy the whole state; it is written while the next step runs."""
+        # where ranks write their own rows, no process need hold the whole state
+        learner = {} if isinstance(self._learner, WritesShards) else self._learner.state()
         tensors: dict[str, Any] = {}
         state: dict[str, Any] = {name: part.state() for name, part in self._small_parts.items()}
         # these three hold tensors, which go into safetensors; all the rest is JSON, nothing is pickled
@@ -564,18 +578,13 @@ class Session:
             of_part, state[name] = split_state(name, found)
             tensors |= of_part
         state |= {"controller": self._trainer.controller.state(), "solved": self._solved}
-        # the lines of its steps first: a resumed run drops newer ones, and writes no older one again
-        self._folder.settle()
-        written = save_checkpoint(
-            self._folder.checkpoints,
+        self._writer.begin(
             Checkpoint(step=self._steps_done, tensors=tensors, state=state, owner=self._folder.owner),
             keep_last=self._config.checkpoint.keep_last,
             keep=self._best_kept(),
-            write_shards=None if sharded is None else sharded.write_shards,
+            # the lines of its steps first: a resumed run drops newer ones, and writes no older one again
+            settle=self._folder.settle,
         )
-        if sharded is not None:
-            sharded.shards_kept(written / SHARDS)
-        return written
 
     def _best_kept(self) -> frozenset[int]:
         """The step of the best validation, where its checkpoint is to be kept."""

@@ -33,7 +33,7 @@ from magicrl.files import only_writer, write_atomically
 from magicrl.models.loading import LoadedModel, describe_policy, load_policy, resolve_device
 from magicrl.models.small_models import make_tiny, prepare_gguf_package
 from magicrl.records import TrainBatch, TrainSample
-from magicrl.training.checkpoint import Checkpoint, join_state, load_latest, save_checkpoint, split_state
+from magicrl.training.checkpoint import Checkpoint, CheckpointWriter, join_state, load_latest, split_state
 from magicrl.training.demonstrations import demonstrations, described, named_by_content, vocabulary
 from magicrl.training.learner import LocalLearner, release_free_memory
 from magicrl.training.model_card import front_matter, read_base_model
@@ -243,7 +243,8 @@ def _make(
     )  # claims the folder; `made_model` has seen that it may
     with _threads(config.run.threads):
         policy = start_policy(config, output)
-        journal, learner = _train(config, policy, partial, on_step, checkpoint_seconds)
+        with CheckpointWriter(partial) as writer:
+            journal, learner = _train(config, policy, partial, writer, on_step, checkpoint_seconds)
         record = _record(config, journal, policy)
         model = partial / "model"
         learner.save_hf(model)
@@ -310,6 +311,7 @@ def _train(
     config: SftConfig,
     policy: LoadedModel,
     partial: Path,
+    writer: CheckpointWriter,
     on_step: OnStep | None,
     checkpoint_seconds: float,
 ) -> tuple[_Journal, LocalLearner]:
@@ -333,6 +335,7 @@ def _train(
             phase.learning_rate, steps=phase.steps, warmup_steps=phase.warmup_steps, decay=phase.decay
         )
         for step in supervised_steps(learner, demonstrations(config, number, policy, first), rates, first=first):
+            writer.check()
             now = time.monotonic()
             journal.losses[-1].append(step.loss)
             journal.tokens += step.tokens
@@ -343,7 +346,7 @@ def _train(
             if now - saved >= checkpoint_seconds:
                 tensors, rest = split_state("learner", learner.state())
                 state = {"learner": rest, "journal": asdict(journal)}
-                save_checkpoint(partial, Checkpoint(step=journal.steps, tensors=tensors, state=state), keep_last=1)
+                writer.begin(Checkpoint(step=journal.steps, tensors=tensors, state=state), keep_last=1)
                 saved = time.monotonic()
     return journal, learner
 

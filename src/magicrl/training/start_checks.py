@@ -22,6 +22,7 @@ from magicrl.config.schema import ModelConfig, SftConfig, SourceConfig, TrainCon
 from magicrl.data.sources import held_out_keys, load_parts, load_problems, place_of
 from magicrl.environments.base import environment_spec
 from magicrl.models.adapter_files import adapter_shapes, check_adapters, read_adapters
+from magicrl.models.compiled import check_compiled, check_compiler
 from magicrl.models.exact import check_exact
 from magicrl.models.loading import LoadedModel, load_policy, load_shell, resolve_device
 from magicrl.models.prompts import PromptEncoder
@@ -272,6 +273,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
             check_exact(policy.model)
         except ValueError as error:
             raise RecipeError(str(error), key="model.exact") from error
+    _check_compiled("model", config.model, policy, device if here else None)
     # the problems in this model's tokens: their lengths decide about context and memory
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, encoder)
@@ -329,6 +331,7 @@ def check_sft(config: SftConfig, output: Path) -> LoadedModel:
         device = resolve_device(config.run.device)
     policy = start_policy(config, output)
     check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.training.share_prompts)
+    _check_compiled("training", config.training, policy, device)
     batches = trial_batches(config, policy)
     shape = _shape(policy)
     if shape is not None:
@@ -419,6 +422,18 @@ def _check_packages(config: TrainConfig) -> None:
 def _check_peft(section: str, model: ModelConfig) -> None:
     if model.lora is not None and importlib.util.find_spec("peft") is None:
         raise RecipeError("needs PEFT, which is not installed: pip install 'magicrl[lora]'", key=f"{section}.lora")
+
+
+def _check_compiled(section: str, model: ModelConfig, policy: LoadedModel, device: torch.device | None) -> None:
+    """What compiling needs of the model, and of this machine where it computes here; ranks look at their own."""
+    if not model.compile:
+        return
+    try:
+        check_compiled(policy.model.config)
+        if device is not None:
+            check_compiler(device)
+    except ValueError as error:
+        raise RecipeError(str(error), key=f"{section}.compile") from error
 
 
 def _check_start_adapters(model: ModelConfig, policy: LoadedModel, base: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from builders import SIZES, completion, request
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from magicrl.algorithms.advantages import reject_zero_advantage, score_group
 from magicrl.distributed.learner.launchers import LocalLauncher, LocalRanks, RankGroup
@@ -53,6 +53,24 @@ def start_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def untied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a head of its own."""
     return _start(tmp_path_factory.mktemp("untied") / "model", tied=False)
+
+
+@pytest.fixture(scope="session")
+def twelve_layers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
+    """A model's folder, its bytes and those of its largest unit in bfloat16."""
+    folder = tmp_path_factory.mktemp("twelve")
+    config = Qwen2Config(
+        vocab_size=2048,
+        hidden_size=64,
+        intermediate_size=256,
+        num_hidden_layers=12,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    return folder, 2 * sum(p.numel() for p in model.parameters()), 2 * 2048 * 64
 
 
 def _group(draw: int, rng: np.random.Generator, rewards: Sequence[bool]) -> ScoredGroup:

@@ -23,7 +23,7 @@ from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.models.loading import load_policy, load_shell
 from magicrl.records import TrainBatch, TrainSample, frozen_floats
 from magicrl.training.batches import minibatches, with_old_logprobs, with_ref_logprobs
-from magicrl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from magicrl.training.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
 from magicrl.training.learner import LocalLearner, ReferenceModel
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls, Learner, NotFiniteError
@@ -57,6 +57,14 @@ def spread(
 ) -> DistributedLearner:
     placement = LearnerPlacement(ranks=count, sequence_parallel=sequence_parallel, **(placed or {}))
     return DistributedLearner(loaded(), settings(**changes), launcher=ranks, placement=placement, threads=1)
+
+
+def shards(many: DistributedLearner, folder: Path) -> dict[str, Any]:
+    """The state as its ranks write it into ``folder``; what is needed to read it."""
+    folder.mkdir()
+    begun = many.begin_shards(folder)
+    many.finish_shards()
+    return json.loads(json.dumps(begun.result()))
 
 
 def relative_error(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
@@ -137,7 +145,7 @@ def test_how_sums_over_ranks_are_made_changes_no_update(
     compare(single(untied), spread(untied, ranks, 2, placed={"reduce_once": True}), recorded, steps=2)
     copies = spread(untied, ranks, 2, placed={"shard_ranks": 1})
     compare(single(untied), copies, recorded, steps=2)
-    meta = json.loads(json.dumps(copies.write_shards(tmp_path / "shards")))
+    meta = shards(copies, tmp_path / "shards")
     gathered = copies.state()
     again = spread(untied, ranks, 2)
     again.read_shards(tmp_path / "shards", meta)
@@ -151,6 +159,24 @@ def test_how_sums_over_ranks_are_made_changes_no_update(
     (batch,) = batches(one, recorded, 1)
     error = relative_error(rounded.gradients(batch, CONTROLS), gradients(one, batch))
     assert 1e-4 < error < 1e-2, "a sum in bfloat16"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sequence_parallel", "model"),
+    [(1, {"gradient_checkpointing": True}), (2, {"lora": LoraConfig(rank=3)})],
+)
+def test_compiled_ranks_are_one_learner(
+    untied: Loaded, ranks: Any, recorded: list[TrainSample], sequence_parallel: int, model: dict[str, Any]
+) -> None:
+    """Sharded units around compiled layers; also a rank that has no work of its own."""
+    one = single(untied, model=model)
+    many = spread(untied, ranks, 2, sequence_parallel, model={"compile": True, **model})
+    compare(one, many, recorded, steps=2)
+    alone = TrainBatch.of(batches(one, recorded, 1)[0].samples[:1], max_response_tokens=40)
+    many.restore(one.state())
+    assert relative_error(many.gradients(alone, CONTROLS), gradients(one, alone)) < 1e-5
+    assert not any("_orig_mod" in name for name in (*many.weights(), *many.state()))
 
 
 @pytest.mark.slow
@@ -169,7 +195,7 @@ def test_two_copies_of_two_shards_are_one_learner(
     one = single(untied)
     many = spread(untied, ranks, 4, sequence_parallel, placed={"shard_ranks": 2, **placed})
     compare(one, many, recorded, steps=2)
-    meta = json.loads(json.dumps(many.write_shards(tmp_path / "shards")))
+    meta = shards(many, tmp_path / "shards")
     gathered = many.state()
     again = spread(untied, ranks, 4)
     again.read_shards(tmp_path / "shards", meta)
@@ -218,7 +244,6 @@ LORA = {"lora": LoraConfig(rank=3, alpha=6.0, target_modules=("q_proj", "down_pr
         (4, 2, "gspo", PACKED),
         (4, 2, "grpo", LORA),
         (2, 1, "dr_grpo", LORA | PACKED),
-        (2, 1, "magic", {}),
         (1, 1, "magic", PACKED),
         (2, 1, "scalerl", {}),
         (2, 2, "sapo", PACKED),
@@ -266,7 +291,7 @@ def test_narrow_models_compute_on_rounded_weights_and_keep_precise_ones(
         assert str(value.dtype) == f"torch.{dtype}"
         assert torch.equal(value, masters[f"weights/{name}"].to(value.dtype))
         assert not torch.equal(value.float(), masters[f"weights/{name}"])
-    meta = json.loads(json.dumps(many.write_shards(tmp_path / "shards")))
+    meta = shards(many, tmp_path / "shards")
     assert masters["meta"] == one.state()["meta"] == {k: v for k, v in meta.items() if k != "files"}
     assert ("loss_scale" in meta) == (dtype == "float16")
     other = single(loaded, model=model)
@@ -283,7 +308,7 @@ def test_a_state_goes_on_with_another_number_of_ranks(
     four = spread(loaded, ranks, 4)
     first, second = batches(four, recorded, 2)
     four.update(first, CONTROLS)
-    meta = json.loads(json.dumps(four.write_shards(tmp_path / "shards")))
+    meta = shards(four, tmp_path / "shards")
     gathered = four.state()
     assert len(meta["files"]) == 4
     after = four.update(second, CONTROLS).values
@@ -300,7 +325,10 @@ def test_a_state_goes_on_with_another_number_of_ranks(
     assert dict(one.update(second, CONTROLS).values) == pytest.approx(dict(after), rel=1e-4, abs=1e-6)
     # as a checkpoint: written by ranks, read by one process under the single learner's names
     kept = Checkpoint(step=1, tensors={}, state={"learner": {}})
-    written = save_checkpoint(tmp_path / "checkpoints", kept, keep_last=1, write_shards=other.write_shards)
+    with CheckpointWriter(tmp_path / "checkpoints", other) as writer:
+        writer.begin(kept, keep_last=1)
+        written = writer.wait()
+    assert written is not None
     found = load_checkpoint(written)
     assert (written / "learner").is_dir()
     alone = single(loaded)

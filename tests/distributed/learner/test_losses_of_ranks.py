@@ -19,6 +19,7 @@ import torch
 
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.distributed.learner import launchers
 from magicrl.distributed.learner.launchers import (
     Answer,
     Fault,
@@ -129,7 +130,9 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
     many.update(batches[1], CONTROLS)
 
     folder = tmp_path / "kept"
-    many.write_shards(folder)
+    folder.mkdir()
+    many.begin_shards(folder)
+    many.finish_shards()
     many.shards_kept(folder)
     many._rebuilds = 1
     victim = watched.started[-1].processes[0]
@@ -163,3 +166,94 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
     with pytest.raises(LearnerLost, match=r"gave no answer in 3 s, while the run waited for: log-probs of a batch"):
         undisturbed.logprobs(recorded, 1.0)
     assert all(process.poll() is not None for group in watched.started for process in group.processes)
+
+
+HELD = """
+import time
+from magicrl.distributed.learner import sharding
+
+save = sharding.save_file
+
+
+def held(rows, file, header):
+    while (file.parent / "hold").exists():
+        time.sleep(0.01)
+    save(rows, file, header)
+
+
+sharding.save_file = held
+"""
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Ranks that write into no folder in which there is a file ``hold``."""
+    monkeypatch.setattr(launchers, "_CHILD", HELD + launchers._CHILD)
+    return Watched()
+
+
+def held(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "hold").touch()
+    return folder
+
+
+def holds(many: DistributedLearner, folder: Path, meta: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Whether the ranks' files in ``folder`` are this state; the learner is afterwards what it was."""
+    state = many.state()
+    many.read_shards(folder, meta)
+    found = many.state()
+    many.restore(state)
+    return found["meta"] == expected["meta"] and all(torch.equal(found[k], expected[k]) for k in found if k != "meta")
+
+
+@pytest.mark.slow
+def test_two_ranks_write_the_state_of_the_copy_while_updates_go_on(
+    loaded: Callable[[], Any], watched: Watched, recorded: list[TrainSample], tmp_path: Path
+) -> None:
+    """Held up, so that the update is there first."""
+    many, folder = learner(loaded, watched), held(tmp_path / "copy")
+    many.update(TrainBatch.of(recorded[:7]), CONTROLS)
+    expected = dict(many.state())
+    begun = many.begin_shards(folder)
+    many.update(TrainBatch.of(recorded[7:]), CONTROLS)
+    (folder / "hold").unlink()
+    many.finish_shards()
+    assert holds(many, folder, begun.result(), expected)
+
+    # a rank that cannot write is named, and the ranks go on
+    (tmp_path / "full" / "shard-00002.safetensors").mkdir(parents=True)
+    begun = many.begin_shards(tmp_path / "full")
+    many.finish_shards()
+    with pytest.raises(OSError, match=r"learner rank 1: .*directory"):
+        begun.result()
+    assert many.update(TrainBatch.of(recorded), CONTROLS).values
+    many.close()
+
+
+@pytest.mark.slow
+def test_a_lost_rank_takes_its_copy_with_it_and_a_rebuild_makes_it_again(
+    loaded: Callable[[], Any], watched: Watched, recorded: list[TrainSample], tmp_path: Path
+) -> None:
+    batches = [TrainBatch.of(recorded[:7]), TrainBatch.of(recorded[7:]), TrainBatch.of(recorded)]
+    folder = held(tmp_path / "copy")
+    many = learner(loaded, watched, rebuilds=1)
+    many.update(batches[0], CONTROLS)
+    begun = many.begin_shards(folder)
+    many.update(batches[1], CONTROLS)
+    watched.started[-1].processes[1].kill()
+    many.update(batches[2], CONTROLS)
+    assert len(many.lost) == 1
+    (folder / "hold").unlink()
+    many.finish_shards()
+    # kept by another thread at any time: a rebuild goes on from it, through the updates since the copy
+    many.shards_kept(folder)
+    before = many.weights()
+    watched.started[-1].processes[0].kill()
+    after = many.weights()
+    assert len(many.lost) == 2
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    watched.again = watched.started[-1]
+    one = learner(loaded, watched)
+    one.update(batches[0], CONTROLS)
+    assert holds(one, folder, begun.result(), dict(one.state()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,25 +11,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from distributed_learner import config_of, sending
-from transformers import AutoModelForCausalLM, Qwen2Config
+from json_server import free_port
+from transformers import AutoModelForCausalLM
 
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.distributed.learner.learner import DistributedLearner
-from magicrl.rollout import vllm_weights
-from magicrl.rollout.vllm_weights import BUCKET, Rendezvous, VllmWeights, WeightSender
+from magicrl.rollout.vllm_weights import Rendezvous, VllmWeights, WeightSender
+from magicrl.rollout.weight_buckets import BUCKET
 
 SCRIPT = """
 import json, sys
 import torch, torch.distributed as dist
 from torch.distributed._tools.mem_tracker import MemTracker
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
-from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo, WeightSender, gloo_broadcast, gloo_group
+from magicrl.rollout.vllm_weights import Rendezvous, WeightSender, gloo_broadcast, gloo_group
+from magicrl.rollout.weight_buckets import WeightInfo
 
 role, folder, ranks, engines = int(sys.argv[1]), *sys.argv[2:]
 torch.set_num_threads(1)
 met = Rendezvous(host="127.0.0.1", port=int(engines), size=2, seconds=60)
-told = [WeightInfo(name, dtype, tuple(shape)) for name, dtype, shape in json.load(open(f"{folder}/told.json"))]
+told = [WeightInfo(name, dtype, tuple(shape)) for name, dtype, shape in json.load(open("told.json"))]
 if role == 2:  # an engine's worker
     from safetensors.torch import load_file
     group, kept = gloo_group(met, 1), load_file(f"{folder}/model.safetensors")
@@ -55,44 +57,27 @@ else:
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
-    """A folder, the bytes of its model and of its largest unit in bfloat16, which is sent."""
-    folder = tmp_path_factory.mktemp("sent")
-    config = Qwen2Config(
-        vocab_size=2048,
-        hidden_size=64,
-        intermediate_size=256,
-        num_hidden_layers=12,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=False,
-    )
-    made = AutoModelForCausalLM.from_config(config)
-    made.save_pretrained(folder)
+def test_two_ranks_send_a_unit_at_a_time_and_the_worker_has_every_weight(
+    twelve_layers: tuple[Path, int, int], tmp_path: Path
+) -> None:
+    folder, whole, unit = twelve_layers
+    made = AutoModelForCausalLM.from_pretrained(folder)
     ends = ("model.embed_tokens.weight", "lm_head.weight")
     order = sorted(made.state_dict(), key=lambda name: (name in (*ends, "model.norm.weight"), name not in ends))
     told = [(name, "bfloat16", tuple(made.state_dict()[name].shape)) for name in order]
-    (folder / "told.json").write_text(json.dumps(told))
-    return folder, 2 * sum(p.numel() for p in made.parameters()), 2 * 2048 * 64
-
-
-def test_two_ranks_send_a_unit_at_a_time_and_the_worker_has_every_weight(model: tuple[Path, int, int]) -> None:
-    folder, whole, unit = model
-    (folder / "script.py").write_text(SCRIPT)
+    (tmp_path / "told.json").write_text(json.dumps(told))
+    (tmp_path / "script.py").write_text(SCRIPT)
     given = [str(folder), str(free_port()), str(free_port())]
-    command = [sys.executable, str(folder / "script.py")]
-    running = [subprocess.Popen([*command, str(role), *given], stdout=subprocess.PIPE, text=True) for role in range(3)]
+    command = [sys.executable, "script.py"]
+    running = [
+        subprocess.Popen([*command, str(role), *given], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+        for role in range(3)
+    ]
     said = [json.loads(process.communicate(timeout=240)[0]) for process in running]
     assert said[2] == {"other": []}
     for rank in range(2):
-        assert unit < said[rank]["beside"] < 2.1 * unit < 0.5 * whole, "what is exchanged, and the unit made of it"
+        # the unit's shard in the precision of the exchange may still be there
+        assert unit < said[rank]["beside"] < 2.6 * unit < 0.5 * whole, "what is exchanged, and the unit made of it"
 
 
 def test_the_32b_learner_never_has_the_model_whole(tmp_path: Path) -> None:
@@ -113,7 +98,7 @@ def test_the_driver_copies_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sender_and_workers_join_small_weights_into_buckets_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_weights, "backend_here", lambda: "nccl")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     made: dict[str, Any] = {}
     package = "vllm.distributed.weight_transfer"
     base: Any = ModuleType(f"{package}.base")

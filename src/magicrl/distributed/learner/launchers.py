@@ -268,7 +268,7 @@ class RayLauncher:
         *,
         shared: Callable[[int], tuple[Any, int]] | None = None,
         files: Sequence[str | None] = (),
-        grace: float = 3.0,
+        grace: float = 10.0,  # Ray tells of a death within seconds
     ) -> None:
         self._options, self._shared, self._grace = list(options), shared, grace
         self._files = files or [None] * len(options)

@@ -9,9 +9,11 @@ same updates: same shares, same order, same sums.
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,19 +24,49 @@ from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.distributed.learner.launchers import Launcher, LearnerLost, RankGroup
 from magicrl.distributed.learner.rank import RankUpdate, Share
 from magicrl.distributed.learner.seats import Seat, by_node, shard_ranks
-from magicrl.distributed.learner.sharding import LearnerTimeouts, RankSettings
+from magicrl.distributed.learner.sharding import LearnerTimeouts, RankSettings, WrittenShard
 from magicrl.distributed.tensors import pack, unpack
 from magicrl.models.adapter_files import ADAPTER, write_adapters
 from magicrl.models.loading import LoadedModel, save_policy
 from magicrl.models.packing import check_samples, families
 from magicrl.planning.memory import learner_state
 from magicrl.records import FloatArray, TrainBatch, TrainSample
-from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo
+from magicrl.rollout.vllm_weights import Rendezvous
+from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
 from magicrl.training.objective import LearnerSettings, Objective
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics, WorkSpan
 
 State: TypeAlias = "Mapping[str, Any] | tuple[Path, Mapping[str, Any]] | None"
 """A gathered state, a folder of shards with what belongs to it, or the start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Writing:
+    """A copy of the state that ranks write."""
+
+    folder: Path
+    meta: Mapping[str, Any]  # of the copy
+    updates: int  # made before it, of those that a rebuild repeats
+    end: Future[Mapping[str, Any]] = field(default_factory=Future[Mapping[str, Any]])
+
+    def fail(self, why: str) -> None:
+        if not self.end.done():
+            self.end.set_exception(OSError(why))
+
+    def tell(self, shards: Sequence[WrittenShard]) -> None:
+        """All ranks have written, or some could not."""
+        errors = [f"learner rank {rank}: {shard.error}" for rank, shard in enumerate(shards) if shard.error]
+        files = dict(shard.file for shard in shards if shard.file is not None)
+        unseen = [name for name in files if not (self.folder / name).is_file()]
+        if errors:
+            self.fail(errors[0])
+        elif unseen:
+            self.fail(
+                f"{self.folder} lacks {unseen[0]}, which a learner rank has written: the run folder has to lie on a "
+                "file system that all nodes see"
+            )
+        else:
+            self.end.set_result({**self.meta, "files": files})
 
 
 def split_by_tokens(samples: Sequence[TrainSample], parts: int, token_budget: int) -> list[list[int]]:
@@ -68,6 +100,7 @@ _WORK = {
     "weights": "weights",
     "adapters": "weights",
     "send_weights": "weights",
+    "next_bucket": "weights",
 }
 """What calls of ranks are called in the timeline; of others nothing is told."""
 
@@ -98,7 +131,7 @@ class DistributedLearner:
         timeouts: of every wait.
         rebuilds: how many losses of a rank in one call are mended without a word to the caller.
         snapshot_every: updates after which the driver takes a copy of the state if nobody else asked for one; it
-            bounds what a rebuild repeats. None: only where ``state`` or ``write_shards`` was called.
+            bounds what a rebuild repeats. None: only where ``state`` or ``begin_shards`` was called.
         on_loss: told of every loss before it is mended.
         reference: the frozen reference model, held by the ranks in shards; None: there is none. Its weights, if it has
             any here, are not used.
@@ -152,7 +185,9 @@ class DistributedLearner:
         # the updates made since, for a rebuild: the loop's own batches, about 20 bytes a response token
         self._updates: list[tuple[TrainBatch, Controls]] = []
         self._version = 0
-        self._written: Mapping[str, Any] | None = None
+        self._writing: _Writing | None = None  # a copy of the state that is not in a checkpoint yet
+        # a checkpoint is whole, and older ones go, in another thread: not while a rebuild reads one
+        self._base_lock = threading.RLock()
         self.last: tuple[RankUpdate, ...] = ()
         """What each rank told of the last update."""
         self._devices: tuple[str, ...] = ()
@@ -200,6 +235,7 @@ class DistributedLearner:
         """
         self._check(batch.samples)
         self._objective.check(batch.samples, controls)
+        self._look_at_shards(wait=False)
         weights = self._objective.sample_weights(batch)
         found = self._repeated(lambda: self._update(batch, weights, controls))
         for rank, answer in enumerate(self.last):
@@ -207,7 +243,8 @@ class DistributedLearner:
                 key = f"cluster/rank_{rank}/{name}"
                 self._step[key] = self._step.get(key, 0) + value
         self._updates.append((batch, controls))
-        if self._snapshot_every is not None and len(self._updates) >= self._snapshot_every:
+        every = self._snapshot_every
+        if every is not None and len(self._updates) >= every and self._writing is None:
             self.state()
         return found
 
@@ -272,6 +309,18 @@ class DistributedLearner:
         """
         return self._unrepeated("send_weights", self._same(), "weights to be sent to rollout engines")[0]
 
+    def buckets(self) -> Iterator[WeightBucket]:
+        """All present weights, which lie in memory of the ranks' devices until the next ones are asked for; to its end.
+
+        Raises:
+            LearnerLost: as `join`.
+        """
+        while True:
+            given = self._unrepeated("next_bucket", self._same(), "weights to be put into buckets")
+            if given[0] is None:
+                return
+            yield WeightBucket.merged(given)
+
     def _unrepeated(self, method: str, arguments: Sequence[tuple[Any, ...]], waiting_for: str) -> list[Any]:
         """A call in which others take part: alone it cannot be repeated."""
         try:
@@ -282,6 +331,7 @@ class DistributedLearner:
 
     def state(self) -> Mapping[str, Any]:
         """The single learner's state, gathered; a rebuild goes on from here."""
+        self.finish_shards()  # behind this moment a rebuild does not come past that of their copy
         packed, meta = self._repeated(lambda: self._call("state", self._same(), "the learner's state"))[0]
         state = {**unpack(packed, writable=True), "meta": meta}
         self._go_on_from(state)
@@ -293,38 +343,51 @@ class DistributedLearner:
         Raises:
             ValueError: the state's parameters are not this model's.
         """
+        self.finish_shards()
         self._repeated(lambda: self._restore(state))
         self._go_on_from(state)
 
-    def write_shards(self, folder: Path) -> Mapping[str, Any]:
-        """Write the state into ``folder``, which every node has to see, each rank its own rows.
+    def begin_shards(self, folder: Path) -> Future[Mapping[str, Any]]:
+        """Copy the state and begin to write it into ``folder``, which every node has to see, each rank its own rows."""
+        self.finish_shards()
+        meta = self._repeated(lambda: self._call("begin_shards", self._same(str(folder)), "a copy of the state"))[0]
+        self._writing = _Writing(folder=folder, meta=meta, updates=len(self._updates))
+        return self._writing.end
 
-        Returns what ``read_shards`` needs beside it, JSON-able: the state's ``meta`` and ``files`` with checksums.
-        """
-        found = self._repeated(lambda: self._call("write_shards", self._same(str(folder)), "shards to be written"))
-        files = dict(file for file, _ in found if file is not None)
-        for name in files:
-            if not (folder / name).is_file():
-                raise ValueError(
-                    f"{folder} lacks {name}, which a learner rank has written: the run folder has to lie on a file "
-                    "system that all nodes see"
-                )
-        self._written = {**found[0][1], "files": files}
-        return self._written
+    def finish_shards(self) -> None:
+        """Wait until all ranks have written what they began."""
+        self._look_at_shards(wait=True)
+
+    def _look_at_shards(self, *, wait: bool) -> None:
+        """Ask the ranks whether they have written what they began, and tell who waits for it."""
+        writing = self._writing
+        if writing is None or writing.end.done():
+            return
+        given = self._same(wait)
+        found: list[WrittenShard | None] = self._repeated(
+            lambda: self._call("shards_written", given, "shards to be written")
+        )
+        shards = [shard for shard in found if shard is not None]
+        if len(shards) == len(found):
+            writing.tell(shards)
 
     def read_shards(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """Inverse of ``write_shards``, whatever the number of ranks that wrote.
+        """Take over what ``begin_shards`` wrote, whatever the number of ranks that did.
 
         Raises:
             ValueError: a file is missing, damaged, or another model's.
         """
+        self.finish_shards()
         self._repeated(lambda: self._read(folder, meta))
         self._go_on_from((folder, meta))
 
     def shards_kept(self, folder: Path) -> None:
-        """What ``write_shards`` wrote last lies in ``folder`` now, and stays: a rebuild may go on from it."""
-        if self._written is not None and self._written["optimizer_steps"] == self._version:
-            self._go_on_from((folder, self._written))
+        """What was written last lies in ``folder`` now, and stays: a rebuild may go on from it."""
+        with self._base_lock:
+            writing, self._writing = self._writing, None
+            if writing is not None:
+                self._base = (folder, writing.end.result())
+                del self._updates[: writing.updates]
 
     def save_hf(
         self,
@@ -391,14 +454,20 @@ class DistributedLearner:
         return replace(self._settings, shard_ranks=self._placement.shard_ranks or found)
 
     def _return_to_the_present(self) -> None:
-        if self._base is None:
-            self._version = 0
-        elif isinstance(self._base, tuple):
-            self._read(*self._base)
-        else:
-            self._restore(self._base)
-        for batch, controls in self._updates:
-            self._update(batch, self._objective.sample_weights(batch), controls)
+        with self._base_lock:
+            if self._base is None:
+                self._version = 0
+            elif isinstance(self._base, tuple):
+                self._read(*self._base)
+            else:
+                self._restore(self._base)
+            for made in range(len(self._updates) + 1):
+                if self._writing is not None and made == self._writing.updates and not self._writing.end.done():
+                    # the copy went with the ranks that wrote it; this is where it was taken
+                    self._call("begin_shards", self._same(str(self._writing.folder)), "a copy of the state")
+                if made < len(self._updates):
+                    batch, controls = self._updates[made]
+                    self._update(batch, self._objective.sample_weights(batch), controls)
 
     def _update(self, batch: TrainBatch, weights: Tensor, controls: Controls) -> UpdateMetrics:
         given = [(share, controls) for share in self._shares(batch, weights)]
@@ -417,8 +486,9 @@ class DistributedLearner:
 
     def _go_on_from(self, state: State) -> None:
         """``state`` is the present one: a rebuild starts there."""
-        self._base = state
-        self._updates.clear()
+        with self._base_lock:
+            self._base, self._writing = state, None
+            self._updates.clear()
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         tensors = {name: value.detach().cpu() for name, value in state.items() if isinstance(value, Tensor)}
@@ -471,6 +541,8 @@ class DistributedLearner:
                 return call()
             except LearnerLost as error:
                 self.close()
+                if self._writing is not None and (error.mistake is not None or not left):
+                    self._writing.fail(f"its ranks are gone: {error}")
                 if error.mistake is not None:
                     raise error.mistake from None
                 if not left:

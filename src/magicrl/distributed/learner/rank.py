@@ -1,6 +1,7 @@
 """One rank of the distributed learner: a plain object in a process of its own, driven from outside.
 
-All ranks get the same calls in the same order; between calls they hold nothing open.
+All ranks get the same calls in the same order; between calls they hold nothing open, but for `next_bucket`, which is
+called until it has given all weights.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.algorithms.loss_terms import LossMetrics
-from magicrl.config.schema import ModelConfig
 from magicrl.distributed.learner.seats import Seat
 from magicrl.distributed.learner.sharding import (
     LOCAL_RANK,
@@ -33,15 +33,18 @@ from magicrl.distributed.learner.sharding import (
     ShardedModel,
     ShardedScorer,
     ShardOptimizer,
+    ShardWriter,
+    WrittenShard,
     read_shards,
     verify_shards,
-    write_shards,
 )
 from magicrl.distributed.tensors import Payload, pack, unpack
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype
+from magicrl.models.scorer import scorer_settings
 from magicrl.planning.memory import host_memory
 from magicrl.records import FloatArray, TrainSample
-from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo, WeightSender
+from magicrl.rollout.vllm_weights import Rendezvous, WeightSender
+from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo, in_buckets
 from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.protocols import Controls
 
@@ -82,6 +85,8 @@ class LearnerRank:
         self._node = node
         self._rank, self._ranks = 0, 0
         self._sender: WeightSender | None = None
+        self._writer = ShardWriter()
+        self._buckets: Iterator[WeightBucket] | None = None
 
     def seat(self, device: str, ranks: int) -> Seat:
         """Where it runs, as one of ``ranks``."""
@@ -121,12 +126,10 @@ class LearnerRank:
         self._optimizer = ShardOptimizer(
             sharded.trained(), settings.learning.optimizer, device, resolve_dtype(model.dtype)
         )
-        above = 0 if model.gradient_checkpointing else model.checkpoint_above_tokens
-        self._scorer = _scorer(sharded, model, settings.valid_vocab, above, model.router_replay)
+        self._scorer = ShardedScorer(sharded, **scorer_settings(model, settings.valid_vocab))
         if settings.reference is not None:
-            # its own routers choose, as the single learner's reference has it
             frozen = ShardedModel(settings, meshes, device, frozen=True)
-            self._reference = _scorer(frozen, model, settings.reference_vocab, None, False)
+            self._reference = ShardedScorer(frozen, **scorer_settings(model, settings.reference_vocab, frozen=True))
         self._objective = Objective(settings.learning)
         return device_name(device)
 
@@ -183,9 +186,13 @@ class LearnerRank:
     def weights(self) -> Payload | None:
         """All weights for engines, on rank 0; see ``ShardedModel.weights``."""
         found = self._sharded.weights(keep=self._rank == 0)
-        if self._settings.shares_gpus and torch.cuda.is_available():
-            torch.cuda.empty_cache()  # what torch keeps for the next update is the engine's meanwhile
+        self._make_room()
         return pack(found) if self._rank == 0 else None
+
+    def _make_room(self) -> None:
+        if self._settings.shares_gpus and torch.cuda.is_available():
+            torch.cuda.ipc_collect()  # buckets that an engine has let go
+            torch.cuda.empty_cache()  # what torch keeps for the next update is the engine's meanwhile
 
     def adapters(self) -> Payload | None:
         """The LoRA adapters alone, on rank 0; see ``ShardedModel.adapters``."""
@@ -206,6 +213,19 @@ class LearnerRank:
         self._sender.send()
         return self._sender.ready
 
+    def next_bucket(self) -> WeightBucket | None:
+        """The weights that follow, for the engine's worker on this rank's device; None: it has had all of them.
+
+        They lie where the bucket before them lay: whoever opened that one has copied it before this call.
+        """
+        if self._buckets is None:
+            self._buckets = in_buckets(self._sharded.stream, self._scorer.device)
+        bucket = next(self._buckets, None)
+        if bucket is None:
+            self._buckets = None
+        self._make_room()
+        return bucket
+
     def state(self) -> tuple[Payload, Mapping[str, Any]] | None:
         """The single learner's state, tensors and what else it holds, on rank 0."""
         found = self._optimizer.whole_state(keep=self._rank == 0)
@@ -216,10 +236,14 @@ class LearnerRank:
         self._optimizer.restore_whole(shapes, unpack(whole, writable=True), meta)
         return self._optimizer.steps
 
-    def write_shards(self, folder: str) -> tuple[tuple[str, str] | None, Mapping[str, Any]]:
-        """Write this rank's rows of the state; returns its file's name and SHA-256, None where it has no rows, and
-        what the state holds beside tensors."""
-        return write_shards(Path(folder), self._optimizer.sharded_state()), self._optimizer.meta()
+    def begin_shards(self, folder: str) -> Mapping[str, Any]:
+        """Copy this rank's rows of the state and begin to write them; what the state holds beside tensors."""
+        self._writer.begin(Path(folder), self._optimizer.sharded_state())
+        return self._optimizer.meta()
+
+    def shards_written(self, wait: bool) -> WrittenShard | None:
+        """What became of the rows; None while they are being written, which `wait` waits for."""
+        return self._writer.written(wait=wait)
 
     def read_shards(self, folder: str, meta: Mapping[str, Any]) -> int:
         """Take over a state that any number of ranks has written; returns the updates made.
@@ -234,12 +258,9 @@ class LearnerRank:
 
     def close(self) -> None:
         """Leave the others; the rank may be configured again."""
-        for name in (
-            "_sharded",
-            "_optimizer",
-            "_scorer",
-            "_reference",
-        ):  # so that their memory is free before the next model's
+        self._buckets = None
+        # so that their memory is free before the next model's
+        for name in ("_sharded", "_optimizer", "_scorer", "_reference"):
             self.__dict__.pop(name, None)
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):  # the others may be gone already
@@ -289,21 +310,6 @@ class LearnerRank:
             if not (math.isfinite(metrics.values()["loss"]) and math.isfinite(self._optimizer.gradient_norm())):
                 return index
         return None
-
-
-def _scorer(
-    sharded: ShardedModel, settings: ModelConfig, valid_vocab: int | None, checkpoint_above: int | None, replay: bool
-) -> ShardedScorer:
-    return ShardedScorer(
-        sharded,
-        valid_vocab=valid_vocab,
-        micro_batch_tokens=settings.micro_batch_tokens,
-        head_chunk_tokens=settings.head_chunk_tokens,
-        share_prompts=settings.share_prompts,
-        checkpoint_above_tokens=checkpoint_above,
-        router_replay=replay,
-        float32_head=settings.head_dtype == "float32",
-    )
 
 
 def _device(name: str) -> torch.device:

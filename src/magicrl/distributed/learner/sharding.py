@@ -4,15 +4,18 @@ Each decoder layer is a unit, so are an embedding and a head of its own; the res
 the head, too) is one. Parameters are float32 shards on dimension 0, gathered in the compute precision a unit at a time.
 Gradients are summed over ranks, never averaged: every loss is an additive share of the mini-batch's. With fewer shards
 than ranks (HSDP) a micro-batch's sum stays among the ranks of one copy, and copies exchange theirs once an update.
-The state is written by ``torch.distributed.checkpoint`` as safetensors under the keys of the single learner's
-checkpoint, one file a rank, so that any number of ranks, or one process without any, reads them.
+The state is written as safetensors under the keys of the single learner's checkpoint, one file a rank in the form of
+``torch.distributed.checkpoint``, so that any number of ranks, or one process without any, reads them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -20,10 +23,11 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -47,6 +51,7 @@ from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.adapters import LoraAdapters
+from magicrl.training.checkpoint import host_copy
 from magicrl.training.learner import MasterOptimizer, square_sum
 from magicrl.training.loss_scale import LossScale
 from magicrl.training.objective import LearnerSettings
@@ -212,18 +217,11 @@ class ShardedModel:
         adapters = self.lora.start_values() if self.lora is not None else {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             shard = cast(DTensor, parameter.data)
-            start, stop = self._rows(shard)
+            start, stop = rows_of(shard)
             if start == stop:
                 continue
             rows = adapters[name][start:stop] if name in adapters else files.rows(_plain(name), start, stop)
             shard.to_local().copy_(rows)
-
-    def _rows(self, shard: DTensor) -> tuple[int, int]:
-        """Which rows this rank has: FSDP gives all ranks as many, and the last ones what is left, maybe none."""
-        assert shard.placements[-1] == Shard(0)
-        each = -(-shard.shape[0] // self.meshes.shards.size(-1))
-        first = self.meshes.shards.get_local_rank(-1) * each
-        return min(first, shard.shape[0]), min(first + each, shard.shape[0])
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The trained parameters' shards (``DTensor``) by name, each tied one once."""
@@ -401,15 +399,65 @@ class ShardOptimizer(MasterOptimizer):
         return found
 
 
-def write_shards(folder: Path, state: Mapping[str, DTensor]) -> tuple[str, str] | None:
-    """Write this rank's rows to ``folder``, called by all; its file's name and SHA-256, None if it holds no rows."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save(dict(state), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
-    mine = sorted(folder.glob(f"shard-{dist.get_rank() + 1:05d}-*.safetensors"))
-    if not mine:
-        return None
-    (file,) = mine
-    return file.name, sha256_of(file)
+def rows_of(shard: DTensor) -> tuple[int, int]:
+    """Which rows this rank has: FSDP gives all ranks as many, and the last ones what is left, maybe none."""
+    assert shard.placements[-1] == Shard(0)
+    each = -(-shard.shape[0] // shard.device_mesh.size(-1))
+    first = shard.device_mesh.get_local_rank(-1) * each
+    return min(first, shard.shape[0]), min(first + each, shard.shape[0])
+
+
+class ShardWriter:
+    """Writes a rank's rows of the state beside training, as ``torch.distributed.checkpoint`` reads them.
+
+    Nothing is exchanged with other ranks. torch's own ``async_save`` exchanges plans, and its writer for safetensors
+    makes one ``bytes`` of a whole shard under Python's lock, which training waits for.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "shards")
+        self._begun: Future[WrittenShard] | None = None
+
+    def begin(self, folder: Path, state: Mapping[str, DTensor]) -> None:
+        """Copy this rank's rows to the host's memory and begin to write them; of several copies of the model the
+        first one's ranks write."""
+        mine = {key: shard for key, shard in state.items() if _writes(shard)}
+        rows = host_copy({key: shard.to_local() for key, shard in mine.items()})
+        offsets = {key: [rows_of(shard)[0], *[0] * (shard.ndim - 1)] for key, shard in mine.items()}
+        # as the reader wants it
+        header = {"DCP_SHARDING_INFO": json.dumps({key: {"saved_offsets": found} for key, found in offsets.items()})}
+        file = folder / f"shard-{dist.get_rank() + 1:05d}.safetensors"
+        self._begun = self._thread.submit(_written, file, rows, header)
+
+    def written(self, *, wait: bool) -> WrittenShard | None:
+        """What became of it; None while it is being written."""
+        assert self._begun is not None, "it was begun"
+        return self._begun.result() if wait or self._begun.done() else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenShard:
+    """What became of a rank's rows."""
+
+    file: tuple[str, str] | None = None  # name and SHA-256; None: it holds no rows
+    error: str | None = None  # why they are not written
+
+
+def _writes(shard: DTensor) -> bool:
+    first, stop = rows_of(shard)
+    return stop > first and (shard.device_mesh.ndim == 1 or shard.device_mesh.get_local_rank(0) == 0)
+
+
+def _written(file: Path, rows: dict[str, Tensor], header: dict[str, str]) -> WrittenShard:
+    if not rows:
+        return WrittenShard()
+    try:
+        save_file(rows, file, header)
+        with file.open("rb") as written:
+            os.fsync(written.fileno())  # here: another machine cannot do it for this one
+        return WrittenShard(file=(file.name, sha256_of(file)))
+    except (OSError, SafetensorError) as error:
+        return WrittenShard(error=str(error))
 
 
 def verify_shards(folder: Path, files: Mapping[str, str], rank: int, ranks: int) -> None:
@@ -441,7 +489,8 @@ def _check_shapes(what: str, found: Mapping[str, tuple[int, ...]], wanted: Mappi
 
 
 NOTHING = TrainSample(
-    prompt_tokens=frozen_tokens([0]),
+    # some tokens: a compiled layer would have a graph of its own for one
+    prompt_tokens=frozen_tokens([0] * 16),
     tokens=frozen_tokens([0]),
     advantage=0.0,
     group_index=0,
@@ -512,6 +561,9 @@ class ShardedScorer(PolicyScorer):
                 outside = [m for m in self.model.modules() if m not in inside and not list(m.children())]
                 for module in [unit] if prefix else outside:
                     use_memory_efficient_layers(module)  # pyright: ignore[reportArgumentType]
+
+    def _within(self, work: Callable[[], Tensor]) -> Tensor:
+        return self._sharded.run(work)
 
     def _check_model(self) -> None:
         with torch.no_grad():

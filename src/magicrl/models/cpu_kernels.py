@@ -1,0 +1,179 @@
+"""Attention and norms of decoding steps in bfloat16 as kernels for CPUs with AVX512-BF16 (`cpu_kernels.cpp`).
+
+The machine's C++ compiler makes them on first use, in seconds, in ``magicrl/kernels`` in ``$XDG_CACHE_HOME`` or
+``~/.cache``, under a digest of source and flags. Where nothing can be written there each process makes its own. Without
+a compiler or the instructions torch computes these parts, with other roundings; the log and ``magicrl doctor`` say so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+_FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", *(f"-m{name.replace('_', '')}" for name in _FEATURES))
+_PATIENCE = 120.0  # seconds for a compiler that takes two
+_VECTOR = 32  # numbers of a bfloat16 vector: widths are multiples of it
+_PART = 16  # rows of one prompt that are taken together, over all threads
+_log = logging.getLogger(__name__)
+
+_Integers = NDArray[np.int64]
+_Blocks = tuple[_Integers, _Integers, int]  # addresses of blocks of keys, of values; tokens of a block
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, None where there are none."""
+    found = _found()
+    return None if isinstance(found, str) else found
+
+
+def missing() -> str | None:
+    """Why there are no kernels, None where there are."""
+    found = _found()
+    return found if isinstance(found, str) else None
+
+
+def serves(dtype: torch.dtype, device: torch.device, width: int | None) -> bool:
+    """Whether there are kernels for this precision, device and width of heads or rows (None: of several)."""
+    fits = dtype == torch.bfloat16 and device.type == "cpu" and width is not None and width % _VECTOR == 0
+    return fits and library() is not None
+
+
+@functools.cache
+def _found() -> ctypes.CDLL | str:
+    """The kernels, or why there are none: they are a matter of speed, and no run fails for want of them."""
+    try:
+        found = _loaded()
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        _log.info("bfloat16 decoding on this CPU is left to torch, which is slower: %s", error)
+        return str(error)
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    kinds = {"p": pointer, "i": integer, "f": ctypes.c_float, "t": ctypes.c_int}
+    for name, arguments in {"attend": "ppippiippippippiipppiiift", "normalise": "pppiift"}.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = [kinds[kind] for kind in arguments], None
+    _log.info("bfloat16 decoding on this CPU uses magicrl's own kernels")
+    return found
+
+
+def _loaded() -> ctypes.CDLL:
+    """Raises ``OSError``, ``RuntimeError`` or ``SubprocessError`` where there can be no kernels."""
+    flags = set(Path("/proc/cpuinfo").read_text(errors="replace").split())
+    lacking = [name for name in _FEATURES if name not in flags]
+    if lacking:
+        raise RuntimeError(f"the processor lacks {', '.join(lacking)}")
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "magicrl" / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # a file of another user's making would be code that runs as this one
+        if folder.stat().st_uid == os.getuid():
+            return ctypes.CDLL(str(_compiled(folder)))
+    except OSError as error:
+        _log.info("no kernels are kept in %s: %s", folder, error)
+    with tempfile.TemporaryDirectory() as own:
+        return ctypes.CDLL(str(_compiled(Path(own))))
+
+
+def _compiled(folder: Path) -> Path:
+    """The library in ``folder``, compiled unless it is there."""
+    digest = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:16]
+    kept = folder / f"{digest}.so"
+    if kept.is_file():
+        return kept
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise RuntimeError("there is no C++ compiler (g++ or clang++)")
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        made, out = Path(name, "kernels.o"), Path(name, "kernels.so")
+        # linked without OpenMP: its functions are found in the runtime that torch has loaded, whose threads they share
+        for command in (
+            [compiler, *_FLAGS, "-c", str(_SOURCE), "-o", str(made)],
+            [compiler, "-shared", str(made), "-o", str(out)],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{compiler} failed: {done.stderr.strip()[-500:]}")
+        # whole or not at all, whoever else compiles at the same time
+        out.replace(kept)
+    return kept
+
+
+def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / rms(x) * weight`` over the last axis of bfloat16 ``x``, computed in float32 and rounded once."""
+    kernels, x = library(), x.contiguous()
+    assert kernels is not None, "asked of `serves` before"
+    out, width = torch.empty_like(x), len(weight)
+    rows = x.numel() // width
+    kernels.normalise(
+        out.data_ptr(), x.data_ptr(), weight.data_ptr(), rows, width, eps, torch.get_num_threads()
+    )  # fmt: skip
+    return out
+
+
+def addresses(blocks: Sequence[Tensor]) -> _Integers:
+    """Of each tensor's first number."""
+    return np.array([block.data_ptr() for block in blocks], dtype=np.int64)
+
+
+class RowKernel:
+    """Attention of one new token for each of the rows of a `magicrl.models.kv_cache.SlotCache`.
+
+    Keys and values are read once for all query heads that share them, a prompt's for all its rows, and none beyond a
+    row's length. Scores, their sums and the sums of values are float32; weights are bfloat16 where they meet values.
+    """
+
+    def __init__(self, owners: _Integers, prompt_lengths: _Integers, held: _Integers) -> None:
+        """``[rows]`` each: the slot of the row's prompt, that prompt's tokens, the tokens of its response so far."""
+        self._threads = torch.get_num_threads()
+        order, most = np.argsort(owners, kind="stable"), max(1, _PART // self._threads)
+        ends = np.cumsum(np.bincount(owners)).tolist()
+        parts = [
+            (start, min(start + most, end))
+            for begin, end in zip([0, *ends[:-1]], ends, strict=True)
+            for start in range(begin, end, most)
+        ]
+        tables = (order, np.array(parts), owners, prompt_lengths, held)
+        self._tables = [np.ascontiguousarray(table, dtype=np.int64) for table in tables]
+        self._parts, self._most = len(parts), max(end - start for start, end in parts)
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, prompts: _Blocks, responses: _Blocks, scaling: float
+    ) -> Tensor:
+        """``[1, rows, heads, dim]`` of bfloat16 ``[1, heads, rows, dim]``; keys and values are filed behind responses.
+
+        Args:
+            prompts, responses: where a layer's blocks lie (`magicrl.models.kv_cache.BlockStore.addressed`).
+        """
+        kernels = library()
+        assert kernels is not None, "asked of `serves` before"
+        q, k, v = (_packed_heads(x) for x in (query, key, value))
+        rows, heads, dim = q.shape
+        out = q.new_empty(1, rows, heads, dim)
+        stored = (x if isinstance(x, int) else x.ctypes.data for store in (prompts, responses) for x in store)
+        order, parts, *lengths = (table.ctypes.data for table in self._tables)
+        kernels.attend(
+            out.data_ptr(), q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), *stored,
+            order, parts, self._parts, self._most, *lengths, k.shape[1], heads // k.shape[1], dim, scaling,
+            self._threads,
+        )  # fmt: skip
+        return out
+
+
+def _packed_heads(x: Tensor) -> Tensor:
+    """``[1, heads, rows, dim]`` -> ``[rows, heads, dim]`` whose heads follow each other."""
+    rows = x[0].transpose(0, 1)
+    return rows if rows.stride()[1:] == (rows.shape[2], 1) else rows.contiguous()

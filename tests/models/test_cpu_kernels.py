@@ -1,0 +1,224 @@
+"""Kernels of decoding on a CPU: torch's attention and norms to bfloat16's rounding, and torch itself without them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from magicrl.models import cpu_kernels
+from magicrl.models.kv_cache import CacheShape, DecodeAttention, LayerShape, SlotCache
+from magicrl.models.scores import ScoreRules
+
+CPU = torch.device("cpu")
+BF16 = torch.bfloat16
+served = pytest.mark.skipif(cpu_kernels.missing() is not None, reason=str(cpu_kernels.missing()))
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """Kernels are looked for again within the test, and after it."""
+    cpu_kernels._found.cache_clear()
+    yield
+    cpu_kernels._found.cache_clear()
+
+
+class Step:
+    """A decoding step of one layer over random numbers."""
+
+    def __init__(self, heads: tuple[int, int, int], prompts: Sequence[int], members: int, longest: int) -> None:
+        kv_heads, group, dim = heads
+        torch.manual_seed(0)
+        random = np.random.default_rng(0)
+        rows = len(prompts) * members
+        kind = LayerShape(kv_heads=kv_heads, key_dim=dim, value_dim=dim)
+        self.cache = SlotCache(CacheShape(attending={0: kind}, dtype=BF16), rows, max(prompts), longest + 1, CPU)
+        for store in (self.cache.prompts, self.cache.responses):
+            for block in store.keys[0] + store.values[0]:
+                block.normal_()
+        self.owners = random.permutation(np.repeat(np.arange(len(prompts)), members))
+        self.prompt_lengths = np.array(prompts)[self.owners]
+        self.held = np.sort(random.integers(0, longest + 1, rows))[::-1].copy()
+        self.query, self.key, self.value = (
+            torch.randn(1, count, rows, dim, dtype=BF16) for count in (kv_heads * group, kv_heads, kv_heads)
+        )
+        self.scaling = dim**-0.5
+
+    def attend(self, rows: int | None = None, rules: ScoreRules | None = None) -> Tensor:
+        """Of the first ``rows`` rows, or all."""
+        part = slice(0, rows)
+        context = DecodeAttention(
+            self.cache,
+            owners=self.owners[part],
+            prompt_lengths=self.prompt_lengths[part],
+            response_lengths=self.held[part],
+        )
+        given = (tensor[:, :, part] for tensor in (self.query, self.key, self.value))
+        return context.attend(0, *given, self.scaling, rules or ScoreRules())
+
+    def expected(self) -> Tensor:
+        """torch's attention in float32, row by row; the new tokens have been filed by now."""
+        found: list[Tensor] = []
+        for row, (owner, prompt, held) in enumerate(zip(self.owners, self.prompt_lengths, self.held, strict=True)):
+            keys, values = (
+                torch.cat([self.held_by(before[0], owner, prompt), self.held_by(after[0], row, held + 1)], dim=1)
+                for before, after in (
+                    (self.cache.prompts.keys, self.cache.responses.keys),
+                    (self.cache.prompts.values, self.cache.responses.values),
+                )
+            )
+            query = self.query[:, :, row : row + 1].float()
+            found.append(F.scaled_dot_product_attention(query, keys[None], values[None], enable_gqa=True)[0, :, 0])
+        return torch.stack(found)[None]
+
+    @staticmethod
+    def held_by(blocks: list[Tensor], place: int, length: int) -> Tensor:
+        return torch.cat([block[place] for block in blocks], dim=1)[:, :length].float()
+
+
+STEPS = {
+    "SmolLM2": ((3, 3, 64), [128, 5, 77], 4, 130),
+    "one token": ((2, 1, 32), [1], 1, 0),
+    "many of a prompt": ((2, 4, 128), [300, 17], 23, 40),
+    "one each": ((1, 8, 96), [10, 20, 30, 40, 33], 1, 700),
+    "wide": ((2, 5, 256), [600, 129], 3, 100),
+}
+
+
+@served
+@pytest.mark.parametrize("name", STEPS)
+def test_attention_is_torchs_and_closer_to_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within one rounding to bfloat16 of the float32 result, and nearer to it than torch's products in bfloat16."""
+    step = Step(*STEPS[name])
+    found = step.attend()
+    expected = step.expected()
+    assert torch.equal(step.held_by(step.cache.responses.keys[0], 0, int(step.held[0]) + 1)[:, -1], step.key[0, :, 0])
+    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=3e-3)
+    monkeypatch.setattr(cpu_kernels, "library", lambda: None)
+    plain = step.attend()
+    assert not torch.equal(plain, found)
+    error, plain_error = (float((x.float() - expected).square().mean()) for x in (found, plain))
+    assert error < plain_error
+
+
+@served
+def test_a_rows_bits_are_its_own() -> None:
+    """Another number of rows or threads changes nothing."""
+    step = Step((2, 3, 64), [70, 40], 20, 90)
+    whole = step.attend()
+    assert torch.equal(step.attend(7), whole[:, :7])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(step.attend(), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@served
+def test_what_is_not_finite_is_seen_and_what_lies_behind_is_not() -> None:
+    step = Step((2, 3, 64), [70, 40], 2, 90)
+    row = 1
+    for store in (step.cache.responses.keys[0], step.cache.responses.values[0]):
+        store[(int(step.held[row]) + 1) // 64][row, :, (int(step.held[row]) + 1) % 64 :] = torch.nan
+    assert step.attend().isfinite().all()
+    step.cache.responses.keys[0][0][row, 0, 0] = torch.nan
+    found = step.attend().isnan()
+    assert found[0, row, :3].all()
+    assert int(found.sum()) == 3 * 64
+
+
+@served
+def test_layers_with_rules_of_their_own_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Step((2, 3, 64), [70, 40], 2, 90)
+    rules = [ScoreRules(window=50), ScoreRules(softcap=5.0), ScoreRules(sinks=torch.ones(6))]
+    found = [step.attend(rules=each) for each in rules]
+    monkeypatch.setattr(cpu_kernels, "library", lambda: None)
+    for each, seen in zip(rules, found, strict=True):
+        assert torch.equal(step.attend(rules=each), seen)
+
+
+@served
+def test_norms_are_torchs() -> None:
+    x, weight = torch.randn(3, 5, 96).mul(7).to(BF16), torch.rand(96).to(BF16)
+    found = cpu_kernels.normalised(x[:, 1:4], weight, 1e-2)
+    expected = F.rms_norm(x[:, 1:4].double(), (96,), weight.double(), 1e-2)
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=0)
+
+
+def test_other_tensors_are_not_served() -> None:
+    assert not cpu_kernels.serves(torch.float32, CPU, 64)
+    assert not cpu_kernels.serves(BF16, torch.device("meta"), 64)
+    assert not cpu_kernels.serves(BF16, CPU, 48)
+    assert not cpu_kernels.serves(BF16, CPU, None)
+    shapes = {0: LayerShape(kv_heads=1, key_dim=64, value_dim=32)}
+    assert CacheShape(attending=shapes, dtype=BF16).head_dim is None
+
+
+@pytest.mark.usefixtures("anew")
+class TestMaking:
+    """The machine's compiler, or the lack of it."""
+
+    @pytest.fixture(autouse=True)
+    def home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        return tmp_path
+
+    @served
+    def test_many_processes_make_one_library(self, home: Path) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            made = [done.result() for done in [pool.submit(cpu_kernels._compiled, home) for _ in range(2)]]
+        assert made[0] == made[1]
+        assert list(home.iterdir()) == [made[0]]
+
+    @served
+    def test_a_broken_or_foreign_library_is_not_used(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert cpu_kernels.library() is not None
+        (kept,) = (home / "magicrl" / "kernels").iterdir()
+        kept.unlink()
+        kept.write_bytes(b"cut off")
+        cpu_kernels._found.cache_clear()
+        assert cpu_kernels.library() is not None
+        assert kept.read_bytes() == b"cut off"
+        monkeypatch.setattr(os, "getuid", lambda: -1)
+        monkeypatch.setattr(cpu_kernels, "_compiled", self.refuse_in(home))
+        cpu_kernels._found.cache_clear()
+        assert cpu_kernels.missing() == "in a folder of its own"
+
+    @staticmethod
+    def refuse_in(home: Path):
+        def compiled(folder: Path) -> Path:
+            raise RuntimeError("in the home" if home in folder.parents else "in a folder of its own")
+
+        return compiled
+
+    def test_without_a_compiler_torch_computes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cpu_kernels, "_FEATURES", ())
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+        assert "no C++ compiler" in str(cpu_kernels.missing())
+        step = Step((2, 3, 64), [70, 40], 2, 90)
+        torch.testing.assert_close(step.attend().float(), step.expected(), rtol=2**-6, atol=1e-2)
+
+    @pytest.mark.parametrize("flag", ["-no-such-flag", None])
+    def test_a_compiler_that_fails_or_hangs_fails_no_run(
+        self, flag: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cpu_kernels, "_FEATURES", ())
+        if flag is None:
+            monkeypatch.setattr(cpu_kernels, "_PATIENCE", 1e-3)
+        else:
+            monkeypatch.setattr(cpu_kernels, "_FLAGS", (flag,))
+        assert cpu_kernels.library() is None
+        assert not list((home / "magicrl" / "kernels").iterdir())
+
+    def test_another_processor_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cpu_kernels, "_FEATURES", ("avx512_of_tomorrow",))
+        assert cpu_kernels.missing() == "the processor lacks avx512_of_tomorrow"
