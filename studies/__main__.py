@@ -143,11 +143,13 @@ def race(
     *,
     workers: int | None = None,
     minutes: float | None = None,
-    results: Path = Path("runs/race/results.jsonl"),
-    work: Path = Path("runs/race"),
+    results: Path = Path("docs/study-starts/results-race.jsonl"),
+    work: Path = Path("runs/study"),
     quick: bool = False,
 ) -> int:
     """Run what is left of the race's present stage: the tuning, a round, the final; the same command goes on.
+
+    What the stages found that are done is written beside the results, as race.md.
 
     Example: python -m studies race --minutes 30
 
@@ -164,7 +166,8 @@ def race(
     quick
         Two steps of every method from a half-made start: a check of the machinery.
     """
-    from studies.racing import load_race, next_stage, quick_stage, score
+    from studies.race_page import results_page
+    from studies.racing import load_race, next_stage, quick_stage
     from studies.runs import read_results, run_study
 
     definition = load_race()
@@ -183,11 +186,50 @@ def race(
     )
     if missing:
         console.print(f"{missing} runs are still missing; the same command goes on")
-        return 1
-    found = stage.scores(read_results(results), score)
-    for entrant in sorted(found, key=lambda entrant: -found[entrant]):
-        console.print(f"{found[entrant]:.3f}  {entrant}", markup=False)
-    return 0
+    if not quick:
+        page = results.with_name("race.md")
+        page.write_text(results_page(definition, read_results(results)))
+        console.print(f"page: {page}")
+    return 1 if missing else 0
+
+
+@app.command
+def why(
+    *,
+    starts: int = 8,
+    workers: int | None = None,
+    results: Path = Path("docs/study-starts/why.jsonl"),
+    work: Path = Path("runs/study"),
+) -> int:
+    """What an entropy bonus does to single words, step by step: runs of C9 whose steps are made again without it.
+
+    Example: python -m studies why --workers 2
+
+    Parameters
+    ----------
+    starts
+        Of each family.
+    workers
+        Runs at once, one thread each; default: the cores this process may use.
+    results
+        A line a run, added to; its page is written beside it.
+    work
+        Where supervised starts and run folders are while they are needed.
+    """
+    from studies.runs import read_results, run_study
+    from studies.why import page, runs_of, take_apart
+
+    console = Console(highlight=False)
+    missing = run_study(
+        runs_of(starts),
+        results,
+        work,
+        workers=workers or len(os.sched_getaffinity(0)),
+        tell=lambda text: console.print(text, markup=False),
+        do=take_apart,
+    )
+    results.with_suffix(".md").write_text(page(list(read_results(results).values())))
+    return 1 if missing else 0
 
 
 @app.command

@@ -28,7 +28,7 @@ Curves: accuracy, accuracy_nontruncated, truncation, length, entropy, alpha, kl,
 
 What an ablation is: a TOML file with arms at each scale, and claims about their measures.
 
-A file of ``experiments/ablations`` reads::
+A file of ``studies/ablations`` reads::
 
     id = "6"
     title = "SGD steps per rollout"
@@ -36,7 +36,7 @@ A file of ``experiments/ablations`` reads::
     says = "N_SGD > 1 learns faster at first, collapses and ends lower."   # the report's finding
 
     [scales.tiny]
-    base = "ladder.toml"                      # a recipe of experiments/bases
+    base = "ladder.toml"                      # a recipe of studies/bases
     starts = 5
     set = ["stages.0.max_steps=100"]          # for every arm
 
@@ -79,7 +79,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 Curves: TypeAlias = Mapping[str, Sequence[float | None]]
 Result: TypeAlias = Mapping[str, Any]
-"""A line of the results file: ``curves``, ``tests`` and what made them (see ``runner``)."""
+"""A line of the results file: ``curves``, ``tests`` and what made them (see ``runs``)."""
 Measure: TypeAlias = Callable[[Result], float]
 
 CURVES = {
@@ -261,7 +261,7 @@ class Arm(_Part):
 class ScaleDefinition(_Part):
     """The arms at one scale."""
 
-    base: str  # recipe that every arm starts from, a file of ``experiments/bases``
+    base: str  # recipe that every arm starts from, a file of ``studies/bases``
     starts: int = Field(default=5, ge=1)  # supervised starts an arm, the units of a claim
     seeds: int = Field(default=1, ge=1)  # runs an arm from each start: other prompts, other sampling
     # starts are those that ``python -m studies starts`` accepted, each made from its first phase on; else numbers from

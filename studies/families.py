@@ -14,18 +14,16 @@ must find them before the entropy is spent.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from magicrl.data.families import FamilyOptions, OptionValue, Split, read_options
-from magicrl.data.running_sum import parse_shares
+from magicrl.data.families import FamilyOptions, OptionValue, Split, hashed_split, read_options
+from magicrl.data.running_sum import FILLERS, parse_shares
 from magicrl.records import Problem
 
-FILLERS = ("hm", "so", "well", "ok")
 MARKS = (";", "?", "answer")
 STEPS = 6  # of the longest problem
 SKILL = "1:0.2 2:0.2 3:0.15 4:0.15 5:0.15 6:0.15"
@@ -110,7 +108,7 @@ class _Worked:
         while True:
             level = levels[int(rng.choice(len(levels), p=shares / shares.sum()))]
             prompt, states = "", [0]
-            while not prompt or split_of(self.name, prompt) != split:  # the splits share no prompt
+            while not prompt or hashed_split(f"{self.name}:{prompt}") != split:  # the splits share no prompt
                 start, *steps = self.drawn(rng, level)
                 states = [start]
                 for step in steps:
@@ -143,12 +141,6 @@ class _Worked:
                 count = int(rng.geometric(1 - o.run_continue))
                 out += [*(FILLERS[int(i)] for i in rng.integers(len(FILLERS), size=min(count, 12))), "?"]
         return " ".join([*out, "answer", self.words[state]])
-
-
-def split_of(name: str, prompt: str) -> Split:
-    """The split that a prompt belongs to, by hash: 60 % train, 20 % validation, 20 % test."""
-    bucket = hashlib.blake2b(f"{name}:{prompt}".encode(), digest_size=8).digest()[0] % 5
-    return "train" if bucket < 3 else "validation" if bucket == 3 else "test"
 
 
 class WordChains(_Worked):

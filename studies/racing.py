@@ -12,11 +12,11 @@ import importlib.util
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self, cast
+from typing import Annotated, Literal, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,9 @@ from studies.definition import Ablation, Curves, Result, parse_measure
 from studies.runs import PlannedRun, plan_runs
 
 DEFINITION = Path(__file__).parent / "race" / "race.toml"
+TUNING_STARTS = 100  # starts from this number on are for tuning, those below decide
 Overrides = tuple[str, ...]
+Entrant = TypeVar("Entrant")
 Failure = Literal["collapse", "blow-up", "destruction"]
 
 
@@ -54,6 +56,7 @@ class Conditions(_Part):
     staleness: tuple[int, ...]
     stale: Overrides  # of every run whose staleness is not 0, before the method's own
     tuning: Condition
+    rounds: tuple[Condition, ...] = Field(min_length=1)  # of the rounds before the final, which has every one
 
     def every(self) -> list[Condition]:
         return [Condition(sgd_steps=n, staleness=age) for n, age in product(self.sgd_steps, self.staleness)]
@@ -114,7 +117,7 @@ class Race(_Part):
     finalists: int = Field(ge=1)
     budget: int = Field(ge=1)
     tuning_starts: tuple[int, ...] = Field(min_length=1)
-    starts: tuple[int, ...] = Field(min_length=1)
+    starts: int = Field(ge=2)  # of the final, each family's first ones that the screening accepted
     learning_rates: tuple[float, ...]
     set: Overrides
     bounds: Bounds
@@ -126,8 +129,8 @@ class Race(_Part):
     def _fair(self) -> Self:
         if len(self.learning_rates) != self.budget or list(self.learning_rates) != sorted(self.learning_rates):
             raise ValueError(f"learning_rates must be {self.budget} (the budget) and rise")
-        if set(self.tuning_starts) & set(self.starts):
-            raise ValueError("a start that was tuned on decides nothing: tuning_starts and starts must not meet")
+        if min(self.tuning_starts) < TUNING_STARTS:
+            raise ValueError(f"a start that was tuned on decides nothing: tuning_starts are {TUNING_STARTS} and up")
         names = [method.name for method in self.methods]
         if len(set(names)) != len(names):
             raise ValueError(f"two methods have one name: {', '.join(names)}")
@@ -177,9 +180,9 @@ def field_sizes(entrants: int, finalists: int) -> list[int]:
     return sizes
 
 
-def survivors(scores: Mapping[str, float], places: int) -> list[str]:
+def survivors(scores: Mapping[Entrant, float], places: int) -> list[Entrant]:
     """The best ``places`` by score, best first; of equal ones those that come first, a score that is nan last."""
-    return sorted(scores, key=lambda name: -scores[name] if math.isfinite(scores[name]) else math.inf)[:places]
+    return sorted(scores, key=lambda one: -scores[one] if math.isfinite(scores[one]) else math.inf)[:places]
 
 
 def race_runs(
@@ -187,11 +190,23 @@ def race_runs(
     entrants: Sequence[Candidate],
     family: Family,
     conditions: Sequence[Condition],
-    starts: Sequence[int],
+    starts: int | Sequence[int],
     *,
     start_set: Sequence[str] = (),
 ) -> dict[tuple[Candidate, Condition, int], PlannedRun]:
-    """The run of each entrant under each condition from each start; its key holds the text of the files it brings."""
+    """The run of each entrant under each condition from each start; its key holds the text of the files it brings.
+
+    Args:
+        race: what all runs have in common.
+        entrants: methods, each with its setting.
+        family: the task.
+        conditions: SGD steps and staleness.
+        starts: how many of those that the screening accepted, or their numbers.
+        start_set: overrides of the supervised start.
+
+    Raises:
+        ValueError: fewer starts have passed the screening than are asked for.
+    """
     arms = {f"{entrant} | {condition}": (entrant, condition) for entrant in entrants for condition in conditions}
 
     def overrides(entrant: Candidate, condition: Condition) -> list[str]:
@@ -207,6 +222,8 @@ def race_runs(
             "scales": {
                 "tiny": {
                     "base": family.base,
+                    "screened": True,
+                    "starts": starts if isinstance(starts, int) else len(starts),
                     "set": [*family.set, *race.set],
                     "start_set": list(start_set),
                     "arms": [{"name": name, "set": overrides(*pair)} for name, pair in arms.items()],
@@ -216,7 +233,7 @@ def race_runs(
     )
     texts = {method.name: [file.read_text() for file in method.files()] for method in race.methods}
     found: dict[tuple[Candidate, Condition, int], PlannedRun] = {}
-    for run in plan_runs([study], "tiny", starts):
+    for run in plan_runs([study], "tiny", None if isinstance(starts, int) else starts):
         # two arms with one recipe share its run
         for _, name in run.arms:
             entrant, condition = arms[name]
@@ -245,27 +262,29 @@ class Stage(NamedTuple):
         return {entrant: float(np.mean(values)) for entrant, values in found.items()}
 
 
-def next_stage(race: Race, results: Mapping[str, Result]) -> Stage:
-    """The first stage that still has runs without a result; else the final."""
-    tuning = _stage(
-        race, "tuning", [c for m in race.methods for c in candidates(race, m)], race.tuning_starts, tuning=True
-    )
-    if tuning.missing(results):
-        return tuning
-    tried = tuning.scores(results, score)
+def stages(race: Race, results: Mapping[str, Result]) -> Iterator[Stage]:
+    """The tuning and the rounds, up to the first that still has runs without a result, else up to the final."""
+    stage = _stage(race, "tuning", [c for m in race.methods for c in candidates(race, m)], race.tuning_starts)
+    yield stage
+    if stage.missing(results):
+        return
+    tried = stage.scores(results, score)
     entrants = [max((c for c in tried if c.method == m.name), key=lambda c: tried[c]) for m in race.methods]
     sizes = field_sizes(len(entrants), race.finalists)
-    for number, size in enumerate(sizes):
-        last = number == len(sizes) - 1
-        starts = race.starts if last else race.starts[: 2 ** (number + 1)]
-        stage = _stage(race, "final" if last else f"round {number + 1}", entrants, starts)
-        if last or stage.missing(results):
-            return stage
-        held = {str(entrant): value for entrant, value in stage.scores(results, score).items()}
-        kept = survivors(held, sizes[number + 1])
-        entrants = [entrant for entrant in entrants if str(entrant) in kept]
-        assert len(entrants) < size
-    raise AssertionError("there is always a last round")
+    for number, places in enumerate([*sizes[1:], 0]):
+        starts = min(race.starts, 2 ** (number + 1)) if places else race.starts
+        stage = _stage(race, f"round {number + 1}" if places else "final", entrants, starts)
+        yield stage
+        if stage.missing(results):
+            return
+        kept = survivors(stage.scores(results, score), places)
+        entrants = [entrant for entrant in entrants if entrant in kept]
+
+
+def next_stage(race: Race, results: Mapping[str, Result]) -> Stage:
+    """The first stage that still has runs without a result; else the final."""
+    *_, stage = stages(race, results)
+    return stage
 
 
 QUICK = (
@@ -286,10 +305,11 @@ def quick_stage(race: Race) -> Stage:
     return Stage("quick", middle, {(race.families[0].name, *place): run for place, run in runs.items()})
 
 
-def _stage(race: Race, name: str, entrants: list[Candidate], starts: Sequence[int], *, tuning: bool = False) -> Stage:
-    # tuned on the first family and one condition; rounds on that family under all; the final on all
+def _stage(race: Race, name: str, entrants: list[Candidate], starts: int | Sequence[int]) -> Stage:
+    # tuned on the first family and one condition; rounds on that family under some; the final has all of both
     families = race.families if name == "final" else race.families[:1]
-    conditions = [race.conditions.tuning] if tuning else race.conditions.every()
+    rounds = race.conditions.every() if name == "final" else race.conditions.rounds
+    conditions = [race.conditions.tuning] if name == "tuning" else rounds
     runs = {
         (family.name, *place): run
         for family in families
@@ -396,25 +416,3 @@ def fit_sigmoid(spent: Sequence[float], accuracy: Sequence[float | None], start:
     except RuntimeError:  # no convergence
         return None
     return Sigmoid(start, float(found[0]), float(found[1]), float(found[2]) * scale)
-
-
-# --- the page -------------------------------------------------------------------------------------------------------
-
-
-def methods_table(race: Race) -> str:
-    """A row for each method, in Markdown."""
-    rows = ["| method | source | formula | through | own settings tried | shown by |", "|---|---|---|---|---|---|"]
-    for method in race.methods:
-        own = "; ".join(", ".join(f"`{o}`" for o in setting) for setting in method.own if setting) or "none"
-        doors = ", ".join(f"`{override}`" for override in method.set if not override.startswith("entropy.target"))
-        kind = "" if method.kind == "method" else f" ({method.kind})"
-        cells = (
-            f"{method.name}{kind}",
-            method.source,
-            f"`{method.formula}`",
-            doors or "below",
-            own,
-            f"`{method.shown_by}`",
-        )
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows)

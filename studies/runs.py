@@ -6,7 +6,7 @@ screened the first of several phases has the recipe's own seed, and is made once
 
 The results file: one JSON line a run, keyed by what decided it; enough to decide every claim and draw every figure.
 
-A line holds the curves of ``measures.CURVES`` a step, the running sums of the costs, the tests before and after at
+A line holds the curves of ``definition.CURVES`` a step, the running sums of the costs, the tests before and after at
 every temperature, and where it was made. Curves are rounded to four digits: a suite is a few MB. Where a run recorded
 its test responses (``logging.samples``) the line also has their lengths, from which follows what a shorter limit would
 have given.
@@ -274,7 +274,7 @@ def rounded(value: float) -> float:
 
 
 STARTS_FILE = Path(__file__).parents[1] / "docs" / "study-starts" / "starts.jsonl"
-"""Every supervised start that was screened, accepted or not (``studies/starts.py``)."""
+"""Every supervised start that was screened, accepted or not (``studies/screening.py``)."""
 
 
 def read_screened(path: Path) -> dict[str, dict[int, dict[str, Any]]]:
@@ -368,6 +368,7 @@ def run_study(
     budget_minutes: float | None = None,
     keep_folders: bool = False,
     tell: Tell = lambda text: None,
+    do: Callable[[PlannedRun, Path], dict[str, Any]] | None = None,
 ) -> int:
     """Do the planned runs that have no result yet; returns how many are still missing.
 
@@ -382,6 +383,7 @@ def run_study(
             unknown length may begin at any time before).
         keep_folders: keep the run folders of results that are written; else only models that others go on from.
         tell: told what happens.
+        do: makes a run's line in a process of its own; default: `do_run`.
     """
     results = dict(read_results(results_file))
     missing = _with_predecessors(outlook(planned, results).missing, planned, work)
@@ -396,7 +398,7 @@ def run_study(
                     if (run := _next(waiting, running.values(), results, work, left)) is None:
                         break
                     waiting.remove(run)
-                    running[pool.submit(do_run, run, work)] = run
+                    running[pool.submit(do or do_run, run, work)] = run
                     tell(f"{_label(run)}: begun")
                 if not running:
                     break

@@ -12,7 +12,21 @@ from magicrl.algorithms.advantages import AdvantageInputs
 from magicrl.algorithms.entropy import ControllerSettings, EntropyController
 from magicrl.algorithms.loss_terms import LossInputs, loss_terms
 from magicrl.algorithms.losses import CorrectionInputs, LossRow, correction_of, needs_of
-from studies.race import bapo, clip_cov, dcpo, entrocraft, entropic, kl3, mai_clip, qae, repo, seq_mis, trl_adaptive
+from magicrl.models.head import HeadOptions, logprobs_and_entropies
+from studies.race import (
+    aent,
+    bapo,
+    clip_cov,
+    dcpo,
+    entrocraft,
+    entropic,
+    kl3,
+    mai_clip,
+    qae,
+    repo,
+    seq_mis,
+    trl_adaptive,
+)
 
 # one response a token: old probabilities, ratios, advantages
 Q = [0.5, 0.5, 0.01, 0.01, 0.9, 0.9, 0.97, 0.97]
@@ -166,6 +180,29 @@ def test_mai_clip_opens_the_upper_bound_below_the_target() -> None:
     for k in (0.0, 2.2):  # the token at rho 4.5 is beyond 2.5 and within 4.7
         expected = by_bounds(lambda q: 0.4, lambda q, k=k: 2.5 + k)
         assert gradient(mai_clip.ROW, RHO, {"k": k}) == pytest.approx(expected)
+
+
+def test_aents_bonus_leaves_out_unlikely_words_and_its_coefficient_moves_outside_of_its_bounds() -> None:
+    # two good words and eight poor ones: a step along the usual bonus gives the poor ones more than it leaves the good
+    hidden, target = torch.ones(1, 1), torch.tensor([0])
+    gained: dict[float, float] = {}
+    for clamp in (0.0, 0.8):
+        weight = torch.tensor([3.0, 2.0, *[-1.0] * 8])[:, None].requires_grad_()
+        _, entropy = logprobs_and_entropies(hidden, weight, target, HeadOptions(entropy_clamp=clamp))
+        (step,) = torch.autograd.grad(entropy.sum(), weight)
+        before, after = (w.detach()[:, 0].softmax(0)[2:].sum() for w in (weight, weight + step))
+        gained[clamp] = float(after - before)
+    assert gained[0.0] > 4 * abs(gained[0.8]), gained
+    controller = aent.make(ControllerSettings(target=0.3, step=0.01))
+    paid: list[float] = []
+    for entropy in (0.05, 0.3, 0.9):
+        controller.observe(entropy)
+        paid.append(controller.coefficient(entropy))
+    assert paid == pytest.approx([0.0015, 0.0015, 1e-5])  # half a tenth below 0.1; between; 0.4 above 0.5, to the floor
+    kept = controller.state()
+    controller.observe(0.0)
+    controller.restore(kept)
+    assert controller.coefficient(0.0) == 1e-5
 
 
 def test_entrocraft_keeps_one_sign_outside_of_its_band() -> None:

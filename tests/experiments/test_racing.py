@@ -15,6 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from magicrl.config.loader import load_train_recipe
+from studies.race_page import methods_table, results_page
 from studies.racing import (
     DEFINITION,
     Bounds,
@@ -27,7 +28,6 @@ from studies.racing import (
     field_sizes,
     fit_sigmoid,
     load_race,
-    methods_table,
     next_stage,
     race_runs,
     ranking_agreement,
@@ -57,7 +57,7 @@ def test_every_method_tries_as_many_settings_and_no_two_alike() -> None:
 
 
 def test_what_would_not_be_fair_is_refused() -> None:
-    with pytest.raises(ValidationError, match="must not meet"):
+    with pytest.raises(ValidationError, match="100 and up"):
         changed(tuning_starts=(0,))
     with pytest.raises(ValidationError, match="do not divide the budget"):
         changed(methods=(RACE.methods[0].model_copy(update={"own": ((), ("entropy.step=0.1",))}).model_dump(),))
@@ -82,7 +82,7 @@ def test_the_named_tests_and_the_page_are_there() -> None:
     for method in RACE.methods:
         assert f"def {method.shown_by}(" in tests, method.name
     page = (ROOT / "docs" / "race.md").read_text()
-    assert methods_table(RACE) in page, "docs/race.md: put in what studies.racing.methods_table gives"
+    assert methods_table(RACE) in page, "docs/race.md: put in what studies.race_page.methods_table gives"
     raced = {file.stem for method in RACE.methods for file in method.files()}
     assert raced == {file.stem for file in DEFINITION.parent.glob("*.py")} - {"__init__"}
 
@@ -132,12 +132,56 @@ def test_the_race_goes_from_the_tuning_to_the_final() -> None:
             # later methods are better, and of a method's settings the sixth is
             merit = [m.name for m in race.methods].index(entrant.method) / 10 + 0.01 * (entrant.number == 5)
             results[run.key] = result(merit)
-    # 54 settings, once each; then half by half from 2, 4 and 8 starts under 9 conditions; the final in all families
-    assert seen == [("tuning", 54, 54), ("round 1", 6, 108), ("round 2", 3, 54), ("final", 2, 360)]
+    # 54 settings, once each; then half by half from 2 and 4 starts under 4 conditions, known runs not again; the final
+    # from 8 under 9 in all families, less the 2 x 4 x 4 runs of round 2
+    assert seen == [("tuning", 54, 54), ("round 1", 6, 48), ("round 2", 3, 24), ("final", 2, 400)]
     final = next_stage(race, results)
     assert not final.missing(results)
     assert {str(e) for e in final.entrants} == {"MAGIC | 5", "TRL | 5"}
     assert final.scores(results, score)[final.entrants[1]] == pytest.approx(0.51)
+
+
+def whole_result(merit: float, *, start: int, cost: float) -> dict[str, Any]:
+    """Ten steps to the accuracy ``merit``, which the start moves by a hundredth; each costs ``cost``."""
+    steps = np.arange(1, 11)
+    best = merit + 0.01 * (start - 3.5)
+    return {
+        "curves": {
+            "accuracy": (merit * steps / 10).tolist(),
+            "entropy": [0.4] * 10,
+            "grad_norm": [1.0] * 10,
+            "tokens": (1000 * cost * steps).tolist(),
+            "updates": (4.0 * steps).tolist(),
+            "seconds": (2.0 * steps).tolist(),
+        },
+        "tests": {"before": {}, "after": {"0.0": best, "0.6": 0.9 * best, "1.0": 1 - best}},
+        "stopped": None,
+        "cpu_seconds": 10 * cost,
+    }
+
+
+def test_the_page_says_what_was_found_by_hand() -> None:
+    race = changed(methods=tuple(RACE.methods[i].model_dump() for i in range(3)), finalists=2)
+    results: dict[str, Any] = {}
+    assert "Tuning: 27 of 27 runs are missing." in results_page(race, results)
+    for _ in range(3):
+        for (_, entrant, _, start), run in next_stage(race, results).runs.items():
+            place = [m.name for m in race.methods].index(entrant.method)
+            merit = 0.7 + place / 10 - 0.02 * abs(entrant.number - 5)
+            results[run.key] = whole_result(merit, start=3 if start >= 100 else start, cost=1.0 + place)
+    page = results_page(race, results)
+    # the sixth of nine rates, and what the worst of them costs
+    assert "| clip 0.265 | 0.895 | 0.00085 | none | 0.855 | none | 0.100 |" in page
+    # two starts of eight in the first round, whose mean is 0.03 below the merit
+    assert "| clip 0.265 | 0.870 | 0.870 | 0.870 | 0.870 | 0.870 | 0, 0, 0 of 8 |" in page
+    # 2.365 deviations of 0.0245 over the root of 8; the best of every family, and 0.1 behind it
+    assert "| clip 0.265 | 0.900 (0.880 to 0.920) | 0.900 (0.880 to 0.920) | 0.900 (0.880 to 0.920) | 0.000 |" in page
+    assert "| clip 0.25 | 0.800 (0.780 to 0.820) | 0.800 (0.780 to 0.820) | 0.800 (0.780 to 0.820) | 0.100 |" in page
+    # clip 0.25 took 20,000 tokens and CPU seconds, clip 0.265 30,000: it is looked at after two thirds of its ten steps
+    equal = next(line for line in page.splitlines() if line.startswith("| clip 0.265 |") and "216 of" in line)
+    assert equal.startswith("| clip 0.265 | 0.630 | 0.810 | 0.630 | 0.100 |")
+    assert "| starts | 8 | 1.00 |" in page
+    assert "| test temperatures | 3 | -0.33 |" in page  # at temperature 1 the order turns
 
 
 BOUNDS = Bounds(collapse=0.01, won=0.9, entropy=3.0, grad_norm=10.0, destruction=0.02)
