@@ -65,7 +65,7 @@ browser: setup-dev
 
 test-slow: setup-dev browser $(VENV)/.environments
 	$(SMOLLM2)
-	$(BIN)/pytest -m slow -n 2 --dist loadscope
+	$(BIN)/pytest -m slow -n 2 --dist loadscope --durations=40 --durations-min=10
 
 identities: setup-dev
 	$(BIN)/python benchmarks/identities.py

@@ -28,7 +28,7 @@ from typing import Any
 import head_speed
 import learner_speed
 import rollout_speed
-from common import FIGURES, parser_of, write_figure
+from common import FIGURES, parser_of, with_tcmalloc, write_figure
 from measure import Turn
 
 LEAST_BAND = 0.15
@@ -62,6 +62,9 @@ class Outcome:
         return f"{self.verdict:9}  {self.name}: {shown}; before {self.committed:.2f}, band {self.band:.0%}"
 
 
+FIRST = "generate, dynamic cache"  # of transformers' settings
+
+
 def ratios(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, ...]:
     """Theirs over ours, measurement by measurement."""
     return tuple(their / our for their, our in zip(theirs, ours, strict=True))
@@ -77,9 +80,10 @@ def learner_ratios(case: learner_speed.Case, repetitions: int) -> tuple[float, .
     return side_ratios(learner_speed.run_case(case, _one_thread(repetitions), memory=False), "trl")
 
 
-def rollout_ratios(case: rollout_speed.Case, repetitions: int) -> tuple[float, ...]:
-    """Of one rollout, generate's over ours."""
-    return side_ratios(rollout_speed.run_case(case, _one_thread(repetitions)), "transformers")
+def rollout_ratios(case: rollout_speed.Case, repetitions: int, setting: str = FIRST) -> tuple[float, ...]:
+    """Of one rollout, transformers' at this setting over ours."""
+    peers = {setting: rollout_speed.PEERS[setting]}
+    return side_ratios(rollout_speed.run_case(case, _one_thread(repetitions), peers), "transformers")
 
 
 def head_ratios(case: head_speed.Case, repetitions: int) -> tuple[float, ...]:
@@ -98,13 +102,18 @@ def committed(file: str, case: str) -> float:
     Raises:
         SystemExit: the file has no such case: ``make bench`` writes it.
     """
+    found = committed_case(file, case)
+    if file == "head":
+        return found["sides"]["verl"]["seconds"] / found["sides"]["magicrl"]["seconds"]
+    return found["times_faster"]["cpu_one_thread"]
+
+
+def committed_case(file: str, case: str) -> Mapping[str, Any]:
     path = FIGURES / f"bench-{file}.json"
     cases = json.loads(path.read_text())["cases"] if path.exists() else {}
     if case not in cases:
         raise SystemExit(f"docs/figures/bench-{file}.json has no case {case}; `make bench` writes it")
-    if file == "head":
-        return cases[case]["sides"]["verl"]["seconds"] / cases[case]["sides"]["magicrl"]["seconds"]
-    return cases[case]["times_faster"]["cpu_one_thread"]
+    return cases[case]
 
 
 def measured_at(commit: str, repetitions: int) -> dict[str, float]:
@@ -133,9 +142,11 @@ def measured_at(commit: str, repetitions: int) -> dict[str, float]:
 
 def checks(repetitions: int) -> list[tuple[str, float, Callable[[], tuple[float, ...]]]]:
     """Name, committed ratio and measurement of each part."""
+    rollout = rollout_speed.CASES[-1]
+    setting = committed_case("rollout", rollout.name).get("peer", {"setting": FIRST})["setting"]
     parts: list[tuple[str, Any, Callable[..., tuple[float, ...]]]] = [
         ("head", head_speed.CASES["cpu"][0], head_ratios),
-        ("rollout", rollout_speed.CASES[-1], rollout_ratios),
+        ("rollout", rollout, partial(rollout_ratios, setting=setting)),
         ("learner", learner_speed.CASES[0], learner_ratios),
     ]
     return [
@@ -166,4 +177,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    with_tcmalloc()
     main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes.util
 import importlib.metadata
 import json
 import os
@@ -37,6 +38,30 @@ def command() -> str:
     return shlex.join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
 
 
+def with_tcmalloc() -> None:
+    """Start this process anew with tcmalloc in place of the C library's allocator, under which all sides are faster.
+
+    Scripts of speed do so before anything is measured. ``--allocator system`` leaves the C library's; where there is no
+    tcmalloc (Debian's ``libtcmalloc-minimal4``) it is said.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--allocator", default="tcmalloc")
+    wanted = parser.parse_known_args()[0].allocator
+    name = ctypes.util.find_library("tcmalloc_minimal")
+    if wanted == "system" or allocator() == "tcmalloc":
+        return
+    if name is None:
+        print("no tcmalloc: the C library's allocator is measured with", file=sys.stderr)
+        return
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "LD_PRELOAD": name})
+
+
+def allocator() -> str:
+    """Of this process: ``tcmalloc`` or ``system``."""
+    maps = Path("/proc/self/maps")
+    return "tcmalloc" if maps.exists() and "libtcmalloc" in maps.read_text() else "system"
+
+
 def rounded(value: float) -> float:
     """Four significant digits: more is noise."""
     return float(f"{value:.4g}")
@@ -53,6 +78,7 @@ def document(settings: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[
     return {
         "command": command(),
         "machine": {**facts, "memory_gib": rounded(psutil.virtual_memory().total / 2**30), "cpu": _cpu_name()},
+        "allocator": allocator(),
         "load_average_at_start": load_average(),
         "settings": dict(settings),
     }

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from magicrl.config.schema import ModelConfig
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
 from magicrl.planning.memory import LearnerSetup, learner_memory
 from magicrl.planning.shapes import COLUMNS, shape_from_config
+from magicrl.rollout.weight_buckets import in_buckets
 from magicrl.training.objective import LearnerSettings
 
 DRY = (
@@ -93,8 +95,11 @@ def tracked(
     return state, peak - 2 * state  # gradients of an earlier pass are as large
 
 
-def sending(config: Mapping[str, Any], ranks: int, folder: Path) -> dict[str, float]:
-    """Bytes of a bfloat16 model, of its largest unit, and the most that sending it has on rank 0 beside its state."""
+def sending(config: Mapping[str, Any], ranks: int, folder: Path, *, lent: bool = False) -> dict[str, float]:
+    """Bytes of a bfloat16 model, of its largest unit, and the most that sending it has on rank 0 beside its state.
+
+    ``lent``: in buckets, to the engine on the rank's own device.
+    """
     told = {"architectures": [f"{str(config['model_type']).capitalize()}ForCausalLM"], **config}
     (folder / "config.json").write_text(json.dumps(told))
     settings = RankSettings(folder=str(folder), learning=LearnerSettings(model=ModelConfig(dtype="bfloat16")))
@@ -110,13 +115,25 @@ def sending(config: Mapping[str, Any], ranks: int, folder: Path) -> dict[str, fl
             state = sum(4.0 * p.to_local().numel() for p in sharded.trained().values())  # type: ignore[attr-defined]
             tracker = MemTracker()
             tracker.track_external(sharded.model)
+            sizes: dict[str, float] = {}
             with tracker:
-                sizes = {name: 2.0 * weight.numel() for name, weight in sharded.stream()}
+                if lent:
+                    with mock.patch.object(torch, "from_file", _fake_file):
+                        for bucket in in_buckets(sharded.stream, torch.device("cpu")):
+                            sizes |= dict(zip((weight.name for weight in bucket.weights), bucket.sizes, strict=True))
+                else:
+                    sizes = {name: 2.0 * weight.numel() for name, weight in sharded.stream()}
     finally:
         dist.destroy_process_group()
     (peak,) = tracker.get_tracker_snapshot("peak").values()
     units = [sum(n for name, n in sizes.items() if name.startswith(start)) for start, _ in sharded.units() if start]
     return {"whole": sum(sizes.values()), "unit": max(units), "beside": peak["Total"] - state}
+
+
+def _fake_file(name: str, *, shared: bool, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Torch has no fake one."""
+    del name, shared
+    return torch.empty(size, dtype=dtype)
 
 
 def _peak_of(sharded: ShardedModel, passes: int) -> float:
@@ -145,10 +162,11 @@ def main() -> None:
     given = parser.parse_args()
     results = {f"{name} on {n}": dry_run(name, n) for name, n in DRY}
     for name, ranks in SENT:
-        with tempfile.TemporaryDirectory() as folder:
-            found = sending(config_of(name), ranks, Path(folder))
-        gib = {f"gib_{what}": rounded(size / 2**30) for what, size in found.items()}
-        results[f"{name} on {ranks}, sent to engines"] = {"ranks": ranks, **gib}
+        for lent, how in ((False, "sent"), (True, "lent")):
+            with tempfile.TemporaryDirectory() as folder:
+                found = sending(config_of(name), ranks, Path(folder), lent=lent)
+            gib = {f"gib_{what}": rounded(size / 2**30) for what, size in found.items()}
+            results[f"{name} on {ranks}, {how} to engines"] = {"ranks": ranks, **gib}
     print(json.dumps(results, indent=1))
     for name, result in results.items():
         write_case(given.output, document({}, ("torch",)), name, result, list(results))

@@ -10,8 +10,9 @@
 - ``engine``: a 1.5B architecture with CUDA graphs and without: 16 prompts x 16 samples of 1,024 tokens after 32, and
   the last 256 of 16,384 tokens of 64 sequences that share nothing. Their first 16,128 tokens are given as prompts,
   since decoding all of them would take minutes and the last ones are the slowest.
-- ``learner``: one update on one response, 1.5B and 7B at 16K and 32K tokens, with and without checkpointing: MFU and
-  peak memory beside what ``magicrl plan`` expects. What by that does not fit is not tried.
+- ``learner``: one update on one response, 1.5B and 7B at 16K and 32K tokens, with and without checkpointing, at 16K
+  with compiled layers, too: MFU and peak memory beside what ``magicrl plan`` expects. What does not fit by that is
+  not tried.
 - ``profile``: the time of a decode step and of an update by kind of operator.
 - ``tests``: `pytest tests/gpu`; ``ranks``: the one of them in which FSDP2 with one rank is the learner of one process.
 - ``tiles``: the head's Triton kernels by dtype and tiles; in a rehearsal in Triton's interpreter, with float16.
@@ -93,6 +94,9 @@ def full() -> Plan:
         for name, tokens in (("16k", 16384), ("32k", 32768))
         for suffix in ("", "-checkpointed")
     ]
+    learners += [
+        replace(case, name=f"{case.name}-compiled", compiled=True) for case in learners if case.tokens == 16384
+    ]
     return Plan(
         heads="cuda",
         engines=(engine("1k", 16, 16, 32, 1024, generations=2), engine("16k", 64, 1, 16128, 256)),
@@ -135,8 +139,9 @@ def quick() -> Plan:
     )
     learner = LearnerCase(name="tiny", shape=shape, tokens=48, checkpointing=False, updates=1)
     adapters = LearnerCase(name="tiny-lora", shape=shape, tokens=48, checkpointing=True, lora=True, updates=1)
+    compiled = replace(learner, name="tiny-compiled", compiled=True)
     return Plan(
-        heads="quick", engines=(engine,), learners=(learner, adapters), decoding=(engine,), update=learner,
+        heads="quick", engines=(engine,), learners=(learner, adapters, compiled), decoding=(engine,), update=learner,
         tiles=((HeadCase(name="float16", tokens=40, vocab=300, width=64, dtype="float16"), (None,)),),
         packs=tuple(
             PackCase(name=n, responses=4, median=20, longest=60, heads=2, kv_heads=1, head_dim=16, prompt=prompt)

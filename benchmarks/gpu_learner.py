@@ -45,6 +45,7 @@ class LearnerCase:
     # whether adapters are trained; None: where the whole model does not fit even with checkpointing
     lora: bool | None = None
     updates: int = 3  # measured, after a first one that compiles kernels
+    compiled: bool = False  # decoder layers are, before the first update
 
     @property
     def adapters(self) -> int:
@@ -76,7 +77,9 @@ def needs_lora(case: LearnerCase, hardware: Hardware) -> bool:
 
 def make_learner(case: LearnerCase, device: str, *, lora: bool) -> LocalLearner:
     """bfloat16 over float32 masters, with the loss of a recipe."""
-    settings = ModelConfig(gradient_checkpointing=case.checkpointing, lora=LORA if lora else None)
+    settings = ModelConfig(
+        gradient_checkpointing=case.checkpointing, lora=LORA if lora else None, compile=case.compiled
+    )
     model = random_model(case.shape, torch.float32, device)
     return LocalLearner(model, LearnerSettings(algorithm=AlgorithmConfig(loss="dapo"), model=settings))
 
@@ -101,6 +104,7 @@ def learner_case(case: LearnerCase, device: str, side: int) -> dict[str, Any]:
         "trained": f"LoRA of rank {LORA.rank}" if lora else "all weights",
         "trained_parameters": case.adapters if lora else case.shape.parameters,
         "checkpointing": case.checkpointing,
+        "compiled": case.compiled,
         "response_tokens": case.tokens,
         "device_memory_gib": rounded(hardware.memory / GIB),
         "planned_gib": {

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import FIGURES, document, parser_of, rounded, write_case
+from common import FIGURES, document, parser_of, rounded, with_tcmalloc, write_case
 from head_peers import PEERS
 from measure import Clock
 from tensor_memory import peak_of
@@ -174,4 +174,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    with_tcmalloc()
     main()

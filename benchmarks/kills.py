@@ -134,7 +134,7 @@ def arrange(fate: str | None, watcher: Watcher, place: Place) -> None:
         return lambda *_args, **_kwargs: place.write(text)
 
     before(rollout_queue.RolloutQueue, "_judged", say("verifying"))
-    before(session, "save_checkpoint", say("checkpoint"))
+    before(checkpoint.CheckpointWriter, "begin", say("checkpoint"))
     places: dict[str, tuple[Any, str]] = {
         "verifying": (rollout_queue.RolloutQueue, "_judged"),
         "between gradient and update": (learner.MasterOptimizer, "step"),

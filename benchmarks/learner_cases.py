@@ -36,6 +36,7 @@ class Case:
     prompt_tokens: int  # tokens of every prompt
     tokens: int  # response tokens: of every response, or the longest where ``median`` is set
     peer_batch: int  # sequences of one of TRL's forward passes: the fastest found by ``--tune``
+    peer_compiled: bool = False  # whether TRL compiles the model, likewise
     micro_batch_tokens: int  # the same of ours
     median: int | None = None  # median response length of the long-tailed case; None for equal lengths
 

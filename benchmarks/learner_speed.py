@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 import torch
 from bench_models import TINY, model_folder, parameters, plain_model
-from common import FIGURES, document, rounded, write_case
+from common import FIGURES, document, rounded, with_tcmalloc, write_case
 from gemm_bound import GemmBound
 from learner_cases import CASES, QUICK, Case, Response, samples_of
 from measure import PeakMemory, Times, Turn, chosen, plausible, ratio, speed_parser, summary, timed, turns
@@ -164,6 +164,7 @@ def peer_updates(case: Case, responses: Sequence[Response], hooks: PeerHooks, up
     settings = PeerSettings(
         bf16=case.dtype == "bfloat16",
         per_device_batch=case.peer_batch,
+        compiled=case.peer_compiled,
         learning_rate=LEARNING_RATE,
         max_grad_norm=MAX_GRAD_NORM,
     )
@@ -251,14 +252,15 @@ def memory_in_child(case: Case, side: str) -> dict[str, float]:
 
 
 def tune(case: Case) -> dict[str, Any]:
-    """CPU seconds of one update at one thread (the second of two) for several settings of both sides."""
+    """CPU seconds of one update at one thread, the last of some, for several settings of both sides."""
     rows: dict[str, float] = {}
     responses = Ours(case).responses
-    for batch in (size for size in (2, 4, 8) if len(responses) % size == 0):
+    sizes = [size for size in (2, 4, 8) if len(responses) % size == 0]
+    for batch, compiled in ((size, compiled) for compiled in (False, True) for size in sizes):
         hooks = _Last()
         torch.set_num_threads(1)
-        peer_updates(replace(case, peer_batch=batch), responses, hooks, updates=2)
-        rows[f"trl_batch_{batch}"] = rounded(hooks.times.cpu)
+        peer_updates(replace(case, peer_batch=batch, peer_compiled=compiled), responses, hooks, updates=3)
+        rows[f"trl_batch_{batch}{'_compiled' if compiled else ''}"] = rounded(hooks.times.cpu)
     for budget in (512, 1024, 2048):
         ours = Ours(replace(case, micro_batch_tokens=budget))
         timed(ours.update, 1)
@@ -317,4 +319,5 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
+    with_tcmalloc()
     main()

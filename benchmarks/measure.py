@@ -108,6 +108,7 @@ def speed_parser(description: str | None, output: Path | None = None) -> argpars
     parser.add_argument("--quick", action="store_true", help="a tiny model, seconds")
     parser.add_argument("--case", action="append", help="measure only these cases; others stay in the file")
     parser.add_argument("--repetitions", type=int, default=2, help="measurements a side at one thread")
+    parser.add_argument("--allocator", choices=("tcmalloc", "system"), default="tcmalloc", help="of all sides")
     parser.add_argument("--one-thread", action="store_true", help="leave out the measurements at all threads")
     return parser
 

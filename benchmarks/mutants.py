@@ -95,6 +95,8 @@ def changed(fault: Fault, root: Path = ROOT) -> str:
         if (count := text.count(old)) != 1:
             raise TableError(f"{fault.name}: its old text stands {count} times in {fault.file}:\n{old}")
         text = text.replace(old, new)
+    if not fault.file.endswith(".py"):
+        return text
     try:
         compile(text, fault.file, "exec")
     except SyntaxError as error:
@@ -141,19 +143,21 @@ class Copy:
                 os.killpg(pid, signal.SIGKILL)
             time.sleep(0.05)
 
-    def share(self, tests: Sequence[str]) -> None:
-        """Import here what these tests import of others' packages, so that no fault's process has to."""
-        modules = self.folder / "modules.txt"
+    def share(self, tests: Sequence[str]) -> list[str]:
+        """Import here what these tests import of others' packages, so that no fault's process has to; name the slow."""
+        found = self.folder / "collected.json"
         pid = os.fork()
         if pid == 0:
-            self._live(tests, Path(os.devnull), True, modules)
+            self._live(tests, Path(os.devnull), True, found)
         os.waitpid(pid, 0)
-        for name in modules.read_text().split("\n"):
+        collected = json.loads(found.read_text())
+        for name in collected["modules"]:
             with contextlib.suppress(Exception):  # what cannot be imported by itself is imported by its package
                 importlib.import_module(name)
         assert "magicrl" not in sys.modules, "every fault's process must read the copy"
+        return collected["slow"]
 
-    def _live(self, tests: Sequence[str], log: Path, stop_at_first: bool, modules: Path | None = None) -> None:
+    def _live(self, tests: Sequence[str], log: Path, stop_at_first: bool, collected: Path | None = None) -> None:
         status = 3
         try:
             os.setsid()
@@ -163,12 +167,14 @@ class Copy:
             os.chdir(ROOT)
             os.environ["PYTHONPATH"] = str(self.folder)
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+            os.environ["XDG_CACHE_HOME"] = str(self.folder / "cache")  # faulty kernels stay here
             sys.path.insert(0, str(self.folder))
             sys.dont_write_bytecode = True
-            if modules is not None:
-                pytest.main(["--collect-only", "-qq", "-m", "", *tests])
-                foreign = (name for name, module in sys.modules.items() if _is_foreign(module))
-                modules.write_text("\n".join(foreign))
+            if collected is not None:
+                seen = _Collected()
+                pytest.main(["--collect-only", "-qq", "-m", "", *tests], plugins=[seen])
+                foreign = [name for name, module in sys.modules.items() if _is_foreign(module)]
+                collected.write_text(json.dumps({"modules": foreign, "slow": seen.slow}))
                 os._exit(0)
             first = ["-x"] if stop_at_first else []
             found = int(pytest.main([*first, "-m", "", "-p", "no:cacheprovider", "--no-header", "--tb=short", *tests]))
@@ -179,6 +185,16 @@ class Copy:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
+
+
+class _Collected:
+    """A plugin of pytest that keeps the names of the tests marked slow."""
+
+    def __init__(self) -> None:
+        self.slow: list[str] = []
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.slow += [item.nodeid for item in items if item.get_closest_marker("slow")]
 
 
 def _is_foreign(module: object) -> bool:
@@ -262,8 +278,11 @@ def _code_of(path: Path) -> str:
 
 
 def _code(text: str) -> str:
-    """What of a file can change a result: neither comments nor layout."""
-    return ast.dump(ast.parse(text))
+    """What of a file can change a result: neither comments nor layout, where it is Python."""
+    try:
+        return ast.dump(ast.parse(text))
+    except SyntaxError:
+        return text
 
 
 def chosen(faults: Sequence[Fault], arguments: argparse.Namespace) -> list[Fault]:
@@ -297,7 +316,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="rows whose name or file has this in it")
     parser.add_argument("--again", action="store_true", help="whatever was found before")
-    parser.add_argument("--cpu-seconds", type=float, help="try rows in a drawn order until so much is spent")
+    parser.add_argument(
+        "--cpu-seconds", type=float, help="try rows without slow tests, in a drawn order, until so much is spent"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of that order")
     parser.add_argument("--known", action="store_true", help="only what was found before, and is still true")
     parser.add_argument("--check", action="store_true", help="only see that the table fits the source")
@@ -314,7 +335,9 @@ def main() -> None:
     if arguments.known:
         wanted = [fault for fault in wanted if study.is_known(fault)]
     elif len(wanted) > _WORTH_SHARING:
-        study.copy.share(sorted({test.split("::")[0] for fault in wanted for test in fault.tests}))
+        slow = study.copy.share(sorted({test.split("::")[0] for fault in wanted for test in fault.tests}))
+        if arguments.cpu_seconds is not None:  # one row of minutes would be the whole sample
+            wanted = [f for f in wanted if not any(name.startswith(test) for test in f.tests for name in slow)]
     if arguments.cpu_seconds is None and not arguments.known:
         spent += study.baseline(wanted)
     for fault in wanted:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from common import ROOT, document, parser_of, put_section, rounded, table, write_figure
+from common import FIGURES, ROOT, document, parser_of, put_section, rounded, table, write_figure
 from plan_published import CALIBRATION
 from published import ENGINE_SHARE
 
@@ -190,7 +190,7 @@ def page_table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ROOT / "docs" / "figures" / "plan-held-out.json")
+    parser = parser_of(__doc__, FIGURES / "plan-held-out.json")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     calibration = load_calibration("H100-80G", 3584)

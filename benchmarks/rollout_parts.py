@@ -46,9 +46,12 @@ def tallied() -> Generator[Tally]:
             super().__init__(cache, owners=owners, prompt_lengths=prompt_lengths, response_lengths=response_lengths)
             tally.rows += len(owners)
             blocks = [*self._prompts, *self._responses]
-            tally.read += sum(block.places * (block.columns.stop - block.columns.start) for block in blocks)
+            whole = sum(block.places * (block.columns.stop - block.columns.start) for block in blocks)
             _, first = np.unique(owners, return_index=True)
-            tally.held += int(prompt_lengths[first].sum() + (response_lengths + 1).sum())
+            held = int(prompt_lengths[first].sum() + (response_lengths + 1).sum())
+            # the kernel reads up to each row's length, products read blocks
+            tally.read += whole if self._kernel is None else held
+            tally.held += held
 
         def attend(self, *given: Any) -> Tensor:
             start = time.process_time()

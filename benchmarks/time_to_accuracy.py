@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from bench_models import plain_model
-from common import FIGURES, ROOT, document, parser_of, rounded, write_figure
+from common import FIGURES, ROOT, document, parser_of, rounded, with_tcmalloc, write_figure
 from measure import Clock, Times
 from trl_peer import train
 
@@ -280,4 +280,5 @@ def ratios(arms: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    with_tcmalloc()
     main()

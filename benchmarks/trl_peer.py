@@ -74,6 +74,7 @@ class PeerSettings:
     """How TRL's learner runs."""
 
     bf16: bool  # autocast to bfloat16 over float32 weights (TRL's default); False computes in the weights' precision
+    compiled: bool = False  # the model's forward by ``torch.compile``
     per_device_batch: int  # sequences of one forward pass
     learning_rate: float  # of every update
     max_grad_norm: float  # gradients are clipped to this norm
@@ -160,6 +161,7 @@ def learn(
         weight_decay=0.01,
         max_grad_norm=settings.max_grad_norm,
         bf16=settings.bf16,
+        torch_compile=settings.compiled,
         max_steps=updates,
         shuffle_dataset=False,
         seed=0,
@@ -242,6 +244,7 @@ def train(
     steps: int,
     seed: int,
     scratch: Path,
+    **further: Any,
 ) -> None:
     """Train ``model`` in place until ``measure`` says that it is enough.
 
@@ -259,6 +262,7 @@ def train(
         steps: at most so many.
         seed: of sampling and of the prompts' order.
         scratch: a folder for what TRL writes.
+        further: of TRL's configuration, such as ``use_transformers_continuous_batching``.
     """
     ends = {tokenizer.eos_token_id}
 
@@ -284,6 +288,7 @@ def train(
         bf16=bf16,
         max_steps=steps,
         seed=seed,
+        **further,
     )
     trainer = GRPOTrainer(
         model=model,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -37,7 +39,13 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> dict[
 
 def test_all_parts_run_on_a_cpu_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(monkeypatch, tmp_path, "--parts", "engine,learner")
-    assert list(first) == ["engine-tiny-graphs", "engine-tiny-plain", "learner-tiny", "learner-tiny-lora"]
+    assert list(first) == [
+        "engine-tiny-graphs",
+        "engine-tiny-plain",
+        "learner-tiny",
+        "learner-tiny-lora",
+        "learner-tiny-compiled",
+    ]
     cases = run(monkeypatch, tmp_path, "--parts", "head,profile,gap,packs,weights")
     elsewhere = ("tests", "ranks", "tiles", "runs")  # what follows, and the rehearsal of gpu.sh, where triton is
     assert list(cases) == [n for n in gpu.jobs(gpu.quick(), "cpu") if n.partition("-")[0] not in elsewhere]
@@ -132,6 +140,14 @@ def test_tests_that_take_too_long_are_stopped_with_a_report(tmp_path: Path, monk
     found = pytest_case(str(file), "-p", "no:cacheprovider")
     assert found["tests"] >= 1
     assert found["failed"] == "pytest: stopped at the end of the part's time"
+
+
+def test_the_gpu_tests_are_found_by_a_pytest_without_plugins() -> None:
+    # as on a lent machine, whose pytest has no xdist
+    plain = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=", "tests/gpu"]
+    done = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_red_test_is_named(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ def test_rollouts_beside_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     output = tmp_path / "bench.json"
     script = str(ROOT / "benchmarks" / "rollout_speed.py")
     monkeypatch.setattr(sys, "argv", [script, "--quick", "--repetitions", "1", "--output", str(output)])
+    monkeypatch.delitem(rollout_speed.PEERS, "generate, static cache, compiled")  # for minutes
+    monkeypatch.setitem(rollout_speed.PEERS, "broken", lambda case: rollout_speed.Peer(case, cache_implementation="?"))
     rollout_speed.main()
     cases = json.loads(output.read_text())["cases"]
     assert cases["tiny-equal"]["response_tokens"] == 2 * 2 * 6
@@ -37,6 +39,10 @@ def test_rollouts_beside_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(set(lengths.tolist())) > 1, "the long-tailed case has one length only"
     assert cases["tiny-long-tail"]["response_tokens"] == lengths.sum()
     for case in cases.values():
+        tried = case["peer"]["cpu_s"]
+        assert tried.keys() == {"generate, dynamic cache", "generate, static cache", "continuous batching", "broken"}
+        assert isinstance(tried["broken"], str), "why a setting cannot be had stands in its place"
+        assert tried[case["peer"]["setting"]] == min(value for value in tried.values() if isinstance(value, float))
         for side in ("magicrl", "transformers"):
             assert case[side]["measured"]["threads_1"]["cpu_s"] > 0
             assert case[side]["share_of_gemm_bound"] > 0

