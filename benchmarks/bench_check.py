@@ -62,7 +62,7 @@ class Outcome:
         return f"{self.verdict:9}  {self.name}: {shown}; before {self.committed:.2f}, band {self.band:.0%}"
 
 
-FIRST = "generate, dynamic cache"  # of transformers' settings
+FIRST = next(iter(rollout_speed.PEERS))  # of transformers' settings
 
 
 def ratios(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, ...]:
@@ -97,11 +97,7 @@ def _one_thread(repetitions: int) -> list[Turn]:
 
 
 def committed(file: str, case: str) -> float:
-    """A ratio of a committed benchmark.
-
-    Raises:
-        SystemExit: the file has no such case: ``make bench`` writes it.
-    """
+    """A ratio of a committed benchmark."""
     found = committed_case(file, case)
     if file == "head":
         return found["sides"]["verl"]["seconds"] / found["sides"]["magicrl"]["seconds"]
@@ -109,6 +105,11 @@ def committed(file: str, case: str) -> float:
 
 
 def committed_case(file: str, case: str) -> Mapping[str, Any]:
+    """A case of a committed benchmark.
+
+    Raises:
+        SystemExit: the file has no such case: ``make bench`` writes it.
+    """
     path = FIGURES / f"bench-{file}.json"
     cases = json.loads(path.read_text())["cases"] if path.exists() else {}
     if case not in cases:

@@ -47,9 +47,9 @@ def with_tcmalloc() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--allocator", default="tcmalloc")
     wanted = parser.parse_known_args()[0].allocator
-    name = ctypes.util.find_library("tcmalloc_minimal")
     if wanted == "system" or allocator() == "tcmalloc":
         return
+    name = ctypes.util.find_library("tcmalloc_minimal")
     if name is None:
         print("no tcmalloc: the C library's allocator is measured with", file=sys.stderr)
         return

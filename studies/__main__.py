@@ -79,7 +79,7 @@ def run(
 
     Example: python -m studies run 6 9 --scale tiny --minutes 30
 
-    Example: python -m studies run --quick --results /tmp/quick.jsonl --work /tmp/quick
+    Example: python -m studies run --quick --results runs/quick.jsonl --work runs/quick
 
     Parameters
     ----------

@@ -124,20 +124,19 @@ def step_found(run: Path, step: int) -> dict[str, Any]:
 
 
 def runs_of(starts: int) -> list[PlannedRun]:
-    """A run of `ARM` from each of the first screened starts of every family of C9, with the checkpoints kept."""
+    """A run of `ARM` from each of the first screened starts of every family of C9."""
     planned = plan_runs(shipped_ablations("starts"), "tiny", seeds=[0])
     found: dict[str, list[PlannedRun]] = {}
     for run in planned:
         if any(arm == ARM for _, arm in run.arms):
-            kept = run.config.checkpoint.model_copy(update={"every": EVERY, "keep_last": 100})
-            run = replace(run, config=run.config.model_copy(update={"checkpoint": kept}))
             found.setdefault(run.arms[0][0], []).append(run)
     return [run for runs in found.values() for run in runs[:starts]]
 
 
 def take_apart(run: PlannedRun, work: Path) -> dict[str, Any]:
     """The line of a run: trained, then a step in `EVERY` of it taken apart; called in a process of its own."""
-    done = do_run(run, work)
+    kept = run.config.checkpoint.model_copy(update={"every": EVERY, "keep_last": 100})
+    done = do_run(replace(run, config=run.config.model_copy(update={"checkpoint": kept})), work)
     folder = folder_of(run.key, work)
     steps = [step_found(folder, step) for step in range(1, done["steps"] + 1, EVERY)]
     return {**done, "words": steps}
