@@ -63,10 +63,11 @@ browser: setup-dev
 	  { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } || \
 	  $(BIN)/playwright install chromium
 
-# Each test is named as it ends, so that a suite that is stopped says how far it came.
+# Three at once on two cores, since much of it waits for other processes. Each test is named as it ends, so that a
+# suite that is stopped says how far it came.
 test-slow: setup-dev browser $(VENV)/.environments
 	$(SMOLLM2)
-	$(BIN)/pytest -m slow -vv -n 2 --dist loadscope --durations=40 --durations-min=10
+	$(BIN)/pytest -m slow -vv -n 3 --dist loadscope --durations=40 --durations-min=10
 
 identities: setup-dev
 	$(BIN)/python benchmarks/identities.py

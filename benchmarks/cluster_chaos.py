@@ -64,7 +64,7 @@ CASES = {
     "tiny": Case(
         recipe="tiny.toml",
         overrides=(
-            'stages=[{max_tokens=24, rollout_batch=16, group_size=8, max_steps=30, transition={rule="fixed"}}]',
+            'stages=[{max_tokens=24, rollout_batch=16, group_size=8, max_steps=18, transition={rule="fixed"}}]',
             "data.train.0.count=40",
         ),
         store=80 << 20,

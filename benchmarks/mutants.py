@@ -1,7 +1,7 @@
 """Put one deliberate fault at a time into a copy of the source and see which tests turn red.
 
 python benchmarks/mutants.py --output docs/figures/mutants.json
-python benchmarks/mutants.py --cpu-seconds 180 --seed 0            # a sample
+python benchmarks/mutants.py --sample 8 --seed 0                   # so many rows
 python benchmarks/mutants.py --only clip_high --again              # some rows, whatever was found of them before
 
 `mutants.toml` is the table: file, exact old text, new text, what that breaks, and the tests that should see it, nearest
@@ -288,7 +288,7 @@ def _code(text: str) -> str:
 def chosen(faults: Sequence[Fault], arguments: argparse.Namespace) -> list[Fault]:
     """The rows that are asked for, in the order in which they are tried."""
     found = [f for f in faults if any(part in f.name or part in f.file for part in arguments.only or ("",))]
-    if arguments.cpu_seconds is not None:
+    if arguments.sample:
         random.Random(arguments.seed).shuffle(found)
     return found
 
@@ -298,7 +298,8 @@ def document(study: Study, rows: Mapping[str, dict[str, Any]], arguments: argpar
     killed = [fault for fault in tried if rows[fault.name]["killed_by"]]
     survivors = {fault.name: fault.survives for fault in tried if not rows[fault.name]["killed_by"]}
     return {
-        "command": "python benchmarks/mutants.py" + (f" --seed {arguments.seed}" if arguments.cpu_seconds else ""),
+        "command": "python benchmarks/mutants.py"
+        + (f" --sample {arguments.sample} --seed {arguments.seed}" if arguments.sample else ""),
         "table": len(study.faults),
         "tried": len(tried),
         "killed": len(killed),
@@ -316,10 +317,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="rows whose name or file has this in it")
     parser.add_argument("--again", action="store_true", help="whatever was found before")
-    parser.add_argument(
-        "--cpu-seconds", type=float, help="try rows without slow tests, in a drawn order, until so much is spent"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of that order")
+    parser.add_argument("--sample", type=int, help="so many rows, drawn among those without slow tests")
+    parser.add_argument("--seed", type=int, default=0, help="of that draw")
     parser.add_argument("--known", action="store_true", help="only what was found before, and is still true")
     parser.add_argument("--check", action="store_true", help="only see that the table fits the source")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "mutants")
@@ -336,13 +335,12 @@ def main() -> None:
         wanted = [fault for fault in wanted if study.is_known(fault)]
     elif len(wanted) > _WORTH_SHARING:
         slow = study.copy.share(sorted({test.split("::")[0] for fault in wanted for test in fault.tests}))
-        if arguments.cpu_seconds is not None:  # one row of minutes would be the whole sample
+        if arguments.sample:
             wanted = [f for f in wanted if not any(name.startswith(test) for test in f.tests for name in slow)]
-    if arguments.cpu_seconds is None and not arguments.known:
+            wanted = wanted[: arguments.sample]
+    if not arguments.sample and not arguments.known:
         spent += study.baseline(wanted)
     for fault in wanted:
-        if arguments.cpu_seconds is not None and spent >= arguments.cpu_seconds:
-            break
         fresh = arguments.again or not study.is_known(fault)
         row = rows[fault.name] = study.result(fault, again=arguments.again)
         spent += row["cpu_seconds"] if fresh else 0.0

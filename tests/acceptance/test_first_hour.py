@@ -126,15 +126,6 @@ def write_sums(folder: Path) -> Path:
     return write_lines(folder / "sums.jsonl", rows)
 
 
-def write_words(folder: Path) -> Path:
-    words = ("apple", "river", "stone", "cloud", "house", "green", "table", "mouse", "light", "bread", "water", "plant")
-    pairs = random.Random(0).sample(list(itertools.permutations(words, 2)), 120)
-    asked = "Which word comes first in the alphabet: {} or {}? Answer with the word alone."
-    lines = [f'"{asked.format(a, b)}",{min(a, b)}' for a, b in pairs]
-    (folder / "words.csv").write_text("\n".join(["prompt,gold", *lines]) + "\n")
-    return folder / "words.csv"
-
-
 def write_stories(folder: Path) -> Path:
     names, things = ("Tom", "Anna", "Ben", "Mia"), ("apples", "books", "coins", "pens")
     cases = random.Random(0).sample(list(itertools.product(names, things, range(2, 9), range(2, 9))), 120)
@@ -173,6 +164,12 @@ def test_from_a_wheel_to_a_model_of_ones_own(user: User) -> None:
     user.run("sft", "sft.toml", "--output", "start")
     told = user.run("init", "--model", "start", "--data", "mine.jsonl", "--output", "run.toml", "--minutes", "1")
     assert "magicrl train run.toml" in told
+    write_lines(
+        user.folder / "wrong.jsonl", [{"question": "L 8 6 0 0 0 0 0 0 0 :", "gold": str(10**9 + n)} for n in range(40)]
+    )
+    told = user.run("init", "--model", "start", "--data", "wrong.jsonl", "--output", "no.toml", status=NOTHING_LEARNED)
+    assert "Nothing to learn from" in told
+    assert not (user.folder / "no.toml").exists()
 
     done = user.ended("train", "run.toml", "--output", "run", *sets(SHORT))
     verdict = learning(user.folder / "run")
@@ -189,15 +186,6 @@ def test_from_a_wheel_to_a_model_of_ones_own(user: User) -> None:
     tokenizer = AutoTokenizer.from_pretrained(user.folder / "run" / "model")
     prompt = tokenizer("L 8 6 0 0 0 0 0 0 0 :", return_tensors="pt")
     assert plain.generate(input_ids=prompt["input_ids"], max_new_tokens=8).shape[1] > prompt["input_ids"].shape[1]
-
-
-def test_init_sees_that_words_are_answers_to_compare_exactly(user: User, model: Path) -> None:
-    (user.folder / "smol").symlink_to(model)
-    write_words(user.folder)
-    told = user.run("init", "--model", "smol", "--data", "words.csv", "--output", "run.toml", "--minutes", "1")
-    assert "magicrl train run.toml" in told
-    recipe = tomllib.loads((user.folder / "run.toml").read_text())
-    assert recipe["data"]["train"][0]["verifier"] == "exact"
 
 
 def test_init_train_eval_and_plain_transformers(user: User, model: Path) -> None:
@@ -256,13 +244,13 @@ holdout = 8
 path = "sums.jsonl"
 
 [verifier]
-extract = "EXTRACT"
+extract = "box"  # which the model does not write
 
 [optimizer]
 learning_rate = 2e-5
 
 [[stages]]
-max_tokens = LIMIT
+max_tokens = 64
 rollout_batch = 4
 group_size = 4
 max_steps = 2
@@ -275,31 +263,15 @@ pass_at = []
 """
 
 
-@pytest.mark.parametrize(
-    ("extract", "limit", "advice"),
-    [("box", 64, "lenient"), ("lenient", 2, "raise max_tokens")],
-    ids=["nothing-boxed", "t-too-small"],
-)
-def test_a_set_up_that_cannot_learn_is_no_success(
-    user: User, model: Path, extract: str, limit: int, advice: str
-) -> None:
+def test_a_set_up_that_cannot_learn_is_no_success(user: User, model: Path) -> None:
     (user.folder / "smol").symlink_to(model)
     write_sums(user.folder)
-    (user.folder / "hand.toml").write_text(HAND.replace("EXTRACT", extract).replace("LIMIT", str(limit)))
+    (user.folder / "hand.toml").write_text(HAND)
     told = user.run("train", "hand.toml", "--output", "mine", status=NOTHING_LEARNED)
     verdict = learning(user.folder / "mine")
     assert verdict["outcome"] == "nothing_to_learn"
-    assert any(advice in line for line in verdict["advice"]), verdict
-    assert advice in " ".join(told.split())
+    assert any("lenient" in line for line in verdict["advice"]), verdict
+    assert "lenient" in " ".join(told.split())
     assert not changed(user.folder / "smol", user.folder / "mine" / "model")
     card = (user.folder / "mine" / "model" / "README.md").read_text()
     assert "nothing to learn" in card.lower()
-
-
-def test_problems_that_cannot_teach_are_refused_by_init(user: User, model: Path) -> None:
-    (user.folder / "smol").symlink_to(model)
-    rows = [{"question": f"What is {n} + 1?", "answer": str(10**9 + n)} for n in range(40)]
-    write_lines(user.folder / "wrong.jsonl", rows)
-    told = user.run("init", "--model", "smol", "--data", "wrong.jsonl", status=NOTHING_LEARNED)
-    assert "Nothing to learn from" in told
-    assert not (user.folder / "run.toml").exists()

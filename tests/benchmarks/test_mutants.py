@@ -55,14 +55,13 @@ def test_every_row_that_is_not_true_any_more_is_named(root: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sample_of_the_faults_is_killed(tmp_path: Path) -> None:
-    """About two minutes of a core; the table must fit the source, and 95 % of the faults turn a test red."""
+    """A minute or two of a core; the table must fit the source, and each of these faults turns a test red."""
     output = tmp_path / "mutants.json"
-    options = ["--cpu-seconds", "110", "--seed", "0", "--work", str(tmp_path / "work"), "--output", str(output)]
+    options = ["--sample", "8", "--seed", "7", "--work", str(tmp_path / "work"), "--output", str(output)]
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "mutants.py"), *options], check=False, capture_output=True, text=True
     )
     assert output.exists(), done.stdout[-3000:] + done.stderr
     found = json.loads(output.read_text())
-    assert found["tried"] >= 8
-    unexplained = [name for name, reason in found["survivors"].items() if not reason]
-    assert len(unexplained) <= 0.05 * found["tried"], unexplained
+    assert found["tried"] == 8
+    assert done.returncode == 0, found["survivors"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from itertools import islice
+from itertools import islice, permutations
 from pathlib import Path
 
 import pytest
@@ -66,6 +66,15 @@ def test_problems_that_cannot_teach_are_a_plain_no(toy: Path, tmp_path: Path) ->
     assert "Nothing to learn from" in told
     assert "right" in told
     assert not output.exists()
+
+
+def test_answers_that_are_words_are_compared_exactly(tmp_path: Path) -> None:
+    words = ("apple", "river", "stone", "cloud", "house")
+    rows = [f'"Which is first in the alphabet: {a} or {b}?",{min(a, b)}' for a, b in permutations(words, 2)]
+    (tmp_path / "words.csv").write_text("\n".join(["prompt,gold", *rows]) + "\n")
+    model = make_miniature(LLAMA, tmp_path / "mini", max_context=512)
+    _, told = init(model, tmp_path / "words.csv", tmp_path / "run.toml")
+    assert "judged as exact" in told
 
 
 def test_an_existing_recipe_and_an_unreadable_file_are_refused(tmp_path: Path) -> None:
