@@ -64,7 +64,6 @@ A file of ``studies/ablations`` reads::
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import tomllib
@@ -76,6 +75,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from magicrl.registry import did_you_mean
 
 Curves: TypeAlias = Mapping[str, Sequence[float | None]]
 Result: TypeAlias = Mapping[str, Any]
@@ -140,9 +141,8 @@ def parse_measure(text: str) -> Measure:
 
 def _curve(name: str, text: str) -> str:
     if name not in CURVES:
-        near = difflib.get_close_matches(name, CURVES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"measure {text!r}: no curve {name!r}; {hint}known: {', '.join(CURVES)}")
+        hint = did_you_mean(name, CURVES)
+        raise ValueError(f"measure {text!r}: no curve {name!r}{hint} Known: {', '.join(CURVES)}")
     return name
 
 

@@ -18,7 +18,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -225,7 +225,7 @@ def resolve(kind: str, reference: str) -> Any:
             f"{kind} {reference!r}: {where} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     if not hasattr(module, attribute):
-        raise ValueError(f"{kind} {reference!r}: {where} has no {attribute!r}{_nearest(attribute, vars(module))}")
+        raise ValueError(f"{kind} {reference!r}: {where} has no {attribute!r}{did_you_mean(attribute, vars(module))}")
     return getattr(module, attribute)
 
 
@@ -250,7 +250,7 @@ def _split(kind: str, reference: str) -> tuple[str, str]:
         found = entry_points(group=f"magicrl.{kind}", name=reference)
         if not found:
             raise ValueError(
-                f"unknown {kind} {reference!r}{_nearest(reference, names(kind))} Known: {', '.join(names(kind))}; "
+                f"unknown {kind} {reference!r}{did_you_mean(reference, names(kind))} Known: {', '.join(names(kind))}; "
                 "or your own as file.py:name or module:name"
             )
         reference = next(iter(found)).value
@@ -258,7 +258,8 @@ def _split(kind: str, reference: str) -> tuple[str, str]:
     return where, attribute
 
 
-def _nearest(name: str, known: Any) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What an error says after a wrong name: ``; did you mean 'exact'?``, or a full stop where none is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
     return f"; did you mean {near[0]!r}?" if near else "."
 

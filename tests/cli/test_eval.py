@@ -170,7 +170,7 @@ def test_the_catalogue_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (["--window", "2024"], "--window 2024: give FIRST..LAST"),
         (["--field", "prompt"], "--field prompt: give prompt=COLUMN"),
         (["--engine", "warp"], "--engine: unknown engine 'warp'"),
-        (["--benchmark", "gsm9k"], "did you mean gsm8k?"),
+        (["--benchmark", "gsm9k"], "did you mean 'gsm8k'?"),
     ],
 )
 def test_a_wrong_option_is_refused_before_a_model_is_loaded(more: list[str], message: str, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_benchmark_of_ones_own_is_named_on_the_command_line(folder: Path) -> N
     assert load_benchmark(parse_asked("roots=benchmark.py:problems"), Reading()).name == "roots"
     with pytest.raises(ValueError, match=r"has no 'problem'; did you mean 'problems'\?"):
         load_benchmark(parse_asked("benchmark.py:problem"), Reading())
-    with pytest.raises(RecipeError, match=r"did you mean aime24\?.*or your function as FILE.py:NAME"):
+    with pytest.raises(RecipeError, match=r"did you mean 'aime24'\?.*or your function as FILE.py:NAME"):
         parse_asked("aime-24")
 
 

@@ -67,7 +67,7 @@ def test_what_a_benchmark_names(tmp_path: Path) -> None:
     assert parse_asked(f"gsm8k={file}").name == "gsm8k"
     assert parse_asked(f"mine={file}").known is None
     assert parse_asked(str(file)).name == "my-set"
-    with pytest.raises(RecipeError, match=r"did you mean math500\?"):
+    with pytest.raises(RecipeError, match=r"did you mean 'math500'\?"):
         parse_asked("math-500")
     with pytest.raises(RecipeError, match="no such file"):
         load(f"gsm8k={tmp_path / 'none.jsonl'}")
@@ -369,4 +369,4 @@ def test_tasks_of_the_library_are_judged_and_those_with_judges_of_their_own_refu
     found, refused = json.loads(done.stdout.splitlines()[-1])
     assert all(all(checks) for checks in found.values()), found
     assert "judges answers with code of its own" in refused["countdown"]
-    assert "did you mean leg_counting?" in refused["leg_countin"]
+    assert "did you mean 'leg_counting'?" in refused["leg_countin"]

@@ -19,13 +19,13 @@ from magicrl.served.openai_http import ServerError, ServerSettings
 NOWHERE = "base_url=http://127.0.0.1:9/v1"  # the discard port: nothing answers
 MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no address": ("openai", [], "OPENAI_BASE_URL"),
-    "misspelt": ("openai", [NOWHERE, "concurency=8"], "did you mean concurrency"),
+    "misspelt": ("openai", [NOWHERE, "concurency=8"], "did you mean 'concurrency'"),
     "no number": ("openai", [NOWHERE, "concurrency=many"], "--engine-option concurrency=many"),
     "no mode": ("openai", [NOWHERE, "mode=talk"], "--engine-option mode=talk"),
     "no object": ("openai", [NOWHERE, "extra=seed"], "extra: give a JSON object"),
     "no URL": ("openai", ["base_url=localhost"], "http://localhost:8000/v1"),
     "no value": ("openai", ["concurrency"], "give NAME=VALUE"),
-    "another's": ("vllm", ["base_url=x"], "base_url: unknown; known: dtype, head_dtype"),
+    "another's": ("vllm", ["base_url=x"], "base_url: unknown. Known: dtype, head_dtype"),
     "none of its own": ("in_process", ["concurrency=1"], "in_process has no options"),
 }
 

@@ -216,7 +216,7 @@ def test_shapes_by_name_folder_and_config(tmp_path: Path) -> None:
     assert load_shape(str(tmp_path / "config.json")).parameters == shape.parameters
     assert load_shape("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B").layers == 28
     assert load_shape("HuggingFaceTB/SmolLM2-135M-Instruct").name == "SmolLM2-135M"
-    with pytest.raises(ValueError, match=r"no model folder and no known model 'Qwen3-8X'; did you mean Qwen3-8B\?"):
+    with pytest.raises(ValueError, match=r"no model folder and no known model 'Qwen3-8X'; did you mean 'Qwen3-8B'\?"):
         load_shape("Qwen3-8X")
     with pytest.raises(ValueError, match=r"knows the types llama, .* not 'gemma3_text'"):
         shape_from_config({**config, "model_type": "gemma3_text"}, "other")
@@ -246,7 +246,7 @@ def test_a_mixture_of_experts_holds_all_of_them_and_computes_with_some() -> None
 def test_hardware_by_name_and_file(tmp_path: Path) -> None:
     assert {"A100-80G", "H100-80G", "H800-80G", "H200", "B200", "H20", "cpu-2core"} <= set(known_hardware())
     for short, name in (("H800", "H800-80G"), ("4090", "RTX-4090")):
-        with pytest.raises(ValueError, match=rf"no hardware called '{short}'; did you mean {name}\?"):
+        with pytest.raises(ValueError, match=rf"no hardware called '{short}'; did you mean '{name}'\?"):
             load_hardware(short)
     assert {"RTX-3090", "RTX-4090", "RTX-5090", "A6000", "L40S"} <= set(known_hardware())
     own = tmp_path / "own.toml"

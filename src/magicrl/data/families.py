@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
@@ -13,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from magicrl.records import Problem
-from magicrl.registry import resolve
+from magicrl.registry import did_you_mean, resolve
 
 Split = Literal["train", "validation", "test"]
 OptionValue = float | int | str | bool
@@ -69,10 +68,9 @@ def read_options(family: str, schema: type[OptionsT], options: Mapping[str, Opti
     """
     for name in options:
         if name not in schema.model_fields:
-            near = difflib.get_close_matches(name, schema.model_fields, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            known = ", ".join(sorted(schema.model_fields))
-            raise ValueError(f"task family {family!r} has no option {name!r}; {hint}Known: {known}")
+            known = sorted(schema.model_fields)
+            hint = did_you_mean(name, known)
+            raise ValueError(f"task family {family!r} has no option {name!r}{hint} Known: {', '.join(known)}")
     try:
         return schema.model_validate(dict(options))
     except ValidationError as error:

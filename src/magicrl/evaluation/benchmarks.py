@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from magicrl.data.schemas import Template
 from magicrl.data.schemas import catalogue as schemas
 from magicrl.data.sources import Place, Read, RecordReader, Rejected, read_problems
 from magicrl.records import Problem
-from magicrl.registry import BUILTINS, LIVE, is_builtin, names, resolve
+from magicrl.registry import BUILTINS, LIVE, did_you_mean, is_builtin, names, resolve
 
 PREFIX = "reasoning_gym/"
 SEED = 0
@@ -47,10 +46,9 @@ def gym_problems(task: str, count: int | None, *, stem: str) -> list[Problem]:
         name for name, (kind, _) in DATASETS.items() if kind.score_answer is ProceduralDataset.score_answer
     )
     if task not in usable:
-        near = difflib.get_close_matches(task, usable, n=1)
         why = "judges answers with code of its own" if task in DATASETS else "no such task"
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise RecipeError(f"--benchmark {PREFIX}{task}: {why}; {hint}Usable: {', '.join(usable)}")
+        hint = did_you_mean(task, usable)
+        raise RecipeError(f"--benchmark {PREFIX}{task}: {why}{hint} Usable: {', '.join(usable)}")
     made: Any = reasoning_gym.create_dataset(task, size=count or COUNT, seed=SEED)
     answered = [(str(made[i]["question"]).strip(), str(made[i]["answer"]).strip()) for i in range(count or COUNT)]
     return [
@@ -180,10 +178,9 @@ def parse_asked(text: str) -> Asked:
     if Place.of(text).hub is not None:
         return Asked(name=_folder_name(text), hub=text)
     known = names("benchmark")
-    near = difflib.get_close_matches(text.lower().replace("-", ""), known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = did_you_mean(text.lower().replace("-", ""), known)
     raise RecipeError(
-        f"--benchmark {text}: no such benchmark and no such file; {hint}Known: {', '.join(known)}; "
+        f"--benchmark {text}: no such benchmark and no such file{hint} Known: {', '.join(known)}; "
         f"{PREFIX}TASK, NAME=FILE, a file or folder, a hub name (OWNER/NAME), or your function as FILE.py:NAME"
     )
 

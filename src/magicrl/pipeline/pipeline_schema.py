@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from magicrl.config.loader import load_config, shipped_table
 from magicrl.config.paths import FilePath, FilePaths, located_folder
 from magicrl.config.schema import DType, EngineName, FieldMapping, Section, SourceName
+from magicrl.registry import did_you_mean
 from magicrl.verifiers.base import Extract, Reasoning
 
 
@@ -253,9 +253,8 @@ class PipelineSource(Section):
     def _is_somewhere(self) -> Self:
         kinds = known_kinds().kinds
         if self.kind != "auto" and self.kind not in kinds:
-            near = difflib.get_close_matches(self.kind, kinds, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: auto, {', '.join(kinds)}"
-            raise ValueError(f"unknown kind {self.kind!r}; {hint}")
+            hint = did_you_mean(self.kind, kinds)
+            raise ValueError(f"unknown kind {self.kind!r}{hint} Known: auto, {', '.join(kinds)}")
         given = [name for name in ("path", "hub", "source") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"a source has one of path, hub, source; given: {', '.join(given)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from pydantic import (
 )
 
 from magicrl.config.loader import shipped_table
+from magicrl.registry import did_you_mean
 
 GIB = 2.0**30
 
@@ -72,10 +72,11 @@ def load_hardware(name: str) -> Hardware:
         return _from_file(path)
     known = known_hardware()
     if name not in known:
-        begun = [key for key in known if name and name.lower() in key.lower()]
-        near = begun or difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}; or name a .toml file of one table"
-        raise ValueError(f"no hardware called {name!r}; {hint}")
+        holding = [key for key in known if name and name.lower() in key.lower()]
+        hint = f"; did you mean {holding[0]!r}?" if holding else did_you_mean(name, known)
+        raise ValueError(
+            f"no hardware called {name!r}{hint} Known: {', '.join(known)}; or name a .toml file of one table"
+        )
     return known[name]
 
 

@@ -4,7 +4,6 @@ Hugging Face config.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, cast
 
 from magicrl.config.loader import shipped_table
 from magicrl.config.schema import TinyModelConfig
+from magicrl.registry import did_you_mean
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # architectures whose parameters are counted exactly
 MIXTURES = ("mixtral", "qwen3_moe")  # the same, every layer with experts
@@ -171,7 +171,8 @@ def load_shape(name: str) -> ModelShape:
     known = known_models()
     found = [key for key in known if short == key or short.startswith(f"{key}-")]
     if not found:
-        near = difflib.get_close_matches(short, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-        raise ValueError(f"no model folder and no known model {name!r}; {hint}; or --model FOLDER with a config.json")
+        raise ValueError(
+            f"no model folder and no known model {name!r}{did_you_mean(short, known)} Known: {', '.join(known)}; "
+            "or --model FOLDER with a config.json"
+        )
     return known[max(found, key=len)]

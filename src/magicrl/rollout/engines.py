@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -34,6 +33,7 @@ from magicrl.models.loading import (
 )
 from magicrl.models.model_files import find_model
 from magicrl.models.prompts import PromptEncoder
+from magicrl.registry import did_you_mean
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.rollout.openai_engine import OpenAIEngine
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
@@ -272,9 +272,8 @@ def _checked(kind: type[T], options: Mapping[str, Any]) -> T:
     known = [field.name for field in fields(cast(Any, kind))]
     for name in options:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise RecipeError(f"--engine-option {name}: unknown; {hint}")
+            hint = did_you_mean(name, known)
+            raise RecipeError(f"--engine-option {name}: unknown{hint} Known: {', '.join(known)}")
     values = dict(options)
     try:
         if isinstance(values.get("extra"), str):
