@@ -157,9 +157,10 @@ def page(rows: Sequence[Result]) -> str:
         for says, value in PREDICTIONS.items():
             found = _tested([value(row) for row in runs])
             decided.append((title, says, _shown(found), _verdict(found)))
+    equal = [step["equal"] for row in rows for step in row["words"]]
     parts = (
         "# What an entropy bonus does to single words",
-        ABOUT,
+        f"{ABOUT} {sum(equal)} of {len(equal)} steps came out bit for bit as their runs recorded them.",
         markdown_table(("family", "passes", "bonus over", *CLASSES), gained),
         "## Predictions",
         f"C10 of the [claims](../claims.md); {len(titles) * len(PREDICTIONS)} in all, which share the error of 0.05.",

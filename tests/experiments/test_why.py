@@ -34,11 +34,12 @@ def run_with(start: int, likely: float, unlikely: float) -> dict[str, Any]:
     words["likelier words"] = [0.001 - unlikely / 4000, 0.0, unlikely / 4000 - 0.001]
     grown = {name: [3 * a - 2 * b for a, b in zip(w, words["none"], strict=True)] for name, w in words.items()}
     made = {f"{n}, {name}": gained for n, table in ((1, words), (4, grown)) for name, gained in table.items()}
-    return {"arms": [["22", why.ARM]], "start": start, "words": [{"gains": made}]}
+    return {"arms": [["22", why.ARM]], "start": start, "words": [{"equal": start > 0, "gains": made}]}
 
 
 def test_the_page_tells_gains_and_what_becomes_of_the_predictions() -> None:
     text = why.page([run_with(start, likely=1.0 + 0.1 * start, unlikely=4.0 + 0.1 * start) for start in range(8)])
+    assert "7 of 8 steps came out bit for bit" in text
     lines = [line for line in text.splitlines() if line.startswith("| small word problems")]
     assert lines[0].startswith("| small word problems | 1 | all words | -5.70 (")
     assert " | 1.35 (" in lines[0]

@@ -107,13 +107,30 @@ def test_two_runs_are_equal_bit_for_bit(make_reference: Make, make_engine: Make,
         drain(make_engine(model, end_tokens=frozenset({1, 2, 3}), max_rows=6), make_requests(count=8, limit=25))
         for _ in range(2)
     ]
-    for left, right in zip(*runs, strict=True):
+    assert_equal_bits(*runs)
+
+
+def assert_equal_bits(first: Sequence[RolloutGroup], second: Sequence[RolloutGroup]) -> None:
+    for left, right in zip(first, second, strict=True):
         for a, b in zip(left.completions, right.completions, strict=True):
             assert a.tokens.tobytes() == b.tokens.tobytes()
             assert a.sampler_logprobs.tobytes() == b.sampler_logprobs.tobytes()
             assert a.sampler_entropies is not None
             assert b.sampler_entropies is not None
             assert a.sampler_entropies.tobytes() == b.sampler_entropies.tobytes()
+
+
+@pytest.mark.parametrize("earlier", [5, 17, 23])
+def test_bits_do_not_depend_on_what_was_generated_before(
+    make_reference: Make, make_engine: Make, make_request: Make, earlier: int
+) -> None:
+    """A resumed run has not evaluated, or has not had the longer prompts of earlier steps."""
+    model = make_reference("llama", torch.float32)
+    rng = np.random.default_rng(0)
+    wanted = [make_request(n, rng.integers(2, 40, size=n).tolist(), limit=20) for n in range(3, 14)]
+    used = make_engine(model, max_rows=32)
+    drain(used, [make_request(0, rng.integers(2, 40, size=earlier).tolist(), limit=earlier)])
+    assert_equal_bits(drain(used, wanted), drain(make_engine(model, max_rows=32), wanted))
 
 
 def test_sampling_follows_the_models_distribution(make_reference: Make, make_engine: Make, make_request: Make) -> None:

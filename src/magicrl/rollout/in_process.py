@@ -7,6 +7,7 @@ requests and tokens only, never on time.
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -348,13 +349,16 @@ class InProcessEngine(SchedulingEngine):
         return self._sample(slice(first, self._work.rows.active), torch.cat(logits))
 
     def _fit_cache(self) -> SlotCache:
-        """The cache, made anew between generations when the queue needs longer rows or could have more of them.
+        """The cache, made anew between generations when the queue's longest prompt or response is another.
 
-        A longer request than the present rows waits until these have drained. Where the longest prompt and the longest
-        response of the queue do not fit into memory together, the cache is made for the queue's first group.
+        Products round by the width of its blocks, which is that of the longest: kept from an earlier, longer queue it
+        would give other bits than a resumed run has. A longer request than the present rows waits until these have
+        drained. Where the longest prompt and the longest response of the queue do not fit into memory together, the
+        cache is made for the queue's first group.
         """
         cache = self._work.cache
-        if cache is not None and self._work.rows.active:
+        # a group of which samples wait has its prompt there, also when no row is left
+        if cache is not None and (self._work.rows.active or self._work.kept is not None):
             return cache
         needs = [_lengths(group.request, exact=self._exact, room=True) for group in self._work.queue]
         prompt, response = (max(column) for column in zip(*needs, strict=True))
@@ -362,7 +366,10 @@ class InProcessEngine(SchedulingEngine):
             prompt, response = _lengths(self._work.queue[0].request, exact=self._exact)
         rows = self._rows_that_fit(prompt + response)
         held = (0, 0, 0) if cache is None else (cache.prompts.capacity, cache.responses.capacity, cache.rows)
-        if cache is None or prompt > held[0] or response > held[1] or rows > held[2]:
+        needed = (prompt, response, rows)
+        # graphs are captured with its addresses: there it only grows
+        kept = all(map(operator.le, needed, held)) if self._static is not None else needed == held
+        if cache is None or not kept:
             self._work.cache = cache = None  # freed before the next one is allocated
             self._work.cache = cache = SlotCache(
                 self._shape, rows, prompt, response, self._device, whole=self._static is not None, ahead=self._before
