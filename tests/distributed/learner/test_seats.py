@@ -65,7 +65,7 @@ class TwoNodes(RankGroup):
         return calls
 
     def _receive(self, process: int, call: Any) -> Answer:
-        told = {"seat": Seat(node="abab"[process], memory=self._memory), "address": f"tcp://{process}:1"}
+        told = {"seat": Seat(node="abab"[process], memory=self._memory), "open_store": ("host", process)}
         return Answer(value=told.get(call[1], "device"))
 
 
@@ -85,5 +85,5 @@ def test_ranks_are_numbered_by_node_and_told_how_many_hold_the_model(
         placement=LearnerPlacement(ranks=4, shard_ranks=asked),
     )
     assert {process: given[2] for process, given in group.configured.items()} == {0: 0, 2: 1, 1: 2, 3: 3}
-    assert {given[1] for given in group.configured.values()} == {"tcp://0:1"}
+    assert {given[1] for given in group.configured.values()} == {("host", 0)}
     assert {given[0].shard_ranks for given in group.configured.values()} == {expected}

@@ -289,9 +289,8 @@ class DistributedLearner:
 
     def rendezvous(self, size: int, seconds: float) -> Rendezvous:
         """Where the workers of rollout engines can meet rank 0, ``size`` processes with it; they wait ``seconds``."""
-        address: str = self._repeated(lambda: self._call("address", self._same(), "a port for the weight copy"))[0]
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
-        return Rendezvous(host=host.strip("[]"), port=int(port), size=size, seconds=seconds)
+        host, port = self._repeated(lambda: self._call("address", self._same(), "a port for the weight copy"))[0]
+        return Rendezvous(host=host, port=port, size=size, seconds=seconds)
 
     def join(self, rendezvous: Rendezvous) -> tuple[WeightInfo, ...] | None:
         """Wait there for the workers, asked to come at the same time; what they will be sent, None if they stay away.
@@ -434,8 +433,8 @@ class DistributedLearner:
         self._ranks = self._launcher.start(count, timeout=timeouts.start)
         try:
             settings = self._placed(self._ranks)
-            address = self._call("address", self._same(), "learner ranks to tell their address")[0]
-            given = [(settings, address, rank, count) for rank in range(count)]
+            store = self._call("open_store", [()], "rank 0 to open a store for all")[0]
+            given = [(settings, store, rank, count) for rank in range(count)]
             self._devices = tuple(self._call("configure", given, "learner ranks to load the model", timeouts.start))
             self._return_to_the_present()
         except BaseException:

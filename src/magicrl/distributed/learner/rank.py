@@ -94,15 +94,22 @@ class LearnerRank:
             return Seat(node=self._node, memory=host_memory() / ranks)
         return Seat(node=self._node, memory=float(torch.cuda.get_device_properties(_device(device)).total_memory))
 
-    def address(self) -> str:
-        """Where rank 0 will wait for the others: an address of this node with a port that is free now."""
+    def address(self) -> tuple[str, int]:
+        """This node's host and a port that is free now."""
         host = _own_address()
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        with socket.socket() as probe:
             probe.bind((host, 0))
-            return f"tcp://{f'[{host}]' if ':' in host else host}:{probe.getsockname()[1]}"
+            return host, probe.getsockname()[1]
 
-    def configure(self, settings: RankSettings, address: str, rank: int, ranks: int) -> str:
-        """As ``rank``, join the others at rank 0's ``address`` and take a share of the start model; its device's name.
+    def open_store(self) -> tuple[str, int]:
+        """Host and port of a store where ranks find each other. It is open from now on: a port that was only free would
+        be another process's by the time it is wanted, and the others would wait until they give up."""
+        host = _own_address()
+        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def configure(self, settings: RankSettings, store: tuple[str, int], rank: int, ranks: int) -> str:
+        """As ``rank``, join the others at rank 0's ``store`` and take a share of the start model; its device's name.
 
         A former model is dropped. ``ValueError`` says why a model cannot be loaded or trained like this.
         """
@@ -111,13 +118,17 @@ class LearnerRank:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         device = _device(settings.device)
+        timeout = timedelta(seconds=settings.timeouts.collective)
+        if rank:
+            self._store = dist.TCPStore(*store, is_master=False, timeout=timeout, wait_for_workers=False)
+        self._store.set_timeout(timeout)
         # NCCL watches its exchanges and ends the process after the time-out; gloo raises where it waits
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            init_method=address,
+            store=self._store,
             rank=self._rank,
             world_size=self._ranks,
-            timeout=timedelta(seconds=settings.timeouts.collective),
+            timeout=timeout,
         )
         meshes = Meshes.make(device.type, settings.sequence_parallel, settings.shard_ranks)
         sharded = ShardedModel(settings, meshes, device)
