@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.schema import ModelConfig
 from magicrl.distributed.learner.launchers import Answer, RankGroup
 from magicrl.distributed.learner.learner import DistributedLearner
+from magicrl.distributed.learner.rank import LearnerRank
 from magicrl.distributed.learner.seats import Seat, by_node, shard_ranks
 from magicrl.models.loading import load_shell
 from magicrl.training.objective import LearnerSettings
@@ -87,3 +89,10 @@ def test_ranks_are_numbered_by_node_and_told_how_many_hold_the_model(
     assert {process: given[2] for process, given in group.configured.items()} == {0: 0, 2: 1, 1: 2, 3: 3}
     assert {given[1] for given in group.configured.values()} == {("host", 0)}
     assert {given[0].shard_ranks for given in group.configured.values()} == {expected}
+
+
+def test_a_store_holds_its_port_from_the_moment_that_it_is_told() -> None:
+    rank = LearnerRank("a")
+    place = rank.open_store()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(place)
