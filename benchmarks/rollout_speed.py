@@ -254,10 +254,6 @@ def run_case(case: Case, order: Sequence[Turn], peers: Peers = PEERS) -> dict[st
     # rates belong to the faster of the two measurements of each part
     best = {key: (max if key.endswith(("gflops", "per_s")) else min)(b[key] for b in bounds) for key in bounds[0]}
     reading = attention_read_seconds(case, ours.model)
-    parts = {
-        "magicrl": engine_parts(ours, reading),
-        "transformers": batches_parts(case.lengths(), case.prompt_tokens, case.samples, case.rows),
-    }
     return {
         "case": asdict(case),
         "response_tokens": int(case.lengths().sum()),
@@ -267,9 +263,11 @@ def run_case(case: Case, order: Sequence[Turn], peers: Peers = PEERS) -> dict[st
         "attention_read_s": rounded(reading),
         "peer": {"setting": setting, "cpu_s": tried},
         **{
-            name: {"measured": found, **details(case, sides[name], found, best, reading), "parts": parts[name]}
+            name: {"measured": found, **details(case, sides[name], found, best, reading)}
             for name, found in measured.items()
         },
+        "parts": engine_parts(ours, reading),
+        "parts_of_batches": batches_parts(case.lengths(), case.prompt_tokens, case.samples, case.rows),
         "times_faster": ratio(measured["transformers"], measured["magicrl"]),
     }
 
