@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.distributed.learner.seats import Seat
@@ -105,7 +106,7 @@ class LearnerRank:
         """Host and port of a store where ranks find each other. It is open from now on: a port that was only free would
         be another process's by the time it is wanted, and the others would wait until they give up."""
         host = _own_address()
-        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
     def configure(self, settings: RankSettings, store: tuple[str, int], rank: int, ranks: int) -> str:
@@ -120,7 +121,7 @@ class LearnerRank:
         device = _device(settings.device)
         timeout = timedelta(seconds=settings.timeouts.collective)
         if rank:
-            self._store = dist.TCPStore(*store, is_master=False, timeout=timeout, wait_for_workers=False)
+            self._store = TCPStore(*store, is_master=False, timeout=timeout, wait_for_workers=False)
         self._store.set_timeout(timeout)
         # NCCL watches its exchanges and ends the process after the time-out; gloo raises where it waits
         dist.init_process_group(
