@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,10 @@ ray = pytest.importorskip("ray")
 CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3)
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "300")  # a busy machine starts it slowly
-    variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    ray.init(
-        address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables}
-    )
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.slow
+@pytest.mark.usefixtures("three_nodes")
 def test_actors_are_one_learner_and_a_dead_one_is_mended(
-    loaded: Callable[[], Any], recorded: list[TrainSample], cluster: None, tmp_path: Path
+    loaded: Callable[[], Any], recorded: list[TrainSample], tmp_path: Path
 ) -> None:
     settings = LearnerSettings(
         model=ModelConfig(dtype="float32", micro_batch_tokens=70), optimizer=OptimizerConfig(max_grad_norm=0.5)
