@@ -337,7 +337,7 @@ def main() -> None:
         slow = study.copy.share(sorted({test.split("::")[0] for fault in wanted for test in fault.tests}))
         if arguments.sample:
             wanted = [f for f in wanted if not any(name.startswith(test) for test in f.tests for name in slow)]
-            wanted = wanted[: arguments.sample]
+    wanted = wanted[: arguments.sample]
     if not arguments.sample and not arguments.known:
         spent += study.baseline(wanted)
     for fault in wanted:

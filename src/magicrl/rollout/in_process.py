@@ -368,8 +368,8 @@ class InProcessEngine(SchedulingEngine):
         held = (0, 0, 0) if cache is None else (cache.prompts.capacity, cache.responses.capacity, cache.rows)
         needed = (prompt, response, rows)
         # graphs are captured with its addresses: there it only grows
-        kept = all(map(operator.le, needed, held)) if self._static is not None else needed == held
-        if cache is None or not kept:
+        fits = all(map(operator.le, needed, held)) if self._static is not None else needed == held
+        if cache is None or not fits:
             self._work.cache = cache = None  # freed before the next one is allocated
             self._work.cache = cache = SlotCache(
                 self._shape, rows, prompt, response, self._device, whole=self._static is not None, ahead=self._before
