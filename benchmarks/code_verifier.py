@@ -1,6 +1,7 @@
 """Figures of the code verifier: speed against the fork floor and LiveCodeBench's way, attacks, references, soak.
 
     python benchmarks/code_verifier.py speed
+    python benchmarks/code_verifier.py parts
     python benchmarks/code_verifier.py attacks --data ../shared/data/code/adversarial_dev.jsonl
     python benchmarks/code_verifier.py references --data ../shared/data/code/sets
     python benchmarks/code_verifier.py soak --runs 100000
@@ -21,6 +22,7 @@ import platform
 import resource
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -32,23 +34,35 @@ from code_load import PROGRAM, measure_scaling, measure_soak, tests_of
 from common import FIGURES, command, parser_of, write_figure
 
 from magicrl.evaluation.provenance import git_commit
-from magicrl.verifiers.code.forkserver import PRELOADED
 
 FIGURE = FIGURES / "code-verifier.json"
 _FLOOR = """
-import os, resource
+import gc, os, resource
+fork = os.fork
 def cpu():
     both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(part.ru_utime + part.ru_stime for part in both)
+{setup}
 for count in (50, 1000):
     start = cpu()
     for _ in range(count):
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)
     spent = cpu() - start
 print(spent / count)
+"""
+# what the fork server does before it serves: nothing but its forks is left
+_SERVER = """
+import importlib
+from magicrl.verifiers.code import child, kernel
+for name in forkserver.PRELOADED:
+    importlib.import_module(name)
+child.prepare()
+gc.collect()
+gc.freeze()
+fork = kernel.fork
 """
 
 
@@ -120,7 +134,10 @@ def lcb_sample(tests: dict[str, list[str]], program: str) -> bool:
 
 
 def child_speed(kind: str, tests: int, samples: int) -> float:
-    """CPU seconds a sample of one harness, measured in this process."""
+    """CPU seconds a sample of one harness, measured in this process.
+
+    ``kind`` is lcb, or ours_ with the tier and the guards that are left out, as ours_B-seccomp.
+    """
     cases = tests_of(tests)
     if kind == "lcb":
         for _ in range(2):
@@ -132,13 +149,12 @@ def child_speed(kind: str, tests: int, samples: int) -> float:
     from magicrl.verifiers.code.sandbox import SandboxOptions
     from magicrl.verifiers.code.suite import parse_suite
 
-    tier = {"ours_A": "A", "ours_B": "B", "ours_B_one_pid_namespace": "B"}[kind]
-    off = ("pid_namespace",) if kind == "ours_B_one_pid_namespace" else ()
+    tier, *off = kind.removeprefix("ours_").split("-")
     suite = parse_suite(cases)
     spent: list[float] = []
     for count in (2, samples + 2):  # the difference leaves the start out
         start = cpu_seconds()
-        with CodeJudge(CodeOptions(sandbox=SandboxOptions(tier=tier, guards_off=off))) as judge:
+        with CodeJudge(CodeOptions(sandbox=SandboxOptions(tier=tier, guards_off=tuple(off)))) as judge:
             for _ in range(count):
                 assert judge.judge_program(PROGRAM, suite).correct
         spent.append(cpu_seconds() - start)
@@ -150,15 +166,45 @@ def _measured(kind: str, tests: int, samples: int) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _floor(*modules: str) -> float:
-    """CPU seconds of fork, exit and wait of an interpreter that has loaded these modules."""
-    command = [sys.executable, "-I", "-S", "-c", "".join(f"import {name}\n" for name in modules) + _FLOOR]
+def _floor(setup: str = "") -> float:
+    """CPU seconds of fork, exit and wait of an interpreter that has run ``setup``."""
+    command = [sys.executable, "-I", "-S", "-c", _FLOOR.format(setup=setup)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _server_floor() -> float:
+    """The same of a process that has loaded what the fork server has."""
+    from magicrl.verifiers.code.sandbox import bootstrap
+
+    return _floor(bootstrap() + _SERVER)
+
+
+def measure_parts(rounds: int) -> dict[str, Any]:
+    """Microseconds of CPU time that one test of fifty takes, and what of it goes with each guard; medians of rounds."""
+    found: dict[str, list[float]] = collections.defaultdict(list)
+    guards = ("pid_namespace", "landlock", "seccomp")
+    kinds = {"all guards": "ours_B", **{f"without {name}": f"ours_B-{name}" for name in guards}}
+    kinds["without these three"] = "ours_B-" + "-".join(guards)
+    loads: list[float] = []
+    for _ in range(rounds):
+        loads.append(round(os.getloadavg()[0], 1))
+        found["a bare interpreter's fork, exit and wait"].append(_floor())
+        found["the fork server's own"].append(_server_floor())
+        for name, kind in kinds.items():
+            found[name].append(_measured(kind, 50, 12) / 50)
+    middle = {name: statistics.median(values) for name, values in found.items()}
+    floor, *_ = middle.values()
+    return {
+        "rounds": rounds,
+        "load": [min(loads), max(loads)],
+        "microseconds_a_test": {name: round(1e6 * seconds) for name, seconds in middle.items()},
+        "share_of_floor": {name: round(floor / seconds, 3) for name, seconds in middle.items()},
+    }
 
 
 def measure_speed(rounds: int) -> dict[str, Any]:
     """Rounds of every measurement in turn, each beside the floor of that moment; medians."""
-    kinds = ["ours_A", "ours_B", "ours_B_one_pid_namespace", "lcb"]
+    kinds = ["ours_A", "ours_B", "ours_B-pid_namespace", "lcb"]
     plan = {1: 200, 10: 40, 50: 12}
     found: dict[str, list[float]] = collections.defaultdict(list)
     loads: list[float] = []
@@ -172,7 +218,7 @@ def measure_speed(rounds: int) -> dict[str, Any]:
                     sys.stderr.write(f"{kind} {tests}: {error.stderr[-400:]}\n")
                     continue
                 found["floor"].append(floor)
-                found["warm_floor"].append(_floor(*PRELOADED))
+                found["warm_floor"].append(_server_floor())
                 found[f"{kind}_{tests}"].append(seconds)
                 found[f"share_{kind}_{tests}"].append(floor * tests / seconds)
                 found[f"warm_share_{kind}_{tests}"].append(found["warm_floor"][-1] * tests / seconds)
@@ -304,6 +350,7 @@ def main() -> None:
         return
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "speed": lambda: measure_speed(ARGUMENTS.rounds),
+        "parts": lambda: measure_parts(ARGUMENTS.rounds),
         "attacks": lambda: _each_tier(_attacks, ["B", "A"]),
         "references": lambda: _each_tier(_references, ["auto"]),
         "soak": lambda: measure_soak(ARGUMENTS.runs, ARGUMENTS.minutes),
@@ -328,7 +375,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("what", choices=["speed", "attacks", "references", "soak", "scaling", "child"])
+    parser.add_argument("what", choices=["speed", "parts", "attacks", "references", "soak", "scaling", "child"])
     parser.add_argument("rest", nargs="*", help="names of sets: only these references")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rounds", type=int, default=3)

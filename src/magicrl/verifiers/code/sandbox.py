@@ -39,7 +39,6 @@ for name, path in {packages!r}:
     sys.modules[name] = package
 sys.path.extend({site!r})
 from magicrl.verifiers.code import forkserver
-forkserver.main()
 """
 """The packages are entered by hand: their ``__init__`` would load numpy and pydantic into every fork."""
 
@@ -230,8 +229,7 @@ class ForkServer:
         }
         self._link = ours
         self._child = subprocess.Popen(
-            # no site: no .pth file and no user's package runs in what programs are forked from
-            [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-W", "ignore", "-c", _bootstrap(), json.dumps(setup)],
+            [sys.executable, *_BARE, "-c", bootstrap() + "forkserver.main()\n", json.dumps(setup)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -318,6 +316,8 @@ class ForkServer:
         return ""
 
 
+# no site: no .pth file and no user's package runs in what programs are forked from
+_BARE = ("-s", "-S", "-P", "-X", "utf8", "-W", "ignore")
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
@@ -330,7 +330,8 @@ _ENVIRONMENT = {
 }
 
 
-def _bootstrap() -> str:
+def bootstrap() -> str:
+    """Source of a process that has imported the fork server and as little else as can be."""
     root = Path(magicrl.__file__).resolve().parent
     packages = [
         ("magicrl", str(root)),
