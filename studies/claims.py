@@ -126,7 +126,7 @@ def examine_premise(premise: Premise, runs: Runs) -> Found | None:
     columns = [(premise.arm, premise.measure)]
     if premise.than is not None:
         columns.append((premise.than, premise.than_measure or premise.measure))
-    units, values = _values(columns, runs)
+    units, values = paired_values(columns, runs)
     if not len(values):
         return None
     value = float(_by_start(units, values[:, 0] - (values[:, 1] if values.shape[1] > 1 else 0.0)).mean())
@@ -147,20 +147,20 @@ def _tested(claim: Claim, runs: Runs) -> Verdict:
         return _equality(claim, runs)
     if isinstance(claim, OrderClaim):
         sign = 1.0 if claim.direction == "rising" else -1.0
-        units, values = _values([(arm, claim.measure) for arm in claim.along], runs)
+        units, values = paired_values([(arm, claim.measure) for arm in claim.along], runs)
         return students(claim.id, units, np.array([sign * kendall(row) for row in values]), bar=claim.effect)
-    units, values = _values([(claim.arm, claim.measure)], runs)
+    units, values = paired_values([(claim.arm, claim.measure)], runs)
     return students(claim.id, units, values[:, 0], bar=claim.bound, below=claim.direction == "below")
 
 
 def _difference(claim: DifferenceClaim | CrossingClaim, runs: Runs, own: str, other: str, *, sign: float) -> Verdict:
-    units, values = _values([(claim.arm, own), (claim.than, other)], runs)
+    units, values = paired_values([(claim.arm, own), (claim.than, other)], runs)
     return students(claim.id, units, sign * (values[:, 0] - values[:, 1]), bar=claim.effect)
 
 
 def _equality(claim: EqualClaim, runs: Runs) -> Verdict:
     """Two one-sided tests: below the upper margin and above the lower one."""
-    units, values = _values([(arm, claim.measure) for arm in (claim.arm, claim.than)], runs)
+    units, values = paired_values([(arm, claim.measure) for arm in (claim.arm, claim.than)], runs)
     delta = values[:, 0] - values[:, 1]
     upper = students(claim.id, units, delta, bar=claim.margin, below=True)
     lower = students(claim.id, units, delta, bar=-claim.margin)
@@ -180,7 +180,7 @@ def kendall(values: Sequence[float] | NDArray[np.float64]) -> float:
     return sum(signs) / len(signs)
 
 
-def _values(columns: Sequence[tuple[str, str]], runs: Runs) -> tuple[list[int], NDArray[np.float64]]:
+def paired_values(columns: Sequence[tuple[str, str]], runs: Runs) -> tuple[list[int], NDArray[np.float64]]:
     """The start of each row, and ``[rows, columns]``: a column an (arm, measure), a row a start's seed that every arm
     has, where all are numbers."""
     functions = [(runs.get(arm, {}), parse_measure(measure)) for arm, measure in columns]

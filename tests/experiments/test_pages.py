@@ -11,9 +11,10 @@ import pytest
 from studies.__main__ import app
 from studies.advice import Advice, Entry, Text, advice_page, check_advice, load_advice, said
 from studies.claims import Found, Verdict, decide, numbers_of, shown_premise, shown_verdict, starts_of
-from studies.definition import DifferenceClaim, LevelClaim, Premise, shipped_ablations
+from studies.definition import SUITES, DifferenceClaim, LevelClaim, Premise, shipped_ablations
 from studies.pages import (
     claim_row,
+    distances,
     equal_cost_table,
     equal_time_table,
     figures_page,
@@ -195,12 +196,26 @@ def test_every_shipped_ablation_has_a_page_at_every_scale(tmp_path: Path) -> Non
     assert {path.stem for path in small.parent.glob("[0-9]*.md")} == {a.id for a in shipped if "quick" in a.scales}
 
 
-def test_committed_verdicts_are_those_of_the_committed_results(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suite", ["report", "starts"])
+def test_committed_verdicts_are_those_of_the_committed_results(tmp_path: Path, suite: str) -> None:
     """Pages are generated: whoever changes a definition or adds results runs `python -m studies report`."""
-    study = Path(__file__).parents[2] / "docs" / "study"
-    write_pages(shipped_ablations(), "tiny", read_results(study / "results-tiny.jsonl"), tmp_path)
+    study = Path(__file__).parents[2] / SUITES[suite].pages
+    write_pages(shipped_ablations(suite), "tiny", read_results(study / "results-tiny.jsonl"), tmp_path, suite)
     for name in ("claims.jsonl", "index.md"):
-        assert (tmp_path / name).read_text() == (study / name).read_text(), f"{name}: python -m studies report"
+        command = f"python -m studies report --suite {suite}"
+        assert (tmp_path / name).read_text() == (study / name).read_text(), f"{name}: {command}"
+
+
+def test_distances_are_paired_by_start_and_seed_and_told_in_points() -> None:
+    chains = next(a for a in shipped_ablations("starts") if a.id == "21")
+    units = {(start, seed): row(0.2 * start + 0.1 * seed) for start in range(3) for seed in range(2)}
+    # 10, 20 and 30 points below, the same from both seeds of a start, which are no further evidence
+    lower = {(start, seed): row(0.2 * start + 0.1 * seed - 0.1 * (start + 1)) for start, seed in units}
+    (found,) = distances(chains, {"on-policy": units, "reuse 4": lower}).values()
+    assert found.effect == pytest.approx(-20)
+    assert found.starts == 3
+    half = 4.3027 * 10 / 3**0.5  # Student's quantile of two degrees of freedom, the means' deviation
+    assert (found.low, found.high) == pytest.approx((-20 - half, -20 + half), rel=1e-4)
 
 
 @pytest.mark.slow

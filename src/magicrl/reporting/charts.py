@@ -304,6 +304,27 @@ def intervals_view(
     The axis begins at 0 and ends at 100 %, or earlier where all intervals lie low; of mean rewards it holds 0 and all
     intervals. ``words`` name the two.
     """
+    height, parts, entries = _intervals(rows, best, words, measure)
+    table: list[Sequence[object]] = [["row", *(f"{word}{end}" for word in words for end in ("", ", low", ", high"))]]
+    for row in rows:
+        sides = [(i.mean, i.low, i.high) if i else ("",) * 3 for i in (row.before, row.after)]
+        table.append([row.label, *sides[0], *sides[1]])
+    told = [_interval_words(row, words, measure) for row in rows]
+    return figure_view(key, title, (height, parts), told=told, legend=entries, rows=table, note=note)
+
+
+def interval_file(title: str, rows: Sequence[IntervalRow], *, words: tuple[str, str], measure: Measure) -> Markup:
+    """The same drawing as a file of its own."""
+    height, parts, entries = _intervals(rows, None, words, measure)
+    told = "; ".join(_interval_words(row, words, measure) for row in rows)
+    description, body = f"{title}. {told}", "".join(parts)
+    return picture_file(title, height, entries, description=description, body=body, style=file_css())
+
+
+def _intervals(
+    rows: Sequence[IntervalRow], best: float | None, words: tuple[str, str], measure: Measure
+) -> tuple[float, list[str], list[Entry]]:
+    """Height, markup and legend."""
     right, top = 22, 10
     above = 18 if any(len(row.label) > 11 for row in rows) else 0  # a long label stands above its row
     left = 22 if above else 84
@@ -348,12 +369,7 @@ def intervals_view(
     entries = [Entry(words[0], "dot", 4)] if any(row.before for row in rows) else []
     entries += [Entry(words[1], "dot")] if any(row.after for row in rows) else []
     entries += [Entry("start's best temperature", "target")] if best is not None else []
-    table: list[Sequence[object]] = [["row", *(f"{word}{end}" for word in words for end in ("", ", low", ", high"))]]
-    for row in rows:
-        sides = [(i.mean, i.low, i.high) if i else ("",) * 3 for i in (row.before, row.after)]
-        table.append([row.label, *sides[0], *sides[1]])
-    told = [_interval_words(row, words, measure) for row in rows]
-    return figure_view(key, title, (bottom + 38, parts), told=told, legend=entries, rows=table, note=note)
+    return bottom + 38, parts, entries
 
 
 def _interval_words(row: IntervalRow, words: tuple[str, str], measure: Measure) -> str:
