@@ -154,6 +154,63 @@ def test_norms_are_torchs() -> None:
     torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=0)
 
 
+@served
+def test_gates_are_torchs() -> None:
+    x = torch.randn(7, 2 * 48).mul(4).to(BF16)
+    x[0, 0], x[1, 1], x[2, 2] = 200, -200, -0.0
+    found = cpu_kernels.gated(x, 48)
+    gate, up = x.double().chunk(2, dim=-1)
+    torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=2**-8, atol=1e-30)
+    x[3, 5] = torch.nan
+    assert cpu_kernels.gated(x, 48).isnan().nonzero().tolist() == [[3, 5]]
+
+
+@served
+def test_heads_are_rotated_as_by_halves() -> None:
+    heads, (cos, sin) = torch.randn(5, 4, 64).to(BF16), torch.randn(2, 5, 64).to(BF16)
+    expected = heads.double() * cos[:, None].double() + heads.double().roll(32, -1) * sin[:, None].double()
+    whole = heads.clone()
+    cpu_kernels.rotate(whole[:, :3], cos, sin)
+    torch.testing.assert_close(whole[:, :3].double(), expected[:, :3], rtol=2**-8, atol=1e-6)
+    assert torch.equal(whole[:, 3], heads[:, 3]), "values stay"
+
+
+@served
+@pytest.mark.parametrize("width", [20, 256, 700])
+def test_sums_of_a_softmax_are_torchs(width: int) -> None:
+    x = torch.randn(4, 1000).mul(5).to(BF16)[:, :width]
+    x[0, 3], x[1, 7] = -torch.inf, -300.0
+    factor = torch.tensor([1.0, 0.5, 2.0, 1.0])
+    largest, sums, moments = cpu_kernels.softmax_sums(x, factor, 256)
+    below = x.double() * factor[:, None]
+    below -= below.amax(-1, keepdim=True)
+    weights = below.exp()
+    assert torch.equal(largest, (x.float() * factor[:, None]).amax(-1))
+    blocks = torch.stack([part.sum(-1) for part in weights.split(256, dim=-1)], dim=-1)
+    torch.testing.assert_close(sums, blocks, rtol=1e-5, atol=0)
+    torch.testing.assert_close(moments, torch.where(weights > 0, weights * below, 0.0).sum(-1), rtol=1e-5, atol=1e-12)
+    for broken in (torch.nan, torch.inf):
+        x[2, width - 1] = broken
+        assert cpu_kernels.softmax_sums(x, factor, 256)[1].sum(-1).isnan().tolist() == [False, False, True, False]
+
+
+@served
+@pytest.mark.parametrize("slope", [False, True])
+@pytest.mark.parametrize("width", [9, 304])
+def test_a_heads_gradient_is_the_formulas(width: int, slope: bool) -> None:
+    x, (constant, slopes, pull) = torch.randn(5, width).mul(3).to(BF16), torch.randn(3, 5)
+    targets = torch.tensor([0, width - 1, 5, -2, width])  # the last two are another piece's
+    z = x.double() * 0.7
+    log_sums = z.logsumexp(-1)
+    given = slopes.double()[:, None] if slope else torch.zeros(5, 1, dtype=torch.float64)
+    expected = (z - log_sums[:, None]).exp() * (constant.double()[:, None] - given * z)
+    for row in range(3):
+        expected[row, targets[row]] += pull[row].double()
+    found = x.clone()
+    cpu_kernels.softmax_pull(found, 0.7, 0.3, log_sums.float(), constant, slopes if slope else None, pull, targets)
+    torch.testing.assert_close(found.double(), 0.3 * expected, rtol=2**-7, atol=1e-6)
+
+
 def test_other_tensors_are_not_served() -> None:
     assert not cpu_kernels.serves(torch.float32, CPU, 64)
     assert not cpu_kernels.serves(BF16, torch.device("meta"), 64)

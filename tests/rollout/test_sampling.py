@@ -72,7 +72,7 @@ def textbook(logits: torch.Tensor, tau: float, uniforms: NDArray[np.float64]) ->
 
 
 @pytest.mark.parametrize("vocab", [1, 27, 256, 257, 512, 3000])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_equals_one_cumulative_sum(vocab: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(vocab)
     logits = (torch.randn(200, vocab, generator=generator, dtype=torch.float64) * 3).to(dtype)
@@ -97,10 +97,11 @@ def test_by_hand() -> None:
     np.testing.assert_allclose(sampled.entropies.numpy(), 1.5 * np.log(2.0), atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab", [40, 700])
-def test_edges_never_take_an_impossible_token(vocab: int) -> None:
+def test_edges_never_take_an_impossible_token(vocab: int, dtype: torch.dtype) -> None:
     """u = 0 and the largest u below 1, with impossible tokens at both ends, in blocks and as a whole block."""
-    logits = torch.zeros(3, vocab)
+    logits = torch.zeros(3, vocab, dtype=dtype)
     logits[:, :3] = -float("inf")
     logits[:, -5:] = -float("inf")
     logits[1, 3 : vocab - 6] = -1e4  # underflows to weight 0 beside the one token left
@@ -113,32 +114,37 @@ def test_edges_never_take_an_impossible_token(vocab: int) -> None:
         torch.testing.assert_close(sampled.entropies[0].item(), np.log(vocab - 8), rtol=1e-5, atol=0)
 
 
-def test_every_token_of_a_large_flat_vocabulary_can_come() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_token_of_a_large_flat_vocabulary_can_come(dtype: torch.dtype) -> None:
     """One u in the middle of each token's interval gives that token: 1000 tokens, four blocks."""
     points = (np.arange(1000) + 0.5) / 1000
-    sampled = sample_tokens(torch.zeros(1000, 1000), np.ones(1000), points, 1000)
+    sampled = sample_tokens(torch.zeros(1000, 1000, dtype=dtype), np.ones(1000), points, 1000)
     assert sampled.tokens.tolist() == list(range(1000))
 
 
-def test_padding_has_no_probability() -> None:
-    logits = torch.zeros(2, 10)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padding_has_no_probability(dtype: torch.dtype) -> None:
+    logits = torch.zeros(2, 10, dtype=dtype)
     logits[:, 6:] = 50.0
     sampled = sample_tokens(logits, np.array([1.0, 0.0]), np.array([0.999, 0.1]), 6)
     assert sampled.tokens.tolist() == [5, 0]
     np.testing.assert_allclose(sampled.entropies.numpy(), np.log(6.0), rtol=1e-6)
 
 
-def test_temperature_zero_takes_the_largest_and_reports_at_one() -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_temperature_zero_takes_the_largest_and_reports_at_one(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(4, 30, generator=generator, dtype=torch.float64)
+    logits = torch.randn(4, 30, generator=generator, dtype=torch.float64).to(dtype)
     tau = np.array([0.0, 1.0, 0.5, 0.0])
     sampled = sample_tokens(logits, tau, np.full(4, 0.99), 30)
-    expected = torch.log_softmax(logits / torch.tensor([1.0, 1.0, 0.5, 1.0])[:, None], -1)
+    expected = torch.log_softmax(logits.double() / torch.tensor([1.0, 1.0, 0.5, 1.0])[:, None], -1)
     for row in (0, 3):
         assert sampled.tokens[row] == logits[row].argmax()
     assert sampled.tokens.tolist()[1:3] != logits.argmax(-1).tolist()[1:3]
-    torch.testing.assert_close(sampled.logprobs, expected.gather(1, sampled.tokens[:, None])[:, 0])
-    torch.testing.assert_close(sampled.entropies, -(expected.exp() * expected).sum(1))
+    logprobs, entropies = sampled.logprobs.double(), sampled.entropies.double()
+    chosen, bound = expected.gather(1, sampled.tokens[:, None])[:, 0], 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(logprobs, chosen, rtol=0, atol=bound)
+    torch.testing.assert_close(entropies, -(expected.exp() * expected).sum(1), rtol=0, atol=bound)
 
 
 def test_bfloat16_logits_are_computed_in_float32() -> None:

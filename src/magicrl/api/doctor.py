@@ -135,10 +135,10 @@ def _kernels() -> Finding:
     from magicrl.models import cpu_kernels
 
     reason = cpu_kernels.missing()
-    told = "magicrl's own, for bfloat16" if reason is None else f"torch's, since {reason}"
+    told = "magicrl's own kernels" if reason is None else f"torch's alone, which are slower, since {reason}"
     if reason is not None and "compiler" in reason:
-        return Finding("kernels of decoding on the CPU", "warning", told, "apt install g++")
-    return Finding("kernels of decoding on the CPU", "ok", told)
+        return Finding("bfloat16 on the CPU", "warning", told, "apt install g++")
+    return Finding("bfloat16 on the CPU", "ok", told)
 
 
 def _gpu(device: Any) -> Finding:

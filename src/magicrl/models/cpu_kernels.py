@@ -1,4 +1,4 @@
-"""Attention and norms of decoding steps in bfloat16 as kernels for CPUs with AVX512-BF16 (`cpu_kernels.cpp`).
+"""Kernels in bfloat16 for CPUs with AVX512-BF16 (`cpu_kernels.cpp`): decoding, attention over rows, the head.
 
 The machine's C++ compiler makes them on first use, in seconds, in ``magicrl/kernels`` in ``$XDG_CACHE_HOME`` or
 ``~/.cache``, under a digest of source and flags. Where nothing can be written there each process makes its own. Without
@@ -59,14 +59,24 @@ def _found() -> ctypes.CDLL | str:
     try:
         found = _loaded()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        _log.info("bfloat16 decoding on this CPU is left to torch, which is slower: %s", error)
+        _log.info("bfloat16 on this CPU is left to torch, which is slower: %s", error)
         return str(error)
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     kinds = {"p": pointer, "i": integer, "f": ctypes.c_float, "t": ctypes.c_int}
-    for name, arguments in {"attend": "ppippiippippippiipppiiift", "normalise": "pppiift"}.items():
+    arguments = {
+        "attend": "ppippiippippippiipppiiift",
+        "attend_row": "pp" + 3 * "pii" + "ppiiiift",
+        "attend_row_backward": "pppppp" + 3 * "pii" + "pppiiiift",
+        "gated": "ppiit",
+        "normalise": "pppiift",
+        "rotate": "pippiiit",
+        "softmax_pull": "pffpppppiit",
+        "softmax_sums": "ppppipiiit",
+    }
+    for name, given in arguments.items():
         function = getattr(found, name)
-        function.argtypes, function.restype = [kinds[kind] for kind in arguments], None
-    _log.info("bfloat16 decoding on this CPU uses magicrl's own kernels")
+        function.argtypes, function.restype = [kinds[kind] for kind in given], None
+    _log.info("bfloat16 on this CPU uses magicrl's own kernels")
     return found
 
 
@@ -122,6 +132,75 @@ def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out.data_ptr(), x.data_ptr(), weight.data_ptr(), rows, width, eps, torch.get_num_threads()
     )  # fmt: skip
     return out
+
+
+def gated(x: Tensor, out_width: int) -> Tensor:
+    """``silu(gate) * up`` of bfloat16 ``[rows, 2 out_width]``, gate before up, computed in float32 and rounded once."""
+    kernels, x = library(), x.contiguous()
+    assert kernels is not None, "asked of `serves` before"
+    out = x.new_empty(len(x), out_width)
+    kernels.gated(out.data_ptr(), x.data_ptr(), len(x), out_width, torch.get_num_threads())
+    return out
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate bfloat16 ``[rows, heads, dim]`` in place by ``[rows, dim]`` each, the sine with its signs."""
+    kernels, cos, sin = library(), cos.contiguous(), sin.contiguous()
+    assert kernels is not None, "asked of `serves` before"
+    rows, heads, dim = x.shape
+    assert x.stride()[1:] == (dim, 1), "heads follow each other"
+    kernels.rotate(
+        x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, dim, torch.get_num_threads()
+    )  # fmt: skip
+
+
+def softmax_sums(x: Tensor, factor: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row of bfloat16 ``x`` times ``factor``: its largest number m, the sums of e^(x - m) over blocks of
+    neighbours, and the sum of e^(x - m) (x - m).
+
+    Args:
+        x: ``[rows, width]`` whose rows are contiguous.
+        factor: ``[rows]`` float32, above 0.
+        block: numbers of a block, a multiple of 16; the last one may be shorter.
+
+    Returns:
+        ``[rows]`` float32, ``[rows, blocks]`` and ``[rows]`` float64.
+    """
+    kernels, factor = library(), factor.contiguous()
+    assert kernels is not None, "asked of `serves` before"
+    rows, width = x.shape
+    largest = torch.empty(rows)
+    sums, moments = torch.empty(rows, -(-width // block), dtype=torch.float64), torch.empty(rows, dtype=torch.float64)
+    found = (largest.data_ptr(), sums.data_ptr(), moments.data_ptr())
+    kernels.softmax_sums(
+        *found, x.data_ptr(), x.stride(0), factor.data_ptr(), rows, width, block, torch.get_num_threads()
+    )  # fmt: skip
+    return largest, sums, moments
+
+
+def softmax_pull(
+    x: Tensor,
+    factor: float,
+    chain: float,
+    log_sums: Tensor,
+    constant: Tensor,
+    slope: Tensor | None,
+    pull: Tensor,
+    targets: Tensor,
+) -> None:
+    """Write ``chain * (p * (constant - slope * z) + pull * onehot)`` over bfloat16 ``x``; z = x factor, p = e^(z - L).
+
+    Args:
+        x: ``[rows, width]``, contiguous.
+        factor, chain: numbers.
+        log_sums, constant, slope, pull: ``[rows]`` float32 each; no slope is 0.
+        targets: ``[rows]`` int64, the word of the one; out of range for none.
+    """
+    kernels = library()
+    assert kernels is not None, "asked of `serves` before"
+    rows = [tensor if tensor is None else tensor.contiguous() for tensor in (log_sums, constant, slope, pull, targets)]
+    addressed = (tensor if tensor is None else tensor.data_ptr() for tensor in rows)
+    kernels.softmax_pull(x.data_ptr(), factor, chain, *addressed, *x.shape, torch.get_num_threads())
 
 
 def addresses(blocks: Sequence[Tensor]) -> _Integers:

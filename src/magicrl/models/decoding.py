@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from magicrl.models.cpu_kernels import normalised, serves
+from magicrl.models.cpu_kernels import gated, normalised, rotate, serves
 from magicrl.models.head import Float32Head, float32_product
 from magicrl.models.kv_cache import Block, Integers, RowAttention, Sharing, SlotCache, shared_places
 from magicrl.models.memory_efficient import rms_norm
@@ -147,7 +147,12 @@ class _Layer:
             norm(getattr(attention, name)) if hasattr(attention, name) else None for name in ("q_norm", "k_norm")
         )
         self.activation = cast("Callable[[Tensor], Tensor]", mlp.act_fn)
-        self.rules = EXACT if getattr(attention, "exact", False) else PLAIN
+        weight = cast(Tensor, attention.q_proj.weight)
+        exact = getattr(attention, "exact", False)
+        self._kernels = not exact and serves(weight.dtype, weight.device, self.head_dim)
+        self._width = len(mlp.gate_proj.weight)
+        self._gates = self._kernels and self._width % 16 == 0 and _is_silu(mlp.act_fn)
+        self.rules = EXACT if exact else PLAIN
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
@@ -162,13 +167,23 @@ class _Layer:
             query, key = rotated.split([self.queries, self.keys], dim=1)
             rotated = torch.cat((self.query_norm(query), self.key_norm(key)), dim=1)
         # queries and keys at once; a roll is `rotate_half` without its minus, which is in `sin`
-        rotated = rotated * cos + rotated.roll(self.head_dim // 2, -1) * sin
+        if self._kernels:
+            rotate(rotated, cos[:, 0], sin[:, 0])
+        else:
+            rotated = rotated * cos + rotated.roll(self.head_dim // 2, -1) * sin
         query, key = rotated.split([self.queries, self.keys], dim=1)
         query, key, value = (t.transpose(0, 1)[None] for t in (query, key, value))
         seen = context.attend(self.index, query, key, value, self.scaling, self.rules)
         x = self.out.added(seen[0].flatten(1), x, exact=self.rules.exact)
-        gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
+        both = self.gate_up(self.before_mlp(x))
+        if self._gates:
+            return self.down.added(gated(both, self._width), x)
+        gate, up = both.chunk(2, dim=-1)
         return self.down.added(self.activation(gate) * up, x, exact=self.rules.exact)
+
+
+def _is_silu(activation: object) -> bool:
+    return type(activation).__name__ in ("SiLU", "SiLUActivation")
 
 
 class FusedDecoder:

@@ -10,7 +10,8 @@ Per token, with z the logits after scaling, soft-capping and division by tau, an
     H        = -sum_v p_v log p_v            d H / d z        = -p * (log p + H)
 
 With ``entropy_clamp`` H is that of p over the likelier words alone, divided by their sum (Shen 2025, 2509.03493).
-`TorchHead` works on a piece of logits everywhere, ``head_triton.TritonHead`` on CUDA.
+`TorchHead` works on a piece of logits everywhere, `KernelHead` in bfloat16 on a CPU that has kernels,
+``head_triton.TritonHead`` on CUDA.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from magicrl.models import cpu_kernels
 from magicrl.models.exact import filled_rows, row_sums
 
 Backend = Literal["auto", "torch", "triton"]
@@ -250,6 +252,52 @@ class TorchHead:
             gradient.mul_(factor)
 
 
+class KernelHead(TorchHead):
+    """The same with own kernels in place of the passes over bfloat16 logits, on a CPU, where nothing but a factor lies
+    between product and softmax."""
+
+    @staticmethod
+    def serves(inputs: HeadInputs) -> bool:
+        options = inputs.options
+        more = inputs.bias is not None or options.softcap is not None or options.float32 or options.exact
+        return not more and not options.entropy_clamp and cpu_kernels.serves(
+            inputs.weight.dtype, inputs.weight.device, _KERNEL_BLOCK
+        )  # fmt: skip
+
+    @property
+    def _factor(self) -> float:
+        return self._inputs.options.scale / self._inputs.options.temperature
+
+    def statistics(self) -> tuple[Tensor, Tensor, Tensor, None]:
+        inputs, step = self._inputs, self._inputs.options.chunk_tokens
+        tokens, words = len(inputs.hidden), slice(0, len(inputs.weight))
+        logprobs, entropies, log_sums = (torch.empty(tokens, dtype=inputs.dtype) for _ in range(3))
+        for start in range(0, tokens, step):
+            rows = slice(start, start + step)
+            product = self._product(rows, words)
+            factors = torch.full((len(product),), self._factor)
+            largest, sums, moments = cpu_kernels.softmax_sums(product, factors, _KERNEL_BLOCK)
+            total = sums.sum(-1)
+            log_total = total.log()
+            chosen = product.gather(1, inputs.targets[rows, None])[:, 0].float() * self._factor
+            logprobs[rows], entropies[rows] = chosen - largest - log_total, log_total - moments / total
+            log_sums[rows] = largest + log_total
+        return logprobs, entropies, log_sums, None
+
+    def gradient(self, pull: Pull, rows: slice, words: slice) -> Tensor:
+        product = self._product(rows, words).contiguous()
+        slope = None if pull.entropies is None else pull.entropies[rows]
+        targets = self._inputs.targets[rows] - words.start  # one among other words is another piece's
+        cpu_kernels.softmax_pull(
+            product, self._factor, self._factor, pull.log_sums[rows], pull.constant(rows), slope, pull.logprobs[rows],
+            targets,
+        )  # fmt: skip
+        return product
+
+
+_KERNEL_BLOCK = 256  # words whose weights are summed up in float32
+
+
 def _clamped_pull(logits: Tensor, kept: Tensor, pull: Tensor, entropies: Tensor) -> Tensor:
     """``[r, V]`` the entropies' part of the logits' gradient: ``-h q (log q + H)``, q being p over the words kept."""
     log_q = logits - kept[:, 1:]
@@ -357,7 +405,7 @@ def _inputs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 
 
 def _backend(inputs: HeadInputs) -> Any:
-    """`TorchHead`, or the `TritonHead` of the same two passes."""
+    """`TorchHead`, or one of the same two passes in kernels."""
     wanted = inputs.options.backend
     fits = TRITON_INSTALLED and inputs.hidden.dtype != torch.float64 and not inputs.options.entropy_clamp
     if wanted == "triton" and not fits:
@@ -369,7 +417,7 @@ def _backend(inputs: HeadInputs) -> Any:
         from magicrl.models.head_triton import TritonHead
 
         return TritonHead(inputs)
-    return TorchHead(inputs)
+    return KernelHead(inputs) if KernelHead.serves(inputs) else TorchHead(inputs)
 
 
 class _Head(torch.autograd.Function):

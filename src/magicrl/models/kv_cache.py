@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.models.cpu_kernels import RowKernel, addresses, serves
+from magicrl.models.cpu_rows import KernelRow
+from magicrl.models.cpu_rows import serves as serves_row
 from magicrl.models.recurrent import Run, State
 from magicrl.models.scores import PLAIN, ScoreRules, attend_rows
 
@@ -264,12 +266,15 @@ class PrefillAttention:
     def __init__(self, cache: SlotCache, runs: Sequence[PromptRun]) -> None:
         self._store = cache.prompts
         self._runs = [(run, list(run.slots), cache.prompts.spans(run.length)) for run in runs]
+        self._kernels = KernelRow([run.length for run in runs for _ in run.slots])
+        self._longest = max(run.length for run in runs)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
     ) -> Tensor:
         # prompts of one length meet in one call, without padding
         grouped = query.shape[1] != key.shape[1]
+        served = serves_row(query, value, rules, self._longest)
         outputs: list[Tensor] = []
         for run, slots, spans in self._runs:
             end = run.start + run.length * len(slots)
@@ -282,6 +287,8 @@ class PrefillAttention:
                 part = slice(block * self._store.width, block * self._store.width + used)
                 self._store.keys[layer][block][slots, :, :used] = k[:, :, part]
                 self._store.values[layer][block][slots, :, :used] = v[:, :, part]
+            if served:
+                continue
             if rules.plain(run.length):
                 out = torch.nn.functional.scaled_dot_product_attention(
                     q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped
@@ -290,7 +297,7 @@ class PrefillAttention:
                 q, k, v = (x.transpose(1, 2) for x in (q, k, v))
                 out = attend_rows(q, k, v, scaling, rules)
             outputs.append(out.flatten(0, 1))
-        return torch.cat(outputs)[None]
+        return self._kernels.attend(query, key, value, scaling) if served else torch.cat(outputs)[None]
 
     def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
         outputs: list[Tensor] = []

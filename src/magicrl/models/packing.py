@@ -26,6 +26,8 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from magicrl.models import cpu_rows
+from magicrl.models.cpu_rows import KernelRow
 from magicrl.models.recurrent import Run, State, queries_in_place
 from magicrl.models.scores import PLAIN, LocalMask, ScoreRules, attend_rows, rules_of
 from magicrl.models.varlen import VarlenRow, capability_of, serves
@@ -297,22 +299,34 @@ def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
 
 
 class _Row(ABC):
-    """A row's layers: those that the kernel for rows serves go there, all others to buckets."""
+    """A row's layers: those that a kernel for rows serves go there, all others to buckets."""
 
     _longest: int  # keys of the longest sequence
 
+    _device: torch.device | str
+
     # made when a layer first needs them
     @cached_property
-    @abstractmethod
-    def varlen(self) -> VarlenRow: ...
+    def varlen(self) -> VarlenRow:
+        return VarlenRow(*self._sequences(), self._device)
+
+    @cached_property
+    def kernels(self) -> KernelRow:
+        return KernelRow(*self._sequences())
 
     @cached_property
     @abstractmethod
     def buckets(self) -> PackedBuckets | SharedBuckets: ...
 
+    @abstractmethod
+    def _sequences(self) -> tuple[Sequence[int], Sequence[int] | None, NDArray[np.int64] | None]:
+        """The first arguments of `VarlenRow`."""
+
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
     ) -> Tensor:
+        if cpu_rows.serves(query, value, rules, self._longest):
+            return self.kernels.attend(query, key, value, scaling)
         widths = query.shape[-1], value.shape[-1]
         if serves(capability_of(query.device), query.dtype, widths, rules, self._longest):
             return self.varlen.attend(query, key, value, scaling, rules)
@@ -333,9 +347,8 @@ class PackedContext(_Row):
             raise ValueError(f"packed sequences need at least one token each, got lengths {list(lengths)}")
         self._lengths, self._device, self._longest = lengths, device, max(lengths)
 
-    @cached_property
-    def varlen(self) -> VarlenRow:
-        return VarlenRow(self._lengths, device=self._device)
+    def _sequences(self) -> tuple[Sequence[int], None, None]:
+        return self._lengths, None, None
 
     @cached_property
     def buckets(self) -> PackedBuckets:
@@ -506,8 +519,7 @@ class SharedPromptContext(_Row):
         prompts, owners, sizes = layout.arrays()
         self._longest = int(np.max(prompts[owners] + sizes))
 
-    @cached_property
-    def varlen(self) -> VarlenRow:
+    def _sequences(self) -> tuple[Sequence[int], Sequence[int], NDArray[np.int64]]:
         prompts, owners, sizes = self._layout.arrays()
         prompt_starts, starts = (np.cumsum(x) - x for x in (prompts, sizes))
         tokens = int(prompts.sum())
@@ -517,7 +529,7 @@ class SharedPromptContext(_Row):
         pairs = ((prompt_starts[owners], starts), (prompts[owners], sizes))
         behind = ranges(*(np.stack(pair, axis=1).ravel() for pair in pairs))
         queries, keys = (np.r_[prompts, x].tolist() for x in (sizes, prompts[owners] + sizes))
-        return VarlenRow(queries, keys, np.r_[np.arange(tokens), behind], self._device)
+        return queries, keys, np.r_[np.arange(tokens), behind]
 
     @cached_property
     def buckets(self) -> SharedBuckets:

@@ -453,5 +453,5 @@ def _keep_attention() -> Any:
     kinds = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
     # whichever of its kernels torch chooses for a shape and a device
     operators = [getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default for kind in kinds]
-    operators.append(torch.ops.torch_attn._varlen_attn.default)
+    operators += [torch.ops.torch_attn._varlen_attn.default, torch.ops.magicrl.attend_row.default]
     return create_selective_checkpoint_contexts(operators)

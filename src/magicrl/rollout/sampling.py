@@ -11,6 +11,7 @@ then the cumulative sum inside the one block that is hit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from magicrl.models import cpu_kernels
 from magicrl.models.head import softmax_statistics
 
 # the paper's constants; the key's steps are the golden ratio and sqrt(3) - 1 as 32-bit fractions
@@ -107,6 +109,8 @@ def sample_tokens(
     scale = None if bool((tau == 1.0).all()) else torch.from_numpy(factor).to(logits.device, dtype)[:, None]
     points = torch.from_numpy(uniforms).to(logits.device)
     picks = torch.from_numpy(greedy).to(logits.device) if greedy.any() else None
+    if not exact and cpu_kernels.serves(logits.dtype, logits.device, _BLOCK) and logits.stride(1) == 1:
+        return _sample_by_kernel(logits[:, :valid_vocab], torch.from_numpy(1.0 / tau).float(), points, picks)
     rows = max(1, _CHUNK_ELEMENTS // valid_vocab) if logits.device.type == "cpu" else len(logits)
     parts = [
         _sample_chunk(
@@ -120,6 +124,21 @@ def sample_tokens(
     ]
     tokens, logprobs, entropies = parts[0] if len(parts) == 1 else (torch.cat(p) for p in zip(*parts, strict=True))
     return SampledTokens(tokens=tokens, logprobs=logprobs, entropies=entropies)
+
+
+def _sample_by_kernel(logits: Tensor, factor: Tensor, points: Tensor, greedy: Tensor | None) -> SampledTokens:
+    """The same of bfloat16 logits with all rows' weights summed up in one pass; none but the hit block's is written."""
+    largest, blocks, moments = cpu_kernels.softmax_sums(logits, factor, _BLOCK)
+    total = blocks.sum(-1)
+
+    def below(columns: Tensor) -> Tensor:
+        return logits.gather(-1, columns).float() * factor[:, None] - largest[:, None]
+
+    tokens = _search(lambda columns: below(columns).exp(), logits.shape[1], blocks, points * total)
+    tokens = tokens if greedy is None else torch.where(greedy, logits.argmax(-1), tokens)
+    logprobs = below(tokens[:, None])[:, 0] - total.log()
+    entropies = total.log() - moments / total
+    return SampledTokens(tokens=tokens, logprobs=logprobs.float(), entropies=entropies.float())
 
 
 def _sample_chunk(
@@ -151,7 +170,7 @@ def _sample_chunk(
 
 
 def _chosen(logits: Tensor, weights: Tensor, blocks: Tensor, target: Tensor, greedy: Tensor | None) -> Tensor:
-    tokens = _search(weights, blocks, target)
+    tokens = _search(lambda columns: weights.gather(-1, columns), weights.shape[1], blocks, target)
     return tokens if greedy is None else torch.where(greedy, logits.argmax(-1), tokens)
 
 
@@ -165,18 +184,19 @@ def _block_sums(weights: Tensor) -> Tensor:
     return sums.double()
 
 
-def _search(weights: Tensor, blocks: Tensor, target: Tensor) -> Tensor:
-    """First token whose cumulative weight exceeds ``target``; never one of weight 0."""
-    vocab = weights.shape[1]
-    if blocks.shape[1] == 1:
-        return _first_above(weights.double().cumsum(-1), target)
+def _search(weights_at: Callable[[Tensor], Tensor], vocab: int, blocks: Tensor, target: Tensor) -> Tensor:
+    """First token whose cumulative weight exceeds ``target``; never one of weight 0.
+
+    ``weights_at`` gives the weights of columns ``[r, c]``.
+    """
     cumulative = blocks.cumsum(-1)
     block = _first_above(cumulative, target)[:, None]
     # what is left of the target inside the block
     rest = target - (cumulative.gather(-1, block) - blocks.gather(-1, block))[:, 0]
-    columns = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
-    inside = weights.gather(-1, columns.clamp(max=vocab - 1)).double()
-    inside = inside.masked_fill(columns >= vocab, 0.0) if vocab % _BLOCK else inside
+    width = min(_BLOCK, vocab)
+    columns = block * _BLOCK + torch.arange(width, device=blocks.device)
+    inside = weights_at(columns.clamp(max=vocab - 1)).double()
+    inside = inside.masked_fill(columns >= vocab, 0.0) if vocab % width else inside
     return block[:, 0] * _BLOCK + _first_above(inside.cumsum(-1), rest)
 
 
