@@ -14,7 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import generated
 
-STUDY = ["settings", *map(str, range(13)), "figures", "costs", "questions"]
+# pages that an index of a study leads to
+STUDIES = {
+    "docs/study/index": ["settings", *map(str, range(13)), "figures", "costs", "questions"],
+    "docs/study-starts/index": ["20", "21", "22"],
+}
 
 project = "magicrl"
 author = "the magicrl authors"
@@ -54,8 +58,8 @@ def filled(app: Sphinx, docname: str, source: list[str]) -> None:
     """Puts the navigation and what is generated from the source into the text of a page."""
     if docname == "docs/index":
         source[0] += navigation(source[0])
-    if docname == "docs/study/index":
-        source[0] += toctree(STUDY)
+    if docname in STUDIES:
+        source[0] += toctree(STUDIES[docname])
     for name, made in generated.PARTS.items():
         if (place := f"<!-- {name} -->") in source[0]:
             source[0] = source[0].replace(place, made())
