@@ -37,16 +37,16 @@ def test_every_extra_of_a_user_is_told() -> None:
     assert doctor.EXTRAS.keys() == project["optional-dependencies"].keys() - {"dev", "bench", "docs"}
 
 
-def test_which_kernels_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_computes_bfloat16_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(reason: str | None) -> Finding:
         monkeypatch.setattr(cpu_kernels, "missing", lambda: reason)
-        return next(found for found in doctor._torch() if found.what.startswith("kernels"))
+        return next(found for found in doctor._torch() if found.what == "kernels on the CPU")
 
-    assert told(None).text == "magicrl's own, for bfloat16"
+    assert told(None).text == "magicrl's own kernels"
     assert told("the processor lacks avx512f").status == "ok"
     lacking = told("there is no C++ compiler (g++ or clang++)")
     assert (lacking.status, lacking.remedy) == ("warning", "apt install g++")
-    assert lacking.text.startswith("torch's, since there is no")
+    assert lacking.text.startswith("torch's alone, which are slower, since there is no")
 
 
 @pytest.mark.parametrize(

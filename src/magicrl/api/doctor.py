@@ -137,8 +137,8 @@ def _kernels() -> Finding:
     reason = cpu_kernels.missing()
     told = "magicrl's own kernels" if reason is None else f"torch's alone, which are slower, since {reason}"
     if reason is not None and "compiler" in reason:
-        return Finding("bfloat16 on the CPU", "warning", told, "apt install g++")
-    return Finding("bfloat16 on the CPU", "ok", told)
+        return Finding("kernels on the CPU", "warning", told, "apt install g++")
+    return Finding("kernels on the CPU", "ok", told)
 
 
 def _gpu(device: Any) -> Finding:
