@@ -90,7 +90,7 @@ bench: setup-dev
 	$(SMOLLM2)
 	$(BIN)/python benchmarks/rollout_speed.py --repetitions 5
 	$(BIN)/python benchmarks/decode_kernels.py --repetitions 5
-	$(BIN)/python -c "import vllm" 2>/dev/null && $(BIN)/python benchmarks/rollout_vllm.py || true
+	if $(BIN)/python -c "import vllm" 2>/dev/null; then $(BIN)/python benchmarks/rollout_vllm.py --repetitions 5; fi
 	$(BIN)/python benchmarks/learner_speed.py --tune
 	$(BIN)/python benchmarks/learner_speed.py --repetitions 5
 	$(BIN)/python benchmarks/head_speed.py

@@ -4,12 +4,11 @@
     python benchmarks/step_parts.py --quick    # seconds: shows that the script runs
 
 Each case is trained twice from one start: what the second run takes until its first step is over holds no supervised
-start. Parts are those of the run's own `timeline.jsonl`; what they leave of a step is told too.
+start. Parts are those of the run's own metrics; what they leave of a step is its rest.
 """
 
 from __future__ import annotations
 
-import collections
 import json
 import statistics
 import subprocess
@@ -73,16 +72,11 @@ def run_case(case: Case) -> dict[str, Any]:
 def parts_of(folder: Path) -> dict[str, Any]:
     """Medians over the steps of a run, the first left out: seconds by part, and their shares of the step."""
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    spent: dict[int, dict[str, float]] = collections.defaultdict(dict)
-    for row in map(json.loads, (folder / "timeline.jsonl").read_text().splitlines()):
-        if row["worker"] == "local":
-            kind, what = row["kind"], row["what"]
-            name = kind if kind == what else f"{kind}/{what}"
-            spent[row["step"]][name] = spent[row["step"]].get(name, 0.0) + row["end"] - row["start"]
     rows: list[dict[str, float]] = []
-    for step in steps[1:]:
-        whole, parts = step["values"]["time/step"], spent[step["step"]]
-        rows.append({"step": whole, **parts, "not in any part": whole - sum(parts.values())})
+    for values in (step["values"] for step in steps[1:]):
+        others = {key.removeprefix("time/"): value for key, value in values.items() if key.startswith("time/other/")}
+        rest = values["time/other"] - sum(others.values())
+        rows.append({part: values[f"time/{part}"] for part in ("step", "rollout", "train")} | others | {"rest": rest})
     names = list(dict.fromkeys(name for row in rows for name in row))
     seconds = {name: statistics.median(row.get(name, 0.0) for row in rows) for name in names}
     shares = {

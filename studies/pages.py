@@ -413,11 +413,13 @@ FIRST_ARM = "on-policy"
 _POINTS = Measure(key="reward", name="points from on-policy", per_problem="reward_per_problem")
 
 
-def distances(ablation: Ablation, runs: Runs, measure: str = "test@best") -> dict[str, Verdict]:
-    """By arm: its ``measure`` less the on-policy arm's in points, paired by start and seed."""
+def distances(runs: Runs) -> dict[str, Verdict]:
+    """By arm: its test accuracy less the on-policy arm's in points, paired by start and seed."""
     found: dict[str, Verdict] = {}
-    for arm in (arm.name for arm in ablation.scales["tiny"].arms if arm.name != FIRST_ARM):
-        units, values = paired_values([(arm, measure), (FIRST_ARM, measure)], runs)
+    for arm in runs:
+        if arm == FIRST_ARM:
+            continue
+        units, values = paired_values([(arm, "test@best"), (FIRST_ARM, "test@best")], runs)
         if len(set(units)) > 1:
             found[arm] = students(arm, units, 100 * (values[:, 0] - values[:, 1]), bar=0.0)
     return found
@@ -425,7 +427,7 @@ def distances(ablation: Ablation, runs: Runs, measure: str = "test@best") -> dic
 
 def distance_section(ablations: Sequence[Ablation], found: Found, folder: Path) -> str:
     """How far each arm ends from on-policy in each family: a table, and a figure of arms with and without control."""
-    by_family = {a.title.partition(", ")[2]: distances(a, found.get(a.id, {})) for a in ablations}
+    by_family = {a.title.partition(", ")[2]: distances(found.get(a.id, {})) for a in ablations}
     arms = list(dict.fromkeys(arm for arms in by_family.values() for arm in arms))
     rows = [
         [

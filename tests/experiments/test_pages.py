@@ -207,11 +207,10 @@ def test_committed_verdicts_are_those_of_the_committed_results(tmp_path: Path, s
 
 
 def test_distances_are_paired_by_start_and_seed_and_told_in_points() -> None:
-    chains = next(a for a in shipped_ablations("starts") if a.id == "21")
     units = {(start, seed): row(0.2 * start + 0.1 * seed) for start in range(3) for seed in range(2)}
     # 10, 20 and 30 points below, the same from both seeds of a start, which are no further evidence
     lower = {(start, seed): row(0.2 * start + 0.1 * seed - 0.1 * (start + 1)) for start, seed in units}
-    (found,) = distances(chains, {"on-policy": units, "reuse 4": lower}).values()
+    (found,) = distances({"on-policy": units, "reuse 4": lower}).values()
     assert found.effect == pytest.approx(-20)
     assert found.starts == 3
     half = 4.3027 * 10 / 3**0.5  # Student's quantile of two degrees of freedom, the means' deviation

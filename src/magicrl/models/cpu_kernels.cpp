@@ -1,5 +1,5 @@
-// In bfloat16 on a CPU with AVX512-BF16: the parts of a decoding step between its matrix products, and attention over
-// the sequences of a packed row with its backward pass.
+// In bfloat16 on a CPU with AVX512-BF16: the parts of a decoding step between its matrix products, the softmax of a
+// language-model head with its gradient, and attention over the sequences of a packed row with its backward pass.
 //
 // Plain C++ without torch's headers: it compiles in seconds, and one build serves every version of torch. OpenMP's
 // functions are those of the runtime that torch has loaded. `cpu_kernels.py` compiles, loads and calls it.
@@ -19,8 +19,12 @@ using bf16 = uint16_t;
 constexpr int CHUNK = 64;  // keys whose scores stand in the table at once
 constexpr int TILE = 4;    // queries that meet them together
 
-inline __m512 load(const bf16* from) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16));
+// the first `count` of a vector's
+inline __mmask16 lanes(int64_t count) {
+  return count >= 16 ? 0xffff : count <= 0 ? 0 : __mmask16((1u << count) - 1);
+}
+inline __m512 load(const bf16* from, __mmask16 some = 0xffff) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, from)), 16));
 }
 inline void store(bf16* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x)); }
 
@@ -59,6 +63,16 @@ inline void transpose(__m512i* r) {
   }
 }
 
+// [dim / 2, 16] words, in rows of `to_row`, of up to 16 rows of bfloat16: each a column of pairs; the others are 0.
+inline void turned(uint32_t* to, int64_t to_row, const bf16* from, int64_t row, int count, int dim) {
+  for (int pair = 0; pair < dim / 2; pair += 16) {
+    __m512i r[16];
+    for (int i = 0; i < 16; ++i) r[i] = i < count ? _mm512_loadu_si512(from + i * row + 2 * pair) : _mm512_setzero_si512();
+    transpose(r);
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + (pair + i) * to_row, r[i]);
+  }
+}
+
 // Queries that meet keys chunk by chunk: what they have seen so far, as an online softmax keeps it.
 struct Queries {
   int dim;
@@ -80,17 +94,11 @@ struct Queries {
     std::fill(most.begin(), most.end(), -INFINITY);
   }
 
-  // So that 16 keys fill a vector and no sum runs across one; places behind the last key repeat it.
+  // So that 16 keys fill a vector and no sum runs across one.
   void turn(const bf16* k, const bf16* v, int count) {
     for (int key = 0; key < count; key += 16) {
       for (int i = 0; i < 16; ++i) fetch(v + int64_t(key + i) * dim);  // arrives while scores are computed
-      for (int pair = 0; pair < dim / 2; pair += 16) {
-        __m512i r[16];
-        for (int i = 0; i < 16; ++i)
-          r[i] = _mm512_loadu_si512(k + int64_t(std::min(key + i, count - 1)) * dim + 2 * pair);
-        transpose(r);
-        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(&keys[(pair + i) * CHUNK + key], r[i]);
-      }
+      turned(&keys[key], CHUNK, k + int64_t(key) * dim, dim, count - key, dim);
     }
   }
 
@@ -116,7 +124,7 @@ struct Queries {
 
   void weigh(int place, int query, int count) {
     const float* from = &scores[place * CHUNK];
-    const auto present = [&](int key) { return __mmask16((1u << std::min(count - key, 16)) - 1); };
+    const auto present = [&](int key) { return lanes(count - key); };
     __m512 top = _mm512_set1_ps(most[query]), sum = _mm512_setzero_ps();
     for (int key = 0; key < count; key += 16)
       top = _mm512_mask_max_ps(top, present(key), top, _mm512_loadu_ps(from + key));
@@ -255,16 +263,10 @@ void product(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, int64_t 
   if (at < columns) columns_of<2>(c + at, c_row, a, a_row, a_pair, b + at, b_row, rows, pairs, add);
 }
 
-// [dim / 2, QUERIES] of `count` rows of bfloat16: each row a column of pairs; columns behind the last are 0.
-void turned(uint32_t* to, const bf16* from, int64_t row, int count, int dim) {
+// [dim / 2, QUERIES] of a block of queries
+void turned_block(Words& to, const bf16* from, int64_t row, int count, int dim) {
   for (int first = 0; first < QUERIES; first += 16)
-    for (int pair = 0; pair < dim / 2; pair += 16) {
-      __m512i r[16];
-      for (int i = 0; i < 16; ++i)
-        r[i] = first + i < count ? _mm512_loadu_si512(from + (first + i) * row + 2 * pair) : _mm512_setzero_si512();
-      transpose(r);
-      for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + (pair + i) * QUERIES + first, r[i]);
-    }
+    turned(&to[first], QUERIES, from + first * row, row, count - first, dim);
 }
 
 // [rows / 2, dim] of `count` rows of bfloat16: neighbouring rows as pairs; a last one alone is paired with 0.
@@ -308,8 +310,7 @@ struct Sequence {
     return before <= 0 ? 0xffff : before >= 16 ? 0 : __mmask16(0xffff << before);
   }
   __mmask16 there(int64_t query) const {
-    const int64_t left = queries - query;
-    return left >= 16 ? 0xffff : left <= 0 ? 0 : __mmask16((1u << left) - 1);
+    return lanes(queries - query);
   }
   int64_t reach(int64_t query) const { return std::min(keys, keys - queries + query + QUERIES); }
 };
@@ -322,22 +323,16 @@ struct View {
 };
 
 // A head's keys or values of a sequence, one after the other.
-std::vector<bf16> gathered(const View& x, const Sequence& s, const int64_t* source, int64_t head, int dim) {
-  std::vector<bf16> found(s.keys * dim);
+Words gathered(const View& x, const Sequence& s, const int64_t* source, int64_t head, int dim) {
+  Words found(s.keys * dim / 2);
   for (int64_t i = 0; i < s.keys; ++i)
-    std::memcpy(&found[i * dim], x.at(source[s.offset + i], head), dim * sizeof(bf16));
+    std::memcpy(&found[i * dim / 2], x.at(source[s.offset + i], head), dim * sizeof(bf16));
   return found;
 }
 
-Words words_of(const std::vector<bf16>& x) {
-  Words found(x.size() / 2);
-  std::memcpy(found.data(), x.data(), x.size() * sizeof(bf16));
-  return found;
-}
-
-Words pairs_of_rows(const std::vector<bf16>& x, int64_t count, int dim) {
+Words pairs_of_rows(const Words& x, int64_t count, int dim) {
   Words found((count + 1) / 2 * dim);
-  paired(found.data(), x.data(), dim, count, dim);
+  paired(found.data(), (const bf16*)x.data(), dim, count, dim);
   return found;
 }
 
@@ -377,14 +372,14 @@ struct Softmax {
 
 void forward(bf16* out, float* log_sums, const View& q, const View& k, const View& v, const int64_t* source,
              const Sequence& s, int64_t heads, int64_t group, int64_t kv_head, int dim, float scale) {
-  const Words keys = words_of(gathered(k, s, source, kv_head, dim));
+  const Words keys = gathered(k, s, source, kv_head, dim);
   const Words values = pairs_of_rows(gathered(v, s, source, kv_head, dim), s.keys, dim);
   Words queries(dim / 2 * QUERIES), weights(KEYS / 2 * QUERIES);
   Numbers scores(KEYS * QUERIES), seen(dim * QUERIES);
   for (int64_t query = 0; query < s.queries; query += QUERIES)
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       const int count = int(std::min(int64_t(QUERIES), s.queries - query));
-      turned(queries.data(), q.at(s.first + query, head), q.row, count, dim);
+      turned_block(queries, q.at(s.first + query, head), q.row, count, dim);
       std::fill(seen.begin(), seen.end(), 0.0f);
       Softmax softmax(scale);
       for (int64_t key = 0; key < s.reach(query); key += KEYS) {
@@ -415,9 +410,8 @@ void forward(bf16* out, float* log_sums, const View& q, const View& k, const Vie
 void backward(bf16* dq, float* dk, float* dv, const View& pull, const View& out, const float* log_sums, const View& q,
               const View& k, const View& v, const int64_t* source, const Sequence& s, int64_t heads, int64_t group,
               int64_t kv_head, int dim, float scale) {
-  const auto key_rows = gathered(k, s, source, kv_head, dim);
-  const Words keys = words_of(key_rows), key_pairs = pairs_of_rows(key_rows, s.keys, dim);
-  const Words values = words_of(gathered(v, s, source, kv_head, dim));
+  const Words keys = gathered(k, s, source, kv_head, dim), key_pairs = pairs_of_rows(keys, s.keys, dim);
+  const Words values = gathered(v, s, source, kv_head, dim);
   Words queries(dim / 2 * QUERIES), pulls(dim / 2 * QUERIES), query_pairs(QUERIES / 2 * dim), pull_pairs(QUERIES / 2 * dim);
   Words weights(KEYS * QUERIES / 2), slopes(KEYS * QUERIES / 2), slope_pairs(KEYS / 2 * QUERIES);
   Numbers scores(KEYS * QUERIES), slants(KEYS * QUERIES), query_slopes(dim * QUERIES);
@@ -427,8 +421,8 @@ void backward(bf16* dq, float* dk, float* dv, const View& pull, const View& out,
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       const int count = int(std::min(int64_t(QUERIES), s.queries - query));
       const int64_t first = s.first + query;
-      turned(queries.data(), q.at(first, head), q.row, count, dim);
-      turned(pulls.data(), pull.at(first, head), pull.row, count, dim);
+      turned_block(queries, q.at(first, head), q.row, count, dim);
+      turned_block(pulls, pull.at(first, head), pull.row, count, dim);
       paired(query_pairs.data(), q.at(first, head), q.row, count, dim);
       paired(pull_pairs.data(), pull.at(first, head), pull.row, count, dim);
       alignas(64) float sums[QUERIES] = {}, along[QUERIES] = {};
@@ -565,11 +559,8 @@ void softmax_sums(float* largest, double* blocks, double* moments, const bf16* x
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t row = 0; row < rows; ++row) {
     const bf16* from = x + row * x_row;
-    const auto there = [&](int64_t i) { return i + 16 <= width ? __mmask16(0xffff) : __mmask16((1u << (width - i)) - 1); };
-    const auto numbers = [&](int64_t i) {
-      return _mm512_castsi512_ps(
-          _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there(i), from + i)), 16));
-    };
+    const auto there = [&](int64_t i) { return lanes(width - i); };
+    const auto numbers = [&](int64_t i) { return load(from + i, there(i)); };
     __m512 top = _mm512_set1_ps(-INFINITY);
     for (int64_t i = 0; i < width; i += 16) top = _mm512_mask_max_ps(top, there(i), top, numbers(i));
     const __m512 scale = _mm512_set1_ps(factor[row]);
@@ -617,11 +608,8 @@ void softmax_pull(bf16* x, float factor, float chain, const float* log_sums, con
     const __m512 constant = _mm512_set1_ps(constants[row]), slope = _mm512_set1_ps(slopes ? slopes[row] : 0.0f);
     const int64_t target = targets[row];
     for (int64_t i = 0; i < width; i += 16) {
-      const __mmask16 there = i + 16 <= width ? 0xffff : __mmask16((1u << (width - i)) - 1);
-      const __m512 z = _mm512_mul_ps(
-          _mm512_castsi512_ps(
-              _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, place + i)), 16)),
-          scale);
+      const __mmask16 there = lanes(width - i);
+      const __m512 z = _mm512_mul_ps(load(place + i, there), scale);
       __m512 found = _mm512_mul_ps(exponential(_mm512_sub_ps(z, under)), _mm512_fnmadd_ps(slope, z, constant));
       if (target >= i && target < i + 16)
         found = _mm512_mask_add_ps(found, __mmask16(1u << (target - i)), found, _mm512_set1_ps(pulls[row]));

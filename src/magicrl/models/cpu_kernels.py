@@ -41,6 +41,13 @@ def library() -> ctypes.CDLL | None:
     return None if isinstance(found, str) else found
 
 
+def kernels() -> ctypes.CDLL:
+    """The same for who asked `serves` before."""
+    found = library()
+    assert found is not None, "asked of `serves` before"
+    return found
+
+
 def missing() -> str | None:
     """Why there are no kernels, None where there are."""
     found = _found()
@@ -124,11 +131,10 @@ def _compiled(folder: Path) -> Path:
 
 def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``x / rms(x) * weight`` over the last axis of bfloat16 ``x``, computed in float32 and rounded once."""
-    kernels, x = library(), x.contiguous()
-    assert kernels is not None, "asked of `serves` before"
+    x = x.contiguous()
     out, width = torch.empty_like(x), len(weight)
     rows = x.numel() // width
-    kernels.normalise(
+    kernels().normalise(
         out.data_ptr(), x.data_ptr(), weight.data_ptr(), rows, width, eps, torch.get_num_threads()
     )  # fmt: skip
     return out
@@ -136,20 +142,18 @@ def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def gated(x: Tensor, out_width: int) -> Tensor:
     """``silu(gate) * up`` of bfloat16 ``[rows, 2 out_width]``, gate before up, computed in float32 and rounded once."""
-    kernels, x = library(), x.contiguous()
-    assert kernels is not None, "asked of `serves` before"
+    x = x.contiguous()
     out = x.new_empty(len(x), out_width)
-    kernels.gated(out.data_ptr(), x.data_ptr(), len(x), out_width, torch.get_num_threads())
+    kernels().gated(out.data_ptr(), x.data_ptr(), len(x), out_width, torch.get_num_threads())
     return out
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate bfloat16 ``[rows, heads, dim]`` in place by ``[rows, dim]`` each, the sine with its signs."""
-    kernels, cos, sin = library(), cos.contiguous(), sin.contiguous()
-    assert kernels is not None, "asked of `serves` before"
+    cos, sin = cos.contiguous(), sin.contiguous()
     rows, heads, dim = x.shape
     assert x.stride()[1:] == (dim, 1), "heads follow each other"
-    kernels.rotate(
+    kernels().rotate(
         x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, dim, torch.get_num_threads()
     )  # fmt: skip
 
@@ -166,13 +170,12 @@ def softmax_sums(x: Tensor, factor: Tensor, block: int) -> tuple[Tensor, Tensor,
     Returns:
         ``[rows]`` float32, ``[rows, blocks]`` and ``[rows]`` float64.
     """
-    kernels, factor = library(), factor.contiguous()
-    assert kernels is not None, "asked of `serves` before"
+    factor = factor.contiguous()
     rows, width = x.shape
     largest = torch.empty(rows)
     sums, moments = torch.empty(rows, -(-width // block), dtype=torch.float64), torch.empty(rows, dtype=torch.float64)
     found = (largest.data_ptr(), sums.data_ptr(), moments.data_ptr())
-    kernels.softmax_sums(
+    kernels().softmax_sums(
         *found, x.data_ptr(), x.stride(0), factor.data_ptr(), rows, width, block, torch.get_num_threads()
     )  # fmt: skip
     return largest, sums, moments
@@ -196,11 +199,9 @@ def softmax_pull(
         log_sums, constant, slope, pull: ``[rows]`` float32 each; no slope is 0.
         targets: ``[rows]`` int64, the word of the one; out of range for none.
     """
-    kernels = library()
-    assert kernels is not None, "asked of `serves` before"
     rows = [tensor if tensor is None else tensor.contiguous() for tensor in (log_sums, constant, slope, pull, targets)]
     addressed = (tensor if tensor is None else tensor.data_ptr() for tensor in rows)
-    kernels.softmax_pull(x.data_ptr(), factor, chain, *addressed, *x.shape, torch.get_num_threads())
+    kernels().softmax_pull(x.data_ptr(), factor, chain, *addressed, *x.shape, torch.get_num_threads())
 
 
 def addresses(blocks: Sequence[Tensor]) -> _Integers:
@@ -237,14 +238,12 @@ class RowKernel:
         Args:
             prompts, responses: where a layer's blocks lie (`magicrl.models.kv_cache.BlockStore.addressed`).
         """
-        kernels = library()
-        assert kernels is not None, "asked of `serves` before"
         q, k, v = (_packed_heads(x) for x in (query, key, value))
         rows, heads, dim = q.shape
         out = q.new_empty(1, rows, heads, dim)
         stored = (x if isinstance(x, int) else x.ctypes.data for store in (prompts, responses) for x in store)
         order, parts, *lengths = (table.ctypes.data for table in self._tables)
-        kernels.attend(
+        kernels().attend(
             out.data_ptr(), q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), *stored,
             order, parts, self._parts, self._most, *lengths, k.shape[1], heads // k.shape[1], dim, scaling,
             self._threads,

@@ -23,9 +23,8 @@ from magicrl.models.scores import ScoreRules
 def serves(query: Tensor, value: Tensor, rules: ScoreRules, longest: int) -> bool:
     """Whether the kernels compute a layer's attention over sequences of at most ``longest`` keys."""
     width = query.shape[-1]
-    return (
-        value.shape[-1] == width and rules.plain(longest) and cpu_kernels.serves(query.dtype, query.device, width)
-    )  # fmt: skip
+    fits = value.shape[-1] == width and rules.plain(longest)
+    return fits and cpu_kernels.serves(query.dtype, query.device, width)
 
 
 class KernelRow:
@@ -70,12 +69,10 @@ def attend_row(
         scaling: factor on the scores.
     """
     del families
-    kernels = cpu_kernels.library()
-    assert kernels is not None, "asked of `serves` before"
     q, k, v = (_last_axis_whole(x) for x in (q, k, v))
     tokens, heads, dim = q.shape
     out, sums = q.new_empty(tokens, heads, dim), q.new_empty(tokens, heads, dtype=torch.float32)
-    kernels.attend_row(
+    cpu_kernels.kernels().attend_row(
         out.data_ptr(), sums.data_ptr(), *_views(q, k, v), sequences.data_ptr(), source.data_ptr(), len(sequences),
         k.shape[1], heads // k.shape[1], dim, scaling, torch.get_num_threads(),
     )  # fmt: skip
@@ -96,16 +93,14 @@ def attend_row_backward(
     scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``q``, ``k`` and ``v`` from that of `attend_row`'s first result; the others as there."""
-    kernels = cpu_kernels.library()
-    assert kernels is not None, "the forward pass had them"
-    q, k, v, grad = (_last_axis_whole(x) for x in (q, k, v, grad))
+    q, k, v = (_last_axis_whole(x) for x in (q, k, v))
     grad = grad.contiguous()
     heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[2]
     dq = torch.empty_like(out)
     # a prompt's keys get gradients from all of its responses: summed up in float32, rounded once
     dk, dv = (torch.zeros(k.shape, dtype=torch.float32) for _ in range(2))
     tables = (x.data_ptr() for x in (sequences, source, families))
-    kernels.attend_row_backward(
+    cpu_kernels.kernels().attend_row_backward(
         dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), grad.data_ptr(), out.data_ptr(), sums.data_ptr(),
         *_views(q, k, v), *tables, len(families) - 1, kv_heads, heads // kv_heads, dim, scaling,
         torch.get_num_threads(),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -266,8 +267,12 @@ class PrefillAttention:
     def __init__(self, cache: SlotCache, runs: Sequence[PromptRun]) -> None:
         self._store = cache.prompts
         self._runs = [(run, list(run.slots), cache.prompts.spans(run.length)) for run in runs]
-        self._kernels = KernelRow([run.length for run in runs for _ in run.slots])
         self._longest = max(run.length for run in runs)
+
+    # made when a layer first needs it
+    @cached_property
+    def _kernels(self) -> KernelRow:
+        return KernelRow([run.length for run, _, _ in self._runs for _ in run.slots])
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN

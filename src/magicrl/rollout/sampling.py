@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def sample_tokens(
     points = torch.from_numpy(uniforms).to(logits.device)
     picks = torch.from_numpy(greedy).to(logits.device) if greedy.any() else None
     if not exact and cpu_kernels.serves(logits.dtype, logits.device, _BLOCK) and logits.stride(1) == 1:
-        return _sample_by_kernel(logits[:, :valid_vocab], torch.from_numpy(1.0 / tau).float(), points, picks)
+        return _sample_by_kernel(logits[:, :valid_vocab], torch.from_numpy(factor).float(), points, picks)
     rows = max(1, _CHUNK_ELEMENTS // valid_vocab) if logits.device.type == "cpu" else len(logits)
     parts = [
         _sample_chunk(
@@ -134,8 +135,7 @@ def _sample_by_kernel(logits: Tensor, factor: Tensor, points: Tensor, greedy: Te
     def below(columns: Tensor) -> Tensor:
         return logits.gather(-1, columns).float() * factor[:, None] - largest[:, None]
 
-    tokens = _search(lambda columns: below(columns).exp(), logits.shape[1], blocks, points * total)
-    tokens = tokens if greedy is None else torch.where(greedy, logits.argmax(-1), tokens)
+    tokens = _chosen(logits, lambda columns: below(columns).exp(), blocks, points * total, greedy)
     logprobs = below(tokens[:, None])[:, 0] - total.log()
     entropies = total.log() - moments / total
     return SampledTokens(tokens=tokens, logprobs=logprobs.float(), entropies=entropies.float())
@@ -153,7 +153,7 @@ def _sample_chunk(
     blocks = _block_sums(weights)
     total = blocks.sum(-1)
     if exact:
-        tokens = _chosen(logits, weights, blocks, points * total, greedy)
+        tokens = _chosen(logits, partial(weights.gather, -1), blocks, points * total, greedy)
         logprobs, entropies, _ = softmax_statistics(shifted, weights, tokens, exact=True)
         return tokens, logprobs, entropies
     # in place: one table of [r, V] less; `shifted` is gone from here on
@@ -162,15 +162,17 @@ def _sample_chunk(
     # logits of -inf: weight 0, nothing towards the entropy; a device is not waited for to see whether there are any
     if logits.device.type != "cpu" or bool(moment.isnan().any()):
         moment = torch.where(weights > 0, products, 0.0).sum(-1)
-    tokens = _chosen(logits, weights, blocks, points * total, greedy)
+    tokens = _chosen(logits, partial(weights.gather, -1), blocks, points * total, greedy)
     log_total = total.log()
     # not taken from `shifted`, which was overwritten
     chosen = weights.gather(-1, tokens[:, None])[:, 0].log()
     return tokens, chosen - log_total.to(chosen.dtype), (log_total - moment / total).to(chosen.dtype)
 
 
-def _chosen(logits: Tensor, weights: Tensor, blocks: Tensor, target: Tensor, greedy: Tensor | None) -> Tensor:
-    tokens = _search(lambda columns: weights.gather(-1, columns), weights.shape[1], blocks, target)
+def _chosen(
+    logits: Tensor, weights_at: Callable[[Tensor], Tensor], blocks: Tensor, target: Tensor, greedy: Tensor | None
+) -> Tensor:
+    tokens = _search(weights_at, logits.shape[1], blocks, target)
     return tokens if greedy is None else torch.where(greedy, logits.argmax(-1), tokens)
 
 
