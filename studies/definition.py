@@ -479,6 +479,14 @@ SUITES: Mapping[str, Suite] = {
         pages=Path("docs/study-starts"),
         looks=1,
     ),
+    "recipe": Suite(
+        title="The recipe's choices over independent starts",
+        about="Starts are those of the [study of off-policy training](../study-starts/starts.md). Claims, premises and "
+        "starts were stated before the runs (C11 of the claims).",
+        folder="recipe",
+        pages=Path("docs/study-recipe"),
+        looks=1,
+    ),
 }
 
 

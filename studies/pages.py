@@ -494,7 +494,7 @@ def write_pages(
             (folder / f"{name}.md").write_text(advice_page(name, ablations, verdicts, advice))
         (folder / "costs.md").write_text(costs_page(ablations, found))
         (folder / "figures.md").write_text(figures_page(found, folder))
-    else:
+    elif suite == "starts":
         (folder / "starts.md").write_text(starts_page(read_screened(STARTS_FILE)))
     index = folder / "index.md"
     used = [row for arms in found.values() for runs in arms.values() for row in runs.values()]
