@@ -2,13 +2,13 @@
 
 The claim (written down in docs/claims.md before the deciding run): over seeds that vary the supervised start,
 the prompts and the sampling, MAGIC lifts held-out accuracy at temperature 1 by 25 points or more, and lies at
-least 10 points above the start's best temperature in every seed.
+least 10 points above the start's best temperature in every seed; behind the automatic switch length and accuracy rise.
 
 The control arm takes the same start, samples it at temperature 1, keeps its correct responses, and makes
 supervised steps on them until it has learned from as many tokens as the reinforcement-learning run did. What
 it gains is what cooling down gains.
 
-    python benchmarks/quickstart_study.py --seeds 0 1 2 3 4 --output docs/figures/quickstart.json
+    python benchmarks/quickstart_study.py --seeds 3 4 5 6 7 --output docs/figures/quickstart.json
 
 Each seed's result is written as it ends; seeds that are there already are not run again.
 """
@@ -20,6 +20,7 @@ import json
 import resource
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from arm_study import evaluation
@@ -47,7 +48,7 @@ CONTROL_BATCH = 64
 
 def main() -> None:
     parser = parser_of(__doc__, FIGURES / "quickstart.json")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 4, 5, 6, 7])  # 0 to 2 were tuned on
     parser.add_argument("--runs", type=Path, default=Path("runs/quickstart-study"))
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
@@ -87,7 +88,7 @@ def one_seed(seed: int, arguments: argparse.Namespace) -> None:
         "entropy": {"start": before["temperatures"]["1.0"]["entropy"], **entropy_tail(rows)},
         "length": [before["temperatures"]["1.0"]["length_mean"], after["temperatures"]["1.0"]["length_mean"]],
         "steps": len(rows),
-        "stage_1_steps": sum(row["stage/max_tokens"] == rows[0]["stage/max_tokens"] for row in rows),
+        "stages": stage_ends(rows),
         "tokens_sampled": sum(int(row["tokens/sampled"]) for row in rows),
         "tokens_trained": tokens,
         "cpu_seconds": {"supervised_start": start_cpu, "run": cpu},
@@ -174,6 +175,19 @@ def best_rise(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """The rise at temperature 1 over the start's best temperature."""
     best = max(before["temperatures"], key=lambda tau: before["temperatures"][tau]["accuracy"]["mean"])
     return {"start_temperature": float(best), "rise": paired(after, before, best)}
+
+
+def stage_ends(rows: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Of each stage its T, its steps, and mean length and training accuracy of its first ten and last ten."""
+    found: list[dict[str, float]] = []
+    for limit in dict.fromkeys(row["stage/max_tokens"] for row in rows):
+        own = [row for row in rows if row["stage/max_tokens"] == limit]
+        told = {"max_tokens": limit, "steps": len(own)}
+        for name, key in (("length", "length/mean"), ("accuracy", "train/accuracy_unfiltered/mean")):
+            values = [row[key] for row in own]
+            told |= {f"{name}_first": round(fmean(values[:10]), 4), f"{name}_last": round(fmean(values[-10:]), 4)}
+        found.append(told)
+    return found
 
 
 def entropy_tail(rows: list[dict[str, Any]]) -> dict[str, float]:
