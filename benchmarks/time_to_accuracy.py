@@ -63,7 +63,7 @@ class Case:
 CASES = {
     "small": Case(
         recipe="small.toml",
-        overrides=(),
+        overrides=("model.dtype=bfloat16",),  # as TRL's autocast
         trl={"per_device_batch": 32, "bf16": True},
         target=0.85,
         every=5,

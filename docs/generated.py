@@ -1,13 +1,16 @@
 """What the site takes from the source when it is built: a page's line ``<!-- commands -->`` becomes the command line's
-reference, ``<!-- metrics -->`` the table of metrics, ``<!-- TRL -->`` and ``<!-- verl -->`` those of options. In the
-repository a page says where the same is to be had."""
+reference, ``<!-- metrics -->`` the table of metrics, ``<!-- TRL -->`` and ``<!-- verl -->`` those of options, and
+``<!-- peers -->`` that of the peers' settings which benchmarks tried. In the repository a page says where the same is
+to be had."""
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 
 from magicrl.cli.main import app
 from magicrl.config.foreign import Library
@@ -76,9 +79,25 @@ def options(library: Library) -> str:
     return "\n".join([f"| {library.name} | magicrl | |", "|---|---|---|", *rows])
 
 
+FIGURES = Path(__file__).with_name("figures")
+TRIED = (("bench-rollout", "transformers"), ("bench-rollout-vllm", "vLLM"), ("bench-learner-tuning", "TRL"))
+
+
+def peers() -> str:
+    """A row for each setting of a peer that was measured: case, peer, setting, CPU seconds; the fastest is the peer."""
+    rows = ["| case | peer | setting | CPU seconds |", "|---|---|---|---|"]
+    for file, peer in TRIED:
+        for name, case in json.loads((FIGURES / f"{file}.json").read_text())["cases"].items():
+            tried = case["peer"]["cpu_s"] if "peer" in case else case["cpu_s"]
+            theirs = {key: seconds for key, seconds in tried.items() if not key.startswith("magicrl")}
+            rows += [f"| {name} | {peer} | {key} | {seconds:g} |" for key, seconds in theirs.items()]
+    return "\n".join(rows)
+
+
 PARTS = {
     "commands": commands,
     "metrics": metrics,
+    "peers": peers,
     "TRL": partial(options, TRL),
     "verl": partial(options, VERL),
 }
