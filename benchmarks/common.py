@@ -123,7 +123,7 @@ def table(columns: str, rows: Iterable[Sequence[object]]) -> list[str]:
     return [*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)]
 
 
-MARKED = re.compile(r"(?P<text>[^\s|(]+)<!--=(?P<path>[\w.:-]+)-->")
+MARKED = re.compile(r"(?P<text>[^\s|(]+)<!--=(?P<path>[\w.:/-]+)-->")
 
 
 def shown(value: Any, like: str) -> str:

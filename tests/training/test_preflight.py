@@ -61,6 +61,7 @@ SOUND = Facts(
     update=UPDATE,
     cost=None,
     problems=4000,
+    later_tokens=0,
     conflicting=10,
     filtered=False,
     seconds=10.0,
@@ -104,6 +105,23 @@ EARNED = SOUND.reward.earned
                 longer=LongerAnswers(max_tokens=384, truncated=0.2, correct=0.7, length=200),
             ),
             {"limit": "stop"},
+        ),
+        # ... or some more, which is the recipe's own way where a later stage has room for them, and else a warning
+        (
+            replace(
+                answers([1.0, 0.0] * 16, truncated=0.6, answered=0.4),
+                longer=LongerAnswers(max_tokens=384, truncated=0.2, correct=0.4, length=200),
+                later_tokens=200,
+            ),
+            {},
+        ),
+        (
+            replace(
+                answers([1.0, 0.0] * 16, truncated=0.6, answered=0.4),
+                longer=LongerAnswers(max_tokens=384, truncated=0.2, correct=0.4, length=200),
+                later_tokens=199,
+            ),
+            {"limit": "warning"},
         ),
         # few groups of few teach, which alone is no proof: the larger T is
         (

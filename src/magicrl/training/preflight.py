@@ -201,6 +201,8 @@ class Facts:
     """For training, as their sources give them."""
     conflicting: int
     """Of them left out, since an earlier one has the same prompt and other golds."""
+    later_tokens: int
+    """Largest T of the recipe's later stages; 0 where there is none."""
     filtered: bool
     """The recipe drops problems that are never or always solved before it begins."""
     seconds: float
@@ -248,6 +250,7 @@ def measure(config: TrainConfig, built: Built, judge: Judge, budget: Budget, tel
         cost=None if not steps else _cost(config, built, steps, update.prompts, learnable),
         problems=len(built.data.train) + built.data.dropped_conflicting,
         conflicting=built.data.dropped_conflicting,
+        later_tokens=max((stage.max_tokens for stage in config.stages[1:]), default=0),
         filtered=config.data.difficulty_filter is not None,
         seconds=time.perf_counter() - began,
     )

@@ -222,15 +222,18 @@ def _wants_room(facts: Facts) -> bool:
 def _limit(facts: Facts) -> Iterable[PreflightFinding]:
     """A T that cuts most answers where a larger one would not, though enough groups teach."""
     cut, longer = facts.learnable.answers.truncated, facts.longer
-    if longer is not None and cut >= OFTEN_CUT and longer.truncated <= NO_LONGER_CUT * cut:
-        make = _stop if _wants_room(facts) else _warning
+    if longer is None or cut < OFTEN_CUT or longer.truncated > NO_LONGER_CUT * cut:
+        return
+    wants_room = _wants_room(facts)
+    if wants_room or facts.later_tokens < longer.length:  # a short first stage is sound where a later one has room
+        make = _stop if wants_room else _warning
         yield make(
             "limit",
             f"{_percent(cut)} of the answers are cut at T = {facts.learnable.answers.max_tokens}; with "
             f"{longer.max_tokens} {_percent(longer.truncated)} are, and {_percent(longer.correct)} right in place of "
             f"{_percent(facts.learnable.pass_1.mean)}",
-            "A short first stage is part of the recipe (section 3.1.2 of the report) as long as a later stage has "
-            f"room: 95 % of the answers that end have at most {longer.length} tokens.",
+            "A short first stage is part of the recipe (section 3.1.2 of the report) where a later stage has room: 95 % "
+            f"of the answers that end have at most {longer.length} tokens; raise max_tokens, or add such a stage.",
         )
 
 
