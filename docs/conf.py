@@ -18,6 +18,7 @@ import generated
 STUDIES = {
     "docs/study/index": ["settings", *map(str, range(13)), "figures", "costs", "questions"],
     "docs/study-starts/index": ["20", "21", "22"],
+    "docs/study-recipe/index": ["30", "31", "32"],
 }
 
 project = "magicrl"

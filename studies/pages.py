@@ -449,18 +449,18 @@ def distance_section(ablations: Sequence[Ablation], found: Found, folder: Path) 
         for family, of in by_family.items()
         if {arm, f"{arm}, control"} <= of.keys()
     ]
-    title = "Off-policy, and entropy control"
-    words = ("without control", "with control")
-    (folder / "distances.svg").write_text(str(interval_file(title, drawn, words=words, measure=_POINTS)))
-    return "\n".join(
-        [
-            "## Distance from on-policy\n",
-            "Points of test accuracy at the best temperature, with 95 % intervals over starts, from on-policy at the "
-            "rate of 6e-4. Not corrected, without premises: the verdicts are below.\n",
-            markdown_table(["arm", *by_family], rows) + "\n",
-            f"![{title}](distances.svg)\n",
-        ]
-    )
+    parts = [
+        "## Distance from on-policy\n",
+        "Points of test accuracy at the best temperature, with 95 % intervals over starts, from on-policy at the rate "
+        "of 6e-4. Not corrected, without premises: the verdicts are below.\n",
+        markdown_table(["arm", *by_family], rows) + "\n",
+    ]
+    if drawn:
+        title = "Off-policy, and entropy control"
+        words = ("without control", "with control")
+        (folder / "distances.svg").write_text(str(interval_file(title, drawn, words=words, measure=_POINTS)))
+        parts.append(f"![{title}](distances.svg)\n")
+    return "\n".join(parts)
 
 
 def write_pages(

@@ -196,7 +196,7 @@ def test_every_shipped_ablation_has_a_page_at_every_scale(tmp_path: Path) -> Non
     assert {path.stem for path in small.parent.glob("[0-9]*.md")} == {a.id for a in shipped if "quick" in a.scales}
 
 
-@pytest.mark.parametrize("suite", ["report", "starts"])
+@pytest.mark.parametrize("suite", SUITES)
 def test_committed_verdicts_are_those_of_the_committed_results(tmp_path: Path, suite: str) -> None:
     """Pages are generated: whoever changes a definition or adds results runs `python -m studies report`."""
     study = Path(__file__).parents[2] / SUITES[suite].pages

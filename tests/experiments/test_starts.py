@@ -123,6 +123,18 @@ def test_the_study_is_what_was_stated() -> None:
     assert len(plan_runs(STARTS, "quick")) == 12
 
 
+def test_the_suite_of_the_recipes_choices_is_what_was_stated() -> None:
+    recipe = shipped_ablations("recipe")
+    runs = plan_runs(recipe, "tiny", range(8))
+    assert len(runs) == 168
+    assert len({run.unit for run in runs}) == 8
+    on_policy = {run.key for run in runs if run.arms[0][1] == "on-policy"}
+    assert on_policy < {run.key for run in plan_runs(STARTS, "tiny", range(8))}, "the first arm is that of C9"
+    claims = [claim.id for ablation in recipe for claim in ablation.claims]
+    assert claims == [f"{n}.{c}" for n in (30, 31, 32) for c in ("length", "accuracy", "before", "temperature", "kl")]
+    assert SUITES["recipe"].looks == 1
+
+
 @pytest.mark.slow
 def test_the_quick_form_runs_and_is_told(tmp_path: Path) -> None:
     results, pages = str(tmp_path / "r.jsonl"), tmp_path / "pages"

@@ -232,8 +232,8 @@ def _limit(facts: Facts) -> Iterable[PreflightFinding]:
             f"{_percent(cut)} of the answers are cut at T = {facts.learnable.answers.max_tokens}; with "
             f"{longer.max_tokens} {_percent(longer.truncated)} are, and {_percent(longer.correct)} right in place of "
             f"{_percent(facts.learnable.pass_1.mean)}",
-            "A short first stage is part of the recipe (section 3.1.2 of the report) where a later stage has room: 95 % "
-            f"of the answers that end have at most {longer.length} tokens; raise max_tokens, or add such a stage.",
+            "A short first stage is part of the recipe (section 3.1.2 of the report) where a later stage has room: "
+            f"95 % of the answers that end have at most {longer.length} tokens. Raise max_tokens, or add such a stage.",
         )
 
 
