@@ -433,14 +433,21 @@ class Ablation(_Part):
         return self
 
 
-def load_ablation(path: Path) -> Ablation:
-    """One ablation from its file.
+def load_ablations(path: Path) -> list[Ablation]:
+    """What a file defines: one ablation, or one for each of its ``families``.
+
+    A family is a table: `arms`, if there are, go behind those of scale tiny; its other entries stand for their names in
+    angle brackets throughout the file, such as ``<base>``.
 
     Raises:
         ValueError: not readable as TOML, or not an ablation; names the file and the place in it.
     """
     try:
-        return Ablation.model_validate(tomllib.loads(path.read_text()))
+        data = tomllib.loads(path.read_text())
+        return [
+            Ablation.model_validate(_of_family(data, family) if family else data)
+            for family in data.pop("families", [{}])
+        ]
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: not TOML: {error}") from error
     except ValidationError as error:
@@ -449,6 +456,21 @@ def load_ablation(path: Path) -> Ablation:
         raise ValueError(
             f"{path}: {place + ': ' if place else ''}{first['msg'].removeprefix('Value error, ')}"
         ) from error
+
+
+def _of_family(data: Any, family: Mapping[str, Any]) -> Any:
+    def filled(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: filled(value) for key, value in part.items()}
+        if isinstance(part, list):
+            return [filled(value) for value in part]
+        return (
+            re.sub(r"<(\w+)>", lambda name: str(family.get(name[1], name[0])), part) if isinstance(part, str) else part
+        )
+
+    own = filled(data)
+    own["scales"]["tiny"]["arms"] += family.get("arms", [])
+    return own
 
 
 class Suite(_Part):
@@ -493,7 +515,7 @@ SUITES: Mapping[str, Suite] = {
 def shipped_ablations(suite: str = "report") -> list[Ablation]:
     """All ablations of a suite, in its order."""
     folder = Path(str(files("studies"))) / SUITES[suite].folder
-    return [load_ablation(path) for path in sorted(folder.glob("*.toml"))]
+    return [ablation for path in sorted(folder.glob("*.toml")) for ablation in load_ablations(path)]
 
 
 def chosen(names: Sequence[str], known: Sequence[Ablation]) -> list[Ablation]:

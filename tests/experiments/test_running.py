@@ -15,7 +15,7 @@ import pytest
 
 from studies import runs as planning
 from studies.__main__ import app
-from studies.definition import SCALES, Ablation, chosen, load_ablation, shipped_ablations
+from studies.definition import SCALES, Ablation, chosen, load_ablations, shipped_ablations
 from studies.pages import CLAIMS_FILE, write_pages
 from studies.runs import (
     PlannedRun,
@@ -74,7 +74,23 @@ def ablation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablation:
     monkeypatch.setattr(planning, "load_sft_recipe", short)
     file = tmp_path / "06.toml"
     file.write_text(ABLATION)
-    return load_ablation(file)
+    return load_ablations(file)[0]
+
+
+def test_a_file_is_an_ablation_for_each_of_its_families(tmp_path: Path) -> None:
+    file = tmp_path / "families.toml"
+    text = ABLATION.replace('"6"', '"<id>"').replace('"6.', '"<id>.').replace("effect = 0.1", 'effect = "<least>"')
+    families = [
+        "[[families]]\nid = 6\nleast = 0.1\n",
+        '[[families]]\nid = 7\nleast = 0.2\narms = [{ name = "of its own" }]\n',
+    ]
+    file.write_text(text + "".join(families))
+    first, second = load_ablations(file)
+    assert [first.id, second.id] == ["6", "7"]
+    assert [claim.id.partition(".")[0] for claim in (*first.claims, *second.claims)] == ["6", "7"]
+    assert (first.claims[0].effect, second.claims[0].effect) == (0.1, 0.2)  # type: ignore[union-attr]
+    own = [arm.name for arm in second.scales["tiny"].arms]
+    assert own == [*(arm.name for arm in first.scales["tiny"].arms), "of its own"]
 
 
 def result(run: PlannedRun, accuracy: float = 0.5) -> dict[str, Any]:
@@ -135,7 +151,7 @@ def test_a_scale_like_another_adds_its_own_settings(tmp_path: Path) -> None:
     own += 'start_set = ["model.tiny.layers=3"]\n[[claims]]'
     file = tmp_path / "06.toml"
     file.write_text(ABLATION.replace("[[claims]]", own))
-    small, tiny = (plan_runs([load_ablation(file)], scale) for scale in ("small", "tiny"))
+    small, tiny = (plan_runs(load_ablations(file), scale) for scale in ("small", "tiny"))
     assert [run.arms for run in small] == [run.arms for run in tiny[:3]]
     assert {run.config.stages[0].max_steps for run in small} == {9}
     assert {run.config.stages[0].max_tokens for run in small} == {8}, "kept from tiny"
@@ -183,7 +199,7 @@ def test_a_wrong_definition_is_refused_by_file_and_place(old: str, new: str, say
     file = tmp_path / "06.toml"
     file.write_text(ABLATION.replace(old, new))
     with pytest.raises(ValueError, match=says) as caught:
-        load_ablation(file)
+        load_ablations(file)
     assert str(file) in str(caught.value)
 
 
