@@ -30,7 +30,11 @@ ARMS = {
     for count, size in STEPS.items()
     for name, settings in PRECISIONS.items()
 }
-SHORTER = ["stages.0.max_steps=70", "stages.1.max_steps=30", "evaluation.samples=8", "evaluation.start_pass_at=16"]
+SHORTER = [
+    "stages.0.max_tokens=48", "stages.0.max_steps=70", "stages.1.max_steps=30", "stages.0.transition.horizon=20",
+    "stages.0.transition.window=20", "entropy.target=0.1", "entropy.step=0.01", "entropy.maximum=0.3",
+    "evaluation.samples=8", "evaluation.start_pass_at=16",
+]  # fmt: skip
 COMMAND = "python benchmarks/exact_study.py --seeds 1 2 3 4"
 
 
