@@ -19,6 +19,7 @@ STUDIES = {
     "docs/study/index": ["settings", *map(str, range(13)), "figures", "costs", "questions"],
     "docs/study-starts/index": ["20", "21", "22"],
     "docs/study-recipe/index": ["30", "31", "32"],
+    "docs/study-target/index": ["40", "41", "42"],
 }
 
 project = "magicrl"

@@ -509,6 +509,14 @@ SUITES: Mapping[str, Suite] = {
         pages=Path("docs/study-recipe"),
         looks=1,
     ),
+    "target": Suite(
+        title="Targets of entropy over independent starts",
+        about="Starts are those of the [study of off-policy training](../study-starts/starts.md). Claims, premises and "
+        "starts were stated before the runs (C12 of the claims).",
+        folder="target",
+        pages=Path("docs/study-target"),
+        looks=1,
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from magicrl.algorithms.entropy import ControllerSettings, make_controller
 from magicrl.records import Problem
 from studies import runs as planning
 from studies import screening
@@ -133,6 +134,27 @@ def test_the_suite_of_the_recipes_choices_is_what_was_stated() -> None:
     claims = [claim.id for ablation in recipe for claim in ablation.claims]
     assert claims == [f"{n}.{c}" for n in (30, 31, 32) for c in ("length", "accuracy", "before", "temperature", "kl")]
     assert SUITES["recipe"].looks == 1
+
+
+def test_the_suite_of_targets_is_what_was_stated() -> None:
+    target = shipped_ablations("target")
+    runs = plan_runs(target, "tiny", range(8))
+    assert len(runs) == 192
+    shared = {run.key for run in runs} & {run.key for run in plan_runs(shipped_ablations("recipe"), "tiny", range(8))}
+    assert len(shared) == 48, "two arms are those of C11"
+    claims = [claim.id for ablation in target for claim in ablation.claims]
+    assert claims == [f"{n}.{c}" for n in (40, 41, 42) for c in ("control", "high", "falling", "anchored")]
+    half = next(run.config for run in runs if run.arms[0][1] == "half of the start's")
+    controller = make_controller(half.entropy.controller, ControllerSettings(target=0.5, step=0.02, maximum=0.5))
+    coefficients = []
+    for entropy in (0.6, 0.31, 0.29, 0.29):
+        coefficients.append(controller.coefficient(entropy))
+        controller.observe(entropy)
+    assert coefficients == [0.0, 0.0, 0.0, 0.02], "the target is 0.3: c rises below it and is paid there"
+    later = make_controller(half.entropy.controller, ControllerSettings(target=0.5, step=0.02, maximum=0.5))
+    later.restore(controller.state())
+    assert later.coefficient(0.29) == controller.coefficient(0.29) == 0.04
+    assert later.coefficient(0.31) == 0.0
 
 
 @pytest.mark.slow
