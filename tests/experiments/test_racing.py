@@ -51,7 +51,7 @@ def test_every_method_tries_as_many_settings_and_no_two_alike() -> None:
         assert len(tried) == RACE.budget == len({c.set for c in tried})
     tis = next(m for m in RACE.methods if m.name == "TIS")
     rates = [c.set[-1].partition("=")[2] for c in candidates(RACE, tis)]
-    assert rates == ["0.00021", "0.0006", "0.0017"] * 3
+    assert rates == ["7e-05", "0.00021", "0.0006"] * 3
     plain = next(m for m in RACE.methods if m.name == "clip 0.20")
     assert len({c.set[-1] for c in candidates(RACE, plain)}) == 9
 
