@@ -1,6 +1,8 @@
 """A target of entropy that is no constant: a share of the start's own entropy.
 
-magicrl train quickstart --set entropy.controller=studies/anchored.py:make --set entropy.target=0.5
+    magicrl train quickstart --set entropy.controller=studies/anchored.py:make --set entropy.target=0.5
+
+Otherwise it is the adaptive controller; an arm of the suite ``target``.
 """
 
 from __future__ import annotations

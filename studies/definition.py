@@ -464,9 +464,9 @@ def _of_family(data: Any, family: Mapping[str, Any]) -> Any:
             return {key: filled(value) for key, value in part.items()}
         if isinstance(part, list):
             return [filled(value) for value in part]
-        return (
-            re.sub(r"<(\w+)>", lambda name: str(family.get(name[1], name[0])), part) if isinstance(part, str) else part
-        )
+        if isinstance(part, str):
+            return re.sub(r"<(\w+)>", lambda name: str(family.get(name[1], name[0])), part)
+        return part
 
     own = filled(data)
     own["scales"]["tiny"]["arms"] += family.get("arms", [])
@@ -483,6 +483,10 @@ class Suite(_Part):
     looks: int  # how often its verdicts are drawn; each look has its share of the error
 
 
+_SAME_STARTS = (
+    "Starts are those of the [study of off-policy training](../study-starts/starts.md). Claims, premises and starts "
+    "were stated before the runs ({} of the claims)."
+)
 SUITES: Mapping[str, Suite] = {
     "report": Suite(
         title="The ablations of the report, run here",
@@ -503,16 +507,14 @@ SUITES: Mapping[str, Suite] = {
     ),
     "recipe": Suite(
         title="The recipe's choices over independent starts",
-        about="Starts are those of the [study of off-policy training](../study-starts/starts.md). Claims, premises and "
-        "starts were stated before the runs (C11 of the claims).",
+        about=_SAME_STARTS.format("C11"),
         folder="recipe",
         pages=Path("docs/study-recipe"),
         looks=1,
     ),
     "target": Suite(
         title="Targets of entropy over independent starts",
-        about="Starts are those of the [study of off-policy training](../study-starts/starts.md). Claims, premises and "
-        "starts were stated before the runs (C12 of the claims).",
+        about=_SAME_STARTS.format("C12"),
         folder="target",
         pages=Path("docs/study-target"),
         looks=1,

@@ -7,13 +7,9 @@ run on all starts. A run is a `PlannedRun` like any of the studies, so that resu
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import math
-import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self, TypeVar, cast
@@ -24,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from scipy.optimize import curve_fit
 from scipy.stats import kendalltau
 
-from magicrl.config.loader import digest
 from studies.definition import Ablation, Curves, Result, parse_measure
 from studies.runs import PlannedRun, plan_runs
 
@@ -94,12 +89,6 @@ class Method(_Part):
     set: Overrides
     own: tuple[Overrides, ...] = ((),)
     shown_by: str  # the test of its published property
-
-    def files(self) -> list[Path]:
-        """Of ``studies/race`` that its settings name."""
-        text = " ".join([*self.set, *(override for own in self.own for override in own)])
-        found = sorted(set(re.findall(r"=(studies\.race\.\w+):", text)))
-        return [Path(spec.origin) for name in found if (spec := importlib.util.find_spec(name)) and spec.origin]
 
 
 class Candidate(NamedTuple):
@@ -231,15 +220,12 @@ def race_runs(
             },
         }
     )
-    texts = {method.name: [file.read_text() for file in method.files()] for method in race.methods}
     found: dict[tuple[Candidate, Condition, int], PlannedRun] = {}
     for run in plan_runs([study], "tiny", None if isinstance(starts, int) else starts):
         # two arms with one recipe share its run
         for _, name in run.arms:
             entrant, condition = arms[name]
-            brought = [hashlib.sha256(text.encode()).hexdigest() for text in texts[entrant.method]]
-            key = digest([run.key, brought]) if brought else run.key
-            found[entrant, condition, run.config.run.seed] = replace(run, key=key)
+            found[entrant, condition, run.config.run.seed] = run
     return found
 
 

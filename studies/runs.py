@@ -16,10 +16,13 @@ Run what is planned and not yet there: in processes side by side, within a budge
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
 import math
 import multiprocessing
 import os
+import re
 import shutil
 import threading
 import time
@@ -153,8 +156,11 @@ def _resolved(
     if config.start.sft is not None:
         decides["start"]["sft"] = Path(config.start.sft).name  # where the package is installed decides nothing
     decides["made"] = [None if start is None else start.key, after]
+    key, brought = digest(decides), brought_files([*definition.set, *arm.set])
+    if brought:
+        key = digest([key, [hashlib.sha256(file.read_text().encode()).hexdigest() for file in brought]])
     return PlannedRun(
-        key=digest(decides),
+        key=key,
         scale=scale,
         unit=unit,
         config=config,
@@ -163,6 +169,12 @@ def _resolved(
         arms=((ablation.id, arm.name),),
         minutes=definition.minutes,
     )
+
+
+def brought_files(overrides: Sequence[str]) -> list[Path]:
+    """Files of ``studies`` that overrides name as parts: their text decides the result too."""
+    found = sorted(set(re.findall(r"=(studies\.[\w.]+):", " ".join(overrides))))
+    return [Path(spec.origin) for name in found if (spec := importlib.util.find_spec(name)) and spec.origin]
 
 
 def supervised_recipe(base: str, start_set: Sequence[str]) -> SftConfig:

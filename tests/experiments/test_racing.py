@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from studies.racing import (
     score,
     survivors,
 )
+from studies.runs import brought_files
 
 ROOT = Path(__file__).resolve().parents[2]
 RACE = load_race()
@@ -83,7 +85,8 @@ def test_the_named_tests_and_the_page_are_there() -> None:
         assert f"def {method.shown_by}(" in tests, method.name
     page = (ROOT / "docs" / "race.md").read_text()
     assert methods_table(RACE) in page, "docs/race.md: put in what studies.race_page.methods_table gives"
-    raced = {file.stem for method in RACE.methods for file in method.files()}
+    settings = [text for method in RACE.methods for text in (*method.set, *chain.from_iterable(method.own))]
+    raced = {file.stem for file in brought_files(settings)}
     assert raced == {file.stem for file in DEFINITION.parent.glob("*.py")} - {"__init__"}
 
 
