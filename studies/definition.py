@@ -519,6 +519,15 @@ SUITES: Mapping[str, Suite] = {
         pages=Path("docs/study-target"),
         looks=1,
     ),
+    "smollm2": Suite(
+        title="Off-policy training of a pretrained model",
+        about="SmolLM2-135M-Instruct from three independent supervised starts, which were "
+        "[screened](../study-starts/starts.md). Claims, premises, starts and seeds were stated before the runs "
+        "(C13 of the claims).",
+        folder="smollm2",
+        pages=Path("docs/study-smollm2"),
+        looks=1,
+    ),
 }
 
 

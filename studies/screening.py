@@ -101,7 +101,8 @@ def _measured(base: str, folder: Path, output: Path) -> dict[str, float]:
     config = load_train_recipe(path, [], path.parent)
     source = config.data.train[0]
     assert source.family is not None, "the study's recipes have generated problems"
-    stream = make_family(source.family, source.options).stream(seed=SEED, split="validation")
+    family = make_family(source.family, source.options)
+    stream = family.stream(seed=SEED, split="validation", levels=source.levels)
     problems = {problem.prompt: problem for problem in islice(stream, 20 * PROBLEMS)}
     asked = {"screening": list(islice(problems.values(), PROBLEMS))}
     found: dict[str, float] = {}
@@ -113,11 +114,12 @@ def _measured(base: str, folder: Path, output: Path) -> dict[str, float]:
             samples=samples,
             temperature=temperature,
             max_tokens=config.stages[-1].max_tokens,
-            extract="lenient",
+            extract=config.verifier.extract,
+            dtype=config.model.dtype,
             threads=1,
             workers=1,
-            max_rows=128,
-            memory_limit_mb=256,
+            max_rows=config.rollout.max_rows,
+            memory_limit_mb=config.rollout.memory_limit_mb,
             pass_at=[samples],
             progress=False,
         ).recorded.benchmarks["screening"]
