@@ -15,7 +15,7 @@ from magicrl.cli.main import main
 app = App(name="python -m studies", help="Suites of ablations at your scale: list, run, report, starts, power.")
 
 Scale = Literal["tiny", "small", "paper", "quick"]
-SuiteName = Literal["report", "starts", "recipe", "target", "smollm2"]
+SuiteName = Literal["report", "starts", "recipe", "target", "noise", "smollm2"]
 
 
 def _results_file(results: Path | None, suite: SuiteName, scale: Scale) -> Path:
@@ -36,7 +36,8 @@ def list_ablations(*names: str, suite: SuiteName = "report", scale: Scale = "tin
         Ids, as 6 or 10; default: all.
     suite
         report has the report's ablations, starts off-policy training over independent supervised starts, recipe the
-        recipe's other choices over them, target targets of entropy, smollm2 off-policy training of a pretrained model.
+        recipe's other choices over them, target targets of entropy, noise stale data beside small batches, smollm2
+        off-policy training of a pretrained model.
     scale
         tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
     results
@@ -88,7 +89,8 @@ def run(
         Ids, as 6 or 10, or all.
     suite
         report has the report's ablations, starts off-policy training over independent supervised starts, recipe the
-        recipe's other choices over them, target targets of entropy, smollm2 off-policy training of a pretrained model.
+        recipe's other choices over them, target targets of entropy, noise stale data beside small batches, smollm2
+        off-policy training of a pretrained model.
     scale
         tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
     starts

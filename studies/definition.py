@@ -519,6 +519,13 @@ SUITES: Mapping[str, Suite] = {
         pages=Path("docs/study-target"),
         looks=1,
     ),
+    "noise": Suite(
+        title="Stale data or small batches, over independent starts",
+        about=_SAME_STARTS.format("C14"),
+        folder="noise",
+        pages=Path("docs/study-noise"),
+        looks=1,
+    ),
     "smollm2": Suite(
         title="Off-policy training of a pretrained model",
         about="SmolLM2-135M-Instruct from three independent supervised starts, which were "

@@ -157,6 +157,33 @@ def test_the_suite_of_targets_is_what_was_stated() -> None:
     assert later.coefficient(0.31) == 0.0
 
 
+def test_the_suite_of_stale_data_and_small_batches_is_what_was_stated() -> None:
+    noise = shipped_ablations("noise")
+    runs = plan_runs(noise, "tiny", range(8))
+    assert len(runs) == 192
+    known = {run.key for run in plan_runs(STARTS, "tiny", range(8))}
+    new = [run for run in runs if run.key not in known]
+    assert {run.arms[0][1] for run in new} == {"fresh small batches"}
+    stages = [run.config.stages[0] for run in new]
+    assert {(s.rollout_batch, s.mini_batch, s.max_steps) for s in stages} == {(4, None, 400)}, (
+        "samples and updates of C9's"
+    )
+    assert [claim.id for a in noise for claim in a.claims] == [
+        f"{n}.{c}" for n in (60, 61, 62) for c in ("noise", "stale")
+    ]
+
+
+def test_the_suite_of_the_pretrained_model_is_what_was_stated() -> None:
+    (ablation,) = shipped_ablations("smollm2")
+    runs = plan_runs([ablation], "tiny", range(3))
+    assert len(runs) == 18
+    assert {run.start.chain()[0].recipe.run.seed for run in runs if run.start} == set(range(3))
+    mini_batches = {name: run.config.stages[0].mini_batch for run in runs for _, name in run.arms}
+    assert mini_batches == {"on-policy": None, "N_SGD 4": 2, "N_SGD 4, control": 2}
+    assert {run.config.stages[0].rollout_batch for run in runs} == {8}
+    assert [claim.id for claim in ablation.claims] == ["50.loss", "50.control"]
+
+
 @pytest.mark.slow
 def test_the_quick_form_runs_and_is_told(tmp_path: Path) -> None:
     results, pages = str(tmp_path / "r.jsonl"), tmp_path / "pages"
