@@ -15,7 +15,14 @@ from magicrl.cli.main import main
 app = App(name="python -m studies", help="Suites of ablations at your scale: list, run, report, starts, power.")
 
 Scale = Literal["tiny", "small", "paper", "quick"]
-SuiteName = Literal["report", "starts", "recipe", "target", "noise", "smollm2"]
+SuiteName = Annotated[
+    Literal["report", "starts", "recipe", "target", "noise", "smollm2"],
+    Parameter(
+        help="report has the report's ablations, starts off-policy training over independent supervised starts, recipe "
+        "the recipe's other choices over them, target targets of entropy, noise stale data beside small batches, "
+        "smollm2 off-policy training of a pretrained model."
+    ),
+]
 
 
 def _results_file(results: Path | None, suite: SuiteName, scale: Scale) -> Path:
@@ -34,10 +41,6 @@ def list_ablations(*names: str, suite: SuiteName = "report", scale: Scale = "tin
     ----------
     names
         Ids, as 6 or 10; default: all.
-    suite
-        report has the report's ablations, starts off-policy training over independent supervised starts, recipe the
-        recipe's other choices over them, target targets of entropy, noise stale data beside small batches, smollm2
-        off-policy training of a pretrained model.
     scale
         tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
     results
@@ -87,10 +90,6 @@ def run(
     ----------
     names
         Ids, as 6 or 10, or all.
-    suite
-        report has the report's ablations, starts off-policy training over independent supervised starts, recipe the
-        recipe's other choices over them, target targets of entropy, noise stale data beside small batches, smollm2
-        off-policy training of a pretrained model.
     scale
         tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
     starts
@@ -252,8 +251,6 @@ def report(
     ----------
     names
         Ids; default: all. p-values are corrected over the claims of those that are given.
-    suite
-        Whose ablations.
     scale
         Whose results.
     results
