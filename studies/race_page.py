@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from studies.claims import students
+from studies.claims import LEVEL, Verdict, holm, students
 from studies.definition import Result, parse_measure
 from studies.pages import markdown_table
 from studies.racing import (
@@ -158,6 +159,8 @@ def _final(race: Race, stage: Stage, results: Mapping[str, Result]) -> list[str]
         _round_table(race, stage, results),
         "### By family",
         _family_table(race, stage, results),
+        "### A default that needs no tuning per family",
+        _default_table(race, stage, results),
         "### At equal cost, and by fitted curves",
         _cost_table(race, stage, results),
         "### Which rankings survive",
@@ -179,11 +182,56 @@ def _family_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> st
     return markdown_table(("method", *(f.name for f in race.families), "mean regret"), rows)
 
 
-def _with_interval(stage: Stage, results: Mapping[str, Result], entrant: Candidate, family: Family) -> str:
+def _by_start(
+    stage: Stage, results: Mapping[str, Result], entrant: Candidate, family: Family
+) -> tuple[list[int], NDArray[np.float64]]:
+    """The family's starts, and the entrant's mean over conditions from each."""
     starts = sorted({s for named, _, _, s in stage.runs if named == family.name})
     values = [_mean(_of(stage, results, score, entrant=entrant, family=family, start=s)) for s in starts]
-    found = students(entrant.method, starts, np.array(values), bar=0.0)
+    return starts, np.array(values)
+
+
+def _with_interval(stage: Stage, results: Mapping[str, Result], entrant: Candidate, family: Family) -> str:
+    found = students(entrant.method, *_by_start(stage, results, entrant, family), bar=0.0)
     return f"{found.effect:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def _default_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> str:
+    """Distances from each family's best, paired by start, and whether they lie within the margin (C15).
+
+    Which is the best is decided by the same runs, which makes every other look worse than it is: an error of that kind
+    makes no default of a method that is none.
+    """
+    found: dict[tuple[Candidate, str], Verdict] = {}
+    for family in race.families:
+        values = {entrant: _by_start(stage, results, entrant, family) for entrant in stage.entrants}
+        best = max(values, key=lambda entrant: values[entrant][1].mean())
+        for entrant in stage.entrants:
+            if entrant is not best:
+                starts, own = values[entrant]
+                found[entrant, family.name] = students(entrant.method, starts, own - values[best][1], bar=-race.margin)
+    corrected = holm([p for verdict in found.values() for p in (verdict.p_holds, verdict.p_fails)])
+    sides = dict(zip(found, zip(corrected[::2], corrected[1::2], strict=True), strict=True))
+
+    def cell(entrant: Candidate, family: Family) -> tuple[str, bool]:
+        if (one := found.get((entrant, family.name))) is None:
+            return "the best", True
+        holds, fails = (p < LEVEL for p in sides[entrant, family.name])
+        word = "within" if holds else "beyond" if fails else "undecided"
+        return f"{one.effect:+.3f} ({one.low:+.3f} to {one.high:+.3f}), {word}", holds
+
+    rows: list[tuple[str, ...]] = []
+    defaults: list[str] = []
+    for entrant in stage.entrants:
+        cells = [cell(entrant, family) for family in race.families]
+        rows.append((entrant.method, *(text for text, _ in cells)))
+        if all(near for _, near in cells):
+            defaults.append(entrant.method)
+    told = (
+        f"Distance from the best of each family; within {race.margin:g} of it, Holm over both sides of all, {LEVEL:g}. "
+        f"In every family: {', '.join(defaults) or 'none'}."
+    )
+    return "\n\n".join((told, markdown_table(("method", *(f.name for f in race.families)), rows)))
 
 
 def _cost_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> str:

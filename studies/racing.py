@@ -1,8 +1,9 @@
 """The race of methods for off-policy stability: its definition, its rounds, and how it is decided.
 
 ``studies/race/race.toml`` says who takes part. Every method tries the same number of settings on the tuning starts (its
-own numbers times learning rates); its best goes on. Then rounds drop the worse half until at most four are left, which
-run on all starts. A run is a `PlannedRun` like any of the studies, so that results are kept and shared in the same way.
+own numbers times learning rates); its best goes on. Then rounds drop the worse half until at most three are left, which
+run on all starts beside the yardstick. A run is a `PlannedRun` like any of the studies, so that results are kept and
+shared in the same way.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ class Candidate(NamedTuple):
 
 
 class Race(_Part):
-    finalists: int = Field(ge=1)
+    finalists: int = Field(ge=1)  # whom the rounds leave, at most
+    yardstick: str  # a method that runs in the final whatever its place
+    margin: float = Field(gt=0)  # a default is so near, in test accuracy, to the best of every family
     budget: int = Field(ge=1)
     tuning_starts: tuple[int, ...] = Field(min_length=1)
     starts: int = Field(ge=2)  # of the final, each family's first ones that the screening accepted
@@ -129,6 +132,8 @@ class Race(_Part):
                     f"method {method.name!r} has {len(method.own)} settings of its own, which do not divide the budget "
                     f"of {self.budget}"
                 )
+        if self.yardstick not in names:
+            raise ValueError(f"no method is called {self.yardstick!r}, the yardstick")
         return self
 
 
@@ -255,9 +260,11 @@ def stages(race: Race, results: Mapping[str, Result]) -> Iterator[Stage]:
     if stage.missing(results):
         return
     tried = stage.scores(results, score)
-    entrants = [max((c for c in tried if c.method == m.name), key=lambda c: tried[c]) for m in race.methods]
+    entrants = tuned = [max((c for c in tried if c.method == m.name), key=lambda c: tried[c]) for m in race.methods]
     sizes = field_sizes(len(entrants), race.finalists)
     for number, places in enumerate([*sizes[1:], 0]):
+        if not places:
+            entrants = [entrant for entrant in tuned if entrant in entrants or entrant.method == race.yardstick]
         starts = min(race.starts, 2 ** (number + 1)) if places else race.starts
         stage = _stage(race, f"round {number + 1}" if places else "final", entrants, starts)
         yield stage

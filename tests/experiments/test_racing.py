@@ -61,6 +61,8 @@ def test_every_method_tries_as_many_settings_and_no_two_alike() -> None:
 def test_what_would_not_be_fair_is_refused() -> None:
     with pytest.raises(ValidationError, match="100 and up"):
         changed(tuning_starts=(0,))
+    with pytest.raises(ValidationError, match="no method is called 'magic', the yardstick"):
+        changed(yardstick="magic")
     with pytest.raises(ValidationError, match="do not divide the budget"):
         changed(methods=(RACE.methods[0].model_copy(update={"own": ((), ("entropy.step=0.1",))}).model_dump(),))
     with pytest.raises(ValidationError, match="one name"):
@@ -142,6 +144,9 @@ def test_the_race_goes_from_the_tuning_to_the_final() -> None:
     assert not final.missing(results)
     assert {str(e) for e in final.entrants} == {"MAGIC | 5", "TRL | 5"}
     assert final.scores(results, score)[final.entrants[1]] == pytest.approx(0.51)
+    beside = next_stage(changed(methods=methods, finalists=2, yardstick="clip 0.20"), results)
+    assert {str(e) for e in beside.entrants} == {"clip 0.20 | 5", "MAGIC | 5", "TRL | 5"}, "whatever its place"
+    assert len(beside.missing(results)) == 216 - 2 * 4, "round 1 gave it two starts under four conditions"
 
 
 def whole_result(merit: float, *, start: int, cost: float) -> dict[str, Any]:
@@ -164,7 +169,8 @@ def whole_result(merit: float, *, start: int, cost: float) -> dict[str, Any]:
 
 
 def test_the_page_says_what_was_found_by_hand() -> None:
-    race = changed(methods=tuple(RACE.methods[i].model_dump() for i in range(3)), finalists=2)
+    methods = tuple(RACE.methods[i].model_dump() for i in range(3))
+    race = changed(methods=methods, finalists=2, yardstick="clip 0.25")
     results: dict[str, Any] = {}
     assert "Tuning: 27 of 27 runs are missing." in results_page(race, results)
     for _ in range(3):
@@ -180,6 +186,9 @@ def test_the_page_says_what_was_found_by_hand() -> None:
     # 2.365 deviations of 0.0245 over the root of 8; the best of every family, and 0.1 behind it
     assert "| clip 0.265 | 0.900 (0.880 to 0.920) | 0.900 (0.880 to 0.920) | 0.900 (0.880 to 0.920) | 0.000 |" in page
     assert "| clip 0.25 | 0.800 (0.780 to 0.820) | 0.800 (0.780 to 0.820) | 0.800 (0.780 to 0.820) | 0.100 |" in page
+    # 0.1 behind from every start alike, which is beyond 0.05
+    assert "In every family: clip 0.265." in page
+    assert page.count("-0.100 (-0.100 to -0.100), beyond") == 3
     # clip 0.25 took 20,000 tokens and CPU seconds, clip 0.265 30,000: it is looked at after two thirds of its ten steps
     equal = next(line for line in page.splitlines() if line.startswith("| clip 0.265 |") and "216 of" in line)
     assert equal.startswith("| clip 0.265 | 0.630 | 0.810 | 0.630 | 0.100 |")
