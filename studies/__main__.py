@@ -25,12 +25,6 @@ SuiteName = Annotated[
 ]
 
 
-def _results_file(results: Path | None, suite: SuiteName, scale: Scale) -> Path:
-    from studies.definition import SUITES
-
-    return results or SUITES[suite].pages / f"results-{scale}.jsonl"
-
-
 @app.command(name="list")
 def list_ablations(*names: str, suite: SuiteName = "report", scale: Scale = "tiny", results: Path | None = None) -> int:
     """List the ablations with their arms, what is done and how long the rest takes.
@@ -47,9 +41,9 @@ def list_ablations(*names: str, suite: SuiteName = "report", scale: Scale = "tin
         Results file; default: results-SCALE.jsonl among the suite's pages.
     """
     from studies.definition import chosen, shipped_ablations
-    from studies.runs import outlook, plan_runs, read_results
+    from studies.runs import outlook, plan_runs, suite_results
 
-    known = read_results(_results_file(results, suite, scale))
+    known = suite_results(suite, scale, results)
     table = Table("id", "ablation", "arms", "starts x seeds", "runs done", "CPU minutes left", box=None)
     for ablation in chosen(names or ("all",), shipped_ablations(suite)):
         definition = ablation.scales.get(scale)
@@ -110,8 +104,8 @@ def run(
         A check of the machinery in about a minute: few steps, two half-made starts; the scale `quick`. Its verdicts
         mean nothing.
     """
-    from studies.definition import chosen, shipped_ablations
-    from studies.runs import outlook, plan_runs, read_results, run_study
+    from studies.definition import SUITES, chosen, shipped_ablations
+    from studies.runs import outlook, plan_runs, read_results, run_study, suite_results
 
     if quick:
         scale, names = "quick", names or ("all",)
@@ -120,16 +114,18 @@ def run(
     console = Console(highlight=False)
     planned = plan_runs(chosen(names, shipped_ablations(suite)), scale, starts, seeds)
     processes = workers or len(os.sched_getaffinity(0))
-    look = outlook(planned, read_results(_results_file(results, suite, scale)))
+    known, file = suite_results(suite, scale, results), results or SUITES[suite].results(scale)
+    look = outlook(planned, known)
     length = "nobody has measured how long they take"
     if look.cpu_minutes is not None:
         length = (
             f"about {look.cpu_minutes:.0f} CPU minutes, {look.cpu_minutes / processes:.0f} with {processes} at once"
         )
     console.print(f"{len(planned)} runs, {look.done} done, {len(look.missing)} to do: {length}")
+    of_others = known.keys() - read_results(file).keys()
     missing = run_study(
-        planned,
-        _results_file(results, suite, scale),
+        [run for run in planned if run.key not in of_others],
+        file,
         work,
         workers=processes,
         budget_minutes=minutes,
@@ -260,11 +256,11 @@ def report(
     """
     from studies.definition import SUITES, chosen, shipped_ablations
     from studies.pages import write_pages
-    from studies.runs import read_results
+    from studies.runs import suite_results
 
-    file = _results_file(results, suite, scale)
-    known = read_results(file)
+    known = suite_results(suite, scale, results)
     if not known:
+        file = results or SUITES[suite].results(scale)
         raise ValueError(f"{file}: no results; run `python -m studies run all --suite {suite} --scale {scale}` first")
     ablations = chosen(names or ("all",), shipped_ablations(suite))
     index = write_pages(ablations, scale, known, output or SUITES[suite].pages, suite)

@@ -481,6 +481,11 @@ class Suite(_Part):
     folder: str  # of its ablations, in ``studies``
     pages: Path  # where results and pages are
     looks: int  # how often its verdicts are drawn; each look has its share of the error
+    shares: str | None = None  # a suite some of whose runs are arms of this one as well, and are not run again
+
+    def results(self, scale: Scale) -> Path:
+        """Its results file."""
+        return self.pages / f"results-{scale}.jsonl"
 
 
 _SAME_STARTS = (
@@ -525,6 +530,7 @@ SUITES: Mapping[str, Suite] = {
         folder="noise",
         pages=Path("docs/study-noise"),
         looks=1,
+        shares="starts",
     ),
     "smollm2": Suite(
         title="Off-policy training of a pretrained model",

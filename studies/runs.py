@@ -37,7 +37,7 @@ from magicrl.config.loader import decisive, digest, load_sft_recipe, load_train_
 from magicrl.config.schema import SftConfig, SftModelConfig, StartConfig, TrainConfig
 from magicrl.reporting.read_folders import RecordedRun, read_run
 from magicrl.training.recorder import environment_facts
-from studies.definition import COSTS, CURVES, Ablation, Arm, Result, Scale, ScaleDefinition, base_recipe
+from studies.definition import COSTS, CURVES, SUITES, Ablation, Arm, Result, Scale, ScaleDefinition, base_recipe
 
 THREADS = 1  # of every run: tensors this small gain nothing from a second thread, and runs are done side by side
 _UNIMPORTANT: dict[str, Any] = {"run": {"name", "output", "expected_minutes"}}
@@ -317,6 +317,13 @@ def read_results(path: Path) -> dict[str, Result]:
             raise ValueError(f"{path}, line {number}: schema_version {version}, this magicrl reads {SCHEMA_VERSION}")
         found[key] = row
     return found
+
+
+def suite_results(suite: str, scale: Scale, file: Path | None = None) -> dict[str, Result]:
+    """The results of a suite (in ``file`` instead of its own) and of the suite whose runs it shares."""
+    shared = SUITES[suite].shares
+    others = {} if shared is None else read_results(SUITES[shared].results(scale))
+    return {**others, **read_results(file or SUITES[suite].results(scale))}
 
 
 def append_result(path: Path, row: Mapping[str, Any]) -> None:

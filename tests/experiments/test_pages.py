@@ -23,7 +23,7 @@ from studies.pages import (
     spearman,
     write_pages,
 )
-from studies.runs import append_result, plan_runs, read_results
+from studies.runs import append_result, plan_runs, read_results, suite_results
 
 STEPS = 40
 PREMISE = Premise(says="It learns.", arm="a", measure="test@1.0", direction="above", bound=0.0)
@@ -200,7 +200,7 @@ def test_every_shipped_ablation_has_a_page_at_every_scale(tmp_path: Path) -> Non
 def test_committed_verdicts_are_those_of_the_committed_results(tmp_path: Path, suite: str) -> None:
     """Pages are generated: whoever changes a definition or adds results runs `python -m studies report`."""
     study = Path(__file__).parents[2] / SUITES[suite].pages
-    write_pages(shipped_ablations(suite), "tiny", read_results(study / "results-tiny.jsonl"), tmp_path, suite)
+    write_pages(shipped_ablations(suite), "tiny", suite_results(suite, "tiny"), tmp_path, suite)
     for name in ("claims.jsonl", "index.md"):
         command = f"python -m studies report --suite {suite}"
         assert (tmp_path / name).read_text() == (study / name).read_text(), f"{name}: {command}"
