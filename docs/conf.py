@@ -20,6 +20,8 @@ STUDIES = {
     "docs/study-starts/index": ["20", "21", "22"],
     "docs/study-recipe/index": ["30", "31", "32"],
     "docs/study-target/index": ["40", "41", "42"],
+    "docs/study-noise/index": ["60", "61", "62"],
+    "docs/study-smollm2/index": ["50"],
 }
 
 project = "magicrl"

@@ -83,7 +83,7 @@ def _tuning_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> st
             (
                 method.name,
                 f"{own[best]:.3f}",
-                best.set[-1].partition("=")[2],
+                _rate(best),
                 ", ".join(f"`{o}`" for o in best.set[len(method.set) : -1]) or "none",
                 f"{np.median(list(own.values())):.3f}",
                 f"{max(by_setting) - min(by_setting):.3f}" if len(by_setting) > 1 else "none",
@@ -113,13 +113,19 @@ def _round_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> str
     rows = [
         (
             entrant.method,
+            _rate(entrant),
             f"{whole[entrant]:.3f}",
             *(f"{_mean(_of(stage, results, score, entrant=entrant, condition=c)):.3f}" for c in conditions),
             _failed(race, stage, results, entrant),
         )
         for entrant in sorted(whole, key=lambda entrant: -whole[entrant])
     ]
-    return markdown_table(("method", "score", *map(str, conditions), "collapse, blow-up, destruction"), rows)
+    columns = ("method", "its learning rate", "score", *map(str, conditions), "collapse, blow-up, destruction")
+    return markdown_table(columns, rows)
+
+
+def _rate(entrant: Candidate) -> str:
+    return entrant.set[-1].partition("=")[2]
 
 
 def _failed(race: Race, stage: Stage, results: Mapping[str, Result], entrant: Candidate) -> str:
