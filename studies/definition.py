@@ -481,6 +481,7 @@ class Suite(_Part):
     folder: str  # of its ablations, in ``studies``
     pages: Path  # where results and pages are
     looks: int  # how often its verdicts are drawn; each look has its share of the error
+    beside: tuple[str, str] | None = None  # two arms whose distances from on-policy the index draws side by side
     shares: str | None = None  # a suite some of whose runs are arms of this one as well, and are not run again
 
     def results(self, scale: Scale) -> Path:
@@ -530,6 +531,7 @@ SUITES: Mapping[str, Suite] = {
         folder="noise",
         pages=Path("docs/study-noise"),
         looks=1,
+        beside=("N_SGD 4", "fresh small batches"),
         shares="starts",
     ),
     "smollm2": Suite(
@@ -540,6 +542,7 @@ SUITES: Mapping[str, Suite] = {
         folder="smollm2",
         pages=Path("docs/study-smollm2"),
         looks=1,
+        beside=("N_SGD 4", "N_SGD 4, control"),
     ),
 }
 

@@ -425,8 +425,9 @@ def distances(runs: Runs) -> dict[str, Verdict]:
     return found
 
 
-def distance_section(ablations: Sequence[Ablation], found: Found, folder: Path) -> str:
-    """How far each arm ends from on-policy in each family: a table, and a figure of arms with and without control."""
+def distance_section(suite: Suite, ablations: Sequence[Ablation], found: Found, folder: Path) -> str:
+    """How far each arm ends from on-policy in each family: a table, and a figure of pairs of arms (``Suite.beside``;
+    else each arm that has a twin with control)."""
     by_family = {a.title.partition(", ")[2]: distances(found.get(a.id, {})) for a in ablations}
     arms = list(dict.fromkeys(arm for arms in by_family.values() for arm in arms))
     rows = [
@@ -439,28 +440,29 @@ def distance_section(ablations: Sequence[Ablation], found: Found, folder: Path) 
         ]
         for arm in arms
     ]
-
-    def interval(verdict: Verdict) -> Interval:
-        return Interval(mean=verdict.effect, low=verdict.low, high=verdict.high)
-
-    drawn = [
-        IntervalRow(f"{arm}, {family}", interval(of[arm]), interval(of[f"{arm}, control"]))
-        for arm in arms
-        for family, of in by_family.items()
-        if {arm, f"{arm}, control"} <= of.keys()
-    ]
     parts = [
         "## Distance from on-policy\n",
-        "Points of test accuracy at the best temperature, with 95 % intervals over starts, from on-policy at the rate "
-        "of 6e-4. Not corrected, without premises: the verdicts are below.\n",
+        "Points of test accuracy at the best temperature, with 95 % intervals over starts, from on-policy. "
+        "Not corrected, without premises: the verdicts are below.\n",
         markdown_table(["arm", *by_family], rows) + "\n",
     ]
+    pairs = [suite.beside] if suite.beside else [(arm, f"{arm}, control") for arm in arms]
+    drawn = [
+        IntervalRow(family if suite.beside else f"{one}, {family}", _interval(of[one]), _interval(of[other]))
+        for one, other in pairs
+        for family, of in by_family.items()
+        if {one, other} <= of.keys()
+    ]
     if drawn:
-        title = "Off-policy, and entropy control"
-        words = ("without control", "with control")
+        words = suite.beside or ("without control", "with control")
+        title = "Off-policy, and entropy control" if suite.beside is None else f"{words[0]} beside {words[1]}"
         (folder / "distances.svg").write_text(str(interval_file(title, drawn, words=words, measure=_POINTS)))
         parts.append(f"![{title}](distances.svg)\n")
     return "\n".join(parts)
+
+
+def _interval(verdict: Verdict) -> Interval:
+    return Interval(mean=verdict.effect, low=verdict.low, high=verdict.high)
 
 
 def write_pages(
@@ -498,7 +500,7 @@ def write_pages(
         (folder / "starts.md").write_text(starts_page(read_screened(STARTS_FILE)))
     index = folder / "index.md"
     used = [row for arms in found.values() for runs in arms.values() for row in runs.values()]
-    links = _LINKS if suite == "report" else distance_section(ablations, found, folder)
+    links = _LINKS if suite == "report" else distance_section(SUITES[suite], ablations, found, folder)
     index.write_text(index_page(SUITES[suite], ablations, scale, verdicts, {row["key"]: row for row in used}, links))
     return index
 
