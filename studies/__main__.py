@@ -105,7 +105,7 @@ def run(
         mean nothing.
     """
     from studies.definition import SUITES, chosen, shipped_ablations
-    from studies.runs import outlook, plan_runs, read_results, run_study, suite_results
+    from studies.runs import outlook, plan_runs, read_results, run_study, shared_results
 
     if quick:
         scale, names = "quick", names or ("all",)
@@ -114,17 +114,16 @@ def run(
     console = Console(highlight=False)
     planned = plan_runs(chosen(names, shipped_ablations(suite)), scale, starts, seeds)
     processes = workers or len(os.sched_getaffinity(0))
-    known, file = suite_results(suite, scale, results), results or SUITES[suite].results(scale)
-    look = outlook(planned, known)
+    shared, file = shared_results(suite, scale), results or SUITES[suite].results(scale)
+    look = outlook(planned, {**shared, **read_results(file)})
     length = "nobody has measured how long they take"
     if look.cpu_minutes is not None:
         length = (
             f"about {look.cpu_minutes:.0f} CPU minutes, {look.cpu_minutes / processes:.0f} with {processes} at once"
         )
     console.print(f"{len(planned)} runs, {look.done} done, {len(look.missing)} to do: {length}")
-    of_others = known.keys() - read_results(file).keys()
     missing = run_study(
-        [run for run in planned if run.key not in of_others],
+        [run for run in planned if run.key not in shared],
         file,
         work,
         workers=processes,

@@ -480,7 +480,7 @@ class Suite(_Part):
     about: str  # what a reader must know before the verdicts
     folder: str  # of its ablations, in ``studies``
     pages: Path  # where results and pages are
-    looks: int  # how often its verdicts are drawn; each look has its share of the error
+    looks: int = 1  # how often its verdicts are drawn; each look has its share of the error
     beside: tuple[str, str] | None = None  # two arms whose distances from on-policy the index draws side by side
     shares: str | None = None  # a suite some of whose runs are arms of this one as well, and are not run again
 
@@ -509,28 +509,24 @@ SUITES: Mapping[str, Suite] = {
         "([starts](starts.md)). Claims, premises, starts and seeds were stated before the runs (C9 of the claims).",
         folder="starts",
         pages=Path("docs/study-starts"),
-        looks=1,
     ),
     "recipe": Suite(
         title="The recipe's choices over independent starts",
         about=_SAME_STARTS.format("C11"),
         folder="recipe",
         pages=Path("docs/study-recipe"),
-        looks=1,
     ),
     "target": Suite(
         title="Targets of entropy over independent starts",
         about=_SAME_STARTS.format("C12"),
         folder="target",
         pages=Path("docs/study-target"),
-        looks=1,
     ),
     "noise": Suite(
         title="Stale data or small batches, over independent starts",
         about=_SAME_STARTS.format("C14"),
         folder="noise",
         pages=Path("docs/study-noise"),
-        looks=1,
         beside=("N_SGD 4", "fresh small batches"),
         shares="starts",
     ),
@@ -541,7 +537,6 @@ SUITES: Mapping[str, Suite] = {
         "(C13 of the claims).",
         folder="smollm2",
         pages=Path("docs/study-smollm2"),
-        looks=1,
         beside=("N_SGD 4", "N_SGD 4, control"),
     ),
 }

@@ -260,18 +260,17 @@ def stages(race: Race, results: Mapping[str, Result]) -> Iterator[Stage]:
     if stage.missing(results):
         return
     tried = stage.scores(results, score)
-    entrants = tuned = [max((c for c in tried if c.method == m.name), key=lambda c: tried[c]) for m in race.methods]
-    sizes = field_sizes(len(entrants), race.finalists)
-    for number, places in enumerate([*sizes[1:], 0]):
-        if not places:
-            entrants = [entrant for entrant in tuned if entrant in entrants or entrant.method == race.yardstick]
-        starts = min(race.starts, 2 ** (number + 1)) if places else race.starts
-        stage = _stage(race, f"round {number + 1}" if places else "final", entrants, starts)
+    tuned = [max((c for c in tried if c.method == m.name), key=lambda c: tried[c]) for m in race.methods]
+    entrants = tuned
+    for number, places in enumerate(field_sizes(len(tuned), race.finalists)[1:], start=1):
+        stage = _stage(race, f"round {number}", entrants, min(race.starts, 2**number))
         yield stage
         if stage.missing(results):
             return
         kept = survivors(stage.scores(results, score), places)
         entrants = [entrant for entrant in entrants if entrant in kept]
+    finalists = [entrant for entrant in tuned if entrant in entrants or entrant.method == race.yardstick]
+    yield _stage(race, "final", finalists, race.starts)
 
 
 def next_stage(race: Race, results: Mapping[str, Result]) -> Stage:

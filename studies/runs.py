@@ -319,11 +319,15 @@ def read_results(path: Path) -> dict[str, Result]:
     return found
 
 
+def shared_results(suite: str, scale: Scale) -> dict[str, Result]:
+    """The results of the suite whose runs a suite shares; none where it shares none."""
+    other = SUITES[suite].shares
+    return {} if other is None else read_results(SUITES[other].results(scale))
+
+
 def suite_results(suite: str, scale: Scale, file: Path | None = None) -> dict[str, Result]:
     """The results of a suite (in ``file`` instead of its own) and of the suite whose runs it shares."""
-    shared = SUITES[suite].shares
-    others = {} if shared is None else read_results(SUITES[shared].results(scale))
-    return {**others, **read_results(file or SUITES[suite].results(scale))}
+    return {**shared_results(suite, scale), **read_results(file or SUITES[suite].results(scale))}
 
 
 def append_result(path: Path, row: Mapping[str, Any]) -> None:

@@ -197,9 +197,13 @@ def test_every_shipped_ablation_has_a_page_at_every_scale(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_committed_verdicts_are_those_of_the_committed_results(tmp_path: Path, suite: str) -> None:
+def test_committed_verdicts_are_those_of_the_committed_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str
+) -> None:
     """Pages are generated: whoever changes a definition or adds results runs `python -m studies report`."""
-    study = Path(__file__).parents[2] / SUITES[suite].pages
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)  # where suites look for their results
+    study = root / SUITES[suite].pages
     write_pages(shipped_ablations(suite), "tiny", suite_results(suite, "tiny"), tmp_path, suite)
     for name in ("claims.jsonl", "index.md"):
         command = f"python -m studies report --suite {suite}"

@@ -157,7 +157,10 @@ def test_the_suite_of_targets_is_what_was_stated() -> None:
     assert later.coefficient(0.31) == 0.0
 
 
-def test_the_suite_of_stale_data_and_small_batches_is_what_was_stated() -> None:
+def test_the_suite_of_stale_data_and_small_batches_is_what_was_stated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])  # where suites look for their results
     noise = shipped_ablations("noise")
     runs = plan_runs(noise, "tiny", range(8))
     assert len(runs) == 192
