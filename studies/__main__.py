@@ -145,7 +145,7 @@ def race(
     work: Path = Path("runs/study"),
     quick: bool = False,
 ) -> int:
-    """Run what is left of the race's present stage: the tuning, a round, the final; the same command goes on.
+    """Run what is left of the race's present stage: tuning, round, one rate, final; the same command goes on.
 
     What the stages found that are done is written beside the results, as race.md.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,7 @@ from studies.racing import (
 )
 
 TEMPERATURES = ("0", "0.6", "1")
+Compared = TypeVar("Compared")
 Scored = Callable[[Result], float]
 
 
@@ -63,6 +66,12 @@ def results_page(race: Race, results: Mapping[str, Result]) -> str:
             )
         elif stage.name == "tuning":
             text += ["## Tuning", _tuning_table(race, stage, results)]
+        elif stage.name == "one rate":
+            text += [
+                "## At one learning rate",
+                _round_table(race, stage, results),
+                _one_rate_table(race, stage, results),
+            ]
         elif stage.name == "final":
             text += ["## Final", *_final(race, stage, results)]
         else:
@@ -216,15 +225,13 @@ def _default_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> s
             if entrant is not best:
                 starts, own = values[entrant]
                 found[entrant, family.name] = students(entrant.method, starts, own - values[best][1], bar=-race.margin)
-    corrected = holm([p for verdict in found.values() for p in (verdict.p_holds, verdict.p_fails)])
-    sides = dict(zip(found, zip(corrected[::2], corrected[1::2], strict=True), strict=True))
+    words = _decided(found, holds="within", fails="beyond")
 
     def cell(entrant: Candidate, family: Family) -> tuple[str, bool]:
         if (one := found.get((entrant, family.name))) is None:
             return "the best", True
-        holds, fails = (p < LEVEL for p in sides[entrant, family.name])
-        word = "within" if holds else "beyond" if fails else "undecided"
-        return f"{one.effect:+.3f} ({one.low:+.3f} to {one.high:+.3f}), {word}", holds
+        word = words[entrant, family.name]
+        return f"{_effect(one)}, {word}", word == "within"
 
     rows: list[tuple[str, ...]] = []
     defaults: list[str] = []
@@ -238,6 +245,40 @@ def _default_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> s
         f"In every family: {', '.join(defaults) or 'none'}."
     )
     return "\n\n".join((told, markdown_table(("method", *(f.name for f in race.families)), rows)))
+
+
+def _decided(found: Mapping[Compared, Verdict], *, holds: str, fails: str) -> dict[Compared, str]:
+    """Which side of its bar each mean is on, or ``undecided``: Holm over both sides of all."""
+    corrected = holm([p for verdict in found.values() for p in (verdict.p_holds, verdict.p_fails)])
+    sides = zip(corrected[::2], corrected[1::2], strict=True)
+    return {
+        key: holds if above < LEVEL else fails if below < LEVEL else "undecided"
+        for key, (above, below) in zip(found, sides, strict=True)
+    }
+
+
+def _effect(one: Verdict) -> str:
+    return f"{one.effect:+.3f} ({one.low:+.3f} to {one.high:+.3f})"
+
+
+def _one_rate_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> str:
+    """How far each finalist ends above each baseline at one rate, paired by start, against the margin (C16)."""
+    family = race.families[0]
+    values = {entrant: _by_start(stage, results, entrant, family) for entrant in stage.entrants}
+    baselines = [entrant for entrant in stage.entrants if entrant.number == race.budget]
+    finalists = [entrant for entrant in stage.entrants if entrant not in baselines]
+    found = {
+        (ours, theirs): students(ours.method, values[ours][0], values[ours][1] - values[theirs][1], bar=race.margin)
+        for ours, theirs in product(finalists, baselines)
+    }
+    words = _decided(found, holds="holds", fails="does not hold")
+    rows = [
+        (ours.method, *(f"{_effect(found[ours, theirs])}, {words[ours, theirs]}" for theirs in baselines))
+        for ours in finalists
+    ]
+    told = f"Distance above a baseline, tested against {race.margin:g}; Holm over both sides of all, {LEVEL:g}."
+    columns = ("method", *(f"above {theirs.method} at {_rate(theirs)}" for theirs in baselines))
+    return "\n\n".join((told, markdown_table(columns, rows)))
 
 
 def _cost_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> str:

@@ -1,9 +1,9 @@
 """The race of methods for off-policy stability: its definition, its rounds, and how it is decided.
 
 ``studies/race/race.toml`` says who takes part. Every method tries the same number of settings on the tuning starts (its
-own numbers times learning rates); its best goes on. Then rounds drop the worse half until at most three are left, which
-run on all starts beside the yardstick. A run is a `PlannedRun` like any of the studies, so that results are kept and
-shared in the same way.
+own numbers times learning rates); its best goes on. Then rounds drop the worse half until at most three are left. These
+are compared with baselines at one learning rate, and run on all families and starts beside the yardstick. A run is a
+`PlannedRun` like any of the studies, so that results are kept and shared in the same way.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class Candidate(NamedTuple):
 class Race(_Part):
     finalists: int = Field(ge=1)  # whom the rounds leave, at most
     yardstick: str  # a method that runs in the final whatever its place
+    at_one_rate: tuple[str, ...] = Field(min_length=1)  # methods that run at the best finalist's learning rate as well
     margin: float = Field(gt=0)  # a default is so near, in test accuracy, to the best of every family
     budget: int = Field(ge=1)
     tuning_starts: tuple[int, ...] = Field(min_length=1)
@@ -132,8 +133,8 @@ class Race(_Part):
                     f"method {method.name!r} has {len(method.own)} settings of its own, which do not divide the budget "
                     f"of {self.budget}"
                 )
-        if self.yardstick not in names:
-            raise ValueError(f"no method is called {self.yardstick!r}, the yardstick")
+        if unknown := {self.yardstick, *self.at_one_rate}.difference(names):
+            raise ValueError(f"no method is called {min(unknown)!r}, a yardstick or one to run at one rate")
         return self
 
 
@@ -254,7 +255,8 @@ class Stage(NamedTuple):
 
 
 def stages(race: Race, results: Mapping[str, Result]) -> Iterator[Stage]:
-    """The tuning and the rounds, up to the first that still has runs without a result, else up to the final."""
+    """The tuning, the rounds and the comparison at one rate, up to the first that still has runs without a result, else
+    up to the final."""
     stage = _stage(race, "tuning", [c for m in race.methods for c in candidates(race, m)], race.tuning_starts)
     yield stage
     if stage.missing(results):
@@ -269,8 +271,21 @@ def stages(race: Race, results: Mapping[str, Result]) -> Iterator[Stage]:
             return
         kept = survivors(stage.scores(results, score), places)
         entrants = [entrant for entrant in entrants if entrant in kept]
+    stage = _stage(race, "one rate", [*entrants, *at_rate_of(kept[0], race, tuned)], race.starts)
+    yield stage
+    if stage.missing(results):
+        return
     finalists = [entrant for entrant in tuned if entrant in entrants or entrant.method == race.yardstick]
     yield _stage(race, "final", finalists, race.starts)
+
+
+def at_rate_of(best: Candidate, race: Race, tuned: Sequence[Candidate]) -> list[Candidate]:
+    """The baselines of the comparison at one rate: their tuned settings with the learning rate of ``best``."""
+    return [
+        entrant._replace(number=race.budget, set=(*entrant.set[:-1], best.set[-1]))
+        for entrant in tuned
+        if entrant.method in race.at_one_rate
+    ]
 
 
 def next_stage(race: Race, results: Mapping[str, Result]) -> Stage:

@@ -34,6 +34,7 @@ from studies.racing import (
     ranking_agreement,
     regrets,
     score,
+    stages,
     survivors,
 )
 from studies.runs import brought_files
@@ -61,8 +62,10 @@ def test_every_method_tries_as_many_settings_and_no_two_alike() -> None:
 def test_what_would_not_be_fair_is_refused() -> None:
     with pytest.raises(ValidationError, match="100 and up"):
         changed(tuning_starts=(0,))
-    with pytest.raises(ValidationError, match="no method is called 'magic', the yardstick"):
+    with pytest.raises(ValidationError, match="no method is called 'magic', a yardstick"):
         changed(yardstick="magic")
+    with pytest.raises(ValidationError, match="no method is called 'clip', a yardstick or one to run at one rate"):
+        changed(at_one_rate=("clip",))
     with pytest.raises(ValidationError, match="do not divide the budget"):
         changed(methods=(RACE.methods[0].model_copy(update={"own": ((), ("entropy.step=0.1",))}).model_dump(),))
     with pytest.raises(ValidationError, match="one name"):
@@ -130,17 +133,26 @@ def test_the_race_goes_from_the_tuning_to_the_final() -> None:
     race = changed(methods=methods, finalists=2)
     results: dict[str, Any] = {}
     seen: list[tuple[str, int, int]] = []
-    for _ in range(4):
+    for _ in range(5):
         stage = next_stage(race, results)
         seen.append((stage.name, len(stage.entrants), len(stage.missing(results))))
         for (_, entrant, _, _), run in stage.runs.items():
             # later methods are better, and of a method's settings the sixth is
             merit = [m.name for m in race.methods].index(entrant.method) / 10 + 0.01 * (entrant.number == 5)
             results[run.key] = result(merit)
-    # 54 settings, once each; then half by half from 2 and 4 starts under 4 conditions, known runs not again; the final
-    # from 8 under 9 in all families, less the 2 x 4 x 4 runs of round 2
-    assert seen == [("tuning", 54, 54), ("round 1", 6, 48), ("round 2", 3, 24), ("final", 2, 400)]
-    final = next_stage(race, results)
+    # 54 settings, once each; then half by half from 2 and 4 starts under 4 conditions, known runs not again; at one
+    # rate from 8, of which two have 4 and MAGIC is there twice; the final under 9 in all families, less 2 x 8 x 4
+    assert seen == [
+        ("tuning", 54, 54),
+        ("round 1", 6, 48),
+        ("round 2", 3, 24),
+        ("one rate", 4, 2 * 4 * 4 + 8 * 4),
+        ("final", 2, 2 * 9 * 8 * 3 - 2 * 8 * 4),
+    ]
+    *_, one_rate, final = stages(race, results)
+    assert {str(e): e.set[-1] for e in one_rate.entrants} == dict.fromkeys(
+        ("MAGIC | 5", "TRL | 5", "clip 0.25 | 9", "MAGIC | 9"), "optimizer.learning_rate=0.0006"
+    ), "the rate of TRL, which is the best"
     assert not final.missing(results)
     assert {str(e) for e in final.entrants} == {"MAGIC | 5", "TRL | 5"}
     assert final.scores(results, score)[final.entrants[1]] == pytest.approx(0.51)
@@ -170,10 +182,10 @@ def whole_result(merit: float, *, start: int, cost: float) -> dict[str, Any]:
 
 def test_the_page_says_what_was_found_by_hand() -> None:
     methods = tuple(RACE.methods[i].model_dump() for i in range(3))
-    race = changed(methods=methods, finalists=2, yardstick="clip 0.25")
+    race = changed(methods=methods, finalists=2, yardstick="clip 0.25", at_one_rate=("clip 0.20",))
     results: dict[str, Any] = {}
     assert "Tuning: 27 of 27 runs are missing." in results_page(race, results)
-    for _ in range(3):
+    for _ in range(4):
         for (_, entrant, _, start), run in next_stage(race, results).runs.items():
             place = [m.name for m in race.methods].index(entrant.method)
             merit = 0.7 + place / 10 - 0.02 * abs(entrant.number - 5)
@@ -183,6 +195,9 @@ def test_the_page_says_what_was_found_by_hand() -> None:
     assert "| clip 0.265 | 0.895 | 0.0003 | none | 0.855 | none | 0.100 |" in page
     # two starts of eight in the first round, whose mean is 0.03 below the merit
     assert "| clip 0.265 | 0.0003 | 0.870 | 0.870 | 0.870 | 0.870 | 0.870 | 0, 0, 0 of 8 |" in page
+    # clip 0.20 with the sixth rate: four settings from the sixth, 0.08 below its best of 0.7
+    assert "| clip 0.25 | +0.180 (+0.180 to +0.180), holds |" in page
+    assert "| clip 0.265 | +0.280 (+0.280 to +0.280), holds |" in page
     # 2.365 deviations of 0.0245 over the root of 8; the best of every family, and 0.1 behind it
     assert "| clip 0.265 | 0.900 (0.880 to 0.920) | 0.900 (0.880 to 0.920) | 0.900 (0.880 to 0.920) | 0.000 |" in page
     assert "| clip 0.25 | 0.800 (0.780 to 0.820) | 0.800 (0.780 to 0.820) | 0.800 (0.780 to 0.820) | 0.100 |" in page
