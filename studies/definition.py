@@ -127,7 +127,7 @@ def parse_measure(text: str) -> Measure:
     if whole := re.fullmatch(r"(drop|spread):(\w+)", text):
         function, curve = {"drop": _drop, "spread": _spread}[whole[1]], _curve(whole[2], text)
         return lambda result: function(result["curves"], curve)
-    if spent := re.fullmatch(r"(\w+)@(tokens|updates|seconds):(\d+)", text):
+    if spent := re.fullmatch(r"(\w+)@(tokens|updates|seconds):(\d*\.?\d+)", text):
         curve, cost, amount = _curve(spent[1], text), spent[2], float(spent[3])
         return lambda result: _at_cost(result["curves"], curve, cost, amount)
     at = re.fullmatch(r"(fall:)?(\w+)@(start|late|max|min|\d+)", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import TypeVar
 
@@ -177,6 +178,8 @@ def _final(race: Race, stage: Stage, results: Mapping[str, Result]) -> list[str]
         "### A default that needs no tuning per family",
         _default_table(race, stage, results),
         "### At equal cost, and by fitted curves",
+        "Runs with fresh weights: training curves are of what was sampled. A fit counts where half of its rise is "
+        "within the run.",
         _cost_table(race, stage, results),
         "### Which rankings survive",
         _agreement_table(race, stage, results),
@@ -214,8 +217,8 @@ def _with_interval(stage: Stage, results: Mapping[str, Result], entrant: Candida
 def _default_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> str:
     """Distances from each family's best, paired by start, and whether they lie within the margin (C15).
 
-    Which is the best is decided by the same runs, which makes every other look worse than it is: an error of that kind
-    makes no default of a method that is none.
+    Which is the best is decided by the same runs, which makes every other look worse than it is, and the best itself is
+    not tested.
     """
     found: dict[tuple[Candidate, str], Verdict] = {}
     for family in race.families:
@@ -282,11 +285,15 @@ def _one_rate_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> 
 
 
 def _cost_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> str:
-    """Training accuracy where the cheapest run of a condition ends, entropy about its target, and ScaleRL's sigmoid."""
+    """Training accuracy where the cheapest run of a condition ends, entropy about its target, and ScaleRL's sigmoid.
+
+    Curves are of what was sampled, so that only runs with fresh weights tell of the trained policy.
+    """
     target = {family.name: family.target for family in race.families}
     rows = []
     for entrant in stage.entrants:
-        own = [(place, results[run.key]) for place, run in stage.runs.items() if place[1] == entrant]
+        fresh = [p for p in stage.runs if p[1] == entrant and p[2].staleness == 0]
+        own = [(p, row) for p in fresh if not (row := results[stage.runs[p].key])["stopped"]]
         at = {cost: _mean(_at_equal(stage, results, place, row, cost) for place, row in own) for cost in COSTS}
         error = _mean(entropy_error(row["curves"], target[place[0]]) for place, row in own)
         fits = [fit_sigmoid(*_course(row)) for _, row in own]
@@ -298,7 +305,7 @@ def _cost_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> str:
                 f"{error:.3f}",
                 f"{np.median([fit.asymptote for fit in found]):.3f}" if found else "none",
                 f"{np.median([fit.midpoint for fit in found]):.0f}" if found else "none",
-                f"{len(found)} of {len(fits)}",
+                f"{len(found)} of {len(fresh)}",
             )
         )
     columns = (
@@ -324,13 +331,13 @@ def _course(row: Result) -> tuple[list[float], list[float | None], float]:
 def _at_equal(
     stage: Stage, results: Mapping[str, Result], place: tuple[str, Candidate, Condition, int], row: Result, cost: str
 ) -> float:
-    """Training accuracy at what the cheapest entrant spent in the same family, condition and start."""
+    """Training accuracy at what the cheapest entrant spent, of those that did not stop, in the same place."""
     family, _, condition, start = place
     beside = [results[stage.runs[family, entrant, condition, start].key] for entrant in stage.entrants]
-    amount = min(_spent(other, cost) for other in beside)
+    amount = min(_spent(other, cost) for other in beside if not other["stopped"])
     # seconds are the clock's, of a busy machine: the run's CPU seconds, spread over its steps as the clock's were
     share = amount * row["curves"][cost][-1] / _spent(row, cost) if _spent(row, cost) else 0.0
-    return parse_measure(f"accuracy@{cost}:{math.floor(share)}")(row)
+    return parse_measure(f"accuracy@{cost}:{math.floor(1000 * share) / 1000}")(row)
 
 
 def _spent(row: Result, cost: str) -> float:
@@ -347,7 +354,7 @@ def _agreement_table(race: Race, stage: Stage, results: Mapping[str, Result]) ->
 
     rankings: Mapping[str, Sequence[Mapping[str, float]]] = {
         "starts": [ranked(start=start) for start in starts],
-        "test temperatures": [ranked(parse_measure(f"test@{temperature}")) for temperature in TEMPERATURES],
+        "test temperatures": [ranked(partial(score, temperature=temperature)) for temperature in TEMPERATURES],
         "families": [ranked(family=family) for family in race.families],
         "conditions": [ranked(condition=condition) for condition in conditions],
     }

@@ -36,17 +36,17 @@ class _Part(BaseModel):
 
 
 class Bounds(_Part):
-    """When a run has failed; each is looked for in means of five steps in a row."""
+    """When a run has failed; collapse and blow-up are looked for in means of five steps in a row."""
 
     collapse: float = Field(gt=0)  # entropy below, in nats per token, before
     won: float = Field(gt=0, le=1)  # training accuracy has been above
     entropy: float = Field(gt=0)  # entropy above: blow-up
     grad_norm: float = Field(gt=0)  # so is a gradient's norm above
-    destruction: float = Field(ge=0)  # training accuracy so far below its start in the end
+    destruction: float = Field(ge=0)  # test accuracy so far below its start in the end
 
 
 class Conditions(_Part):
-    """Numbers of SGD steps by name, each with its overrides, and ages of the sampler's weights in updates."""
+    """Numbers of SGD steps by name, each with its overrides, and ages of the sampler's weights in training steps."""
 
     sgd_steps: Mapping[str, Overrides]
     staleness: tuple[int, ...]
@@ -328,17 +328,17 @@ def _stage(race: Race, name: str, entrants: list[Candidate], starts: int | Seque
 # --- measures -------------------------------------------------------------------------------------------------------
 
 
-def score(result: Result) -> float:
-    """Test accuracy after training at the temperature at which it is best; 0 of a run that did not get there.
+def score(result: Result, temperature: str = "best") -> float:
+    """Test accuracy after training at a temperature, or where it is best; 0 of a run that did not get there.
 
     At one fixed temperature a method that only lowers the entropy would look better than it is.
     """
-    accuracy = parse_measure("test@best")(result)
+    accuracy = parse_measure(f"test@{temperature}")(result)
     return 0.0 if math.isnan(accuracy) else accuracy
 
 
 def failures(result: Result, bounds: Bounds) -> list[Failure]:
-    """What went wrong with a run, by its curves (`Bounds`)."""
+    """What went wrong with a run (`Bounds`). Curves are of what was sampled: with stale weights, of those."""
 
     def measured(text: str) -> float:
         return parse_measure(text)(result)  # nan, which compares false, of a curve that is not there
@@ -349,7 +349,7 @@ def failures(result: Result, bounds: Bounds) -> list[Failure]:
     not_finite = str(result["stopped"] or "").startswith(("FloatingPointError", "NotFiniteError"))
     if not_finite or measured("entropy@max") > bounds.entropy or measured("grad_norm@max") > bounds.grad_norm:
         found.append("blow-up")
-    if measured("fall:accuracy@late") > bounds.destruction:
+    if measured("rise@best") < -bounds.destruction:
         found.append("destruction")
     return found
 
@@ -400,7 +400,7 @@ def _sigmoid(
 
 
 def fit_sigmoid(spent: Sequence[float], accuracy: Sequence[float | None], start: float) -> Sigmoid | None:
-    """By least squares; None where there are fewer than eight values or no fit.
+    """By least squares; None with fewer than eight values or no fit, and where it does not rise or not to its half.
 
     Args:
         spent: cost so far at each step, positive and rising: sampled tokens, updates, CPU seconds.
@@ -422,4 +422,6 @@ def fit_sigmoid(spent: Sequence[float], accuracy: Sequence[float | None], start:
         )
     except RuntimeError:  # no convergence
         return None
-    return Sigmoid(start, float(found[0]), float(found[1]), float(found[2]) * scale)
+    asymptote, efficiency, midpoint = map(float, found)
+    usable = asymptote > start and midpoint < 1
+    return Sigmoid(start, asymptote, efficiency, midpoint * scale) if usable else None

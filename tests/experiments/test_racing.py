@@ -205,10 +205,18 @@ def test_the_page_says_what_was_found_by_hand() -> None:
     assert "In every family: clip 0.265." in page
     assert page.count("-0.100 (-0.100 to -0.100), beyond") == 3
     # clip 0.25 took 20,000 tokens and CPU seconds, clip 0.265 30,000: it is looked at after two thirds of its ten steps
-    equal = next(line for line in page.splitlines() if line.startswith("| clip 0.265 |") and "216 of" in line)
+    equal = next(line for line in page.splitlines() if line.startswith("| clip 0.265 |") and "of 72" in line)
     assert equal.startswith("| clip 0.265 | 0.630 | 0.810 | 0.630 | 0.100 |")
     assert "| starts | 8 | 1.00 |" in page
     assert "| test temperatures | 3 | -0.33 |" in page  # at temperature 1 the order turns
+    *_, final = stages(race, results)
+    stopped = next(r for (_, e, c, _), r in final.runs.items() if (e.method, c.staleness) == ("clip 0.25", 0))
+    results[stopped.key] = {"curves": {}, "tests": {"before": {}, "after": {}}, "stopped": "NotFiniteError: step 1"}
+    page = results_page(race, results)
+    assert "0, 1, 0 of 216" in page
+    # alone in its place it is looked at where it ends: (71 * 0.63 + 0.81) / 72
+    same = next(line for line in page.splitlines() if line.startswith("| clip 0.265 |") and "of 72" in line)
+    assert same.startswith("| clip 0.265 | 0.632 | 0.810 | 0.632 |"), "a run that stopped is nobody's measure"
 
 
 BOUNDS = Bounds(collapse=0.01, won=0.9, entropy=3.0, grad_norm=10.0, destruction=0.02)
@@ -222,14 +230,18 @@ BOUNDS = Bounds(collapse=0.01, won=0.9, entropy=3.0, grad_norm=10.0, destruction
         ({"entropy": [0.5] * 6 + [0.001] * 4, "accuracy": [0.4] * 10}, []),  # four in a row are not five
         ({"entropy": [0.5] * 5 + [4.0] * 5, "accuracy": [0.4] * 10}, ["blow-up"]),
         ({"entropy": [0.5] * 10, "accuracy": [0.4] * 10, "grad_norm": [1.0] * 5 + [60.0] + [1.0] * 4}, ["blow-up"]),
-        ({"entropy": [0.5] * 10, "accuracy": [0.4] * 5 + [0.3] * 5}, ["destruction"]),
-        ({"entropy": [0.5] * 10, "accuracy": [0.4] * 5 + [0.39] * 5}, []),
-        ({"entropy": [0.001] * 10, "accuracy": [0.4] * 5 + [0.1] * 5}, ["collapse", "destruction"]),
+        ({"entropy": [0.5] * 10, "accuracy": [0.4] * 5 + [0.3] * 5}, []),  # what was sampled decides no destruction
         ({}, []),
     ],
 )
 def test_failures_by_hand(curves: dict[str, list[float]], expected: list[str]) -> None:
     assert failures(result(0.5, **curves), BOUNDS) == expected
+
+
+@pytest.mark.parametrize(("after", "expected"), [(0.37, ["destruction"]), (0.39, []), (0.5, [])])
+def test_destruction_is_lost_test_accuracy(after: float, expected: list[str]) -> None:
+    tests = {"before": {"0.0": 0.3, "1.0": 0.4}, "after": {"0.0": after, "1.0": 0.1}}
+    assert failures({**result(0.5), "tests": tests}, BOUNDS) == expected  # each at its best temperature
 
 
 def test_a_loss_that_is_not_finite_is_a_blow_up_and_an_empty_batch_is_none() -> None:
@@ -273,6 +285,9 @@ def test_a_method_that_is_only_faster_has_the_same_asymptote() -> None:
     assert fast.asymptote == pytest.approx(slow.asymptote, abs=0.02)
     assert fast.midpoint < slow.midpoint / 3
     assert fit_sigmoid([1.0] * 7, [0.5] * 7, 0.1) is None
+    late = Sigmoid(0.1, 0.9, 2.0, 9e5)(spent)
+    assert fit_sigmoid(spent.tolist(), late.tolist(), 0.1) is None, "half of the rise lies behind the run's end"
+    assert fit_sigmoid(spent.tolist(), (0.1 - 0.3 * late).tolist(), 0.1) is None, "it falls"
 
 
 def test_a_method_is_also_named_by_its_file() -> None:

@@ -1,4 +1,4 @@
-"""Stale weights on purpose: an engine that samples with the policy of ``lag`` updates ago.
+"""Stale weights on purpose: an engine that samples with the policy of ``lag`` steps ago.
 
 So off-policy studies have the staleness of asynchronous training in one process, repeatably, without a cluster.
 """
