@@ -152,8 +152,8 @@ class RolloutConfig(Section):
     """Mean absolute gap of the learner's and the sampler's log-probs above which the run stops: the engine serves other
     weights. Not checked with ``weight_lag``; with ``max_staleness`` over responses of the newest weights alone."""
     weight_lag: int = Field(default=0, ge=0)
-    """Training steps that the engine's weights are behind (off-policy studies without a cluster). The denominator of rho
-    stays the learner's own policy before the step: only ``algorithm.correction`` weighs the difference."""
+    """Training steps that the engine's weights are behind (off-policy studies without a cluster). The denominator of
+    rho stays the learner's own policy before the step: only ``algorithm.correction`` weighs the difference."""
     max_staleness: int = Field(default=0, ge=0)
     """Most training steps between the policy that began a group and the learner that trains on it; from 1 on the engine
     is asked that many steps ahead and goes on while the learner updates (docs/asynchronous.md)."""

@@ -119,7 +119,8 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     SAMPLED,
     ACCURACY,
     remedy="Sample at temperature 1 (rollout.temperature), take one SGD step per training step (algorithm.reuse = 1"
-    " and mini_batch = rollout_batch), or hold entropy at a target (entropy.controller = 'adaptive').",
+    " and mini_batch = rollout_batch), lower the learning rate, or hold entropy at a target"
+    " (entropy.controller = 'adaptive').",
 )
 def entropy_collapse(series: Series) -> str | None:
     """Mean of the last steps below 0.05 nats, within the first 120 steps, on problems not yet solved."""
