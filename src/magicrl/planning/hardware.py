@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,6 +86,7 @@ def known_hardware() -> dict[str, Hardware]:
     return _named(shipped_table("planning/hardware.toml", dict[str, dict[str, Any]]))
 
 
+@cache  # asked for every step's metrics
 def peak_flops(cuda_name: str) -> float | None:
     """Dense bf16 FLOP/s of the device that CUDA calls so, from its maker; None where the package does not know it.
 
