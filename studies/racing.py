@@ -263,7 +263,7 @@ def stages(race: Race, results: Mapping[str, Result]) -> Iterator[Stage]:
         return
     tried = stage.scores(results, score)
     tuned = [max((c for c in tried if c.method == m.name), key=lambda c: tried[c]) for m in race.methods]
-    entrants = tuned
+    entrants, kept = tuned, survivors({entrant: tried[entrant] for entrant in tuned}, len(tuned))
     for number, places in enumerate(field_sizes(len(tuned), race.finalists)[1:], start=1):
         stage = _stage(race, f"round {number}", entrants, min(race.starts, 2**number))
         yield stage
