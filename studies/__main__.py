@@ -164,7 +164,7 @@ def race(
     quick
         Two steps of every method from a half-made start: a check of the machinery.
     """
-    from studies.race_page import results_page
+    from studies.race_page import final_figure, results_page
     from studies.racing import load_race, next_stage, quick_stage
     from studies.runs import read_results, run_study
 
@@ -185,8 +185,10 @@ def race(
     if missing:
         console.print(f"{missing} runs are still missing; the same command goes on")
     if not quick:
-        page = results.with_name("race.md")
-        page.write_text(results_page(definition, read_results(results)))
+        page, known = results.with_name("race.md"), read_results(results)
+        page.write_text(results_page(definition, known))
+        if figure := final_figure(definition, known):
+            page.with_name("race-final.svg").write_text(figure)
         console.print(f"page: {page}")
     return 1 if missing else 0
 

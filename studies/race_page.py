@@ -11,6 +11,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from magicrl.reporting.charts import IntervalRow, interval_file
+from magicrl.reporting.read_folders import Interval
+from magicrl.training.diagnosis import ACCURACY
 from studies.claims import LEVEL, Verdict, holm, students
 from studies.definition import Result, parse_measure
 from studies.pages import markdown_table
@@ -78,6 +81,26 @@ def results_page(race: Race, results: Mapping[str, Result]) -> str:
         else:
             text += [f"## {stage.name.capitalize()}", _round_table(race, stage, results)]
     return "\n\n".join(text) + "\n"
+
+
+def final_figure(race: Race, results: Mapping[str, Result]) -> str | None:
+    """The yardstick beside the finalist with the least regret, by condition, as SVG; None before the final is whole."""
+    *_, stage = stages(race, results)
+    if stage.name != "final" or stage.missing(results):
+        return None
+    lost = regrets(_by_family(race, stage, results))
+    yardstick = next(entrant for entrant in stage.entrants if entrant.method == race.yardstick)
+    other = min((e for e in stage.entrants if e is not yardstick), key=lambda entrant: lost[entrant.method])
+
+    def interval(entrant: Candidate, condition: Condition) -> Interval:
+        starts = sorted({s for _, _, _, s in stage.runs})
+        means = [_mean(_of(stage, results, score, entrant=entrant, condition=condition, start=s)) for s in starts]
+        found = students(entrant.method, starts, np.array(means), bar=0.0)
+        return Interval(mean=found.effect, low=found.low, high=found.high)
+
+    rows = [IntervalRow(str(c), interval(yardstick, c), interval(other, c)) for c in race.conditions.every()]
+    words = (f"{yardstick.method} at {_rate(yardstick)}", f"{other.method} at {_rate(other)}")
+    return str(interval_file("Test accuracy by condition, three families", rows, words=words, measure=ACCURACY))
 
 
 def _tuning_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> str:
@@ -188,16 +211,19 @@ def _final(race: Race, stage: Stage, results: Mapping[str, Result]) -> list[str]
 
 def _family_table(race: Race, stage: Stage, results: Mapping[str, Result]) -> str:
     """Scores with 95 % intervals over starts, and regret against each family's best."""
-    by_family = {
-        family.name: {e.method: _mean(_of(stage, results, score, entrant=e, family=family)) for e in stage.entrants}
-        for family in race.families
-    }
-    lost = regrets(by_family)
+    lost = regrets(_by_family(race, stage, results))
     rows = []
     for entrant in stage.entrants:
         cells = [_with_interval(stage, results, entrant, family) for family in race.families]
         rows.append((entrant.method, *cells, f"{lost[entrant.method]:.3f}"))
     return markdown_table(("method", *(f.name for f in race.families), "mean regret"), rows)
+
+
+def _by_family(race: Race, stage: Stage, results: Mapping[str, Result]) -> dict[str, dict[str, float]]:
+    return {
+        family.name: {e.method: _mean(_of(stage, results, score, entrant=e, family=family)) for e in stage.entrants}
+        for family in race.families
+    }
 
 
 def _by_start(

@@ -16,7 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from magicrl.config.loader import load_train_recipe
-from studies.race_page import methods_table, results_page
+from studies.race_page import final_figure, methods_table, results_page
 from studies.racing import (
     DEFINITION,
     Bounds,
@@ -209,6 +209,11 @@ def test_the_page_says_what_was_found_by_hand() -> None:
     assert equal.startswith("| clip 0.265 | 0.630 | 0.810 | 0.630 | 0.100 |")
     assert "| starts | 8 | 1.00 |" in page
     assert "| test temperatures | 3 | -0.33 |" in page  # at temperature 1 the order turns
+    figure = final_figure(race, results)
+    assert figure is not None
+    # the mean of three families that are alike, from eight starts
+    assert "N_SGD 16, staleness 64: 80.0 % clip 0.25 at 0.0003, 90.0 % clip 0.265 at 0.0003" in figure
+    assert final_figure(race, {}) is None
     *_, final = stages(race, results)
     stopped = next(r for (_, e, c, _), r in final.runs.items() if (e.method, c.staleness) == ("clip 0.25", 0))
     results[stopped.key] = {"curves": {}, "tests": {"before": {}, "after": {}}, "stopped": "NotFiniteError: step 1"}
