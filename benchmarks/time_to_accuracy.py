@@ -74,12 +74,12 @@ CASES = {
     "smollm2": Case(
         recipe="smollm2.toml",
         overrides=("optimizer.learning_rate=6e-5",),
-        trl={"per_device_batch": 4, "bf16": True},
+        trl={"per_device_batch": 4, "bf16": True, "use_transformers_continuous_batching": True},
         target=0.4,
         every=4,
         problems=100,
         samples=4,
-        steps=28,
+        steps=40,
     ),
 }
 
@@ -93,7 +93,10 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="override the recipe, for both sides (for a trial)")
     parser.add_argument("--trl", action="append", default=[], metavar="KEY=JSON", help="override TRL's settings")
     parser.add_argument("--models", type=Path, default=ROOT / "runs" / "models")
+    parser.add_argument("--starts", type=Path, nargs="+", help="model folders, one a seed, instead of the recipe's")
     arguments = parser.parse_args()
+    if arguments.starts and len(arguments.starts) != len(arguments.seeds):
+        parser.error(f"{len(arguments.starts)} starts for {len(arguments.seeds)} seeds; give one a seed")
     torch.set_num_threads(1)
     case = CASES[arguments.case]
     case = replace(
@@ -102,22 +105,24 @@ def main() -> None:
         trl={**case.trl, **{k: json.loads(v) for k, v in (item.split("=", 1) for item in arguments.trl)}},
         steps=arguments.steps or case.steps,
     )
-    for seed in arguments.seeds:
+    for seed, given in zip(arguments.seeds, arguments.starts or [None] * len(arguments.seeds), strict=True):
         for side in arguments.sides:
-            run_arm(arguments.case, case, side, seed, arguments.models, arguments.output)
+            run_arm(arguments.case, case, side, seed, given, arguments.models, arguments.output)
 
 
-def run_arm(name: str, case: Case, side: str, seed: int, models: Path, output: Path) -> None:
-    """One side with one seed, written as it ends."""
+def run_arm(name: str, case: Case, side: str, seed: int, given: Path | None, models: Path, output: Path) -> None:
+    """One side with one seed, from the ``given`` start or the recipe's, written as it ends."""
     recipe = ROOT / "src" / "magicrl" / "recipes" / case.recipe
     plain = PLAIN if side == "magicrl-plain" else ()
     config = load_train_recipe(recipe, [*case.overrides, *plain, f"run.seed={seed}", "run.threads=1"])
     key = {"case": name, "side": side, "seed": seed, "settings": settings_key(config, case, side)}
+    if given is not None:  # the folder of a start of the studies is named by what made it
+        key["start"] = given.name
     arms: list[dict[str, Any]] = json.loads(output.read_text())["arms"] if output.exists() else []
     if any(arm["key"] == key for arm in arms):
         return
     head = document(asdict(case), ["trl", "transformers"])
-    start = start_of(config.start, seed, models)
+    start = given or start_of(config.start, seed, models)
     config = config.model_copy(update={"start": StartConfig(model=str(start))})
     ready = check_run(config, models / "not-written", resume=False)
     with VerifierPool.from_config(config.verifier) as judge:
@@ -159,6 +164,7 @@ class Curve:
     def measure(self, updates: int, spent: Times, weights: Mapping[str, Any]) -> bool:
         """Measure where it is due; whether the arm has ended."""
         if updates % self._case.every and updates < self._case.steps:
+            print(f"update {updates}: {spent.cpu:.1f} CPU s", flush=True)
             return False
         engine = self._built.engine
         engine.load_weights(weights, updates)

@@ -45,13 +45,13 @@ def start(tmp_path: Path) -> Path:
 
 
 def test_both_sides_start_alike_and_leave_a_curve(start: Path, tmp_path: Path) -> None:
-    case = replace(CASE, overrides=(*CASE.overrides, f"model={start}"))
     output = tmp_path / "figure.json"
     for side in time_to_accuracy.SIDES:
         for _ in range(2):  # an arm that is there is not run again
-            time_to_accuracy.run_arm("small", case, side, 0, tmp_path, output)
+            time_to_accuracy.run_arm("small", CASE, side, 0, start, tmp_path, output)
     arms = json.loads(output.read_text())["arms"]
     assert [arm["key"]["side"] for arm in arms] == ["magicrl", "trl", "magicrl-plain"]
+    assert {arm["key"]["start"] for arm in arms} == {"start"}
     assert arms[0]["curve"][0] == arms[1]["curve"][0] == arms[2]["curve"][0]
     for arm in arms:
         assert [point["updates"] for point in arm["curve"]] == [0, 1]
