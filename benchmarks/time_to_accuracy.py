@@ -74,7 +74,7 @@ CASES = {
     "smollm2": Case(
         recipe="smollm2.toml",
         overrides=("optimizer.learning_rate=6e-5",),
-        trl={"per_device_batch": 4, "bf16": True, "use_transformers_continuous_batching": True},
+        trl={"per_device_batch": 4, "bf16": True},
         target=0.4,
         every=4,
         problems=100,
