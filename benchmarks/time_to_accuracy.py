@@ -6,9 +6,10 @@
 Both sides start from the same weights (where the recipe has a supervised start, one made with the arm's seed), draw
 from the same problems with as many prompts and responses a step, cut at the same length, are judged by the same
 verifier and take one AdamW step an update (on-policy, no KL term). They are measured by the same engine on the same
-held-out problems, outside the clock. The clock is CPU time of this process at one thread. An arm ends when its accuracy
-has reached the case's target, which was written into this file and into docs/claims.md before the arms were run. Each
-arm is written as it ends; arms that are there already are not run again.
+held-out problems, outside the clock. The clock is CPU time of this process at one thread, which differs between
+machines: run all sides of a seed on one. An arm ends when its accuracy has reached the case's target, which was written
+into this file and into docs/claims.md before the arms were run. Each arm is written as it ends; arms that are there
+already are not run again.
 """
 
 from __future__ import annotations
