@@ -56,7 +56,8 @@ def reason_of(accuracy: float, found: float) -> str | None:
 def screen(base: str, count: int, first: int, work: Path, file: Path, tell: Tell = lambda text: None) -> int:
     """Make and screen starts ``first`` and up of a base recipe until ``count`` are accepted; returns how many are.
 
-    Starts that ``file`` has already, made by the same recipe, are not made again.
+    Starts that ``file`` has already, made by the same recipe, are not screened again; an accepted one that ``work``
+    lacks is made.
 
     Raises:
         ValueError: the base recipe begins with a published model.
@@ -69,6 +70,8 @@ def screen(base: str, count: int, first: int, work: Path, file: Path, tell: Tell
         if row is None or row["key"] != start.key:
             row = _screened(recipe.run.name, base, number, start, work)
             append_result(file, row)
+        elif row["accepted"]:  # the record is committed, the model is not
+            make_start(start, work)
         accepted += bool(row["accepted"])
         tell(f"{base} start {number}: {row['reason'] or 'accepted'} ({row['cpu_seconds']:.0f} CPU s)")
         if accepted == count:

@@ -108,6 +108,10 @@ def test_starts_are_made_screened_and_recorded_once(tmp_path: Path, monkeypatch:
     file.write_text("".join(json.dumps(row | {"accepted": row["start"] > 4}) + "\n" for row in rows))
     assert starts_of_definition(chains) == [5]
     assert starts_of_definition(chains.model_copy(update={"starts": 2})) == [5, 6]
+    made: list[str] = []
+    monkeypatch.setattr(screening, "make_start", lambda start, work: made.append(start.key))
+    assert screen("chains.toml", 1, 4, tmp_path, file, told.append) == 1
+    assert made == [rows[1]["key"]], "an accepted start is made where its model is not there, and not screened again"
     file.write_text("".join(json.dumps(row | {"accepted": True, "key": "of another recipe"}) + "\n" for row in rows))
     with pytest.raises(ValueError, match="0 starts have passed"):
         starts_of_definition(chains)
