@@ -109,7 +109,11 @@ def test_starts_are_made_screened_and_recorded_once(tmp_path: Path, monkeypatch:
     assert starts_of_definition(chains) == [5]
     assert starts_of_definition(chains.model_copy(update={"starts": 2})) == [5, 6]
     made: list[str] = []
-    monkeypatch.setattr(screening, "make_start", lambda start, work: made.append(start.key))
+
+    def make(start: planning.PlannedStart, work: Path) -> None:
+        made.append(start.key)
+
+    monkeypatch.setattr(screening, "make_start", make)
     assert screen("chains.toml", 1, 4, tmp_path, file, told.append) == 1
     assert made == [rows[1]["key"]], "an accepted start is made where its model is not there, and not screened again"
     file.write_text("".join(json.dumps(row | {"accepted": True, "key": "of another recipe"}) + "\n" for row in rows))
