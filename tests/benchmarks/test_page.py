@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import common
 import pytest
 from benchmark_page import PAGE, value_at
@@ -22,3 +25,8 @@ def test_every_marked_number_is_its_files_number() -> None:
 )
 def test_numbers_keep_their_decimals(value: float, like: str, expected: str) -> None:
     assert common.shown(value, like) == expected
+
+
+@pytest.mark.parametrize("figure", sorted(common.FIGURES.glob("*.json")), ids=lambda path: path.name)
+def test_recorded_commands_can_be_run_on_another_machine(figure: Path) -> None:
+    assert not re.search(r'[" ]/(home|root|tmp|work)/', figure.read_text())
