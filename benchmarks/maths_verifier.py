@@ -21,7 +21,7 @@ from importlib.metadata import version
 from typing import Any
 
 import math_verify
-from common import FIGURES, ROOT, fill, parser_of, value_in, write_figure
+from common import COMMITTED, FIGURES, ROOT, fill, parser_of, value_in, write_figure
 from maths_sets import Pair, golds, hostile, labelled
 from near_misses import near_misses
 from rewrites import rewrites
@@ -34,11 +34,11 @@ from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 
 NEAR_MISSES = 10_000
 PAGE = ROOT / "docs" / "verifiers.md"
-FIGURE = FIGURES / "maths-verifier.json"
+FIGURE = "maths-verifier.json"
 
 
 def main() -> None:
-    parser = parser_of(__doc__, FIGURE)
+    parser = parser_of(__doc__, FIGURES / FIGURE)
     parser.add_argument("--show", action="store_true", help="print the wrong verdicts (they quote the data)")
     arguments = parser.parse_args()
     show: bool = arguments.show
@@ -69,7 +69,7 @@ def main() -> None:
                 print(pair.number, pair.label, pair.golds, repr(pair.response[-100:]))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     write_figure(arguments.output, document)
-    if arguments.output.resolve() == FIGURE:
+    if arguments.output.resolve() == COMMITTED / FIGURE:
         fill(PAGE, partial(value_in, document))
 
 

@@ -48,10 +48,7 @@ class Case:
         return first
 
 
-CASES = (
-    Case(name="quickstart", recipe="quickstart"),
-    Case(name="smollm2", recipe="smollm2", settings=("stages.0.max_steps=4", "stages.1.max_steps=6")),
-)
+CASES = (Case(name="quickstart", recipe="quickstart"),)
 QUICK = (Case(name="tiny", recipe="tiny", settings=("stages.0.max_steps=2", "stages.1.max_steps=2")),)
 
 

@@ -7,9 +7,10 @@ Both sides start from the same weights (where the recipe has a supervised start,
 from the same problems with as many prompts and responses a step, cut at the same length, are judged by the same
 verifier and take one AdamW step an update (on-policy, no KL term). They are measured by the same engine on the same
 held-out problems, outside the clock. The clock is CPU time of this process at one thread, which differs between
-machines: run all sides of a seed on one. An arm ends when its accuracy has reached the case's target, which was written
-into this file and into docs/claims.md before the arms were run. Each arm is written as it ends; arms that are there
-already are not run again.
+machines, and on one machine by what its neighbours do: each arm records how long the model's own products take before
+and after it, and arms of a seed whose products differ by more than ``SAME_MACHINE`` are not compared. An arm ends
+when its accuracy has reached the case's target, which was written into this file and into docs/claims.md before the
+arms were run. Each arm is written as it ends; arms that are there already are not run again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from bench_models import plain_model
 from common import FIGURES, ROOT, document, parser_of, rounded, with_tcmalloc, write_figure
+from gemm_bound import GemmBound
 from measure import Clock, Times
 from trl_peer import train
 
@@ -43,6 +45,8 @@ SIDES = ("magicrl", "trl", "magicrl-plain")
 PLAIN = ("algorithm.reject_zero_advantage=false", "entropy.controller=none")
 """Makes of MAGIC what TRL's GRPO computes: every group takes part, and there is no entropy term."""
 OUTPUT = FIGURES / "bench-time-to-accuracy.json"
+SAME_MACHINE = 1.15
+"""How many times slower the products of one arm may be than another's for their CPU times to be compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +113,15 @@ def main() -> None:
     for seed, given in zip(arguments.seeds, arguments.starts or [None] * len(arguments.seeds), strict=True):
         for side in arguments.sides:
             run_arm(arguments.case, case, side, seed, given, arguments.models, arguments.output)
+    arms = json.loads(arguments.output.read_text())["arms"]
+    if apart := [pair for pair in pairs(arms) if not same_machine(*pair)]:
+        found = "; ".join(
+            f"{ours['key']['case']}, seed {ours['key']['seed']}, {ours['key']['side']}" for _, ours in apart
+        )
+        raise SystemExit(
+            f"the products of these arms and of TRL's take different times, so that nothing is compared: {found}; take "
+            f"the seed's arms out of {arguments.output} and run all its sides on one idle machine"
+        )
 
 
 def run_arm(name: str, case: Case, side: str, seed: int, given: Path | None, models: Path, output: Path) -> None:
@@ -129,10 +142,18 @@ def run_arm(name: str, case: Case, side: str, seed: int, given: Path | None, mod
     with VerifierPool.from_config(config.verifier) as judge:
         built = build(config, ready, start)
         judge.warm_up(built.data.verifiers())
+        products = [products_s(built)]
         curve = Curve(case, built, judge, seed, config.stages[-1].max_tokens)
         (theirs if side == "trl" else ours)(config, built, judge, seed, curve, case)
-    arm = {"key": key, "run": head, "curve": curve.points, "to_target": curve.to_target()}
+        products.append(products_s(built))
+    arm = {"key": key, "run": head, "products_s": products, "curve": curve.points, "to_target": curve.to_target()}
     write_figure(output, {"arms": [*arms, arm], "ratios": ratios([*arms, arm])})
+
+
+def products_s(built: Built) -> float:
+    """CPU seconds that the start model's products take here and now, in bfloat16, in training on 1,000 tokens."""
+    bound = GemmBound(plain_model(Path(built.start.folder), "bfloat16"))
+    return rounded(1000 * sum(bound.training(512)))
 
 
 def start_of(start: StartConfig, seed: int, models: Path) -> Path | str:
@@ -272,28 +293,36 @@ def peer_prompts(built: Built) -> list[Any]:
     return prompts
 
 
+def pairs(arms: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """TRL's arm and ours, of each case, seed and side that both ended."""
+    reached = [arm for arm in arms if arm["to_target"] is not None]
+    return [
+        (trl, ours)
+        for trl in reached
+        for ours in reached
+        if trl["key"]["side"] == "trl" != ours["key"]["side"]
+        and all(trl["key"][what] == ours["key"][what] for what in ("case", "seed"))
+    ]
+
+
+def same_machine(*arms: Mapping[str, Any]) -> bool:
+    """Whether the products took as long in all arms, before and after; arms before 2026-11-24 did not record it."""
+    seconds = [s for arm in arms for s in arm.get("products_s", ())]
+    return not seconds or max(seconds) <= SAME_MACHINE * min(seconds)
+
+
 def ratios(arms: list[dict[str, Any]]) -> dict[str, Any]:
     """Of each case and each side of ours: TRL's CPU time and updates to the target over that side's, a seed, and the
-    geometric mean of the times; of the seeds that both ended."""
+    geometric mean of the times; of the seeds that both ended on one machine."""
     found: dict[str, Any] = {}
-    for name in CASES:
-        reached = {
-            (arm["key"]["side"], arm["key"]["seed"]): arm["to_target"]
-            for arm in arms
-            if arm["key"]["case"] == name and arm["to_target"] is not None
-        }
-        for side in (side for side in SIDES if side != "trl"):
-            both = sorted(seed for of, seed in reached if of == "trl" and (side, seed) in reached)
-            over = {
-                what: {str(seed): rounded(reached["trl", seed][what] / reached[side, seed][what]) for seed in both}
-                for what in ("cpu_s", "updates")
-            }
-            if both:
-                found.setdefault(name, {})[side] = {
-                    "times_faster": over["cpu_s"],
-                    "geometric_mean": rounded(geometric_mean(over["cpu_s"].values())),
-                    "updates_of_trl_over_ours": over["updates"],
-                }
+    for trl, ours in pairs(arms):
+        if same_machine(trl, ours):
+            of_case = found.setdefault(ours["key"]["case"], {})
+            over = of_case.setdefault(ours["key"]["side"], {"times_faster": {}, "updates_of_trl_over_ours": {}})
+            for what, name in (("cpu_s", "times_faster"), ("updates", "updates_of_trl_over_ours")):
+                over[name][str(ours["key"]["seed"])] = rounded(trl["to_target"][what] / ours["to_target"][what])
+    for over in (over for of_case in found.values() for over in of_case.values()):
+        over["geometric_mean"] = rounded(geometric_mean(over["times_faster"].values()))
     return found
 
 

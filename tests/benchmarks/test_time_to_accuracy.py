@@ -54,6 +54,7 @@ def test_both_sides_start_alike_and_leave_a_curve(start: Path, tmp_path: Path) -
     assert {arm["key"]["start"] for arm in arms} == {"start"}
     assert arms[0]["curve"][0] == arms[1]["curve"][0] == arms[2]["curve"][0]
     for arm in arms:
+        assert len(arm["products_s"]) == 2
         assert [point["updates"] for point in arm["curve"]] == [0, 1]
         assert arm["curve"][1]["cpu_s"] > 0
         assert arm["to_target"] is None, "a random model has not learned to add"
@@ -72,9 +73,9 @@ def test_a_prompt_that_trl_reads_otherwise_is_refused(start: Path, tmp_path: Pat
         time_to_accuracy.peer_prompts(twice)
 
 
-def arm(side: str, seed: int, seconds: float | None) -> dict[str, object]:
+def arm(side: str, seed: int, seconds: float | None, products: tuple[float, ...] = ()) -> dict[str, object]:
     reached = None if seconds is None else {"cpu_s": seconds, "updates": 6}
-    return {"key": {"case": "small", "side": side, "seed": seed}, "to_target": reached}
+    return {"key": {"case": "small", "side": side, "seed": seed}, "to_target": reached, "products_s": products}
 
 
 def test_ratios_are_of_seeds_that_both_sides_ended() -> None:
@@ -82,6 +83,18 @@ def test_ratios_are_of_seeds_that_both_sides_ended() -> None:
     found = time_to_accuracy.ratios(arms)
     both = {"times_faster": {"0": 2.0, "1": 8.0}, "geometric_mean": 4.0, "updates_of_trl_over_ours": {"0": 1, "1": 1}}
     assert found == {"small": {"magicrl": both}}
+
+
+def test_arms_whose_products_took_other_times_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alike = [arm("trl", 0, 20, (1.0, 1.1)), arm("magicrl", 0, 10, (1.05, 1.0))]
+    for other in [(1.2, 1.2), (1.0, 2.0), (0.8, 0.8)]:  # another machine, a disturbed one, a faster one
+        arms = [*alike, arm("trl", 1, 20, (1.0, 1.0)), arm("magicrl", 1, 10, other)]
+        assert time_to_accuracy.ratios(arms)["small"]["magicrl"]["times_faster"] == {"0": 2.0}
+        (tmp_path / "arms.json").write_text(json.dumps({"arms": arms}))
+        monkeypatch.setattr("sys.argv", ["time_to_accuracy.py", "--output", str(tmp_path / "arms.json")])
+        monkeypatch.setattr(time_to_accuracy, "run_arm", lambda *_: None)
+        with pytest.raises(SystemExit, match="small, seed 1, magicrl; take"):
+            time_to_accuracy.main()
 
 
 def test_the_crossing_lies_on_the_line_between_two_measurements() -> None:
