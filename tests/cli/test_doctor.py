@@ -75,6 +75,26 @@ def test_bfloat16_that_is_slower_than_float32_is_told(
     assert ("float32" in found.remedy) == (status == "warning")
 
 
+@pytest.mark.parametrize(
+    ("maps", "known", "told", "remedy"),
+    [
+        ("7f00 r-xp /usr/lib/libtcmalloc_minimal.so.4.5\n", None, "tcmalloc", ""),
+        ("7f00 r-xp /usr/lib/libc.so.6\n", "libtcmalloc_minimal.so.4", "the C library's", "LD_PRELOAD=libtcmalloc"),
+        ("7f00 r-xp /usr/lib/libc.so.6\n", None, "the C library's", "apt install libtcmalloc-minimal4; LD_PRELOAD="),
+    ],
+)
+def test_a_faster_allocator_is_advised(
+    maps: str, known: str | None, told: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "maps").write_text(maps)
+    monkeypatch.setattr(doctor.ctypes.util, "find_library", lambda _: known)
+    found = doctor.allocator(tmp_path / "maps")
+    assert found.status == "ok"
+    assert found.text.startswith(told)
+    assert found.remedy.startswith(remedy)
+    assert bool(found.remedy) == bool(remedy)
+
+
 def test_a_machine_that_is_too_small_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "host_memory", lambda: 0.6 * GIB)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: Usage(10 * GIB, 9.5 * GIB, 0.5 * GIB))

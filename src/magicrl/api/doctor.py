@@ -6,6 +6,7 @@ Nothing is asked of a network, and nothing measured but a product in two precisi
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.metadata
 import os
 import platform
@@ -53,6 +54,8 @@ def examine() -> Iterator[Finding]:
     yield _cores()
     yield _memory()
     yield from _torch()
+    if platform.system() == "Linux":
+        yield allocator()
     yield _sandbox()
     yield _packages()
     yield from (_extra(name) for name in EXTRAS)
@@ -130,6 +133,18 @@ def _kernels() -> Finding:
     if reason is not None and "compiler" in reason:
         return Finding("kernels on the CPU", "warning", told, "apt install g++")
     return Finding("kernels on the CPU", "ok", told)
+
+
+def allocator(maps: Path = Path("/proc/self/maps")) -> Finding:
+    """What gives this process its memory: the C library, or one that is kept in front of it."""
+    loaded = maps.read_text()
+    other = next((name for name in ("tcmalloc", "jemalloc", "mimalloc") if f"/lib{name}" in loaded), None)
+    if other is not None:
+        return Finding("allocator", "ok", other)
+    known = ctypes.util.find_library("tcmalloc_minimal")
+    line = f"LD_PRELOAD={known or 'libtcmalloc_minimal.so.4'} magicrl train ..."
+    told = "the C library's; on a CPU tcmalloc makes an update about 4 % and decoding up to 15 % faster"
+    return Finding("allocator", "ok", told, line if known else f"apt install libtcmalloc-minimal4; {line}")
 
 
 def _gpu(device: Any) -> Finding:
