@@ -84,16 +84,17 @@ mutants: setup-dev
 study: setup-dev
 	$(BIN)/python benchmarks/quickstart_study.py
 
-# All speed beside the peers, five repetitions, on a machine that has nothing else to do: an hour of two cores. Beside vLLM
-# where it is installed (`make .venv/.vllm`). Another machine's run: make bench FIGURES=docs/figures/second-machine
+# All speed beside the peers on a machine that has nothing else to do: an hour of two cores, two where bfloat16 is slow. Beside
+# vLLM where it is installed (`make .venv/.vllm`). Another machine's run: make bench FIGURES=docs/figures/second-machine
+REPETITIONS ?= 5
 export FIGURES
 bench: setup-dev
 	$(SMOLLM2)
-	$(BIN)/python benchmarks/rollout_speed.py --repetitions 5
-	$(BIN)/python benchmarks/decode_kernels.py --repetitions 5
-	if $(BIN)/python -c "import vllm" 2>/dev/null; then $(BIN)/python benchmarks/rollout_vllm.py --repetitions 5; fi
+	$(BIN)/python benchmarks/rollout_speed.py --repetitions $(REPETITIONS)
+	$(BIN)/python benchmarks/decode_kernels.py --repetitions $(REPETITIONS)
+	if $(BIN)/python -c "import vllm" 2>/dev/null; then $(BIN)/python benchmarks/rollout_vllm.py --repetitions $(REPETITIONS); fi
 	$(BIN)/python benchmarks/learner_speed.py --tune
-	$(BIN)/python benchmarks/learner_speed.py --repetitions 5
+	$(BIN)/python benchmarks/learner_speed.py --repetitions $(REPETITIONS)
 	$(BIN)/python benchmarks/head_speed.py
 	$(BIN)/python benchmarks/step_parts.py
 	$(BIN)/python benchmarks/code_verifier.py speed

@@ -65,19 +65,34 @@ def test_versions_outside_their_range(wanted: str, told: list[str]) -> None:
     assert all(part in fault for part, fault in zip(told, found, strict=True))
 
 
+@pytest.mark.parametrize(("speed", "status"), [(2.1, "ok"), (0.5, "warning")])
+def test_bfloat16_that_is_slower_than_float32_is_told(
+    speed: float, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_kernels, "bfloat16_speed", lambda: speed)
+    found = next(found for found in doctor._torch() if found.what == "bfloat16 on the CPU")
+    assert (found.status, f"{speed} times" in found.text) == (status, True)
+    assert ("float32" in found.remedy) == (status == "warning")
+
+
 @pytest.mark.parametrize(
-    ("flags", "status", "told"),
+    ("maps", "known", "told", "remedy"),
     [
-        ("avx2 avx512bw avx512_bf16 amx_bf16", "ok", "AMX"),
-        ("avx2 avx512bw avx512_bf16", "ok", "AVX-512 BF16"),
-        ("avx2 avx512bw", "ok", "emulated"),
-        ("avx2", "warning", "float32"),
+        ("7f00 r-xp /usr/lib/libtcmalloc_minimal.so.4.5\n", None, "tcmalloc", ""),
+        ("7f00 r-xp /usr/lib/libc.so.6\n", "libtcmalloc_minimal.so.4", "the C library's", "LD_PRELOAD=libtcmalloc"),
+        ("7f00 r-xp /usr/lib/libc.so.6\n", None, "the C library's", "apt install libtcmalloc-minimal4; LD_PRELOAD="),
     ],
 )
-def test_speed_class_of_bfloat16(flags: str, status: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : fpu {flags}\n")
-    found = doctor.bf16(tmp_path / "cpuinfo")
-    assert (found.status, told in found.text) == (status, True)
+def test_a_faster_allocator_is_advised(
+    maps: str, known: str | None, told: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "maps").write_text(maps)
+    monkeypatch.setattr(doctor.ctypes.util, "find_library", lambda _: known)
+    found = doctor.allocator(tmp_path / "maps")
+    assert found.status == "ok"
+    assert found.text.startswith(told)
+    assert found.remedy.startswith(remedy)
+    assert bool(found.remedy) == bool(remedy)
 
 
 def test_a_machine_that_is_too_small_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,15 @@ import pytest
 from rich.console import Console
 from toy_start import toy_sft
 
-from magicrl.cli.init import run_init
+from magicrl.cli.init import _fitting, _read, run_init
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.data.families import make_family
+from magicrl.models import cpu_kernels
+from magicrl.models.loading import load_policy
+from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_miniature
+from magicrl.planning import memory
 from magicrl.training.diagnosis import NOTHING_LEARNED, SampledAnswers
 from magicrl.training.recipe_proposal import Look, Way, group_size, learning_rate, response_limit
 from magicrl.training.sft import run_sft
@@ -57,6 +61,20 @@ def test_what_it_writes_can_be_run(toy: Path, tmp_path: Path) -> None:
     assert config.model.dtype == "float32", "of a tiny model"
     ready = check_run(config, tmp_path / "run", resume=False)
     assert len(ready.data.test["holdout"]) == config.data.holdout
+
+
+@pytest.mark.parametrize(
+    ("speed", "host", "chosen"), [(2.0, 1 << 34, "bfloat16"), (0.5, 1 << 34, "float32"), (0.5, 4 << 20, "bfloat16")]
+)
+def test_a_larger_model_is_in_the_precision_that_this_cpu_is_faster_in_where_it_fits(
+    speed: float, host: int, chosen: str, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_kernels, "bfloat16_speed", lambda: speed)
+    monkeypatch.setattr(memory, "host_memory", lambda: host)
+    policy = load_policy(toy)
+    read = _read(str(problems(tmp_path / "mine.jsonl")), None, None)
+    found = _fitting(policy, read, PromptEncoder(policy.tokenizer, policy.max_context), parameters=10**9)
+    assert found.dtype == chosen
 
 
 def test_problems_that_cannot_teach_are_a_plain_no(toy: Path, tmp_path: Path) -> None:

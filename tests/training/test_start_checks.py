@@ -203,6 +203,27 @@ def test_no_copy_of_a_test_prompt_stays_in_training(kind: str, tmp_path: Path) -
     assert data.dropped_in_test == 11
 
 
+@pytest.mark.parametrize(("speed", "told"), [(2.0, False), (0.5, True)])
+def test_bfloat16_that_this_cpu_is_slower_in_is_told(
+    speed: float,
+    told: bool,
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(start_checks, "bfloat16_speed", lambda: speed)
+    sft = recipe.with_name("sft.toml")
+    sft.write_text(sft.read_text().replace('dtype = "float32"', 'dtype = "bfloat16"'))
+    check(recipe, tmp_path / "run", "model.dtype=bfloat16")
+    for section in ("model", "training"):
+        assert (f'{section}.dtype = "bfloat16": this CPU multiplies in it at 0.5 times' in caplog.text) == told
+    caplog.clear()
+    sft.write_text(sft.read_text().replace("bfloat16", "float32"))
+    check(recipe, tmp_path / "run", "model.dtype=float32")
+    assert "this CPU multiplies" not in caplog.text
+
+
 def test_the_first_of_two_golds_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"problem": p, "answer": a} for p, a in [("What is 2+3?", "5"), ("what is 2+3?", " 5"), ("b", "1")]]
     rows += [{"problem": "What is  2+3?", "answer": "6"}]

@@ -1,11 +1,12 @@
 """``magicrl doctor``: what of this machine a run would use, what each thing found means, and the line that mends it.
 
-Nothing is measured and nothing asked of a network. Nodes of a cluster are looked at by ``magicrl cluster doctor``
-(``distributed/doctor.py``), with the same kind of finding.
+Nothing is asked of a network, and nothing measured but a product in two precisions. Nodes of a cluster are looked at by
+``magicrl cluster doctor`` (``distributed/doctor.py``), with the same kind of finding.
 """
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.metadata
 import os
 import platform
@@ -43,15 +44,8 @@ EXTRAS = {
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FREE_DISK = (1 * GIB, 5 * GIB)
 """Free bytes below which a run cannot be kept, and below which a small language model's run is tight."""
-_BF16 = {
-    "amx_bf16": "in matrix units (AMX): several times the speed of float32",
-    "avx512_bf16": "in instructions of its own (AVX-512 BF16): faster than float32",
-    "avx512bw": "emulated by AVX-512: half the memory of float32, no faster",
-}
-"""Flags of a processor, the fastest first."""
 _SWITCHES = ("kernel.apparmor_restrict_unprivileged_userns=0", "kernel.unprivileged_userns_clone=1")
 """What Ubuntu and Debian have switched off for tier B."""
-_LACKS_MOST = "no AVX-512: bfloat16 is slow, keep model.dtype = 'float32' for small models"
 
 
 def examine() -> Iterator[Finding]:
@@ -59,8 +53,9 @@ def examine() -> Iterator[Finding]:
     yield _python()
     yield _cores()
     yield _memory()
-    yield bf16()
     yield from _torch()
+    if platform.system() == "Linux":
+        yield allocator()
     yield _sandbox()
     yield _packages()
     yield from (_extra(name) for name in EXTRAS)
@@ -97,17 +92,6 @@ def _memory() -> Finding:
     return Finding("memory", "trouble", told + lacking, remedy)
 
 
-def bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> Finding:
-    """The speed class of bfloat16 by the processor's flags."""
-    what = "bfloat16 on the CPU"
-    try:
-        flags = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split())
-    except OSError:
-        return Finding(what, "warning", f"cannot be told on {platform.system()} {platform.machine()}")
-    best = next((text for flag, text in _BF16.items() if flag in flags), None)
-    return Finding(what, "ok", best) if best else Finding(what, "warning", _LACKS_MOST)
-
-
 def _torch() -> Iterator[Finding]:
     """The build of torch, and the GPUs that it sees or does not."""
     try:
@@ -122,6 +106,7 @@ def _torch() -> Iterator[Finding]:
         yield Finding("torch", "warning", f"{build}, but this machine has an NVIDIA driver: no GPU is used", install)
     else:
         yield Finding("torch", "ok", build)
+    yield _bfloat16()
     yield _kernels()
     if torch.cuda.is_available():
         yield from (_gpu(torch.cuda.get_device_properties(number)) for number in range(torch.cuda.device_count()))
@@ -129,6 +114,15 @@ def _torch() -> Iterator[Finding]:
         yield Finding("GPU", "trouble", "there is a driver, torch sees no device", "nvidia-smi (mend the driver first)")
     else:
         yield Finding("GPU", "ok", "none; training runs on the CPU")
+
+
+def _bfloat16() -> Finding:
+    from magicrl.models.cpu_kernels import bfloat16_speed
+
+    what, told = "bfloat16 on the CPU", f"products at {bfloat16_speed():.1f} times the speed of float32's"
+    if bfloat16_speed() >= 1:
+        return Finding(what, "ok", told)
+    return Finding(what, "warning", told, "model.dtype = 'float32' in recipes, where memory suffices")
 
 
 def _kernels() -> Finding:
@@ -139,6 +133,18 @@ def _kernels() -> Finding:
     if reason is not None and "compiler" in reason:
         return Finding("kernels on the CPU", "warning", told, "apt install g++")
     return Finding("kernels on the CPU", "ok", told)
+
+
+def allocator(maps: Path = Path("/proc/self/maps")) -> Finding:
+    """What gives this process its memory: the C library, or one that is kept in front of it."""
+    loaded = maps.read_text()
+    other = next((name for name in ("tcmalloc", "jemalloc", "mimalloc") if f"/lib{name}" in loaded), None)
+    if other is not None:
+        return Finding("allocator", "ok", other)
+    known = ctypes.util.find_library("tcmalloc_minimal")
+    line = f"LD_PRELOAD={known or 'libtcmalloc_minimal.so.4'} magicrl train ..."
+    told = "the C library's; on a CPU tcmalloc makes an update about 4 % and decoding up to 15 % faster"
+    return Finding("allocator", "ok", told, line if known else f"apt install libtcmalloc-minimal4; {line}")
 
 
 def _gpu(device: Any) -> Finding:

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
-from magicrl.config.schema import FieldMapping, ModelConfig, SftPhaseConfig, SourceConfig
+from magicrl.config.schema import DType, FieldMapping, ModelConfig, SftPhaseConfig, SourceConfig
 from magicrl.data.sources import Place, Recognised, load_problems, recognise
 from magicrl.records import Problem
 
@@ -186,20 +187,25 @@ def _look(
 
 
 def _fitting(policy: LoadedModel, read: _Data, encoder: PromptEncoder, parameters: int) -> ModelConfig:
-    """Precision and the largest micro-batch whose learner and engine leave some of the memory free."""
+    """Precision and the largest micro-batch whose learner and engine leave some of the memory free.
+
+    A small model is in float32; a larger one in bfloat16, unless the CPU multiplies faster in float32 and it fits so.
+    """
+    from magicrl.models.cpu_kernels import bfloat16_speed
     from magicrl.planning.costs import BF16
     from magicrl.planning.memory import GIB, host_memory, learner_terms
     from magicrl.planning.shapes import shape_from_config
     from magicrl.training.recipe_proposal import SMALL
 
-    dtype = "float32" if parameters < SMALL else "bfloat16"
+    slow = policy.model.device.type == "cpu" and bfloat16_speed() < 1
+    wanted: list[DType] = ["float32", "bfloat16"] if slow else ["float32" if parameters < SMALL else "bfloat16"]
     try:
         shape = shape_from_config(policy.model.config.to_dict(), policy.folder)
     except ValueError:
-        return ModelConfig(dtype=dtype, micro_batch_tokens=2048, head_chunk_tokens=256)
+        return ModelConfig(dtype=wanted[0], micro_batch_tokens=2048, head_chunk_tokens=256)
     longest = max(encoder.length(problem) for problem in read.problems) + 2 * FIRST_LIMIT
     least = 0.0
-    for tokens in MICRO_BATCHES:
+    for dtype, tokens in product(wanted, MICRO_BATCHES):
         settings = ModelConfig(dtype=dtype, micro_batch_tokens=tokens, head_chunk_tokens=256)
         least = sum(learner_terms(settings, shape, batch_tokens=tokens, longest=longest).values())
         least += BF16 * shape.parameters

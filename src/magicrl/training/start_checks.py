@@ -23,6 +23,7 @@ from magicrl.data.sources import held_out_keys, load_parts, load_problems, place
 from magicrl.environments.base import environment_spec
 from magicrl.models.adapter_files import adapter_shapes, check_adapters, read_adapters
 from magicrl.models.compiled import check_compiled, check_compiler
+from magicrl.models.cpu_kernels import bfloat16_speed
 from magicrl.models.exact import check_exact
 from magicrl.models.loading import LoadedModel, load_policy, load_shell, resolve_device
 from magicrl.models.prompts import PromptEncoder
@@ -274,6 +275,8 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
         except ValueError as error:
             raise RecipeError(str(error), key="model.exact") from error
     _check_compiled("model", config.model, policy, device if here else None)
+    if here:
+        _tell_slow_precision("model", config.model, device)
     # the problems in this model's tokens: their lengths decide about context and memory
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, encoder)
@@ -332,6 +335,7 @@ def check_sft(config: SftConfig, output: Path) -> LoadedModel:
     policy = start_policy(config, output)
     check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.training.share_prompts)
     _check_compiled("training", config.training, policy, device)
+    _tell_slow_precision("training", config.training, device)
     batches = trial_batches(config, policy)
     shape = _shape(policy)
     if shape is not None:
@@ -434,6 +438,15 @@ def _check_compiled(section: str, model: ModelConfig, policy: LoadedModel, devic
             check_compiler(device)
     except ValueError as error:
         raise RecipeError(str(error), key=f"{section}.compile") from error
+
+
+def _tell_slow_precision(section: str, model: ModelConfig, device: torch.device) -> None:
+    if device.type == "cpu" and model.dtype == "bfloat16" and bfloat16_speed() < 1:
+        _log.warning(
+            '%s.dtype = "bfloat16": this CPU multiplies in it at %.1f times the speed of float32; where memory '
+            'suffices, set %s.dtype = "float32"',
+            *(section, bfloat16_speed(), section),
+        )
 
 
 def _check_start_adapters(model: ModelConfig, policy: LoadedModel, base: str) -> None:
