@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import tempfile
@@ -65,8 +66,7 @@ def measure_soak(runs: int, minutes: float) -> dict[str, Any]:
     statuses: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     names = list(_SOAK)
     judge_folder = tempfile.mkdtemp()
-    os.chdir(judge_folder)
-    with CodeJudge() as judge:
+    with contextlib.chdir(judge_folder), CodeJudge() as judge:
         for index in range(200):
             judge.judge_program(_SOAK[names[index % len(names)]], suite)
         before, start = state(), time.perf_counter()

@@ -14,6 +14,7 @@ from toy_start import toy_sft
 from magicrl.cli.init import _fitting, _read, run_init
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.config.schema import ModelConfig
 from magicrl.data.families import make_family
 from magicrl.models import cpu_kernels
 from magicrl.models.loading import load_policy
@@ -64,13 +65,16 @@ def test_what_it_writes_can_be_run(toy: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("speed", "host", "chosen"), [(2.0, 1 << 34, "bfloat16"), (0.5, 1 << 34, "float32"), (0.5, 4 << 20, "bfloat16")]
+    ("speed", "fits", "chosen"), [(2.0, True, "bfloat16"), (0.5, True, "float32"), (0.5, False, "bfloat16")]
 )
 def test_a_larger_model_is_in_the_precision_that_this_cpu_is_faster_in_where_it_fits(
-    speed: float, host: int, chosen: str, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speed: float, fits: bool, chosen: str, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def needs(settings: ModelConfig, *_: object, **__: object) -> dict[str, float]:
+        return {"all": 1.0 if fits or settings.dtype == "bfloat16" else 1e18}
+
     monkeypatch.setattr(cpu_kernels, "bfloat16_speed", lambda: speed)
-    monkeypatch.setattr(memory, "host_memory", lambda: host)
+    monkeypatch.setattr(memory, "learner_terms", needs)
     policy = load_policy(toy)
     read = _read(str(problems(tmp_path / "mine.jsonl")), None, None)
     found = _fitting(policy, read, PromptEncoder(policy.tokenizer, policy.max_context), parameters=10**9)

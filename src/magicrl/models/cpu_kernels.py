@@ -74,7 +74,7 @@ def bfloat16_speed() -> float:
     for _ in range(5):  # in turns, and the least counts: other work only adds to a time
         for dtype, factor in factors.items():
             begun = time.perf_counter()
-            factor @ factor
+            torch.mm(factor, factor)
             least[dtype] = min(time.perf_counter() - begun, least.get(dtype, float("inf")))
     return least[torch.float32] / least[torch.bfloat16]
 
