@@ -119,7 +119,7 @@ def _torch() -> Iterator[Finding]:
 def _bfloat16() -> Finding:
     from magicrl.models.cpu_kernels import bfloat16_speed
 
-    what, told = "bfloat16 on the CPU", f"products at {bfloat16_speed():.1f} times the speed of float32's"
+    what, told = "bfloat16 on the CPU", f"products at {bfloat16_speed():.2g} times the speed of float32's"
     if bfloat16_speed() >= 1:
         return Finding(what, "ok", told)
     return Finding(what, "warning", told, "model.dtype = 'float32' in recipes, where memory suffices")

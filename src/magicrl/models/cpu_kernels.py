@@ -30,7 +30,7 @@ _FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", *(f"-m{name.replace('_', '')}" for name in _FEATURES))
 _PATIENCE = 120.0  # seconds for a compiler that takes two
 _VECTOR = 32  # numbers of a bfloat16 vector: widths are multiples of it
-_SIDE = 1024  # of the square matrices whose products are timed
+_SIDE = 256  # of the square matrices whose products are timed: larger ones take seconds where bfloat16 is emulated
 _PART = 16  # rows of one prompt that are taken together, over all threads
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def serves(dtype: torch.dtype, device: torch.device, width: int | None) -> bool:
 
 @functools.cache
 def bfloat16_speed() -> float:
-    """How many times as fast as in float32 this CPU multiplies matrices in bfloat16; takes a fifth of a second.
+    """How many times as fast as in float32 this CPU multiplies matrices in bfloat16; a tenth of a second at most.
 
     The processor's flags do not tell: with AVX512-BF16 and without AMX an EPYC is twice as fast, a Xeon half as fast.
     """

@@ -443,7 +443,7 @@ def _check_compiled(section: str, model: ModelConfig, policy: LoadedModel, devic
 def _tell_slow_precision(section: str, model: ModelConfig, device: torch.device) -> None:
     if device.type == "cpu" and model.dtype == "bfloat16" and bfloat16_speed() < 1:
         _log.warning(
-            '%s.dtype = "bfloat16": this CPU multiplies in it at %.1f times the speed of float32; where memory '
+            '%s.dtype = "bfloat16": this CPU multiplies in it at %.2g times the speed of float32; where memory '
             'suffices, set %s.dtype = "float32"',
             *(section, bfloat16_speed(), section),
         )
