@@ -43,22 +43,20 @@ RATIOS = {
 def value_at(marker: str) -> Any:
     """What a marker points at; ``KeyError`` where nothing is."""
     file, _, path = marker.partition(":")
-    return value_in(json.loads((COMMITTED / f"bench-{file}.json").read_text()), path)
+    return figure_at(COMMITTED, f"bench-{file}.json", path)
 
 
-def ratio(folder: Path, file: str, path: str) -> float:
-    """One of ``RATIOS`` in a folder of figures; ``KeyError`` or ``FileNotFoundError`` where it was not measured."""
-    return float(value_in(json.loads((folder / file).read_text()), path))
+def figure_at(folder: Path, file: str, path: str) -> Any:
+    """What stands in a file of a folder of figures; ``KeyError`` or ``FileNotFoundError`` where nothing does."""
+    return value_in(json.loads((folder / file).read_text()), path)
 
 
 def second_machine() -> list[str]:
-    """The table of both machines; empty before there is a second one."""
-    if not SECOND.exists():
-        return []
+    """The table of both machines."""
     rows = [
         (what, f"{here:.2f}", f"{there:.2f}", f"{there / here - 1:+.0%}".replace("%", " %"))
         for what, place in RATIOS.items()
-        for here, there in [(ratio(COMMITTED, *place), ratio(SECOND, *place))]
+        for here, there in [(figure_at(COMMITTED, *place), figure_at(SECOND, *place))]
     ]
     return table("times as fast as the peer | this page's machine | the second | difference", rows)
 

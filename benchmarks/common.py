@@ -36,8 +36,9 @@ def parser_of(description: str | None, output: Path | None = None) -> argparse.A
 
 
 def command() -> str:
-    """The command of this process, from the repository's root."""
-    return shlex.join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
+    """The command of this process from the repository's root, with the paths below it that any machine has."""
+    given = (argument.replace(f"{ROOT}/", "") for argument in sys.argv[1:])
+    return shlex.join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *given])
 
 
 def with_tcmalloc() -> None:
