@@ -142,17 +142,17 @@ def run_arm(name: str, case: Case, side: str, seed: int, given: Path | None, mod
     with VerifierPool.from_config(config.verifier) as judge:
         built = build(config, ready, start)
         judge.warm_up(built.data.verifiers())
-        products = [products_s(built)]
+        products = [products_s(built, config.model.dtype)]
         curve = Curve(case, built, judge, seed, config.stages[-1].max_tokens)
         (theirs if side == "trl" else ours)(config, built, judge, seed, curve, case)
-        products.append(products_s(built))
+        products.append(products_s(built, config.model.dtype))
     arm = {"key": key, "run": head, "products_s": products, "curve": curve.points, "to_target": curve.to_target()}
     write_figure(output, {"arms": [*arms, arm], "ratios": ratios([*arms, arm])})
 
 
-def products_s(built: Built) -> float:
-    """CPU seconds that the start model's products take here and now, in bfloat16, in training on 1,000 tokens."""
-    bound = GemmBound(plain_model(Path(built.start.folder), "bfloat16"))
+def products_s(built: Built, dtype: str) -> float:
+    """Seconds that the start model's products take here and now, in ``dtype``, in training on 1,000 tokens."""
+    bound = GemmBound(plain_model(Path(built.start.folder), dtype))
     return rounded(1000 * sum(bound.training(512)))
 
 
