@@ -135,8 +135,8 @@ def rollout_section(found: dict[str, Any]) -> list[str]:
     """How it was measured, and a table a question."""
     run, lines = found["run"], ["## Rollout", ""]
     lines.append(
-        f"`{run['command']}`, {run['machine']['started'][:10]}: the in-process engine, bfloat16, one thread, "
-        "SmolLM2-135M-Instruct and random weights of other sizes. Memory is above the weights."
+        f"`{run['command']}`, {run['machine']['started'][:10]}, {run['machine']['cpu']}: the in-process engine, "
+        "bfloat16, one thread, SmolLM2-135M-Instruct and random weights of other sizes. Memory is above the weights."
     )
     rates = ("decode_tokens_per_cpu_s", "whole_tokens_per_cpu_s", "memory_mib")
     for question, (axis, key) in AXES.items():
