@@ -77,7 +77,7 @@ kills: setup-dev
 	$(BIN)/python benchmarks/kills.py tiny --kills 15 --seed 1 --set rollout.max_staleness=2 --output docs/figures/kills-ahead.json
 	$(BIN)/python benchmarks/kills.py tiny --kills 15 --seed 2 --set model.lora.rank=4 --set optimizer.learning_rate=1e-2 --output docs/figures/kills-lora.json
 
-# Every deliberate fault of benchmarks/mutants.toml, one at a time: half an hour of a core. What was found is kept in runs/mutants.
+# Every deliberate fault of benchmarks/faults/, one at a time. Results are kept in runs/mutants.
 mutants: setup-dev
 	$(BIN)/python benchmarks/mutants.py --output docs/figures/mutants.json
 

@@ -1,16 +1,18 @@
 """Put one deliberate fault at a time into a copy of the source and see which tests turn red.
 
 python benchmarks/mutants.py --output docs/figures/mutants.json
-python benchmarks/mutants.py --sample 8 --seed 0                   # so many rows
-python benchmarks/mutants.py --only clip_high --again              # some rows, whatever was found of them before
+python benchmarks/mutants.py --only clip_high --again    # some rows, whatever was found for them before
+python benchmarks/mutants.py --only pipeline/            # one table
+python benchmarks/mutants.py --sample 8 --seed 0         # eight rows at random
 
-`mutants.toml` is the table: file, exact old text, new text, what that breaks, and the tests that should see it, nearest
-first. An old text that does not occur exactly once fails the command, so that the table stays true. Before any fault
-the tests are run on the copy as it is: they must be green. What was found is kept in the work folder by a checksum of
-fault, source and tests, so that a command that was cut goes on where it stood.
+The rows are in `benchmarks/faults/*.toml`, one table per package. A row names the symbol that holds the fault, the
+exact old text inside it, the new text, what the fault breaks, and the tests that should see it, nearest first. A symbol
+is found wherever it is in the package, so that moving a function to another file leaves its rows true. The command
+fails if an old text is not found exactly once. The tests must be green on the unchanged copy. Results are kept in the
+work folder under a checksum of fault, source and tests, so that an interrupted command continues where it stopped.
 
-A fault lives in a process of its own, forked from this one: torch and transformers are imported once, magicrl is read
-from the copy. The working tree is only read. Exit status 1: a fault survived for which the table states no reason.
+Each fault runs in its own process, forked from this one: torch and transformers are imported once, magicrl is read from
+the copy. The working tree is only read. Exit status 1: a fault survived for which the table states no reason.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import io
 import json
 import os
 import py_compile
@@ -41,73 +44,154 @@ from typing import Any
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = Path(__file__).with_suffix(".toml")
+TABLES = Path(__file__).with_name("faults")
 PACKAGE = Path("src/magicrl")
 CPU_LIMIT, WALL_LIMIT = 240, 1800
-"""Seconds of one fault's tests: a fault that makes them run on and on is seen, and so is one that makes them wait."""
-_WORTH_SHARING = 5  # more rows than so many: others' packages are imported once for all of them
+"""Limits for the tests of one fault, in seconds: a fault may make them compute, or wait, without end."""
+_WORTH_SHARING = 5  # with more rows than this, third-party packages are imported once for all of them
 _BROKEN_RUN = (3, 4, 5)  # pytest's internal error, wrong usage, no tests
 _RED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One row of the table."""
+    """One row of a table."""
 
     name: str  # unique
-    file: str  # below the package, such as ``training/step.py``
-    edits: tuple[tuple[str, str], ...]  # (old text, new text); each old text stands exactly once
+    table: str  # ``package/group``, such as ``training/step``
+    edits: tuple[tuple[str, str, str], ...]  # (place, old text, new text); see `located`
     breaks: str  # what is wrong then, for a reader
     tests: tuple[str, ...]  # what pytest is given, nearest first
-    survives: str = ""  # why no test can see it; empty for all that a test must see
+    survives: str = ""  # why no test can see it; empty if a test must see it
 
 
 class TableError(SystemExit):
     """The table does not fit the source or the tests."""
 
 
-def read_table(path: Path = TABLE) -> list[Fault]:
-    """The faults, in the order of the table."""
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
-    suites: Mapping[str, list[str]] = document["suites"]
+def read_tables(folder: Path = TABLES) -> list[Fault]:
+    """Return all faults, in the order of the tables."""
+    documents = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.toml"))}
+    suites: dict[str, list[str]] = {}
+    for document in documents.values():
+        suites |= document.pop("suites", {})
     faults: list[Fault] = []
-    for file, settings in document["files"].items():
-        for row in settings["faults"]:
-            tests = dict.fromkeys(t for name in (*row.get("tests", ()), *settings["tests"]) for t in suites[name])
-            old, new = (row[side] if isinstance(row[side], list) else [row[side]] for side in ("old", "new"))
-            faults.append(
-                Fault(
-                    name=row["name"],
-                    file=file,
-                    edits=tuple(zip(old, new, strict=True)),
-                    breaks=row["breaks"],
-                    tests=tuple(tests),
-                    survives=row.get("survives", ""),
-                )
-            )
+    for table, document in documents.items():
+        for group, settings in document.items():
+            faults += [_row(f"{table}/{group}", row, settings["tests"], suites) for row in settings["faults"]]
     return faults
 
 
-def changed(fault: Fault, root: Path = ROOT) -> str:
-    """The file's text with the fault. Raises ``TableError`` where the table does not fit it."""
-    text = (root / PACKAGE / fault.file).read_text(encoding="utf-8")
-    for old, new in fault.edits:
-        if (count := text.count(old)) != 1:
-            raise TableError(f"{fault.name}: its old text stands {count} times in {fault.file}:\n{old}")
-        text = text.replace(old, new)
-    if not fault.file.endswith(".py"):
-        return text
-    try:
-        compile(text, fault.file, "exec")
-    except SyntaxError as error:
-        raise TableError(f"{fault.name}: {fault.file} would be no Python: {error}") from None
-    return text
+def _row(table: str, row: dict[str, Any], group_tests: Sequence[str], suites: Mapping[str, Sequence[str]]) -> Fault:
+    old, new = (row[side] if isinstance(row[side], list) else [row[side]] for side in ("old", "new"))
+    place = row.get("symbol", row.get("file"))
+    places = place if isinstance(place, list) else [place] * len(old)
+    # a test is the name of a suite or what pytest takes
+    tests = dict.fromkeys(test for name in (*row.get("tests", ()), *group_tests) for test in suites.get(name, [name]))
+    return Fault(
+        name=row["name"],
+        table=table,
+        edits=tuple(zip(places, old, new, strict=True)),
+        breaks=row["breaks"],
+        tests=tuple(tests),
+        survives=row.get("survives", ""),
+    )
 
 
-def check_table(faults: Sequence[Fault], root: Path = ROOT) -> None:
-    """Raise ``TableError`` naming every row that is not true any more."""
+def located(place: str, old: str, root: Path = ROOT) -> tuple[str, int]:
+    """Return the file, relative to the package, and the offset in it of the only match of `old` at `place`.
+
+    Args:
+        place: A symbol (`Trainer.step`, a function, class or module constant by its qualified name), a symbol of one
+            file (`training/step.py:Trainer.step`), or a file.
+        old: The text to look for, within the symbol or file.
+
+    Raises:
+        TableError: if there is no match, or more than one.
+    """
+    file, _, symbol = place.rpartition(":")
+    if "/" in symbol or symbol.endswith(".py"):  # no symbol: the whole file
+        file, symbol = symbol, ""
+    if symbol:
+        spans = [s for s in _symbols(root).get(symbol, ()) if not file or s[0] == file]
+    else:
+        spans = [(file, 0, len(_text(root, file)))]
+    found = [
+        (name, match.start() + start)
+        for name, start, end in spans
+        for match in re.finditer(re.escape(old), _text(root, name)[start:end])
+    ]
+    if len(found) != 1:
+        raise TableError(f"its old text is found {len(found)} times in {place}:\n{old}")
+    return found[0]
+
+
+@functools.cache
+def _text(root: Path, file: str) -> str:
+    path = root / PACKAGE / file
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+@functools.cache
+def _symbols(root: Path) -> dict[str, list[tuple[str, int, int]]]:
+    """Return the places of each qualified name in the package: file, first and last offset, decorators included."""
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        file = path.relative_to(root / PACKAGE).as_posix()
+        lines = io.StringIO(_text(root, file), newline="\n").readlines()  # as ast counts them
+        offsets = [0]
+        for line in lines:
+            offsets.append(offsets[-1] + len(line))
+
+        def walk(body: Iterable[ast.AST], prefix: str, file: str = file, offsets: list[int] = offsets) -> None:
+            for node in body:
+                names: list[str] = []
+                first = getattr(node, "lineno", 0)
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                    names = [node.name]
+                    first = min([first, *(d.lineno for d in node.decorator_list)])
+                elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    names = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+                for name in names:
+                    end = offsets[getattr(node, "end_lineno", 0)]
+                    found.setdefault(prefix + name, []).append((file, offsets[first - 1], end))
+                if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                    walk(node.body, f"{prefix}{node.name}.")
+                elif isinstance(node, (ast.If, ast.Try)):
+                    walk(ast.iter_child_nodes(node), prefix)
+
+        walk(ast.parse(_text(root, file)).body, "")
+    return found
+
+
+def changed(fault: Fault, root: Path = ROOT) -> dict[str, str]:
+    """Return the text of each file that the fault changes. Raises `TableError` if the table does not fit the source."""
+    edits: dict[str, list[tuple[int, str, str]]] = {}
+    for place, old, new in fault.edits:
+        try:
+            file, offset = located(place, old, root)
+        except TableError as error:
+            raise TableError(f"{fault.name}: {error}") from None
+        edits.setdefault(file, []).append((offset, old, new))
+    texts: dict[str, str] = {}
+    for file, changes in edits.items():
+        text = _text(root, file)
+        for offset, old, new in sorted(changes, reverse=True):
+            text = text[:offset] + new + text[offset + len(old) :]
+        if file.endswith(".py"):
+            try:
+                compile(text, file, "exec")
+            except SyntaxError as error:
+                raise TableError(f"{fault.name}: {file} would be no Python: {error}") from None
+        texts[file] = text
+    return texts
+
+
+def check_tables(faults: Sequence[Fault], root: Path = ROOT) -> None:
+    """Raise `TableError` that names every row that is not true any more."""
     names = [fault.name for fault in faults]
-    wrong = [f"{name} stands twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    wrong = [f"{name} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
     for fault in faults:
         try:
             changed(fault, root)
@@ -115,7 +199,7 @@ def check_table(faults: Sequence[Fault], root: Path = ROOT) -> None:
             wrong.append(str(error))
         wrong += [f"{fault.name}: there is no {t}" for t in fault.tests if not (root / t.split("::")[0]).exists()]
     if wrong:
-        raise TableError(f"{TABLE.name} does not fit the source:\n" + "\n".join(wrong))
+        raise TableError("benchmarks/faults does not fit the source:\n" + "\n".join(wrong))
 
 
 class Copy:
@@ -239,17 +323,20 @@ class Study:
 
     def result(self, fault: Fault, *, again: bool = False) -> dict[str, Any]:
         """Put the fault in, run its tests, take it out."""
-        text = changed(fault)
-        key = self._key(fault.name, fault.tests, _code(text))
+        texts = changed(fault)
+        key = self._key(fault.name, fault.tests, "\0".join(map(_code, texts.values())))
         if key in self.known and not again:
             return self.known[key]
-        place, log = self.copy.folder / "magicrl" / fault.file, self.work / f"{fault.name}.log"
-        whole = place.read_text(encoding="utf-8")
-        place.write_text(text, encoding="utf-8")
+        log = self.work / f"{fault.name}.log"
+        places = {self.copy.folder / "magicrl" / file: text for file, text in texts.items()}
+        whole = {place: place.read_text(encoding="utf-8") for place in places}
+        for place, text in places.items():
+            place.write_text(text, encoding="utf-8")
         try:
             status, seconds = self.copy.run(fault.tests, log)
         finally:
-            place.write_text(whole, encoding="utf-8")
+            for place, text in whole.items():
+                place.write_text(text, encoding="utf-8")
         if status in _BROKEN_RUN:
             raise SystemExit(f"{fault.name}: pytest ended with {status} ({log}):\n{log.read_text()[-3000:]}")
         red = _RED.search(log.read_text(errors="replace"))
@@ -257,7 +344,7 @@ class Study:
         return self._keep({"key": key, "name": fault.name, "killed_by": by, "cpu_seconds": round(seconds, 1)})
 
     def is_known(self, fault: Fault) -> bool:
-        return self._key(fault.name, fault.tests, _code(changed(fault))) in self.known
+        return self._key(fault.name, fault.tests, "\0".join(map(_code, changed(fault).values()))) in self.known
 
     def _keep(self, row: dict[str, Any]) -> dict[str, Any]:
         self.known[row["key"]] = row
@@ -287,10 +374,17 @@ def _code(text: str) -> str:
 
 def chosen(faults: Sequence[Fault], arguments: argparse.Namespace) -> list[Fault]:
     """The rows that are asked for, in the order in which they are tried."""
-    found = [f for f in faults if any(part in f.name or part in f.file for part in arguments.only or ("",))]
+    found = [f for f in faults if any(part in f.name or part in f.table for part in arguments.only or ("",))]
     if arguments.sample:
         random.Random(arguments.seed).shuffle(found)
     return found
+
+
+def _by_package(faults: Sequence[Fault]) -> dict[str, list[Fault]]:
+    groups: dict[str, list[Fault]] = {}
+    for fault in faults:
+        groups.setdefault(fault.table.split("/")[0], []).append(fault)
+    return groups
 
 
 def document(study: Study, rows: Mapping[str, dict[str, Any]], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -304,10 +398,14 @@ def document(study: Study, rows: Mapping[str, dict[str, Any]], arguments: argpar
         "tried": len(tried),
         "killed": len(killed),
         "share": round(len(killed) / max(len(tried), 1), 4),
+        "packages": {
+            package: f"{sum(rows[f.name]['killed_by'] is not None for f in group)} of {len(group)}"
+            for package, group in _by_package(tried).items()
+        },
         "survivors": survivors,
         "cpu_seconds": round(sum(row["cpu_seconds"] for row in rows.values()), 1),
         "faults": {
-            fault.name: {"file": fault.file, "breaks": fault.breaks, "killed_by": rows[fault.name]["killed_by"]}
+            fault.name: {"table": fault.table, "breaks": fault.breaks, "killed_by": rows[fault.name]["killed_by"]}
             for fault in tried
         },
     }
@@ -315,7 +413,7 @@ def document(study: Study, rows: Mapping[str, dict[str, Any]], arguments: argpar
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", help="rows whose name or file has this in it")
+    parser.add_argument("--only", action="append", help="rows whose name, or `package/group`, has this in it")
     parser.add_argument("--again", action="store_true", help="whatever was found before")
     parser.add_argument("--sample", type=int, help="so many rows, drawn among those without slow tests")
     parser.add_argument("--seed", type=int, default=0, help="of that draw")
@@ -324,8 +422,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "mutants")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    faults = read_table()
-    check_table(faults)
+    faults = read_tables()
+    check_tables(faults)
     if arguments.check:
         print(f"{len(faults)} faults fit the source")
         return
