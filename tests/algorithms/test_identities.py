@@ -9,7 +9,7 @@ import pytest
 import torch
 from reference import random_responses
 
-from magicrl.algorithms.losses import LOSSES, policy_gradient
+from magicrl.algorithms.losses import LOSSES, unclipped_ratio
 
 EXACT = {"loop_reference_checks", "invariance_checks", "policy_gradient_identity", "kl_identity"}
 
@@ -44,7 +44,7 @@ def test_reference_sees_a_missing_clip(name, monkeypatch):
     responses = random_responses(1, groups=3, members=4)
     settings = identities.Settings(name=name)
     expected = identities.reference_step(settings, responses)
-    mutated = {**LOSSES, name: dataclasses.replace(LOSSES[name], surrogate=policy_gradient)}
+    mutated = {**LOSSES, name: dataclasses.replace(LOSSES[name], surrogate=unclipped_ratio)}
     monkeypatch.setattr(identities, "LOSSES", mutated)
     found = identities.library_step(settings, responses, whole(responses))
     assert identities.step_error(found, expected) > 1e-3

@@ -29,9 +29,9 @@ from magicrl.algorithms.losses import (
     correction_of,
     correction_weights,
     loss_row,
-    policy_gradient,
     response_weights,
     second_moment_mask,
+    unclipped_ratio,
 )
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.batches import with_policy_mask
@@ -146,7 +146,7 @@ def test_entropy_and_kl_terms_take_the_same_weights_and_their_signs():
 
 MUTATIONS = {
     "sign of the advantage": lambda: hand_loss("magic", hand_case(advantages=-hand_case().advantages)),
-    "no clip": lambda: hand_loss("magic", row=dataclasses.replace(LOSSES["magic"], surrogate=policy_gradient)),
+    "no clip": lambda: hand_loss("magic", row=dataclasses.replace(LOSSES["magic"], surrogate=unclipped_ratio)),
     "upper clip": lambda: hand_loss("magic", clip=(0.2, 0.3)),
     "lower clip": lambda: hand_loss("magic", clip=(0.3, 0.2)),
     "inverted ratio": lambda: hand_loss("magic", hand_case(old_logprobs=-2.0 - hand_case().old_logprobs)),
@@ -398,6 +398,10 @@ def test_groups_of_unequal_size_weigh_the_same():
     assert found.tolist() == pytest.approx([1 / 6] * 3 + [1 / 2])
     means = response_weights("response_mean", FOUR_LENGTHS, groups, num_loss_tokens=14)
     assert (means * FOUR_LENGTHS).tolist() == pytest.approx([1 / 6] * 3 + [1 / 2])
+    fixed = response_weights("constant", FOUR_LENGTHS, groups, num_loss_tokens=14, max_tokens=8)
+    assert (fixed * 8).tolist() == pytest.approx([1 / 6] * 3 + [1 / 2])
+    prompts = response_weights("prompt_mean", FOUR_LENGTHS, groups, num_loss_tokens=14)
+    assert prompts.tolist() == pytest.approx([1 / 24] * 3 + [1 / 4])
 
 
 def test_a_response_without_loss_tokens_has_no_weight():
@@ -449,23 +453,46 @@ def test_m2po_takes_the_kept_weights_as_they_are() -> None:
 def test_the_second_moment_by_hand() -> None:
     """Squares 0.01, 0.04, 0.25, 0.01: means of the smallest 1 to 4 are 0.01, 0.01, 0.02, 0.0775."""
     log_weights = torch.tensor([0.1, -0.2, 0.5, -0.1])
-    assert second_moment_mask(log_weights, 0.04).tolist() == [True, True, False, True]
-    assert second_moment_mask(log_weights, 0.0776).tolist() == [True] * 4
-    assert second_moment_mask(log_weights, 0.0199).tolist() == [True, False, False, True]
-    assert second_moment_mask(log_weights, 0.005).tolist() == [False] * 4
-    assert second_moment_mask(torch.zeros(0), 0.04).tolist() == []
-    assert second_moment_mask(torch.tensor([0.1, math.nan]), 0.04).tolist() == [True, False]
+    advantages = torch.tensor([1.0, -2.0, 0.5, -1.0])  # all four ratios moved with the advantage
+
+    def kept(threshold: float) -> list[bool]:
+        return second_moment_mask(log_weights, advantages, threshold).tolist()
+
+    assert kept(0.04) == [True, True, False, True]
+    assert kept(0.0776) == [True] * 4
+    assert kept(0.0199) == [True, False, False, True]
+    assert kept(0.005) == [False] * 4
+    assert second_moment_mask(torch.zeros(0), torch.zeros(0), 0.04).tolist() == []
+    assert second_moment_mask(torch.tensor([0.1, math.nan]), torch.ones(2), 0.04).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("advantages", "expected"),
+    [
+        # the large ratio of the third token moved against its advantage: only 0.01, 0.04 and 0.01 are in the mean
+        ([1.0, -1.0, -1.0, -1.0], [True, True, True, True]),
+        # 0.25 alone is in the mean; the others moved against their advantages
+        ([-1.0, 1.0, 1.0, 1.0], [True, True, False, True]),
+        # an advantage of 0 has no direction
+        ([1.0, -1.0, 0.0, 0.0], [True, True, True, True]),
+    ],
+)
+def test_only_ratios_that_moved_with_the_advantage_count_and_leave(advantages, expected):
+    log_weights = torch.tensor([0.1, -0.2, 0.5, -0.1])
+    assert second_moment_mask(log_weights, torch.tensor(advantages), 0.04).tolist() == expected
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    values=st.lists(st.floats(-3, 3), min_size=1, max_size=30),
+    pairs=st.lists(st.tuples(st.floats(-3, 3), st.sampled_from([-1.5, 0.0, 1.0])), min_size=1, max_size=30),
     threshold=st.floats(1e-3, 2.0),
 )
-def test_the_mask_keeps_as_many_as_the_threshold_allows(values: list[float], threshold: float) -> None:
-    log_weights = torch.tensor(values, dtype=torch.float64)
-    kept = second_moment_mask(log_weights, threshold)
-    squares = log_weights.square()
+def test_the_mask_keeps_as_many_as_the_threshold_allows(pairs: list[tuple[float, float]], threshold: float) -> None:
+    log_weights, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*pairs, strict=True))
+    kept = second_moment_mask(log_weights, advantages, threshold)
+    moved = log_weights * advantages > 0
+    assert kept[~moved].all()
+    kept, squares = kept[moved], log_weights[moved].square()
     if kept.any():
         assert squares[kept].mean() <= threshold + 1e-12
     if not kept.all():
@@ -508,13 +535,18 @@ def test_a_masked_token_leaves_the_policy_term_and_no_denominator() -> None:
 
 
 def test_the_mask_looks_at_the_whole_mini_batch_and_at_loss_tokens_only() -> None:
-    """The square 0.25 stands alone in its sample, where its mean would be too large; a huge one has no loss."""
+    """The square 0.25 is alone in its sample, where its mean would be too large; a huge one has no loss.
 
-    def sample(group: int, gaps: list[float], loss_mask: list[bool] | None = None) -> TrainSample:
+    The last sample's ratios moved against its advantage, so that they neither leave nor are in the mean.
+    """
+
+    def sample(
+        group: int, gaps: list[float], loss_mask: list[bool] | None = None, advantage: float = 1.0
+    ) -> TrainSample:
         return TrainSample(
             prompt_tokens=frozen_tokens([1]),
             tokens=frozen_tokens([1] * len(gaps)),
-            advantage=1.0,
+            advantage=advantage,
             group_index=group,
             sample_index=0,
             sampler_logprobs=frozen_floats([-2.0] * len(gaps)),
@@ -526,8 +558,9 @@ def test_the_mask_looks_at_the_whole_mini_batch_and_at_loss_tokens_only() -> Non
     batch = TrainBatch.of(
         [
             sample(0, [0.5]),
-            sample(1, [0.0] * 5),
+            sample(1, [0.01] * 5),
             sample(2, [9.0, 0.1, 0.9], [False, True, True]),
+            sample(2, [2.0, 2.0], advantage=-1.0),
         ]
     )
     masked = with_policy_mask(batch, second_moment_mask, 0.04)
@@ -535,5 +568,6 @@ def test_the_mask_looks_at_the_whole_mini_batch_and_at_loss_tokens_only() -> Non
         [True],
         [True] * 5,
         [False, True, False],
+        [True, True],
     ]
     assert masked.num_loss_tokens == batch.num_loss_tokens

@@ -545,7 +545,7 @@ class SlowLoop:
                 logprobs, entropies = self.policy.score(self.weights, group.prompt, response.tokens, self.tau)
                 assert response.old is not None
                 old = response.old if several else logprobs.detach()
-                correction = self._correction(old - response.sampler_logprobs, kept)
+                correction = self._correction(old - response.sampler_logprobs, response.advantage, kept)
                 objective, rho, clipped = self._surrogate(logprobs, old, response.advantage)
                 kl = None
                 if response.ref is not None:
@@ -575,32 +575,38 @@ class SlowLoop:
         if loss in ("magic", "dapo", "cispo"):
             return 1 / sum(len(r.tokens) for g in groups for r in g.judged)
         if loss == "dr_grpo":
-            return 1 / (self.now["max_tokens"] * sum(len(g.judged) for g in groups))
+            return 1 / (self.now["max_tokens"] * len(groups) * len(group.judged))
         if loss == "scalerl":
             return 1 / (len(groups) * sum(len(r.tokens) for r in group.judged))
         each = 1 / (len(groups) * len(group.judged))
         return each if loss in ("pg", "ppo") else each / len(response.tokens)
 
     def _second_moment(self, groups: Sequence[Group]) -> float:
-        """m2po: the largest square of a log weight that the mini-batch keeps."""
+        """m2po: the largest square of a log weight, among those that moved with the advantage, that is kept."""
         if self.recipe["algorithm"]["correction"] != "m2po":
             return math.inf
-        gaps = [r.old - r.sampler_logprobs for g in groups for r in g.judged if r.old is not None]
-        squares = sorted((torch.cat(gaps) ** 2).tolist())
+        squares: list[float] = []
+        for response in (r for g in groups for r in g.judged):
+            assert response.old is not None
+            for log_weight in (response.old - response.sampler_logprobs).tolist():
+                if log_weight * response.advantage > 0:
+                    squares.append(log_weight**2)
+        squares.sort()
         left = math.inf
-        while sum(squares) / len(squares) > self.recipe["algorithm"]["second_moment"]:
+        while squares and sum(squares) / len(squares) > self.recipe["algorithm"]["second_moment"]:
             left = squares.pop()
         # responses that begin alike have equal weights there, and rounding says which of them leaves first
-        assert left > squares[-1] * (1 + 1e-4), "the threshold cuts between equal weights; take another one"
-        return squares[-1]
+        largest = squares[-1] if squares else 0.0
+        assert left > largest * (1 + 1e-4), "the threshold separates equal weights; take another one"
+        return largest
 
-    def _correction(self, log_weights: Tensor, kept: float) -> Tensor:
+    def _correction(self, log_weights: Tensor, advantage: float, kept: float) -> Tensor:
         algorithm = self.recipe["algorithm"]
         if algorithm["correction"] == "none":
             return torch.ones_like(log_weights)
         weights = log_weights.exp()
         if algorithm["correction"] == "m2po":
-            return weights * (log_weights**2 <= kept)
+            return weights * ((log_weights**2 <= kept) | (log_weights * advantage <= 0))
         cap = algorithm["correction_cap"]
         return weights.clamp(max=cap) if algorithm["correction"] == "tis" else weights * (weights <= cap)
 

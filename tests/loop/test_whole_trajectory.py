@@ -390,6 +390,7 @@ UNJUDGED: dict[str, dict[str, Any]] = {
         "algorithm.reject_zero_advantage": False,
         "algorithm.refill": "none",
         "algorithm.advantage_mask": "after",
+        "algorithm.loss": "dr_grpo",
         "stages.0.rollout_batch": 12,
     },
 }

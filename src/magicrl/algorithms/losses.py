@@ -228,8 +228,11 @@ def divergence_mask(s: SurrogateInputs, *, divergence: Divergence) -> Surrogate:
     return Surrogate((s.ratio * s.advantages).masked_fill(too_low | too_high, 0.0), too_low | too_high)
 
 
-def policy_gradient(s: SurrogateInputs) -> Surrogate:
-    """rho * A: the vanilla policy gradient; its gradient at theta_k is that of A * log pi."""
+def unclipped_ratio(s: SurrogateInputs) -> Surrogate:
+    """rho * A. With rho = 1 its gradient is the policy gradient, that of A * log pi.
+
+    Off-policy it is the importance-weighted objective without a clip, and its gradient is rho times that of A * log pi.
+    """
     return Surrogate(s.ratio * s.advantages, nothing_clipped(s))
 
 
@@ -248,16 +251,19 @@ def global_tokens(r: ReducerInputs) -> Tensor:
     return torch.full_like(r.lengths_N, 1.0 / r.num_loss_tokens)
 
 
+# One rule holds for all reducers but `global_tokens`: each group has the same weight, however many of its responses
+# were judged. `global_tokens` gives each token the same weight, so that a group's weight is its number of tokens.
+
+
 def constant(r: ReducerInputs) -> Tensor:
-    """Sum over tokens / (T * responses): a constant instead of the lengths."""
+    """Sum over a response's tokens / T, mean over its group, then over groups: T in place of the lengths (Dr. GRPO)."""
     if r.max_tokens is None or r.max_tokens < 1:
         raise ValueError(f"the reducer 'constant' needs max_tokens, the response-length limit; got {r.max_tokens}")
-    return torch.full_like(r.lengths_N, 1.0 / (r.max_tokens * len(r.lengths_N)))
+    return sequence_sum(r) / r.max_tokens
 
 
 def sequence_sum(r: ReducerInputs) -> Tensor:
     """Sum over a response's tokens, mean over its group, then over groups."""
-    # each group weighs the same, however many of its responses were judged
     groups, index, members = torch.unique(r.group_index_N, return_inverse=True, return_counts=True)
     return 1.0 / (len(groups) * members[index].to(torch.float64))
 
@@ -313,8 +319,8 @@ GRPO = LossRow(surrogate=clipped_ratio, reducer=response_mean, clip=(0.2, 0.2))
 GSPO = LossRow(surrogate=clipped_ratio, reducer=response_mean, ratio_level="sequence", clip=(3e-4, 4e-4))
 # PPO (Schulman et al. 2017): summed over each response.
 PPO = LossRow(surrogate=clipped_ratio, reducer=sequence_sum, clip=(0.2, 0.2))
-# The vanilla policy gradient.
-PG = LossRow(surrogate=policy_gradient, reducer=sequence_sum)
+# rho * A: the policy gradient with one update per step, the unclipped importance-weighted objective with several.
+PG = LossRow(surrogate=unclipped_ratio, reducer=sequence_sum)
 # CISPO (MiniMax 2025): the clip bounds a token's weight and never its gradient.
 # 1 - eps_low = 0 is no lower bound, as rho is positive
 CISPO = LossRow(surrogate=clipped_weight, reducer=global_tokens, clip=(1.0, 4.0))
@@ -416,14 +422,15 @@ class Correction:
     Attributes:
         name: for errors.
         weights: ``[tokens]`` factors on the policy term.
-        batch_mask: which loss tokens of a whole mini-batch stay in the policy term, from their
-            log pi_old - log pi_sampler and the recipe's ``second_moment``; None: all.
+        batch_mask: Function that selects the loss tokens of a whole mini-batch that stay in the policy term. Its
+            arguments are their log pi_old - log pi_sampler, their advantages (both ``[tokens]`` float64) and the
+            recipe's ``second_moment``. None: all tokens stay.
         needs: as a row's. What ``batch_mask`` reads is taken before the update anyway.
     """
 
     name: str
     weights: Callable[[CorrectionInputs], Tensor]
-    batch_mask: Callable[[Tensor, float], Tensor] | None = None
+    batch_mask: Callable[[Tensor, Tensor, float], Tensor] | None = None
     needs: tuple[Need, ...] = ()
 
 
@@ -450,29 +457,36 @@ def whole_weights(c: CorrectionInputs) -> Tensor:
     return (c.old_logprobs - c.sampler_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def second_moment_mask(log_weights: Tensor, threshold: float) -> Tensor:
-    """Which tokens M2PO keeps: the largest (log weight)^2 leave until the mean of the others is at most ``threshold``.
+def second_moment_mask(log_weights: Tensor, advantages: Tensor, threshold: float) -> Tensor:
+    """Return which tokens M2PO keeps in the policy term (Zheng et al. 2025, arXiv 2510.01161, Algorithm 1).
 
-    As few as possible leave, and a whole mini-batch is looked at together: a clip at 1 +- eps would cut rare tokens,
-    which are where stale data teaches most. Positive and negative log weights do not cancel in a square, as they
-    would in an estimate of the KL (Zheng et al. 2025, arXiv 2510.01161).
+    Only tokens whose ratio moved with the advantage can leave: A > 0 and ratio > 1, or A < 0 and ratio < 1, the two
+    cases that PPO's clip acts on. Of these, those with the largest (log ratio)^2 leave until the mean of the others is
+    at most ``threshold``. As few as possible leave. All other tokens stay and are not in the mean. A clip at 1 +- eps
+    would remove rare tokens, from which stale data teaches most. Positive and negative log ratios cannot cancel in a
+    square, as they would in an estimate of the KL.
 
     Args:
-        log_weights: ``[tokens]`` log pi_old - log pi_sampler of every token of a mini-batch, in any order.
+        log_weights: ``[tokens]`` log pi_old - log pi_sampler of every loss token of a mini-batch, in any order.
+        advantages: ``[tokens]`` the advantage of each token's response.
         threshold: tau_M2, > 0; the paper's value is 0.04.
 
     Returns:
         ``[tokens]`` bool. Of equal squares the later ones in the order given leave first.
 
-    Example: squares 0.01, 0.09, 0.01 have the mean 0.0367 and all stay at 0.04; with 0.25 for 0.09 (mean 0.09) that
-    token leaves.
+    Example: with positive advantages, log ratios 0.1, 0.3, 0.1 have squares of mean 0.0367, and all stay at 0.04. With
+    0.5 in place of 0.3 (mean 0.09) that token leaves. With -0.5 all stay, since its ratio moved against its advantage.
     """
-    squares = log_weights.detach().to(torch.float64).square()
-    rising, order = squares.sort(stable=True)
+    log_weights, advantages = log_weights.detach().to(torch.float64), advantages.to(torch.float64)
+    # NaN compares false, so that a token without a ratio is a candidate, and its mean lets it leave
+    moved = ~(log_weights * advantages <= 0)
+    rising, order = log_weights[moved].square().sort(stable=True)
     means = rising.cumsum(0) / torch.arange(1, len(rising) + 1, device=rising.device, dtype=torch.float64)
-    kept = torch.zeros(len(squares), dtype=torch.bool, device=squares.device)
-    # means of a rising sequence rise: those at or below the threshold are a prefix. NaN compares false and leaves.
-    kept[order[means <= threshold]] = True
+    below = torch.zeros(len(rising), dtype=torch.bool, device=rising.device)
+    # means of a rising sequence rise: those at or below the threshold are a prefix
+    below[order[means <= threshold]] = True
+    kept = torch.ones(len(log_weights), dtype=torch.bool, device=log_weights.device)
+    kept[moved] = below
     return kept
 
 

@@ -89,11 +89,13 @@ def with_ref_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatAr
     return [dataclasses.replace(sample, ref_logprobs=array) for sample, array in pairs]
 
 
-def with_policy_mask(batch: TrainBatch, mask_of: Callable[[Tensor, float], Tensor], threshold: float) -> TrainBatch:
-    """The mini-batch with the tokens that a correction keeps in the policy term, such as M2PO's ``second_moment_mask``.
+def with_policy_mask(
+    batch: TrainBatch, mask_of: Callable[[Tensor, Tensor, float], Tensor], threshold: float
+) -> TrainBatch:
+    """Return the mini-batch with the ``policy_mask`` of a correction's ``batch_mask``, such as M2PO's.
 
-    It looks at all loss tokens of the mini-batch together, so it is taken before the batch is cut into micro-batches
-    or dealt to workers. Samples need ``old_logprobs``.
+    The mask function sees all loss tokens of the mini-batch together, so it runs before the batch is split into
+    micro-batches or over workers. Samples need ``old_logprobs``.
     """
     gaps: list[NDArray[np.float64]] = []
     for sample in batch.samples:
@@ -101,9 +103,11 @@ def with_policy_mask(batch: TrainBatch, mask_of: Callable[[Tensor, float], Tenso
         gap = sample.old_logprobs.astype(np.float64) - sample.sampler_logprobs
         # tokens without loss have no part in the second moment
         gaps.append(gap if sample.loss_mask is None else gap[sample.loss_mask])
-    kept = mask_of(torch.from_numpy(np.concatenate(gaps)), threshold).numpy()
+    lengths = [len(gap) for gap in gaps]
+    advantages = np.repeat([sample.advantage for sample in batch.samples], lengths)
+    kept = mask_of(torch.from_numpy(np.concatenate(gaps)), torch.from_numpy(advantages), threshold).numpy()
     # back to samples, and within each to its loss tokens
-    parts = np.split(kept, np.cumsum([len(gap) for gap in gaps])[:-1])
+    parts = np.split(kept, np.cumsum(lengths)[:-1])
     samples: list[TrainSample] = []
     for sample, part in zip(batch.samples, parts, strict=True):
         mask = part
