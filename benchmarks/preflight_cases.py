@@ -1,4 +1,4 @@
-"""Eight planted faults and eight sound set-ups for ``magicrl preflight``: each fault is named, no sound one accused.
+"""Twelve planted faults and nine sound set-ups for ``magicrl preflight``: each fault is named, no sound one accused.
 
 ``python benchmarks/preflight_cases.py FOLDER`` makes the starts of quickstart and tiny in FOLDER/models where they are
 not there yet (about a minute), looks at each case (seconds), prints a table, and ends with 1 where a case fails.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 import sys
 import time
@@ -34,8 +35,12 @@ FAULTS = (
     "too_hard",
     "learning_rate",
     "end_token",
+    "temperature",
+    "label_noise",
+    "entropy_bonus",
+    "kl_coefficient",
 )
-"""The names of the eight planted faults; none of them may be told of a sound set-up."""
+"""Names of the planted faults; a finding of a sound set-up has none of them."""
 REWARD = """
 def always(problem, response):
     return 1.0
@@ -86,7 +91,7 @@ def made(recipe: Path, folder: Path) -> Path:
 
 
 def cases(folder: Path) -> list[Case]:
-    """The sixteen cases, their files in ``folder``."""
+    """Return all cases; their files are in ``folder``."""
     models = folder / "models"
     models.mkdir(parents=True, exist_ok=True)
     for name in ("quickstart", "tiny"):
@@ -125,7 +130,27 @@ def cases(folder: Path) -> list[Case]:
             fault="end_token",
             settings=_start(_without_end(start, models / "endless")) | {"stages.0.max_tokens": 48},
         ),
+        Case(name="temperature 6", fault="temperature", settings={"rollout.temperature": 6.0}),
+        Case(
+            name="95 % of the reference answers wrong",
+            fault="label_noise",
+            settings={"data.train": [{"path": str(_sums(folder / "noisy.jsonl", noise=0.95))}], **room},
+        ),
+        Case(
+            name="fixed entropy coefficient of 5",
+            fault="entropy_bonus",
+            settings={"entropy": {"controller": "fixed", "alpha": 5.0, "estimator": "exact"}},
+        ),
+        Case(
+            name="reference coefficient of 100",
+            fault="kl_coefficient",
+            settings={"reference.mode": "loss", "reference.coefficient": 100.0},
+        ),
         Case(name="quickstart as shipped"),
+        Case(
+            name="20 % of the reference answers wrong",
+            settings={"data.train": [{"path": str(_sums(folder / "some-noise.jsonl", noise=0.2))}], **room},
+        ),
         Case(name="tiny as shipped", recipe="tiny"),
         Case(name="larger T and M", settings={**room, "stages.0.group_size": 16}),
         Case(
@@ -152,15 +177,23 @@ def _start(folder: Path) -> dict[str, Any]:
     return {"start": {"model": str(folder)}}
 
 
-def _sums(path: Path, *, shift: int = 0, whole: bool = False) -> Path:
-    """Short sums as a file, no prompt twice: answers ``shift`` rows too far down, or whole sums, which no model gives
-    that has learned to tell the last digit alone."""
+def _sums(path: Path, *, shift: int = 0, whole: bool = False, noise: float = 0.0) -> Path:
+    """Write short sums to a file, each prompt once.
+
+    Args:
+        path: The file.
+        shift: Number of rows by which the answers are too far down.
+        whole: Ask for whole sums, which no model gives that has learned the last digit only.
+        noise: Share of the answers that another digit replaces.
+    """
     found = load_problems(SourceConfig(family="running_sum", seed=1, count=1500, levels=(2, 3, 4)))
     problems = list({problem.prompt: problem for problem in found}.values())
     golds = [problem.golds[0] for problem in problems]
     if whole:
         golds = [str(10 + sum(int(digit) for digit in problem.prompt.split()[1:-1])) for problem in problems]
     golds = [*golds[-shift:], *golds[:-shift]] if shift else golds
+    draw = random.Random(0)
+    golds = [str((int(g) + draw.randint(1, 9)) % 10) if draw.random() < noise else g for g in golds]
     rows = [{"problem": p.prompt, "answer": gold} for p, gold in zip(problems, golds, strict=True)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

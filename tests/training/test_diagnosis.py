@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,11 @@ import torch
 from builders import completion, request
 from safetensors.torch import save_file
 
-from magicrl.evaluation.job import JudgedGroup
+from magicrl.algorithms.advantages import score_group
+from magicrl.evaluation.samples import row_of
 from magicrl.evaluation.statistics import Difference, paired_scores
 from magicrl.models.model_files import weights_differ
-from magicrl.records import Outcome, RolloutGroup, StepMetrics, Verdict
+from magicrl.records import FinishReason, Outcome, RolloutGroup, ScoredGroup, StepMetrics, Verdict
 from magicrl.training.diagnosis import (
     ANY_JUDGING,
     SUCCESS,
@@ -114,15 +116,25 @@ def test_recorded_steps_are_averaged() -> None:
 
 
 def test_a_group_of_differing_scores_has_a_signal_though_all_are_wrong() -> None:
-    def judged(*scores: float) -> JudgedGroup:
+    def judged(*scores: float) -> ScoredGroup:
         group = RolloutGroup(
             request=request(0, [1], size=len(scores)), completions=tuple(completion([2]) for _ in scores)
         )
         verdicts = tuple(Verdict(outcome=Outcome.WRONG, status="graded", score=score) for score in scores)
-        return JudgedGroup(group, verdicts)
+        return score_group(group, verdicts)
 
     seen = answers_of([judged(0.1, 0.4), judged(0.3, 0.3)], max_tokens=8, judging=ANY_JUDGING)
     assert (seen.mixed, seen.correct) == (0.5, 0.0)
+
+
+def test_an_aborted_response_is_counted_no_more_than_in_training() -> None:
+    completions = [completion([2]), dataclasses.replace(completion([2]), finish_reason=FinishReason.ABORTED)]
+    verdicts = [Verdict(outcome=Outcome.CORRECT, status="equal"), Verdict(outcome=Outcome.WRONG, status="not equal")]
+    group = RolloutGroup(request=request(0, [1], size=2), completions=tuple(completions))
+    seen = answers_of([score_group(group, verdicts)], max_tokens=8, judging=ANY_JUDGING)
+    assert (seen.mixed, seen.correct) == (0.0, 1.0)
+    rows = [row_of("p", i, *pair) for i, pair in enumerate(zip(completions, verdicts, strict=True))]
+    assert [row.counted for row in rows] == [True, False]
 
 
 def test_answers_that_nobody_could_judge_are_no_diagnosis() -> None:

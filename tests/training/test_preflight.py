@@ -1,8 +1,9 @@
-"""What figures of a look before a run mean; the sixteen cases of benchmarks/preflight_cases.py."""
+"""What figures of a look before a run mean; the cases of benchmarks/preflight_cases.py."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.preflight_cases import main
+from builders import completion, problem, request
 
+from magicrl.algorithms.advantages import score_group
+from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.statistics import Difference, share
+from magicrl.records import Outcome, Problem, RolloutGroup, Verdict
 from magicrl.training.diagnosis import SampledAnswers
 from magicrl.training.preflight import (
     Facts,
@@ -23,9 +28,12 @@ from magicrl.training.preflight import (
     divergence,
 )
 from magicrl.training.preflight_rules import preflight_findings
-from magicrl.training.reward_probes import GOLD, NOTHING, SEVERAL, WRONG, Neighbour, RewardFacts
+from magicrl.training.reward_probes import GOLD, NOTHING, SEVERAL, WRONG, Neighbour, RewardFacts, probe_reward
 
 RISE = Difference(mean=0.3, low=0.1, high=0.5, problems=24, clusters=24)
+NEIGHBOUR = Neighbour(
+    offset=1, own=0.3, there=0.1, rise=replace(RISE, mean=-0.2, low=-0.4, high=-0.1), skill=replace(RISE, mean=0.2)
+)
 UPDATE = Update(
     rate=1e-3, prompts=32, updates=1, kl=2e-3, change=0.02, grad_norm=0.3, entropy=(0.5, 0.5), correct=(0.3, 0.3)
 )
@@ -36,6 +44,8 @@ SOUND = Facts(
         pass_1=share([0.25, 0.375] * 16),
         pass_all=share([1.0, 0.0] * 16),
         signal=share([1.0, 0.2] * 16),
+        entropy=0.6,
+        uniform_entropy=math.log(25),
         lengths=(20, 40, 48),
         mean_length=25.0,
         example="= 3",
@@ -45,7 +55,7 @@ SOUND = Facts(
     reward=RewardFacts(
         golds=200,
         earned={NOTHING: 0.0, GOLD: 1.0, WRONG: 0.0, SEVERAL: 0.0},
-        neighbour=Neighbour(offset=1, own=0.3, there=0.1, rise=replace(RISE, mean=-0.2, low=-0.4, high=-0.1)),
+        neighbour=NEIGHBOUR,
     ),
     template=Template(
         chat=True,
@@ -64,6 +74,9 @@ SOUND = Facts(
     later_tokens=0,
     conflicting=10,
     filtered=False,
+    temperature=1.0,
+    alpha=0.03,
+    kl_coefficient=0.05,
     seconds=10.0,
 )
 
@@ -77,6 +90,16 @@ def answers(signal: list[float], **changed: Any) -> Facts:
 
 
 NONE = [0.0] * 32
+CHANCE = replace(NEIGHBOUR, own=0.1, skill=replace(RISE, mean=0.01, low=-0.02, high=0.04))
+
+
+def agreed(consensus: int, against: int, neighbour: Neighbour = CHANCE, **changed: Any) -> Facts:
+    """The sound facts with answers that mostly agree for some problems."""
+    return replace(
+        SOUND, reward=replace(SOUND.reward, neighbour=neighbour, consensus=consensus, against=against), **changed
+    )
+
+
 EARNED = SOUND.reward.earned
 
 
@@ -139,7 +162,7 @@ EARNED = SOUND.reward.earned
             {"end_token": "stop"},
         ),
         (
-            replace(SOUND, reward=replace(SOUND.reward, neighbour=Neighbour(offset=1, own=0.1, there=0.4, rise=RISE))),
+            replace(SOUND, reward=replace(SOUND.reward, neighbour=replace(NEIGHBOUR, own=0.1, there=0.4, rise=RISE))),
             {"shifted_golds": "stop"},
         ),
         (replace(SOUND, reward=replace(SOUND.reward, unread=50)), {"golds_unread": "stop"}),
@@ -179,12 +202,71 @@ EARNED = SOUND.reward.earned
         (replace(SOUND, update=replace(UPDATE, kl=math.nan)), {"learning_rate": "stop"}),
         (replace(SOUND, update=replace(UPDATE, failure="NaN", finite=False)), {"learning_rate": "stop"}),
         (replace(SOUND, update=replace(UPDATE, kl=1e-12)), {"learning_rate_low": "warning"}),
+        # answers agree, the labels say otherwise, and other problems' labels fit them as well
+        (agreed(4, 3), {"label_noise": "stop"}),
+        (agreed(8, 5), {}),
+        (agreed(3, 3), {}),
+        # a model with habits: most agreed answers are wrong, but they have to do with their problems
+        (agreed(16, 16, NEIGHBOUR), {}),
+        (replace(SOUND, temperature=6.0, learnable=replace(SOUND.learnable, entropy=3.1)), {"temperature": "stop"}),
+        (replace(SOUND, learnable=replace(SOUND.learnable, entropy=2.42)), {"temperature": "stop"}),
+        (replace(SOUND, learnable=replace(SOUND.learnable, entropy=2.41)), {}),
+        # 3.1 nats are much of 25 words and little of 49,152
+        (replace(SOUND, learnable=replace(SOUND.learnable, entropy=3.1, uniform_entropy=math.log(49152))), {}),
+        (replace(SOUND, learnable=replace(SOUND.learnable, entropy=None)), {}),
+        (replace(SOUND, alpha=0.2), {"entropy_bonus": "stop"}),
+        (replace(SOUND, alpha=0.19), {}),
+        (replace(SOUND, kl_coefficient=1.0), {"kl_coefficient": "stop"}),
+        (replace(SOUND, kl_coefficient=0.99), {}),
     ],
 )
 def test_what_figures_mean(facts: Facts, named: dict[str, str]) -> None:
     found = preflight_findings(facts)
     assert {item.name: item.severity for item in found} == named
     assert all(item.message and item.remedy for item in found)
+
+
+def test_a_hot_recipe_and_an_untrained_model_have_different_remedies() -> None:
+    random_tokens = replace(SOUND, learnable=replace(SOUND.learnable, entropy=3.1))
+    (hot,), (untrained,) = (preflight_findings(replace(random_tokens, temperature=value)) for value in (6.0, 1.0))
+    assert "rollout.temperature = 1" in hot.remedy
+    assert "supervised fine-tuning" in untrained.remedy
+
+
+class LastDigit:
+    """A verifier service: a response is correct if its last character is the reference answer."""
+
+    def submit(self, problem: Problem, responses: Sequence[str]) -> tuple[Verdict, ...]:
+        right = [response[-1:] == problem.golds[0] for response in responses]
+        return tuple(Verdict(outcome=Outcome.CORRECT if r else Outcome.WRONG, status="exact") for r in right)
+
+    def result(self, ticket: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+        return ticket
+
+    def ready(self, ticket: tuple[Verdict, ...]) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+def test_answers_by_other_problems_references() -> None:
+    """Problem i has the reference answer i mod 7; the answers are right, then right for the row below."""
+    train = [problem(str(i), gold=str(i % 7)) for i in range(28)]
+
+    def answered(shift: int) -> Neighbour:
+        groups = []
+        for i, asked in enumerate(train):
+            answers = [completion([1], text=f"= {(i + shift) % 7}"), completion([1], text="= 9")]
+            group = RolloutGroup(request=request(i, [1], size=2, asked=asked), completions=tuple(answers))
+            groups.append(score_group(group, LastDigit().submit(asked, [c.text for c in answers])))
+        found = probe_reward(LastDigit(), VerifierConfig(), train, groups).neighbour
+        assert found is not None
+        return found
+
+    right, shifted = answered(0), answered(1)
+    assert (right.own, right.there, right.skill.mean) == (0.5, 0.0, 0.5)
+    # one of the four offsets fits: 0.5 / 4
+    assert (shifted.offset, shifted.own, shifted.there, shifted.skill.mean) == (1, 0.0, 0.5, -0.125)
 
 
 def test_divergence_by_hand() -> None:

@@ -13,22 +13,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from magicrl.algorithms.advantages import score_group
 from magicrl.evaluation.samples import SampleRow, row_of
 from magicrl.evaluation.statistics import Score, score_rows
 from magicrl.records import (
     FinishedSample,
-    Outcome,
     Problem,
     RolloutGroup,
     RolloutRequest,
     SamplingParams,
+    ScoredGroup,
     TokenArray,
-    Verdict,
 )
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.verifiers.base import Submitted, VerifierService, submit_completions, verdicts_of
@@ -166,30 +162,6 @@ def run_job(
         future.result()
 
 
-class JudgedGroup(NamedTuple):
-    """A group and one verdict a completion."""
-
-    group: RolloutGroup
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def correct(self) -> NDArray[np.bool_]:
-        """``[G]``: right and not cut at the limit (a truncated response gave no answer in time)."""
-        pairs = zip(self.group.completions, self.verdicts, strict=True)
-        return np.array([v.correct and not c.truncated for c, v in pairs], dtype=np.bool_)
-
-    @property
-    def rewards(self) -> NDArray[np.float64]:
-        """``[G]``: what each would earn in training."""
-        pairs = zip(self.group.completions, self.verdicts, strict=True)
-        return np.array([v.earned(truncated=c.truncated) for c, v in pairs])
-
-    @property
-    def counted(self) -> NDArray[np.bool_]:
-        """``[G]``: False where the verifier could not judge."""
-        return np.array([v.outcome is not Outcome.NOT_JUDGED for v in self.verdicts], dtype=np.bool_)
-
-
 def evaluation_seed(run_seed: int, name: str) -> int:
     """A seed of its own for the evaluation ``name``, independent of the training run's random numbers."""
     # a hash of both: an evaluation does not draw the run's own random numbers
@@ -207,7 +179,7 @@ def sample_problems(
     max_tokens: int,
     seed: int,
     progress: Progress | None = None,
-) -> list[JudgedGroup]:
+) -> list[ScoredGroup]:
     """``samples`` judged responses of every problem, in the problems' order."""
     plan = SamplingPlan(samples=samples, temperature=temperature, max_tokens=max_tokens, seed=seed)
     engine.submit(requests_for(problems, plan, encode))
@@ -218,10 +190,10 @@ def sample_problems(
             progress(len(pending), len(problems))
     # groups come as they finish
     pending.sort(key=lambda item: item[0].request.draw)
-    return [JudgedGroup(group, verdicts_of(judge, ticket)) for group, ticket in pending]
+    return [score_group(group, verdicts_of(judge, ticket)) for group, ticket in pending]
 
 
-def score(groups: Sequence[JudgedGroup], pass_at: Sequence[int] = ()) -> Score:
+def score(groups: Sequence[ScoredGroup], pass_at: Sequence[int] = ()) -> Score:
     """The score of judged groups, one a problem.
 
     Raises:

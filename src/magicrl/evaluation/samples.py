@@ -35,7 +35,7 @@ class SampleRow:
     decided_by: str  # the verifier's step
     extracted: str | None = None  # the answer it judged
     reason: str  # its sentence
-    finish_reason: str  # stop or length (= truncated)
+    finish_reason: str  # stop, length (= truncated) or aborted
     tokens: int  # that the model wrote, the end token included
     entropy: float | None = None  # mean nats per token, None where the engine cannot tell
     logprob: float | None = None  # of the whole response under the sampling distribution, None where unknown
@@ -52,8 +52,8 @@ class SampleRow:
 
     @property
     def counted(self) -> bool:
-        """Whether it was judged: what could not be judged is left out of every score."""
-        return self.outcome != Outcome.NOT_JUDGED.value
+        """Whether scores include the response: it was judged, and it was not aborted before its end."""
+        return self.outcome != Outcome.NOT_JUDGED.value and self.finish_reason != FinishReason.ABORTED.value
 
     @property
     def correct(self) -> bool:

@@ -17,9 +17,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from magicrl.config.verifier_schema import VerifierConfig
-from magicrl.evaluation.job import JudgedGroup
 from magicrl.evaluation.statistics import Difference, paired_scores
-from magicrl.records import Completion, Problem, StepMetrics, Verdict
+from magicrl.records import Completion, Problem, ScoredGroup, StepMetrics, Verdict
 from magicrl.verifiers.base import NO_ANSWER, Extract, Reasoning
 
 Cause: TypeAlias = Literal["enough", "truncated", "no_answer", "all_wrong", "all_right", "same_reward"]
@@ -152,7 +151,7 @@ class SampledAnswers:
         }
 
 
-def answers_of(groups: Sequence[JudgedGroup], *, max_tokens: int, judging: Judging) -> SampledAnswers:
+def answers_of(groups: Sequence[ScoredGroup], *, max_tokens: int, judging: Judging) -> SampledAnswers:
     """The numbers of groups that were sampled and judged.
 
     Raises:

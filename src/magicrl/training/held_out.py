@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from magicrl.config.schema import EvaluationConfig
-from magicrl.evaluation.job import Encode, JudgedGroup, Progress, evaluation_seed, sample_problems, score
+from magicrl.evaluation.job import Encode, Progress, evaluation_seed, sample_problems, score
 from magicrl.evaluation.statistics import Score
-from magicrl.records import Problem
+from magicrl.records import Problem, ScoredGroup
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.verifiers.base import VerifierService
 
@@ -103,7 +103,7 @@ def score_document(result: Score) -> dict[str, Any]:
     }
 
 
-def _shown(judged: JudgedGroup, temperature: float) -> dict[str, Any]:
+def _shown(judged: ScoredGroup, temperature: float) -> dict[str, Any]:
     completion, verdict = judged.group.completions[0], judged.verdicts[0]
     return {
         "temperature": temperature,

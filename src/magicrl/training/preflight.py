@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from magicrl.config.schema import SourceConfig, StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.data.sources import load_parts
-from magicrl.evaluation.job import JudgedGroup, evaluation_seed, sample_problems
+from magicrl.evaluation.job import evaluation_seed, sample_problems
 from magicrl.evaluation.statistics import Difference, Estimate, paired_difference, pass_at_k, share
 from magicrl.models.prompts import PromptEncoder
 from magicrl.planning.hardware import known_hardware, load_hardware
@@ -29,7 +29,7 @@ from magicrl.planning.memory import GIB, host_memory, run_terms
 from magicrl.planning.planner import Options, make_plan
 from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.planning.workload import lengths_of_mean
-from magicrl.records import Problem, StepMetrics
+from magicrl.records import Problem, ScoredGroup, StepMetrics
 from magicrl.training.assemble import Built, Judge
 from magicrl.training.batches import buffer_samples
 from magicrl.training.diagnosis import SampledAnswers, answers_of, judging_of
@@ -80,6 +80,9 @@ class Learnable:
     pass_1: Estimate
     pass_all: Estimate
     signal: Estimate
+    entropy: float | None
+    uniform_entropy: float
+    """Entropy of a uniform choice among the vocabulary's words, in nats: the largest that there can be."""
     lengths: tuple[int, ...]
     mean_length: float
     example: str
@@ -205,6 +208,12 @@ class Facts:
     """Largest T of the recipe's later stages; 0 where there is none."""
     filtered: bool
     """The recipe drops problems that are never or always solved before it begins."""
+    temperature: float
+    """Sampling temperature of the recipe."""
+    alpha: float
+    """Fixed entropy coefficient of the recipe, 0 with another controller."""
+    kl_coefficient: float
+    """beta, the largest of all stages; 0 without a reference in the loss."""
     seconds: float
 
 
@@ -226,7 +235,7 @@ def measure(config: TrainConfig, built: Built, judge: Judge, budget: Budget, tel
     built.engine.sync_weights(built.learner)
     tell("sampling answers")
     groups = bench.sampled(budget)
-    learnable = _learnable(config, groups)
+    learnable = _learnable(config, groups, len(built.start.tokenizer))
     longer, other = None, None
     probed = [g.group.request.problem for g in groups][:PROBED]
     left = budget.seconds - (time.perf_counter() - began)
@@ -252,6 +261,9 @@ def measure(config: TrainConfig, built: Built, judge: Judge, budget: Budget, tel
         conflicting=built.data.dropped_conflicting,
         later_tokens=max((stage.max_tokens for stage in config.stages[1:]), default=0),
         filtered=config.data.difficulty_filter is not None,
+        temperature=config.rollout.temperature,
+        alpha=(config.entropy.alpha or 0.0) if config.entropy.controller == "fixed" else 0.0,
+        kl_coefficient=max(config.in_stage(i).reference.coefficient for i in range(len(config.stages))),
         seconds=time.perf_counter() - began,
     )
 
@@ -268,11 +280,11 @@ class _Bench:
         self._problems = [built.data.train[place] for place in order]
         self._seconds_a_group = 0.0
 
-    def sampled(self, budget: Budget) -> list[JudgedGroup]:
+    def sampled(self, budget: Budget) -> list[ScoredGroup]:
         """M answers to as many problems as the budget allows, in rounds that double."""
         most = max(PILOT, budget.samples // self._stage.group_size)
         began, count = time.perf_counter(), PILOT
-        groups: list[JudgedGroup] = []
+        groups: list[ScoredGroup] = []
         while len(groups) < min(most, len(self._problems)):
             asked = self._problems[len(groups) : min(len(groups) + count, most)]
             groups += self._ask(asked, samples=self._stage.group_size, name=f"preflight {len(groups)}")
@@ -302,7 +314,7 @@ class _Bench:
             length=int(np.quantile(ended, 0.95)) if ended else limit,
         )
 
-    def other_form(self, groups: Sequence[JudgedGroup]) -> OtherForm | None:
+    def other_form(self, groups: Sequence[ScoredGroup]) -> OtherForm | None:
         """The best of: the prompt without the recipe's text around it, and without the chat template."""
         problems = [group.group.request.problem for group in groups]
         before = [float(group.correct.mean()) for group in groups]
@@ -356,7 +368,7 @@ class _Bench:
         name: str,
         max_tokens: int | None = None,
         encoder: PromptEncoder | None = None,
-    ) -> list[JudgedGroup]:
+    ) -> list[ScoredGroup]:
         return sample_problems(
             self._built.engine,
             self._judge,
@@ -463,7 +475,7 @@ def _update(
     )
 
 
-def _learnable(config: TrainConfig, groups: Sequence[JudgedGroup]) -> Learnable:
+def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: int) -> Learnable:
     problems = [group.group.request.problem for group in groups]
     limit = groups[0].group.request.sampling.max_tokens
     answers = answers_of(groups, max_tokens=limit, judging=judging_of(config.verifier, problems))
@@ -478,6 +490,7 @@ def _learnable(config: TrainConfig, groups: Sequence[JudgedGroup]) -> Learnable:
         for reward, counted, c in zip(group.rewards, group.counted, group.group.completions, strict=True)
         if counted and not c.truncated
     }
+    entropies = [c.sampler_entropies for c in completions if c.sampler_entropies is not None]
     graded = any(v.score is not None for group in groups for v in group.verdicts)
     rewards = [float(group.rewards[group.counted].mean()) for group in judged]
     return Learnable(
@@ -486,6 +499,8 @@ def _learnable(config: TrainConfig, groups: Sequence[JudgedGroup]) -> Learnable:
         pass_1=share([count / n for count, n in right], clusters),
         pass_all=share([pass_at_k(count, n, n) for count, n in right], clusters),
         signal=share([float(len(np.unique(g.rewards[g.counted])) > 1) for g in judged], clusters),
+        entropy=float(np.concatenate(entropies).mean()) if entropies else None,
+        uniform_entropy=float(np.log(vocabulary)),
         lengths=tuple(int(np.quantile(ended, q)) for q in (0.5, 0.95, 1.0)) if ended else (),
         mean_length=float(np.mean([c.num_sampled for c in completions])),
         example=completions[0].text,
@@ -493,7 +508,7 @@ def _learnable(config: TrainConfig, groups: Sequence[JudgedGroup]) -> Learnable:
     )
 
 
-def _template(built: Built, groups: Sequence[JudgedGroup], other: OtherForm | None) -> Template:
+def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | None) -> Template:
     tokenizer = built.start.tokenizer
     request = groups[0].group.request
     prompt = [int(token) for token in request.prompt_tokens]
@@ -536,7 +551,7 @@ def _system(tokenizer: PreTrainedTokenizerBase) -> str:
     return " ".join(words) if len(words) > 2 else ""
 
 
-def _other_ends(built: Built, groups: Sequence[JudgedGroup]) -> dict[str, float]:
+def _other_ends(built: Built, groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """Control tokens that answers hold and that end none, by the share of the cut answers."""
     cut = [c for group in groups for c in group.group.completions if c.truncated]
     tokenizer = built.start.tokenizer

@@ -34,6 +34,18 @@ UNREAD = 0.2
 """Share of unreadable golds that stops."""
 BETTER_FORM = 0.1
 """Rise of accuracy by another form of the prompt that makes the recipe's a fault."""
+NEARLY_UNIFORM = 0.75
+"""Share of the largest possible entropy from which answers are close to random tokens."""
+AGAINST, AGREEING, LEAST_PROBLEMS = 0.75, 0.1, 16
+"""Label noise: share of the agreed answers that the reference answers contradict, share of the problems whose answers
+agree, and fewest problems. A model with habits may agree on wrong answers to most problems, but its answers fit the
+right labels better than those of other rows."""
+LARGE_ALPHA = 0.2
+"""Entropy coefficient from which a nat of entropy at each token is worth a fifth of the reward's standard deviation.
+On the tiny tasks 0.1 slows learning and 0.3 ends it within 10 steps (ablation 8); on long responses 5e-4 does."""
+LARGE_BETA = 1.0
+"""Coefficient of the KL term from which a nat per token costs a standard deviation of the reward. Published recipes use
+1e-3 to 0.1 (the report's ablation 5: 1e-3 already stops progress)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +142,62 @@ def shifted_golds(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
     )
 
 
+def label_noise(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
+    """Answers that agree with each other and fit their reference answers no better than those of other problems."""
+    seen, problems = facts.reward, facts.learnable.answers.groups
+    if seen.neighbour is None or "shifted_golds" in named or seen.neighbour.skill.low > 0:
+        return
+    agreeing = problems >= LEAST_PROBLEMS and seen.consensus >= AGREEING * problems
+    if agreeing and seen.against >= AGAINST * seen.consensus:
+        chance = seen.neighbour.own - seen.neighbour.skill.mean
+        yield _stop(
+            "label_noise",
+            f"{_percent(seen.neighbour.own)} of the answers fit their own reference answer, {_percent(chance)} those "
+            f"of other problems; most answers agree in {seen.consensus} of {problems} problems, and in {seen.against} "
+            "of these the reference answer contradicts them",
+            "Compare a few reference answers with their problems by eye: most are wrong or belong to other problems, "
+            "or the model gives one answer to every problem.",
+        )
+
+
+def temperature(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """Answers that are close to random tokens."""
+    seen = facts.learnable
+    if seen.entropy is None or seen.entropy < NEARLY_UNIFORM * seen.uniform_entropy:
+        return
+    hot = facts.temperature > 1
+    yield _stop(
+        "temperature",
+        f"answers are close to random tokens: {seen.entropy:.2g} nats per token at temperature {facts.temperature:g}, "
+        f"and a uniform choice has {seen.uniform_entropy:.2g}",
+        "Set rollout.temperature = 1, as the report does."
+        if hot
+        else "Train the model with supervised fine-tuning first ([start] of the recipe): it has learned too little.",
+    )
+
+
+def entropy_bonus(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """A fixed entropy coefficient that outweighs the reward."""
+    if facts.alpha >= LARGE_ALPHA:
+        yield _stop(
+            "entropy_bonus",
+            f"entropy.alpha = {facts.alpha:g}: a nat of entropy at each token is worth {facts.alpha:g} standard "
+            "deviations of the reward, so that the policy moves towards random tokens",
+            'Set entropy.alpha to 0.01 or less, or entropy.controller = "adaptive".',
+        )
+
+
+def kl_coefficient(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """A coefficient of the KL term that holds the policy at the reference."""
+    if facts.kl_coefficient >= LARGE_BETA:
+        yield _stop(
+            "kl_coefficient",
+            f"the KL term has the coefficient {facts.kl_coefficient:g}: a nat per token costs as much as "
+            f"{facts.kl_coefficient:g} standard deviations of the reward, so that the policy stays at the reference",
+            'Set reference.coefficient to 1e-3 or less, or reference.mode = "none", as the released models do.',
+        )
+
+
 def end_token(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
     """Answers that write another control token where they should end, or end at no length."""
     cut, template = facts.learnable.answers.truncated, facts.template
@@ -194,7 +262,8 @@ def signal(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
     """Too few groups with a signal, by the cause that diagnosis names; nothing where a fault above explains it."""
     seen = facts.learnable
     found = diagnose(seen.answers)
-    explained = {"constant_reward", "shifted_golds", "end_token", "template", "golds_unread"} & {*named}
+    causes = {"constant_reward", "shifted_golds", "label_noise", "temperature", "end_token", "template", "golds_unread"}
+    explained = causes & {*named}
     if found.cause == "enough" or explained:
         yield from () if explained else _limit(facts)
         return
@@ -298,6 +367,10 @@ def second_reading(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
 RULES: tuple[Rule, ...] = (
     reward,
     shifted_golds,
+    label_noise,
+    temperature,
+    entropy_bonus,
+    kl_coefficient,
     end_token,
     template,
     signal,

@@ -16,13 +16,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from magicrl.algorithms.advantages import score_group
 from magicrl.config.errors import without_secrets
 from magicrl.config.schema import ModelConfig
 from magicrl.config.verifier_schema import VerifierConfig
-from magicrl.evaluation.job import JudgedGroup, sample_problems
+from magicrl.evaluation.job import sample_problems
 from magicrl.models.loading import LoadedModel
 from magicrl.models.prompts import PromptEncoder
-from magicrl.records import Problem, RolloutRequest, SamplingParams
+from magicrl.records import Problem, RolloutRequest, SamplingParams, ScoredGroup
 from magicrl.rollout.engines import in_process_engine
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.demonstrations import supervised_sample
@@ -177,11 +178,11 @@ class FirstLook:
         read = {"box": boxed, "lenient": self._read_again(boxed)}
         return [self._look(Way(template=template, extract=extract), read[extract], max_tokens) for extract in READS]
 
-    def _read_again(self, groups: Sequence[JudgedGroup]) -> list[JudgedGroup]:
+    def _read_again(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
         judge = self._judges["lenient"]
         tickets = [judge.submit(g.group.request.problem, [c.text for c in g.group.completions]) for g in groups]
         pairs = zip(groups, tickets, strict=True)
-        return [JudgedGroup(group=g.group, verdicts=judge.result(ticket)) for g, ticket in pairs]
+        return [score_group(g.group, judge.result(ticket)) for g, ticket in pairs]
 
     def close(self) -> None:
         """Free the cache and end the judges."""
@@ -189,7 +190,7 @@ class FirstLook:
         for judge in self._judges.values():
             judge.close()
 
-    def _look(self, way: Way, groups: Sequence[JudgedGroup], max_tokens: int) -> Look:
+    def _look(self, way: Way, groups: Sequence[ScoredGroup], max_tokens: int) -> Look:
         code = all(g.group.request.problem.verifier == "code" for g in groups)
         judging = Judging() if code else Judging(way.extract, self._reasoning)
         ended = sorted(c.num_sampled for g in groups for c in g.group.completions if not c.truncated)

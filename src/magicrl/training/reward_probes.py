@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from magicrl.config.verifier_schema import VerifierConfig
-from magicrl.evaluation.job import JudgedGroup
 from magicrl.evaluation.statistics import Difference, paired_difference
-from magicrl.records import Problem, Verdict
+from magicrl.records import Problem, ScoredGroup, Verdict
 from magicrl.verifiers.base import VerifierService
 from magicrl.verifiers.extraction import CLOSE_TAG
 from magicrl.verifiers.pool import VerifierPool
@@ -41,13 +40,15 @@ GOLD, NOTHING, WRONG, SEVERAL, OFTEN, NO_PROGRAM = (
 class Neighbour:
     """Answers judged by the golds of the rows ``offset`` further on in the data.
 
-    ``own`` and ``there`` are shares of right answers; ``rise`` is their difference, paired by problem.
+    ``own`` and ``there`` are shares of right answers; ``rise`` is their difference, paired by problem. ``skill`` is
+    ``own`` minus the mean share over all offsets, paired by problem: what the answers have to do with the problem.
     """
 
     offset: int
     own: float
     there: float
     rise: Difference
+    skill: Difference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +79,7 @@ class RewardFacts:
 
 
 def probe_reward(
-    judge: VerifierService, verifier: VerifierConfig, train: Sequence[Problem], groups: Sequence[JudgedGroup]
+    judge: VerifierService, verifier: VerifierConfig, train: Sequence[Problem], groups: Sequence[ScoredGroup]
 ) -> RewardFacts:
     """Ask the recipe's judge; ``groups`` are sampled answers to some of ``train``."""
     earned = _made_up(judge, verifier, [g.group.request.problem for g in groups])
@@ -149,22 +150,26 @@ def _answers_to(problem: Problem, others: Sequence[Problem], verifier: VerifierC
     return found
 
 
-def _neighbour(judge: VerifierService, train: Sequence[Problem], groups: Sequence[JudgedGroup]) -> Neighbour | None:
+def _neighbour(judge: VerifierService, train: Sequence[Problem], groups: Sequence[ScoredGroup]) -> Neighbour | None:
     """The offset under which the answers fit best, against their own golds; whether they were cut does not count."""
     places = {problem.id: place for place, problem in enumerate(train)}
     own = [float(np.mean([v.correct for v in group.verdicts])) for group in groups]
-    found: list[Neighbour] = []
-    for offset in OFFSETS:
-        there: list[float] = []
+    shares: dict[int, list[float]] = {offset: [] for offset in OFFSETS}
+    for offset, there in shares.items():
         for group in groups:
             problem = group.group.request.problem
             other = train[(places[problem.id] + offset) % len(train)]
             asked = dataclasses.replace(problem, golds=other.golds)
             verdicts = judge.result(judge.submit(asked, [c.text for c in group.group.completions]))
             there.append(float(np.mean([v.correct for v in verdicts])))
-        rise = paired_difference(there, own)
-        found.append(Neighbour(offset=offset, own=float(np.mean(own)), there=float(np.mean(there)), rise=rise))
-    return max(found, key=lambda item: item.there)
+    best = max(OFFSETS, key=lambda offset: sum(shares[offset]))
+    return Neighbour(
+        offset=best,
+        own=float(np.mean(own)),
+        there=float(np.mean(shares[best])),
+        rise=paired_difference(shares[best], own),
+        skill=paired_difference(own, np.mean(list(shares.values()), axis=0)),
+    )
 
 
 def _consensus(verdicts: Sequence[Verdict]) -> bool | None:
@@ -178,7 +183,7 @@ def _consensus(verdicts: Sequence[Verdict]) -> bool | None:
     return next(verdict.correct for verdict in told if verdict.extracted == answer)
 
 
-def _judged_again(verifier: VerifierConfig, groups: Sequence[JudgedGroup], other: str) -> tuple[float, float] | None:
+def _judged_again(verifier: VerifierConfig, groups: Sequence[ScoredGroup], other: str) -> tuple[float, float] | None:
     """Share of verdicts that another reading or verifier shares, and of right answers by it; None where it is none."""
     reading = other in ("box", "lenient")
     mine = verifier.extract if reading else groups[0].group.request.problem.verifier
