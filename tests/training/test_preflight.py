@@ -208,6 +208,19 @@ EARNED = SOUND.reward.earned
         (agreed(3, 3), {}),
         # a model with habits: most agreed answers are wrong, but they have to do with their problems
         (agreed(16, 16, NEIGHBOUR), {}),
+        (agreed(16, 16, replace(CHANCE, own=0.0)), {}),
+        # another fault explains that answers have nothing to do with their problems
+        (
+            replace(agreed(16, 16), template=replace(SOUND.template, foreign=("<|im_end|>",))),
+            {"template": "stop"},
+        ),
+        (
+            replace(
+                agreed(16, 16, replace(CHANCE, there=0.4, rise=RISE)),
+                learnable=replace(SOUND.learnable, entropy=3.1),
+            ),
+            {"temperature": "stop"},
+        ),
         (replace(SOUND, temperature=6.0, learnable=replace(SOUND.learnable, entropy=3.1)), {"temperature": "stop"}),
         (replace(SOUND, learnable=replace(SOUND.learnable, entropy=2.42)), {"temperature": "stop"}),
         (replace(SOUND, learnable=replace(SOUND.learnable, entropy=2.41)), {}),
