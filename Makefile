@@ -41,7 +41,7 @@ check: setup-dev
 	$(BIN)/codespell
 
 test: check
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 # 63 s and 2.3 GB. Only beside torch's CPU build; with another, the test of it skips itself.
 $(VENV)/.vllm: $(VENV)/.developed

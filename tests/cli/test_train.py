@@ -26,7 +26,15 @@ def dry_run(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("path", [*ALONE, RECIPES / "smollm2.toml"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        RECIPES / "smollm2.toml",
+        # one large recipe with each test run, the others by `make test-slow`
+        *(pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "or1-math-7b")) for path in ALONE),
+    ],
+    ids=lambda path: path.stem,
+)
 def test_a_recipe_of_one_device_builds(
     path: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

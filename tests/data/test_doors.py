@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from forked import magicrl
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.paths import counted_from
@@ -129,14 +128,10 @@ def test_train_and_eval_take_them_from_a_users_folder(folder: Path) -> None:
     make_miniature({"model_type": "qwen2", "num_attention_heads": 4}, folder / "model", max_context=256)
     (folder / "recipe.toml").write_text(RECIPE.format(model="model"))
 
-    def magicrl(*words: str) -> str:  # status 3: a run of random weights learned nothing
-        command = [sys.executable, "-m", "magicrl", *words]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode in (0, 3), done.stdout + done.stderr
-        return done.stdout
-
-    magicrl("train", "recipe.toml", "--output", "run")
+    trained = magicrl("train", "recipe.toml", "--output", "run", cwd=folder)
+    assert trained.returncode in (0, 3), trained.stdout + trained.stderr  # 3: a run of random weights learned nothing
     assert json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[0])["step"] == 1
     words = ("--max-tokens", "4", "--limit", "3", "--threads", "1", "--workers", "1", "--output", "out")
-    magicrl("eval", "--model", "model", "--benchmark", "benchmark.py:problems", *words)
+    done = magicrl("eval", "--model", "model", "--benchmark", "benchmark.py:problems", *words, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((folder / "out" / "results.json").read_text())["benchmarks"]["benchmark"]["samples"] == 1

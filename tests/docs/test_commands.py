@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import magicrl
 
 from magicrl.data.families import make_family, unique_problems
 from magicrl.models.small_models import make_miniature
@@ -31,17 +30,14 @@ def commands() -> list[str]:
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    words = f"{shlex.quote(sys.executable)} -m {command}"  # a shell, as pages redirect output
-    return subprocess.run(
-        words,
-        shell=True,
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    words = shlex.split(command)
+    assert words[0] == "magicrl"
+    if ">" not in words:
+        return magicrl(*words[1:], cwd=folder)
+    end = words.index(">")
+    result = magicrl(*words[1:end], cwd=folder)
+    (folder / words[end + 1]).write_text(result.stdout)
+    return result
 
 
 def done(command: str, folder: Path) -> str:
@@ -60,7 +56,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_reward.py").write_text(block[1])
     llama = {"model_type": "llama", "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2}
     make_miniature(llama, folder / MODEL, max_context=1024)
-    problems = unique_problems(make_family("running_sum"), seed=5, split="train", count=12)
+    problems = unique_problems(make_family("running_sum"), seed=5, split="train", count=2)
     rows = {
         "problems.jsonl": [{"question": p.prompt, "answer": p.golds[0]} for p in problems],
         "answers.jsonl": [{"gold": "1/2", "response": "It is \\boxed{0.5}."}],

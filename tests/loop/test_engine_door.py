@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import magicrl
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
@@ -19,17 +18,12 @@ from magicrl.training.assemble import make_engine as make_training_engine
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "engine.py"
 
 
-def magicrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "magicrl", *arguments]
-    return subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
-
-
 def test_the_example_trains_and_is_evaluated(toy_recipe: Path, toy_model: Path, tmp_path: Path) -> None:
     assert len(EXAMPLE.read_text().splitlines()) <= 60
     shutil.copy(EXAMPLE, tmp_path / "mine.py")
     text = toy_recipe.read_text().replace("[rollout]", '[rollout]\nengine = "mine.py:make"')
     toy_recipe.write_text(text.replace("max_steps = 3", "max_steps = 1"))
-    trained = magicrl(tmp_path, "train", str(toy_recipe), "--output", "run")
+    trained = magicrl("train", str(toy_recipe), "--output", "run", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     rows = [json.loads(line)["values"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2
@@ -38,8 +32,9 @@ def test_the_example_trains_and_is_evaluated(toy_recipe: Path, toy_model: Path, 
         assert values["tokens/sampled"] > 0
     (tmp_path / "sums.jsonl").write_text('{"id": "a", "problem": "3 4", "answer": "7"}\n')
     results = magicrl(
-        tmp_path, "eval", "--engine", "mine.py:make", "--model", str(toy_model), "--benchmark", "sums.jsonl",
+        "eval", "--engine", "mine.py:make", "--model", str(toy_model), "--benchmark", "sums.jsonl",
         "--samples", "2", "--max-tokens", "8", "--verifier", "exact", "--template", "{prompt}", "--output", "scores",
+        cwd=tmp_path,
     )  # fmt: skip
     assert results.returncode == 0, results.stderr
     facts = (tmp_path / "scores" / "results.json").read_text()

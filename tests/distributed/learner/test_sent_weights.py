@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from distributed_learner import config_of, sending
+from forked import scripts
 from json_server import free_port
 from transformers import AutoModelForCausalLM
 
@@ -66,14 +66,8 @@ def test_two_ranks_send_a_unit_at_a_time_and_the_worker_has_every_weight(
     order = sorted(made.state_dict(), key=lambda name: (name in (*ends, "model.norm.weight"), name not in ends))
     told = [(name, "bfloat16", tuple(made.state_dict()[name].shape)) for name in order]
     (tmp_path / "told.json").write_text(json.dumps(told))
-    (tmp_path / "script.py").write_text(SCRIPT)
     given = [str(folder), str(free_port()), str(free_port())]
-    command = [sys.executable, "script.py"]
-    running = [
-        subprocess.Popen([*command, str(role), *given], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-        for role in range(3)
-    ]
-    said = [json.loads(process.communicate(timeout=240)[0]) for process in running]
+    said = [json.loads(text) for text in scripts(SCRIPT, [[str(role), *given] for role in range(3)], tmp_path)]
     assert said[2] == {"other": []}
     for rank in range(2):
         # the unit's shard in the precision of the exchange may still be there

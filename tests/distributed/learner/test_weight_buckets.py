@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from distributed_learner import config_of, sending
+from forked import scripts
 from json_server import free_port
 from torch import Tensor
 
@@ -142,12 +142,9 @@ def test_every_weight_is_gathered_once_and_two_units_and_a_bucket_are_all_the_me
 ) -> None:
     """However many engines there are: each has its copy from the rank beside it."""
     folder, whole, unit = twelve_layers
-    (tmp_path / "script.py").write_text(SCRIPT)
     given = [str(folder), str(free_port()), str(unit)]
-    command = [sys.executable, str(tmp_path / "script.py")]
-    running = [subprocess.Popen([*command, str(role), *given], stdout=subprocess.PIPE, text=True) for role in range(2)]
-    for process in running:
-        said = json.loads(process.communicate(timeout=240)[0])
+    for text in scripts(SCRIPT, [[str(role), *given] for role in range(2)], tmp_path):
+        said = json.loads(text)
         assert said["packed"] == whole
         assert said["gathered"] == pytest.approx(whole, rel=0.01), "norms are padded to a row a rank"
         assert said["buckets"] >= 7
