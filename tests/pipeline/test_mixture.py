@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
+from magicrl.pipeline.card import waterfall
 from magicrl.pipeline.mix_step import quotas_of
+from magicrl.pipeline.stats import StepCounts
 
 NAMES = st.sampled_from("abcd")
 
@@ -35,6 +38,20 @@ def test_quotas_never_exceed_what_there_is_and_fill_the_size(
     if size is not None:
         wanted = sum(room[name] for name in available if weights.get(name, 1.0) > 0)
         assert sum(quotas.values()) == min(size, wanted)
+
+
+@pytest.mark.parametrize(
+    ("available", "weights", "size", "quotas"),
+    [
+        ({"a": 10, "b": 10}, {"a": 2, "b": 1}, 4, {"a": 3, "b": 1}),  # 2.67 and 1.33: the larger remainder wins
+        ({"a": 10, "b": 10}, {}, 3, {"a": 2, "b": 1}),  # equal remainders: by name
+        ({"a": 100, "b": 100}, {"a": 0.29, "b": 1}, None, {"a": 29, "b": 100}),  # 0.29 * 100 is 28.999999999999996
+    ],
+)
+def test_quotas_are_rounded_by_the_largest_remainder(
+    available: dict[str, int], weights: dict[str, float], size: int | None, quotas: dict[str, int]
+) -> None:
+    assert quotas_of(available, caps={}, weights=weights, size=size) == quotas
 
 
 def test_weights_must_be_numbers_of_at_least_zero() -> None:
@@ -80,17 +97,18 @@ def test_the_training_file_is_the_released_schema_and_is_read_by_the_recipes_rea
 
 
 def test_bands_caps_size_and_seed_choose_rows(pipeline: dict[str, Any], run: Any) -> None:
-    band = {"model": "R1-7B", "low": 0.05, "high": 0.95}
+    band = {"model": "R1-7B", "low": 1 / 16, "high": 14 / 16}
     pipeline["steps"] = [{"use": "mix", "bands": [band], "caps": {"r": 12}, "size": 8, "seed": 1}]
     run(pipeline)
     first = [entry.index for entry in run.kept("01-mix")]
     assert len(first) == 8
     assert first == sorted(first)
     assert not {0, 16, 17, 18, 19} & set(first)
+    outside = {name for name, reason in run.reasons("01-mix").items() if reason == "outside the band of R1-7B"}
+    assert outside == {"r/r-0", "r/r-15", "r/r-16", "r/r-17"}, "both ends belong to the band"
     reasons = list(run.reasons("01-mix").values())
     assert reasons.count("no difficulty under R1-7B") == 2
-    assert reasons.count("outside the band of R1-7B") == 3
-    assert reasons.count("over the cap of r") == 3
+    assert reasons.count("over the cap of r") == 2
     assert reasons.count("not drawn") == 4
     pipeline["steps"][0]["seed"] = 2
     run(pipeline)
@@ -109,11 +127,37 @@ def test_files_by_ability_and_a_card_that_counts_what_the_rows_say(pipeline: dic
     assert card["files"].keys() == {"train_math.parquet", "train_code.parquet"}
     assert [(one["in"], one["kept"]) for one in card["steps"]] == [(20, 20), (20, 20), (20, 15)]
     assert card["sources"]["r"]["licence"] == "CC0|x"
+    rows = {name: pq.read_table(mixture / name).to_pylist() for name in card["files"]}
+    for line in map(json.loads, (mixture / "ids.jsonl").read_text().splitlines()):
+        assert line["id"] == f"r/r-{rows[line['file']][line['row']]['extra_info']['index']}"
     page = (mixture / "card.html").read_text()
     assert "<svg" in page
     assert "http" not in page.replace("http://www.w3.org", "")
     assert "5 not drawn" in page.replace(",", "")
-    assert "CC0\\|x" in (mixture / "card.md").read_text()
+    text = (mixture / "card.md").read_text()
+    assert "CC0\\|x" in text
+    assert re.search(r"^\| r \|.* 20 \| 20 \| 20 \| 15 \|$", text, re.M), "rows read, and those that each step left"
     pipeline["steps"][1] = {"use": "mix"}
     run(pipeline)
     assert [path.name for path in mixture.glob("*.parquet")] == ["train.parquet"]
+    steps = [one["step"] for one in json.loads((mixture / "card.json").read_text())["steps"]]
+    assert steps == ["import", "01-clean", "02-mix"], "each step once, also in a rebuilt folder"
+
+
+def test_a_card_shows_no_secret(pipeline: dict[str, Any], run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "hf-abcd1234"
+    monkeypatch.setenv("MIRROR_TOKEN", secret)
+    path = Path(pipeline["sources"][0]["path"])
+    named = path.rename(path.with_name(f"rows-{secret}.jsonl"))
+    run({**pipeline, "sources": [{"path": str(named), "name": "r"}]})
+    texts = {file.name: file.read_text() for file in (run.output / "mixture").glob("card.*")}
+    assert texts.keys() == {"card.json", "card.md", "card.html"}
+    assert "rows-***MIRROR_TOKEN***.jsonl" in texts["card.md"]
+    assert not [name for name, text in texts.items() if secret in text]
+
+
+def test_a_drawing_names_the_most_frequent_reasons_and_sums_the_others() -> None:
+    dropped = {f"reason {count}": count for count in range(1, 9)}
+    picture = waterfall("run", [StepCounts(step="01-clean", sources={"s": {"in": 40, "kept": 4, "dropped": dropped}})])
+    shown = re.findall(r">(\d+) (reason \d|2 other reasons)<", picture)
+    assert [int(count) for count, _ in shown] == [8, 7, 6, 5, 4, 3, 2 + 1]

@@ -123,7 +123,7 @@ def write_card(config: PipelineConfig, output: Path, mix: StepFolder, files: Map
     page = Environment(autoescape=True, trim_blocks=True).from_string(
         resources.files("magicrl.pipeline").joinpath("card.html").read_text(encoding="utf-8")
     )
-    settings = (output / "pipeline.toml").read_text(encoding="utf-8")
+    settings = without_secrets((output / "pipeline.toml").read_text(encoding="utf-8"))
     drawing = Markup(picture)  # our own: texts in it are escaped
     html = page.render(name=config.name, made=document["made"], picture=drawing, tables=tables, settings=settings)
     write_atomically(folder / "card.html", html)
