@@ -53,7 +53,9 @@ def polar(gold: str, answer: str) -> bool | None:
         return None
     other = _OPPOSITE[gold.casefold()]
     unsure = re.search(rf"\b(?:{other}|or|maybe|perhaps|unless|but)\b", match[2], re.IGNORECASE)
-    return None if unsure and (other != "no" or re.search(r"\b(?:no[,.;]|no$|or|maybe|but)", match[2])) else True
+    # "no" may also begin a reason: "Yes, since no divisor is left"
+    denied = re.search(r"\b(?:no[,.;]|no$|or|maybe|but)", match[2], re.IGNORECASE)
+    return None if unsure and (other != "no" or denied) else True
 
 
 def endless(words: tuple[str, ...]) -> bool:
