@@ -218,7 +218,7 @@ _LABELS = ("abcdefgh", "12345678", ("i", "ii", "iii", "iv", "v", "vi"))
 
 
 def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[Sequence[Token]]:
-    """The parts of ``(a) 5, (b) 7``; empty where there are no such labels in order."""
+    """The parts of ``(a) 5, (b) 7`` in the order of their labels; empty where there are no such labels."""
     marks: list[int] = []
     for at, (before, label, after) in enumerate(zip(tokens, tokens[1:], tokens[2:], strict=False)):
         bracketed = (before.kind, before.text, after.kind, after.text) == ("open", "(", "close", "(")
@@ -226,8 +226,9 @@ def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[Seque
         if bracketed and plain and (not at or tokens[at - 1].kind != "op"):
             marks.append(at)
     labels = [tokens[at + 1].text for at in marks]
-    # two labels at least, from the first token on, and in their order: (a) and (c) are no answer to parts
-    if len(marks) < 2 or marks[0] or not any(labels == list(order[: len(labels)]) for order in _LABELS):
+    # two labels at least, from the first token on, and none left out: (a) and (c) are no answer to parts
+    order = next((order for order in _LABELS if sorted(labels) == sorted(order[: len(labels)])), None)
+    if len(marks) < 2 or marks[0] or order is None:
         return []
     found: list[Sequence[Token]] = []
     for label, start, end in zip(labels, marks, [*marks[1:], len(tokens)], strict=True):
@@ -238,7 +239,8 @@ def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[Seque
         if not part or (label in "12345678" and part[0].kind == "op"):
             return []
         found.append(part)
-    return found
+    # A label belongs to its part wherever it is written: "(b) 7, (a) 5" answers (a) with 5.
+    return [part for _, part in sorted(zip(labels, found, strict=True), key=lambda pair: order.index(pair[0]))]
 
 
 _HALVES = {
