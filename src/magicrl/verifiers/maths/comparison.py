@@ -138,6 +138,10 @@ def same_ratio(gold: Answer, answer: Answer) -> bool | None:
     if isinstance(left, Ratio) and isinstance(right, Ratio):
         if len(left.parts) != len(right.parts):
             return False
+        # The cross products of zeros are equal for every ratio: without this, 0:0 would match any reference.
+        nothing = [all(same_value(part, number(0)) is True for part in one.parts) for one in (left, right)]
+        if any(nothing):
+            return all(nothing)
         # by cross products, without dividing by a part that may be zero
         pairs = combinations(zip(left.parts, right.parts, strict=True), 2)
         return all_of([same_value(a * d, c * b) for (a, b), (c, d) in pairs])
