@@ -32,7 +32,7 @@ from magicrl.verifiers.maths.answers import (
 )
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token
-from magicrl.verifiers.maths.literals import SCALES, leading_number, word_number, word_set
+from magicrl.verifiers.maths.literals import SCALES, amount, leading_number, word_number, word_set
 from magicrl.verifiers.maths.phrases import depths, said
 
 
@@ -168,8 +168,10 @@ def _noun(tokens: Sequence[Token], words: list[str], trusted: bool) -> Unit | No
     if any(token.kind != "word" for token in tokens):
         return None
     low = [word.casefold() for word in words]
-    # a gold's words were chosen by its author; an answer's may deny or hedge
-    if not trusted and (len(low) > _MAX_WORDS or any(word in _DOUBTS for word in low)):
+    # a gold's words were chosen by its author; an answer's may deny, hedge or name a second number
+    if not trusted and (
+        len(low) > _MAX_WORDS or any(word in _DOUBTS or amount((word,)) not in (None, 1) for word in low)
+    ):
         return None
     if not all(word.replace("-", "").replace("'", "").isalpha() for word in low):
         return None
@@ -251,7 +253,8 @@ def _annotated(tokens: Sequence[Token]) -> Sequence[Token]:
     named = word_number([token.text.casefold() for token in inside if token.kind == "word"])
     if named is not None and parse(tokens[:opening]) == number(named):
         return tokens[:opening]
-    if any(token.kind != "word" for token in inside):
+    # Another number in words would be a second answer, and no unit.
+    if named is not None or any(token.kind != "word" for token in inside):
         return tokens
     return [*tokens[:opening], *inside]
 
