@@ -200,3 +200,19 @@ def test_a_system_in_a_display(name: str) -> None:
     assert accepts(system, "(8, 5)")
     assert not accepts("x=5, y=8", system)
     assert not accepts(system, "(5, 8)")
+
+
+def test_the_engine_reports_whose_text_it_reads_and_never_reads_a_distrusted_reference() -> None:
+    phases: list[str] = []
+    verifier = MathsVerifier(JudgeOptions(), progress=phases.append)
+    same, other = r"\boxed{\int_0^1 2y \, dy}", r"\boxed{\int_0^1 3y \, dy}"
+    reference = r"\int_0^1 2x \, dx"
+    assert [verifier.judge([reference], text).status for text in (same, other)] == ["matched", "mismatch"]
+    # a worker that dies in the second phase counts against the response
+    assert phases == ["gold", "answer"] * 2
+    # the steps before Math-Verify can read the second one, but cannot decide
+    for distrusted, response in ((reference, other), (r"\tanh(10^6)", r"\boxed{1}")):
+        verifier.distrust([distrusted])
+        assert verifier.judge([distrusted], response).status == "gold_unparsable"
+        assert verifier.judge([distrusted], rf"\boxed{{{distrusted}}}").correct
+    assert phases == ["gold", "answer"] * 2 + ["gold"] * 2
