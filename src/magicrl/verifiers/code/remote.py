@@ -241,7 +241,7 @@ class Server(Peer):
         super().__init__(calls, replies, folder)
         self._namespace = namespace
         self._nodes = Nodes(namespace)
-        self._replaced: dict[str, tuple[Any, str, Any]] = {}
+        self._replaced: dict[str, list[tuple[Any, str, Any]]] = {}
         self._as_nodes = False
 
     def serve(self) -> None:
@@ -307,14 +307,14 @@ class Server(Peer):
         module, attribute = message["module"], message["attribute"]
         key = f"{module} {message['path']} {attribute}"
         if "a" not in message:
-            self._put(*self._replaced.pop(key))
+            self._put(*self._replaced[key].pop())
             return {"value": None}
         where: Any = importlib.import_module(module) if module else self._namespace
         for part in message["path"]:
             where = getattr(where, part)
         before = getattr(where, attribute, _ABSENT) if module else where.get(attribute, _ABSENT)
-        # nested patches of one attribute: what was there before the first comes back
-        self._replaced.setdefault(key, (where, attribute, before))
+        # patches of one attribute may be nested: each one that ends brings back the value of the one around it
+        self._replaced.setdefault(key, []).append((where, attribute, before))
         self._put(where, attribute, self._decode(message["a"][0]))
         return {"value": None}
 
