@@ -64,6 +64,7 @@ def chat_call(expression: object, name: str = "calculator") -> str:
         ("0.1 + 0.2", "0.3"),
         ("1 / 3", "0.333333333333"),
         ("100 / 7", "14.2857142857"),
+        ("1 / 10000000", "0.0000001"),
         ("9 ^ 60 - 9 ^ 60 + 1", "1"),
     ],
 )
@@ -171,6 +172,7 @@ def test_both_forms_of_a_call_and_several_in_a_turn() -> None:
     "turn",
     [
         "<calc>1 + 1",
+        "<tool_call>1 + 1</calc>",
         "\\boxed{758} <tool_call>",
         "<tool_call>1 + 1</tool_call>",
         "<tool_call>null</tool_call>",

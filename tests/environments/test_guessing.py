@@ -48,6 +48,12 @@ def test_the_last_guess_pays_nothing_when_it_is_wrong() -> None:
     assert end.metrics == {"guesses": 2.0, "legal": 0.5}
 
 
+def test_a_guess_outside_of_the_range_opens_nothing() -> None:
+    game = begun()
+    assert [game.step(text).observation for text in ("30", "28", "5")] == [TOO_HIGH, TOO_HIGH, TOO_LOW]
+    assert game.step("20").metrics == {"guesses": 4.0, "legal": 0.25}
+
+
 def test_a_turn_without_a_number_uses_a_guess_up() -> None:
     game = begun(guesses=2)
     assert game.step("is it large?").observation == NO_GUESS

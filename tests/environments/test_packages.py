@@ -52,6 +52,8 @@ def test_reasoning_and_text_stand_apart_from_calls() -> None:
         "<tool_call>[]</tool_call>",
         "[" * 100_000,
         "<tool_call>" * 10_000,
+        # of two calls one cannot be read: none is guessed
+        '<tool_call>{"name": "price", "arguments": {}}</tool_call> <tool_call>price(pear)</tool_call>',
     ],
 )
 def test_what_is_no_call_stays_text(text: str) -> None:

@@ -49,9 +49,27 @@ CODE = """
                 return Step(observation="x" * 10**9)
             if text == "number":
                 return Step(observation=7)
+            if text == "metric":
+                return Step(done=True, reward=1.0, metrics={"distance": float("inf")})
             if text == "end":
                 return Step(done=True, reward=total / 10, metrics={"turns": len(self.turns)})
             return Step(observation=f"{total} {os.getpid() if text == 'pid' else ''}")
+
+    class Living:
+        number = 0
+
+        def __init__(self):
+            Living.number += 1
+
+        def __del__(self):
+            Living.number -= 1
+
+        def reset(self, problem): pass
+
+        def step(self, text):
+            if text == "raise":
+                raise RuntimeError("no such move")
+            return Step(observation=f"{Living.number} {os.getpid()}")
 
     class Needs:
         def __init__(self, size): pass
@@ -90,6 +108,7 @@ def test_what_fails_is_not_judged_and_the_others_go_on(
         "reward": "ValueError: a reward goes with the last step",
         "long": "(ValueError: an observation of 1000000000 characters; give at most 65536|MemoryError)",
         "number": "TypeError: observation of a step must be str, got int",
+        "metric": "ValueError: distance must be finite, got inf",
     }
     for text, words in bad.items():
         plays = [pool.begin(problem("bad", environment=name)) for _ in range(2 if text == "raise" else 1)]
@@ -111,6 +130,30 @@ def test_what_fails_is_not_judged_and_the_others_go_on(
         Step(done=True, reward=1.6, metrics={"turns": 2.0}),
         Step(done=True, reward=(6 + 3 + len(bad) + 3) / 10, metrics={"turns": 2.0 + len(bad)}),
     ]
+
+
+def test_a_worker_forgets_episodes_that_are_over(pool: EnvironmentPool, code: Path) -> None:
+    stopped, raising, other = (pool.begin(problem("p", environment=f"{code}:Living")) for _ in range(3))
+    (found,) = pool.steps([(stopped, "a")])
+    assert isinstance(found, Step)
+    alone = found.observation
+    pool.end(stopped)
+    pool.steps([(raising, "raise")])
+    assert pool.steps([(other, "a")]) == [Step(observation=alone)], "one lives, in the same worker"
+
+
+def test_episodes_are_spread_over_the_workers(code: Path) -> None:
+    with EnvironmentPool(EnvironmentConfig(workers=2, memory_limit_mb=512)) as pool:
+        plays = [pool.begin(problem("p", environment=f"{code}:Living")) for _ in range(2)]
+        pool.steps([(play, "a") for play in plays])
+        assert len(pool.worker_pids) == 2
+
+
+def test_which_reward_is_right_is_the_environments_own(code: Path) -> None:
+    spec = environment_spec(f"{code}:Counter")
+    verdicts = [spec.verdict(Step(done=True, reward=reward)) for reward in (0.4, 0.5)]
+    assert [(one.correct, one.score) for one in verdicts if one is not None] == [(False, 0.4), (True, 0.5)]
+    assert spec.verdict(Step(done=True)) is None, "without a reward the problem's verifier judges"
 
 
 def test_a_worker_that_is_killed_is_replaced(pool: EnvironmentPool, code: Path) -> None:
