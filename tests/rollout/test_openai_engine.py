@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -230,21 +231,24 @@ def test_trouble_that_passes_is_tried_again() -> None:
         [
             Reply(status=429, body={"error": {"message": "slow down", "code": "rate_limit_exceeded"}}),
             Reply(status=429, body="", headers={"retry-after": "0"}),
+            Reply(status=429, body="", headers={"retry-after-ms": "100"}),
             Reply(status=503, body="<html><body>loading</body></html>"),
             Reply(status=200, body='{"choices": [{"te'),
             Reply(status=200, body="{}", headers={"content-length": "50", "connection": "close"}),
             Reply(body={}, hold=never),
         ]
     )
+    state = random.getstate()
     with (
         scripted(listing(lambda asked: next(troubles, completion()))) as server,
-        engine_on(server, attempt_seconds=0.5, attempts=7) as engine,
+        engine_on(server, attempt_seconds=0.5, attempts=8, total_seconds=99) as engine,
     ):
         engine.submit([request(group_size=1)])
         (sample,) = engine.finished_samples()
         assert sample.completion.text == "4"
-        assert (engine.usage.requests, engine.usage.retries) == (1, 6)
+        assert (engine.usage.requests, engine.usage.retries) == (1, 7)
         never.set()
+    assert random.getstate() == state, "a retry changes no random number of the run"
     assert len({asked.body["seed"] for asked in server.posts}) == 1
 
 
@@ -326,6 +330,11 @@ def test_a_wrong_address_or_key_is_found_before_anything_is_sampled(monkeypatch:
             pass
         assert "hunter22" not in str(caught.value)
         assert server.asked[-1].headers["authorization"].startswith("Basic ")
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-of-another-service")
+        with pytest.raises(ServerError, match="status 401"), engine_on(server, base_url=secret):
+            pass
+        assert server.asked[-1].headers["authorization"].startswith("Basic ")
+        monkeypatch.delenv("OPENAI_API_KEY")
         gone = server.url
     with pytest.raises(ServerError, match=r"cannot reach the server .*gave up after 3 attempts"):
         OpenAIEngine(ServerSettings(base_url=gone, model="tiny"))

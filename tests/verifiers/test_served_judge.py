@@ -17,6 +17,7 @@ from json_server import Asked, Reply, json_server
 from magicrl.config.verifier_schema import JudgeConfig
 from magicrl.records import Outcome, Problem, Verdict
 from magicrl.served import openai_http
+from magicrl.served.answers import AnswerFile, key_of
 from magicrl.served.replies import UnreadableAnswer
 from magicrl.verifiers import VerifierPool
 from magicrl.verifiers.batch import verify_file
@@ -78,7 +79,7 @@ def scores(verdicts: tuple[Verdict, ...]) -> list[float | None]:
 
 
 def test_a_question_is_asked_once_and_survives_the_process(tmp_path: Path) -> None:
-    with judging(tmp_path, honest) as (pool, asked):
+    with judging(tmp_path, honest, extra={"top_k": 1, "min_p": 0}) as (pool, asked):
         verdicts = pool.judge(PROBLEM, ["5", "6", "5", "5"])
         assert scores(verdicts) == [1.0, 0.0, 1.0, 1.0]
         assert [verdict.correct for verdict in verdicts] == [True, False, True, True]
@@ -91,7 +92,7 @@ def test_a_question_is_asked_once_and_survives_the_process(tmp_path: Path) -> No
             "judge/prompt_tokens": 200, "judge/completion_tokens": 20, "judge/seconds": pytest.approx(0.5, abs=5),
         }  # fmt: skip
         assert set(pool.observations().values()) == {0}, "counted since the last call"
-    with judging(tmp_path, honest) as (pool, asked):
+    with judging(tmp_path, honest, extra={"min_p": 0, "top_k": 1}) as (pool, asked):
         assert scores(pool.judge(PROBLEM, ["6", "5"])) == [0.0, 1.0]
         assert not asked
         assert scores(pool.judge(PROBLEM, ["7"])) == [0.0]
@@ -162,6 +163,10 @@ def test_an_outage_ends_and_nothing_was_a_zero(tmp_path: Path) -> None:
         assert len(asked) == 3 + 1 + 1, "a server that was given up is tried once a question"
         down.clear()
         assert scores(pool.judge(PROBLEM, ["5", "6", "7"])) == [1.0, 0.0, 0.0]
+        down.set()
+        before = len(asked)
+        assert scores(pool.judge(PROBLEM, ["8"])) == [None]
+        assert len(asked) == before + 3, "a server that has answered again has all its attempts"
 
 
 def test_a_budget_is_kept(tmp_path: Path) -> None:
@@ -176,8 +181,9 @@ def test_an_unreadable_reply_is_asked_again_with_another_seed(tmp_path: Path) ->
     def second(asked: Asked) -> Reply:
         return chat("Score: 1" if asked.body.get("seed") == 1 else "Hm.")
 
-    with judging(tmp_path, second, temperature=0.7) as (pool, asked):
+    with judging(tmp_path, second, temperature=0.7, extra={"max_tokens": 7}) as (pool, asked):
         assert scores(pool.judge(PROBLEM, ["5"])) == [1.0]
+        assert {one.body["max_tokens"] for one in asked} == {7}, "extra comes last"
         assert [one.body.get("seed") for one in asked] == [None, 1]
         assert pool.totals()["judge/unreadable"] == 1
 
@@ -204,6 +210,10 @@ def test_a_reward_model_reads_the_conversation(
             {"role": "user", "content": "What is 2 + 3?"},
             {"role": "assistant", "content": "5"},
         ]
+    other = "pooling" if endpoint == "classify" else "classify"
+    with judging(tmp_path, lambda _: Reply(body=body), endpoint=other) as (pool, asked):
+        pool.judge(PROBLEM, ["5"])
+        assert len(asked) == 1, "the same conversation at another endpoint is another question"
 
 
 @pytest.mark.parametrize("response", ["", "  ", "<think> it is 5"])
@@ -223,6 +233,7 @@ def config(**settings: Any) -> JudgeConfig:
     [
         ("score", "Fine.\nScore: 7", 0.7),
         ("score", "<think>Score: 1</think>\n**Score:** 10\n", 1.0),
+        ("score", "<think>a</think><think>b</think>\nScore: 3", 0.3),
         ("score", "Score: 10\nBut I am not sure.", None),
         ("score", "Score: 11", None),
         ("score", "Score: 10/10", None),
@@ -234,6 +245,7 @@ def config(**settings: Any) -> JudgeConfig:
         ("yes_no", "no", 0.0),
         ("yes_no", "yes and no", None),
         ("json", 'Here: {"reasons": "{}", "score": 5}', 0.5),
+        ("json", '{"score": 5, "parts": {"score": 1}}', 0.5),
         ("json", '{"score": 10} {"score": 0}', None),
         ("json", '{"score": true}', None),
         ("json", '{"score": "10"}', None),
@@ -247,6 +259,26 @@ def test_where_a_reply_says_its_score(read: str, reply: str, score: float | None
             read_score(reply, settings)
     else:
         assert read_score(reply, settings) == pytest.approx(score)
+
+
+@pytest.mark.parametrize(("reply", "score"), [("1", 0.0), ("2", 0.25), ("5", 1.0), ("0", None), ("6", None)])
+def test_a_scale_has_its_own_ends(reply: str, score: float | None) -> None:
+    scale = config(lowest=1, highest=5)
+    if score is None:
+        with pytest.raises(UnreadableAnswer, match="is not from 1 to 5"):
+            read_score(f"Score: {reply}", scale)
+    else:
+        assert read_score(f"Score: {reply}", scale) == score
+
+
+def test_a_row_that_is_written_after_a_read_is_found(tmp_path: Path) -> None:
+    rows = AnswerFile((tmp_path / "answers.jsonl").open("a+b"))
+    for name in ("a", "b"):
+        rows.put(key_of(name), {"reply": name})
+    assert rows.get(key_of("a")) == {"reply": "a"}
+    rows.put(key_of("c"), {"reply": "c"})
+    assert [rows.get(key_of(name)) for name in "abc"] == [{"reply": name} for name in "abc"]
+    rows.close()
 
 
 PROBES = (
