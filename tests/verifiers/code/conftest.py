@@ -12,10 +12,19 @@ from magicrl.verifiers.code.sandbox import Limits, SandboxError, SandboxOptions
 LIMITS = Limits(cpu_seconds=2.0, memory_mb=512, output_mb=4, idle_seconds=1.0)
 
 
-def judge_of(tier: str, *guards_off: str, stop_at_failure: bool = True) -> CodeJudge:
+def judge_of(
+    tier: str,
+    *guards_off: str,
+    stop_at_failure: bool = True,
+    limits: Limits = LIMITS,
+    total_seconds: float | None = None,
+) -> CodeJudge:
     """A judge whose sandbox has started, or a skip where the kernel cannot do it."""
     options = CodeOptions(
-        limits=LIMITS, stop_at_failure=stop_at_failure, sandbox=SandboxOptions(tier=tier, guards_off=guards_off)
+        limits=limits,
+        total_seconds=total_seconds,
+        stop_at_failure=stop_at_failure,
+        sandbox=SandboxOptions(tier=tier, guards_off=guards_off),
     )
     judge = CodeJudge(options)
     try:

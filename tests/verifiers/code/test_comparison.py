@@ -28,6 +28,7 @@ from magicrl.verifiers.code.suite import SuiteError, parse_suite
         (b"0.3333333333", b"0.333333", None, True),
         (b"0.3334", b"0.333333", None, False),
         (b"1e-10", b"0.0000000001", 1e-12, True),
+        (b"1e-7", b"0.0", None, True),
         (b"5.0", b"5", None, False),
         (b"5.0", b"5", 1e-6, True),
         (b"5", b"5.0", None, True),
@@ -111,6 +112,7 @@ def program(body: str) -> str:
         ("nocase", "Yes", "YES", "No"),
         ("float", "100", "100.00001", "101"),
         ("unordered", "a b\nc", "c\na  b", "b a\nc"),
+        ("unordered", "a\na\nb", "b\na\na", "a\nb\nb"),
         ("permutation", "1 2 2", "2 1 2", "1 1 2"),
         ("set", "1 2 2", "2 1", "1"),
         ("def check(inp, out, ans):\n    return out.strip() in ('1', '2')", "1", "2", "3"),
@@ -120,6 +122,7 @@ def program(body: str) -> str:
         ("import sys\no, a = (open(p).read().split() for p in sys.argv[2:4])\nsys.exit(0 if len(o) == len(a) else 1)",
          "1 2", "3 4", "3"),
         ("import sys\nint(open(sys.argv[2]).read())", "1", "2", "x"),
+        ("import sys\nsys.exit(7 if open(sys.argv[2]).read().strip() == 'half' else 0)", "1", "2", "half"),
     ],
 )  # fmt: skip
 def test_checkers(judge: CodeJudge, checker: str, expected: str, right: str, wrong: str) -> None:
@@ -170,6 +173,9 @@ def test_admission_and_disagreement(judge: CodeJudge) -> None:
     up, down = "print(*range(1, int(input()) + 1))", "print(*range(int(input()), 0, -1))"
     assert disagreements(judge, parse_suite(tests), [up, down]) == [0]
     assert disagreements(judge, parse_suite(tests), [up, up]) == []
+    rough = ["print(1.0)", "print(1.05)"]
+    assert disagreements(judge, parse_suite(tests), rough) == [0, 1]
+    assert disagreements(judge, parse_suite({**tests, "float_tolerance": 0.1}), rough) == []
     good = parse_suite({**tests, "checker": "permutation"})
     assert examine_checker(judge, good, right=[up, down], wrong=["print(1)"]).admitted
     blind = parse_suite({**tests, "checker": "def check(i, o, a): return True"})
@@ -240,6 +246,7 @@ def test_checker_tools() -> None:
     assert not tools.is_spanning_tree([1, 2, 3], [(1, 2)], [(2, 1), (1, 3)])
     assert tools.is_colouring(edges, {1: 0, 2: 1, 3: 0, 4: 1})
     assert not tools.is_matching(edges, [(1, 2), (2, 3)])
+    assert not tools.is_permutation([1, 2, 2, 3], 3)
     assert tools.integers("1 -2") == [1, -2]
     assert tools.integers("1 ٢") is None
 

@@ -10,14 +10,15 @@ import os
 import socket
 import struct
 import textwrap
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
 from magicrl.verifiers.code import seccomp
-from magicrl.verifiers.code.judge import CodeJudge
+from magicrl.verifiers.code.judge import CodeJudge, CodeVerdict
 from magicrl.verifiers.code.suite import parse_suite
 
 from .conftest import judge_of
@@ -209,6 +210,30 @@ def test_a_killed_forkserver_is_replaced(judge: CodeJudge) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, 9)
     assert judge.judge_program("print(input())", suite).correct
+
+
+def test_a_program_that_is_killed_from_outside_twice_has_failed(judge: CodeJudge, until: Callable[..., None]) -> None:
+    """A program that finds a way to kill itself looks the same, and would escape its verdict."""
+    program = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'waiting')\ntime.sleep(60)"
+    found: list[CodeVerdict] = []
+    suite = parse_suite({"inputs": [""], "outputs": [""]})
+    thread = threading.Thread(target=lambda: found.append(judge.judge_program(program, suite)))
+    thread.start()
+    killed: set[int] = set()
+
+    def killed_another() -> bool:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in killed and process.name() == "waiting":
+                    killed.add(process.pid)
+                    process.kill()
+                    return True
+        return False
+
+    for _ in range(2):
+        until(killed_another)
+    thread.join()
+    assert (found[0].status, found[0].reason) == ("runtime_error", "test 1: killed from outside twice")
 
 
 RIGHT = "print(input())"

@@ -114,6 +114,7 @@ def test_which_names_the_program_has_to_define(code: str, entry: str | None, wan
         (1.001, 1.0, {}, False),
         (1.001, 1.0, {"rel": 1e-2}, True),
         (1.001, 1.0, {"abs": 1e-4}, False),
+        (1e6 + 0.5, 1e6, {"abs": 0.1}, False),
         (1e-13, 0, {}, True),
         (1e-11, 0, {}, False),
         ([0.1 + 0.2, 1], [0.3, 1], {}, True),

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from magicrl.verifiers.code.judge import CodeJudge
+from magicrl.verifiers.code.sandbox import Limits, Observation, failure
 from magicrl.verifiers.code.suite import AssertCase, CallCase, parse_suite
+
+from .conftest import judge_of
 
 SUM = {"inputs": ["2 3\n", "7 8\n"], "outputs": ["5\n", "15\n"]}
 
@@ -42,6 +45,9 @@ def status(judge: CodeJudge, program: str, tests: dict[str, object]) -> str:
         "from functools import lru_cache\nimport sys\nsys.setrecursionlimit(10**6)\n@lru_cache(None)\n"
         "def f(n): return 0 if n == 0 else 1 + f(n - 1)\nassert f(20000) == 20000\n"
         "print(sum(map(int, input().split())))",
+        "import threading, time\ndef late():\n    time.sleep(0.05)\n    print(sum(map(int, input().split())))\n"
+        "threading.Thread(target=late).start()",
+        "print(sum(map(int, input().split())) + 5000 - len(str(10**4999)))",
         "import asyncio\nasync def main():\n    await asyncio.sleep(0)\n    print(sum(map(int, input().split())))\n"
         "asyncio.run(main())",
         "import atexit\nt = sum(map(int, input().split()))\natexit.register(lambda: print(t))",
@@ -66,6 +72,7 @@ def test_an_honest_program_passes_in_both_tiers(tiered: CodeJudge, program: str)
         ("", "wrong_answer"),
         ("1 / 0", "runtime_error"),
         ("print(5)\nraise SystemExit(3)", "runtime_error"),
+        ("print(5)\nraise SystemExit('no solution')", "runtime_error"),
         ("import os\nos.abort()", "runtime_error"),
         ("import os\nos.kill(os.getpid(), 9)", "security"),
         ("while True: pass", "time_limit"),
@@ -103,9 +110,33 @@ def test_tests_do_not_share_anything(judge: CodeJudge) -> None:
 
 
 def test_all_tests_run_unless_told_to_stop(judge: CodeJudge) -> None:
-    tests = {"inputs": ["1", "2", "3"], "outputs": ["1", "0", "3"]}
-    verdict = judge.judge_program("print(input())", parse_suite(tests))
-    assert (verdict.passed, verdict.total, verdict.status) == (2, 3, "wrong_answer")
+    tests = {"inputs": ["1", "2", "3", "0"], "outputs": ["1", "0", "3", "0"]}
+    verdict = judge.judge_program("n = int(input())\nprint(n // n * n)", parse_suite(tests))
+    assert (verdict.passed, verdict.total, verdict.status) == (2, 4, "wrong_answer"), "the first failure counts"
+
+
+def test_all_tests_together_have_a_time_and_slow_progress_is_not_idleness() -> None:
+    limits = Limits(cpu_seconds=0.3, memory_mb=512, idle_seconds=0.1)
+    burning = "import time\nwhile time.process_time() < 0.12: pass"
+    slow = """
+        import time
+        end = time.monotonic() + 0.8
+        while time.monotonic() < end:
+            pause = time.process_time() + 0.001
+            while time.process_time() < pause: pass
+            time.sleep(0.01)
+    """
+    with judge_of("auto", limits=limits, total_seconds=0.5) as judge:
+        assert status(judge, burning, {"inputs": [""] * 3, "outputs": [""] * 3}) == "passed"
+        assert status(judge, burning, {"inputs": [""] * 6, "outputs": [""] * 6}) == "time_limit"
+        assert status(judge, slow, {"inputs": [""], "outputs": [""]}) == "passed"
+
+
+def test_a_program_that_ends_after_its_limit_has_failed() -> None:
+    """The sandbox looks at a program a few times a second, so that it may end by itself first."""
+    late = Observation(compiled=True, exit_code=0, cpu_seconds=1.1)
+    assert failure(late, Limits(cpu_seconds=1.0)) == ("time_limit", "more than 1 s of CPU time")
+    assert failure(late, Limits(cpu_seconds=1.2)) is None
 
 
 def test_the_problems_own_limits_hold(judge: CodeJudge) -> None:
@@ -219,6 +250,10 @@ def test_results_in_place(judge: CodeJudge) -> None:
     assert correct(judge, "def order(a): a.sort()", tests)
     assert not correct(judge, "def order(a): pass", tests)
     assert correct(judge, "def order(a):\n    a.sort()\n    return len(a)", {**tests, "in_place": 0})
+    second = {**tests, "inputs": [[[0], [3, 1, 2]]]}
+    assert correct(judge, "def order(a, b): b.sort()", second), "the first argument that changes"
+    for place in ({"in_place": 1}, {"compare": {"kind": "inplace", "arg": 1}}):
+        assert correct(judge, "def order(a, b):\n    b.sort()\n    a.append(1)", {**second, **place})
 
 
 def test_forms_of_arguments_and_results(judge: CodeJudge) -> None:
@@ -227,6 +262,12 @@ def test_forms_of_arguments_and_results(judge: CodeJudge) -> None:
         judge, "def f(a): return a", {"fn_name": "f", "inputs": [[True], [False]], "outputs": [[True], [False]]}
     )
     assert correct(judge, "def f(a): return (a, a)", {"fn_name": "f", "inputs": [[1]], "outputs": [[1, 1]]})
+    one = {"fn_name": "f", "inputs": [[1]], "outputs": [[1, 1]]}
+    assert not correct(judge, "def f(a): return a", one), "one item is not the list"
+    mixed = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [2, 2]]}
+    assert not correct(judge, "def f(a): return [1] if a == 1 else 2", mixed)
+    lines = {"inputs": [["1", "2"]], "outputs": [["3", "4"]]}
+    assert correct(judge, "n = int(input()) + int(input())\nprint(n)\nprint(n + 1)", lines)
     assert correct(judge, "def f(x): return x / 3", {"fn_name": "f", "inputs": [[1]], "outputs": [0.33333333]})
     assert not correct(judge, "def f(x): return 0.3333", {"fn_name": "f", "inputs": [[1]], "outputs": [0.33333333]})
     assert correct(judge, "def f(): return 10 ** 5000", {"fn_name": "f", "inputs": [[]], "outputs": [10**5000]})
@@ -252,6 +293,8 @@ def test_an_assertion_becomes_a_call(judge: CodeJudge, assertion: str, right: st
     ("code", "right", "wrong"),
     [
         ("assert f(2) is True", "f = lambda x: True", "f = lambda x: 1"),
+        ("assert f(2) != 2", "f = lambda x: 3", "f = lambda x: 2"),
+        ("d = {}\nf(d)\nassert d == {1: 2}", "def f(d): d[1] = 2", "def f(d): pass"),
         ("assert not f('a')", "f = lambda x: 0", "f = lambda x: 1"),
         ("assert abs(f(.1) - .3) < 1e-6", "f = lambda x: .3", "f = lambda x: .4"),
         ("import math\nassert math.isclose(f(1), 2.0, rel_tol=1e-3)", "f = lambda x: 2.0001", "f = lambda x: 2.1"),

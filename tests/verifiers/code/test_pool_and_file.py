@@ -15,7 +15,7 @@ import pytest
 from builders import write_lines
 
 from magicrl.records import Outcome, Problem
-from magicrl.verifiers import VerifierPool
+from magicrl.verifiers import JudgeOptions, VerifierPool
 from magicrl.verifiers.code.judge import CodeOptions
 from magicrl.verifiers.code.pool import CodePool, verify_code_file
 from magicrl.verifiers.code.sandbox import Limits
@@ -73,11 +73,16 @@ def test_unusable_tests_are_not_judged_and_never_right(pool: CodePool) -> None:
 
 def test_one_verifier_pool_judges_code_beside_the_rest(until: Until) -> None:
     exact = Problem(id="e", prompt="", golds=("7",), verifier="exact", source="test")
-    with VerifierPool(time_limit=2.0) as pool:
+    large = "</think>\n```python\nx = bytearray(400 << 20)\nprint(1)\n```"
+    with VerifierPool(options=JudgeOptions(reasoning="required"), time_limit=2.0, memory_limit_mb=256) as pool:
         pool.warm_up(["code"])
         (pid,) = pool.worker_pids
-        tickets = [pool.submit(problem(), [ECHO, "x"]), pool.submit(exact, ["7", "8"])]
-        assert [[v.correct for v in pool.result(ticket)] for ticket in tickets] == [[True, False]] * 2
+        tickets = [
+            pool.submit(problem(), [f"</think>\n{ECHO}", "x", ECHO, large]),
+            pool.submit(exact, ["</think> 7", "</think> 8"]),
+        ]
+        found = [[verdict.status for verdict in pool.result(ticket)] for ticket in tickets]
+        assert found == [["passed", "no_code", "no_code", "memory_limit"], ["matched", "mismatch"]]
         below = psutil.Process(pid).children(recursive=True)
         assert below
     until(lambda: not any(p.is_running() and p.status() != "zombie" for p in below))
@@ -115,6 +120,13 @@ def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
         {"id": "d", "program": "print(1.00001)", "tests": {"inputs": [""], "outputs": ["1"]}, "float_tolerance": 0.1},
         {"id": "e", "program": "print(1)", "tests": {"inputs": [], "outputs": []}},
         {"id": "f", "program": "def f(x): return x", "tests": {"assert_case": ["assert f(1) == 1"]}},
+        # a setting inside the tests comes before one next to them
+        {
+            "id": "g",
+            "program": "print(1.01)",
+            "float_tolerance": 0.1,
+            "tests": {"inputs": [""], "outputs": ["1"], "float_tolerance": 0.0},
+        },
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_lines(source, rows)
@@ -122,7 +134,7 @@ def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
     summary = verify_code_file(source, output, options=options)
     found = [json.loads(line) for line in output.read_text().splitlines()]
     keys = ["id", "correct", "status", "passed", "total", "seconds"]
-    assert [list(row) for row in found] == [keys] * 6
+    assert [list(row) for row in found] == [keys] * 7
     assert [[row[key] for key in keys[:5]] for row in found] == [
         ["a", True, "passed", 2, 2],
         [2, True, "passed", 2, 2],
@@ -130,8 +142,9 @@ def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
         ["d", True, "passed", 1, 1],
         ["e", False, "infrastructure_error", 0, 0],
         ["f", True, "passed", 1, 1],
+        ["g", False, "wrong_answer", 0, 1],
     ]
-    assert (summary.total, summary.correct, summary.wrong, summary.not_judged) == (6, 4, 1, 1)
+    assert (summary.total, summary.correct, summary.wrong, summary.not_judged) == (7, 4, 2, 1)
 
 
 BROKEN = {
