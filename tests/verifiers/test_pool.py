@@ -18,10 +18,12 @@ from concurrent.futures import Future
 
 import psutil
 import pytest
+from builders import completion
 
 from magicrl.config.verifier_schema import VerifierConfig
-from magicrl.records import Outcome, Problem, Verdict
+from magicrl.records import Episode, Outcome, Problem, Verdict
 from magicrl.verifiers import JudgeOptions, VerifierPool
+from magicrl.verifiers.base import make_verdict, submit_completions, verdicts_of
 from magicrl.verifiers.isolated import IsolatedProtocol
 from magicrl.verifiers.pool import Item
 from magicrl.verifiers.worker import Lost, WorkerProcess, WorkerRefusal, WorkerStartError
@@ -264,12 +266,28 @@ def test_a_reward_asked_while_the_pool_closes_is_cancelled(monkeypatch: pytest.M
 
 
 def test_exact_problems_need_no_worker_and_options_come_from_the_recipe() -> None:
-    config = VerifierConfig(reasoning="required", extract="lenient", workers=1)
+    config = VerifierConfig(reasoning="required", extract="box", workers=1)
     with VerifierPool.from_config(config) as pool:
-        verdicts = pool.judge(problem("3", verifier="exact"), ["a 3", "a </think> 3"])
-        assert [v.status for v in verdicts] == ["no_answer", "matched"]
+        responses = [r"a \boxed{3}", "a </think> 3", r"a </think> \boxed{3}", rf"a </think> \boxed{{{'3' * 2000}}}"]
+        verdicts = pool.judge(problem("3", verifier="exact"), responses)
+        assert [v.status for v in verdicts] == ["no_answer", "no_answer", "matched", "mismatch"]
+        assert verdicts[-1].extracted == "3" * 1000 + "...", "a truncated answer is marked as such"
         assert pool.worker_pids == ()
         assert pool.judge(problem("3", verifier="exact"), []) == ()
+
+
+def test_verdicts_of_environments_and_of_the_pool_keep_their_places() -> None:
+    own = Episode(observed=(), answer="3", verdict=make_verdict("score_below"))
+    left = Episode(observed=(), answer="3")
+    completions = [
+        completion([1], text="2"),
+        completion([1], text="3", episode=own),
+        completion([1], text="2, and then 4", episode=left),
+    ]
+    with VerifierPool() as pool:
+        submitted = submit_completions(pool, problem("3", verifier="exact"), completions)
+        statuses = [verdict.status for verdict in verdicts_of(pool, submitted)]
+    assert statuses == ["mismatch", "score_below", "matched"], "an episode's answer is its last turn"
 
 
 def test_errors_name_the_remedy() -> None:
@@ -307,6 +325,7 @@ def test_a_stopped_worker_does_not_hang_the_pool() -> None:
     "change",
     [
         {"status": "correct"},
+        {"status": "mismatch"},
         {"status": ["matched"]},
         {"reason": None},
         {"decided_by": 3},

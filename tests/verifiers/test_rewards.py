@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from magicrl.algorithms.advantages import Signal, group_signal, score_group, scored_advantages
 from magicrl.algorithms.filters import PassCount
+from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.records import (
     Completion,
     FinishReason,
@@ -29,7 +32,7 @@ from magicrl.verifiers import VerifierPool, reward
 from magicrl.verifiers.base import make_verdict, verifier_spec
 
 REWARDS = """
-import asyncio, os, sys
+import asyncio, os, psutil, resource, sys
 from magicrl.records import Outcome, Verdict
 from magicrl.verifiers import reward
 
@@ -57,7 +60,18 @@ async def waits(problem, response):
 
 @reward(batched=True, time_limit=0.1)
 async def too_long(problems, responses):
-    await asyncio.sleep(60)
+    await asyncio.sleep(3)
+
+running = most = 0
+
+@reward(concurrency=2)
+async def counted(problem, response):
+    global running, most
+    running += 1
+    most = max(most, running)
+    await asyncio.sleep(0.02)
+    running -= 1
+    return most
 
 @reward(isolated=True, time_limit=0.5, memory_limit_mb=256)
 def isolated(problem, response):
@@ -67,7 +81,15 @@ def isolated(problem, response):
         "x" * (1 << 30)
     if response == "exit":
         os._exit(3)
+    if response == "raise":
+        with open(__file__ + ".raised", "a") as file:
+            file.write("once ")
+        raise ValueError("no score")
     return {"score": len(response) / 4, "pid": os.getpid(), "extra": problem.extra["n"], "turns": len(problem.context)}
+
+@reward(isolated=True)
+def bounded(problem, response):
+    return {"score": 1, "room": (resource.getrlimit(resource.RLIMIT_AS)[0] - psutil.Process().memory_info().vms) >> 20}
 
 def raises(problem, response):
     raise KeyError(response)
@@ -90,7 +112,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def problem(file: Path, name: str, golds: tuple[str, ...] = ()) -> Problem:
-    return Problem(id="p", prompt="?", golds=golds, verifier=f"{file}:{name}", source="doc", extra={"n": 7})
+    extra = {"n": 7, "read": date(2026, 1, 31)}  # a Parquet file has columns that JSON has no form for
+    return Problem(id="p", prompt="?", golds=golds, verifier=f"{file}:{name}", source="doc", extra=extra)
 
 
 def judged(file: Path, name: str, *responses: str, golds: tuple[str, ...] = ()) -> tuple[Verdict, ...]:
@@ -128,21 +151,38 @@ def test_async_calls_wait_together_and_beside_the_caller(file: Path) -> None:
         pool.result(waiting)
 
 
+def test_the_limit_of_concurrent_calls_holds_over_all_groups(file: Path) -> None:
+    with VerifierPool() as pool:
+        tickets = [pool.submit(problem(file, "counted"), ["a"] * 3) for _ in range(3)]
+        assert max(verdict.score or 0.0 for ticket in tickets for verdict in pool.result(ticket)) == 2.0
+
+
+def test_workers_import_what_the_run_imports_and_have_the_recipes_memory(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(file.parent)
+    with VerifierPool.from_config(VerifierConfig(memory_limit_mb=300)) as pool:
+        (verdict,) = pool.judge(replace(problem(file, ""), verifier=f"{file.stem}:bounded"), ["a"])
+    assert verdict.correct, verdict.reason
+    assert 100 < verdict.metrics["room"] <= 300
+
+
 def test_an_isolated_call_is_killed_at_its_limits_and_judges_nothing(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING), VerifierPool() as pool:
-        first, loop, memory, gone, last = pool.judge(
-            problem(file, "isolated"), ["ab", "loop", "memory", "exit", "abcd"]
+        first, loop, memory, gone, raised, last = pool.judge(
+            problem(file, "isolated"), ["ab", "loop", "memory", "exit", "raise", "abcd"]
         )
         assert (first.score, first.metrics["extra"], first.metrics["turns"]) == (0.5, 7.0, 0.0)
         assert last.correct
         assert first.metrics["pid"] != last.metrics["pid"], "the one that hung was replaced"
-    assert {v.outcome for v in (loop, memory, gone)} == {Outcome.NOT_JUDGED}
+    assert {v.outcome for v in (loop, memory, gone, raised)} == {Outcome.NOT_JUDGED}
+    assert Path(f"{file}.raised").read_text() == "once ", "what raised would raise again"
     assert "0.5 s of CPU time" in loop.reason
     assert "MemoryError" in memory.reason
     assert all(f"{file}:isolated" in record.message for record in caplog.records)
-    assert len(caplog.records) == 3
+    assert len(caplog.records) == 4
 
 
 @pytest.mark.parametrize(
@@ -158,9 +198,10 @@ def test_an_isolated_call_is_killed_at_its_limits_and_judges_nothing(
 def test_what_fails_is_not_judged_and_told_once(
     file: Path, name: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        verdicts = judged(file, name, "a", "a")
-    assert [(v.outcome, v.status, v.score) for v in verdicts] == [(Outcome.NOT_JUDGED, "reward_failed", None)] * 2
+    asked = problem(file, name)
+    with caplog.at_level(logging.WARNING), VerifierPool() as pool:
+        verdicts = [v for id in ("p", "q") for v in pool.judge(replace(asked, id=id), ["a", "a"])]
+    assert [(v.outcome, v.status, v.score) for v in verdicts] == [(Outcome.NOT_JUDGED, "reward_failed", None)] * 4
     assert reason in verdicts[0].reason
     (record,) = caplog.records
     assert reason in record.message

@@ -94,8 +94,23 @@ def test_no_line_at_all_is_an_error(tmp_path: Path, text: str) -> None:
 def test_an_output_that_is_the_input(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"gold": "5", "response": "5"}\n')
-    with pytest.raises(ValueError, match="is the input file"):
-        verify_file(source, source)
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(source)
+    for output in (source, link):
+        with pytest.raises(ValueError, match="is the input file"):
+            verify_file(source, output)
+
+
+def test_only_a_whole_output_has_its_name(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"gold": "5", "response": "5"}] * 2)
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify_file(source, tmp_path / "out.jsonl", verifier="exact", workers=1, tell=stop)
+    assert not (tmp_path / "out.jsonl").exists()
+    assert len((tmp_path / "out.jsonl.part").read_text().splitlines()) == 1
 
 
 REWARDS = """
