@@ -151,6 +151,22 @@ def test_the_difference_to_the_first_arm_is_paired_by_problem(arm_folders: list[
     assert (ppo.against_spread.low, ppo.against_spread.high) == pytest.approx((0.045, 0.095))
 
 
+def test_problems_of_one_template_are_one_observation(arm_folders: list[Path]) -> None:
+    for folder in arm_folders:
+        for path in (folder / "evaluations").glob("*.json"):
+            document = json.loads(path.read_text())
+            document["temperatures"]["1.0"]["clusters"] = [0, 0, 1, 1]
+            path.write_text(json.dumps(document))
+    magic, ppo = scores(arm_folders)[0].arms
+    wanted = share([0.51, 0.51, 1.0, 1.0], [0, 0, 1, 1])
+    assert magic.after is not None
+    assert magic.after.low == pytest.approx(wanted.low)
+    assert wanted.low < share([0.51, 0.51, 1.0, 1.0]).low, "two observations say less than four"
+    changed = paired_difference([0.65, 0.65, 1.0, 1.0], [0.51, 0.51, 1.0, 1.0], [0, 0, 1, 1])
+    assert ppo.against is not None
+    assert ppo.against.low == pytest.approx(changed.low)
+
+
 def test_other_problems_are_not_paired(arm_folders: list[Path]) -> None:
     for folder in arm_folders[2:]:
         path = folder / "run.json"

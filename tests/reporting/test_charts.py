@@ -8,6 +8,7 @@ import io
 import itertools
 import math
 import re
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from xml.etree import ElementTree
@@ -262,6 +263,27 @@ def test_points_land_where_the_axes_say() -> None:
     assert frame.y(-7.0) == frame.bottom
     assert f"H{frame.x(9.0):.1f}L{frame.x(9.0):.1f} {frame.y(0.6):.1f}" in draw(CHART), "limits are steps"
     assert [entry.label for entry in legend(CHART)] == ["up", "limit"], "raw values have no legend"
+
+
+def test_the_axis_holds_the_band_and_the_target() -> None:
+    line = Series(label="x", points=((1.0, 0.2), (2.0, 0.4)), band=((1.0, -0.9, 0.3), (2.0, 0.3, 1.9)))
+    chart = Chart(key="k", title="t", series=(line,))
+    assert (frame_of(chart).y_ticks[0], frame_of(chart).y_ticks[-1]) == (-1.0, 2.0)
+    aimed = frame_of(replace(chart, target=(3.0, "target")))
+    assert aimed.y_ticks[-1] >= 3.0
+    assert f'class="target" x1="48.0" x2="440.0" y1="{aimed.y(3.0):.1f}"' in draw(replace(chart, target=(3.0, "t")))
+
+
+def test_a_band_goes_along_its_upper_end_and_back_along_its_lower_one() -> None:
+    shape = re.search(r'class="band f0" d="M([^"]+)Z"', draw(CHART))
+    assert shape is not None
+    frame = frame_of(CHART)
+    corners = [(1.0, 0.1), (9.0, 1.0), (9.0, 0.9), (1.0, 0.0)]
+    assert shape.group(1).split("L") == [f"{frame.x(x):.1f} {frame.y(y):.1f}" for x, y in corners]
+
+
+def test_a_screen_reader_gets_the_last_values() -> None:
+    assert 'aria-label="A &lt;title&gt; &amp; more. At step 9: up 1, limit 0.6."' in draw(CHART)
 
 
 @pytest.mark.parametrize("ys", [(), (0.3,), (0.0, 0.0, 0.0), (1e-9, 2e-9), (1e12, -1e12)])

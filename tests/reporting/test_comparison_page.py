@@ -14,6 +14,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.reporting.comparison_page import write_comparison
 
 from .conftest import HOSTILE, write_arm, write_evaluation, write_rollout_recording
+from .test_curves import rewrite
 from .test_run_page import Page, asks_for_nothing
 
 
@@ -41,6 +42,8 @@ def test_every_block_is_there_and_nothing_is_asked_of_anywhere(arm_folders: list
     assert "runs: +4.5 to +9.5" in page
     assert "algorithm.loss" in page
     assert "75.5 %" in page, "the mean over an arm's runs and problems"
+    assert '<td data-label="test after">90.0 %</td>' in page, "at the temperature of training"
+    assert '<td data-label="train accuracy">78.0 %</td>' in page, "of steps 36 to 40"
 
 
 def test_each_figure_is_drawn_over_every_axis_and_one_is_shown(arm_folders: list[Path], tmp_path: Path) -> None:
@@ -60,17 +63,25 @@ def test_each_figure_is_drawn_over_every_axis_and_one_is_shown(arm_folders: list
 
 def test_runs_of_unlike_length_and_status_are_told(tmp_path: Path) -> None:
     folders = [
-        write_arm(tmp_path / "a0", 0),
-        write_arm(tmp_path / "a1", 1, steps=25, status="running"),
+        write_arm(tmp_path / "a0", 0, steps=25, status="running"),
+        write_arm(tmp_path / "a1", 1),
         write_arm(tmp_path / "b0", 0, loss="ppo", steps=0, status="running"),
     ]
+    rewrite(folders[1], time__step=3.5)
+    facts = json.loads((folders[2] / "run.json").read_text())
+    sessions = [{"git": "1111111111aa"}, {"git": "2222222222bb+changes"}]
+    (folders[2] / "run.json").write_text(json.dumps(facts | {"environments": sessions}))
     page = written(folders, tmp_path)
     assert "Runs of unlike length: loss magic." in page
     assert "Not finished: loss magic; loss ppo." in page
     assert "Without a training step so far, and in no curve: b0." in page
-    assert "1 finished, 1 running" in page
-    tails = [c for c in values(page)["#curves"]["accuracy"] if c.get("alone")]
-    assert [(c["label"], len(c["y"])) for c in tails] == [("loss magic, run 1 of 2 alone", 16)]
+    assert "1 running, 1 finished" in page
+    assert "<code>2222222222+changes</code>" in page, "the commit of the last session"
+    data = values(page)
+    (tail,) = [c for c in data["#curves"]["accuracy"] if c.get("alone")]
+    assert (tail["label"], len(tail["y"])) == ("loss magic, run 2 of 2 alone", 16)
+    assert data["#axes"]["wall"] == "minutes of training steps"
+    assert data["#x"][tail["x"]["wall"]][-1] == pytest.approx(40 * 3.5 / 60, rel=1e-5), "its own times"
 
 
 def test_runs_without_any_metric_or_configuration_still_make_a_page(tmp_path: Path) -> None:

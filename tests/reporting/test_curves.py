@@ -212,9 +212,11 @@ def test_a_sum_with_gaps_is_no_axis(tmp_path: Path) -> None:
     row = json.loads(rows[3])
     row["values"]["tokens/sampled"] = None
     (gap / "metrics.jsonl").write_text("\n".join([*rows[:3], json.dumps(row), *rows[4:]]) + "\n")
-    axes = arm_axes(group_runs([read_run(whole), read_run(gap)]))
+    young = write_arm(tmp_path / "2", 2, steps=0)
+    axes = arm_axes(group_runs([read_run(folder) for folder in (whole, gap, young)]))
     assert axes.arms["tokens"] == [{}]
     assert len(axes.arms["wall"][0]) == 40
+    assert axes.arms["wall"][0][40.0] == axes.runs["wall"][0][0][40.0], "a run that has not begun moves nothing"
 
 
 @pytest.mark.parametrize(
@@ -238,6 +240,7 @@ def test_a_chart_has_an_arm_a_line_with_its_band_over_every_axis(arm_folders: li
     compared = compared_chart(arms, FIGURES["truncation"])
     assert compared is not None
     assert list(compared.charts) == ["steps", "tokens", "wall", "gpu-hours"]
+    assert compared.charts["steps"].note.endswith("Lower is better.")
     ratio = compared_chart(arms, FIGURES["ratio_max"])
     assert ratio is not None
     lines = ratio.charts["tokens"].series
@@ -245,6 +248,18 @@ def test_a_chart_has_an_arm_a_line_with_its_band_over_every_axis(arm_folders: li
     assert lines[0].band[0] == pytest.approx((0.32, 1.0, 1.1))
     assert lines[0].points[-1] == pytest.approx((12.8, 1.05))
     assert ratio.charts["steps"].marks[0].label == "stage 2: T = 64"
+
+
+def test_a_compared_curve_jumps_where_a_stage_began(arm_folders: list[Path]) -> None:
+    for folder in arm_folders:
+        path = folder / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            row["values"]["train/truncation/ratio"] = float(row["stage"])
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    compared = compared_chart(group_runs([read_run(folder) for folder in arm_folders]), FIGURES["truncation"])
+    assert compared is not None
+    assert [p.mean for p in compared.curves[0].points] == [0.0] * 20 + [1.0] * 20
 
 
 def test_metrics_that_only_one_arm_has_are_shown_of_that_arm(tmp_path: Path) -> None:

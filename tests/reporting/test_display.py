@@ -226,12 +226,18 @@ def test_events_are_told_with_their_remedy_and_without_control_characters() -> N
     shown, out, _ = display()
     shown.event({"kind": "stage_end", "step": 20, "message": "converged [bold]\x1b[31m"})
     shown.event(
-        {"kind": "health", "severity": "critical", "rule": "entropy_collapse", "message": "0.01", "remedy": "warm up"}
+        {
+            "kind": "health",
+            "severity": "critical",
+            "rule": "entropy_collapse",
+            "message": "0.01",
+            "remedy": "warm up\x1b[2J",
+        }
     )
     assert out.getvalue().splitlines() == [
         "[step 20] stage end: converged [bold]␛[31m",
         "entropy collapse: 0.01",
-        "  remedy: warm up",
+        "  remedy: warm up␛[2J",
     ]
 
 

@@ -53,15 +53,18 @@ def test_an_inexact_curve_is_named_and_fresh_samples_are_signs() -> None:
         {
             "over_limits": [{"limit": limit, "accuracy": share, "mean_tokens": share} for limit in (16, 128)],
             "exact": False,
-            "fresh": [{"limit": 16, "accuracy": share, "samples": 2}],
+            "over_samples": [{"k": 2, "pass": share, "majority": {"mean": 0.25, "low": 0.2, "high": 0.3}}],
+            "fresh": [{"limit": 16, "accuracy": {"mean": 0.125, "low": 0.1, "high": 0.2}, "samples": 2}],
         }
     )
     charts = scaling_charts([NamedScaling(name="m", slot=1, scaling=scaling)])
     chart = charts[0]
     assert "Not exact for: m." in chart.note
     assert [(s.label, s.style) for s in chart.series] == [("m", "line"), ("m, sampled anew", "marks")]
+    assert [s.points for s in chart.series] == [((16.0, 0.5), (128.0, 0.5)), ((16.0, 0.125),)]
     assert chart.x_log, "limits grow by factors"
-    assert [c.key for c in charts] == ["over_limits", "efficiency"]
+    assert [c.key for c in charts] == ["over_limits", "efficiency", "pass_at_k", "maj_at_k"]
+    assert [c.series[0].points for c in charts[2:]] == [((2.0, 0.5),), ((2.0, 0.25),)]
 
 
 def test_efficiency_comes_from_its_own_curve_where_there_is_one() -> None:

@@ -71,6 +71,36 @@ def test_the_plain_curve_goes_through_both_ends_of_the_sweep(planned: tuple[dict
     assert all(r < s for (_, r), (_, s) in zip(rollout.points, step.points, strict=True))
 
 
+def test_bars_of_a_plan_by_hand() -> None:
+    """Steps of 36 and 18 s on 2 and 8 accelerators: 1000 of them take 10 and 5 hours, of each accelerator."""
+    stage = {"rollout_seconds": 20.0, "learn_seconds": 10.0, "other_seconds": 6.0, "hours_per_1000_steps": 10.0}
+    seconds = {2: 36.0, 8: 18.0}
+    facts = {
+        "stages": [stage | {"max_tokens": 64}],
+        "calibration": {"source": "s"},
+        "staleness": 0,
+        "memory_gib": {"fits": False, "budget": 3.0, "learner": {"a": 2.0, "b": 1.5}, "engine": {"c": 1.0}},
+        "over_gpus": [
+            {"gpus": gpus, "step_seconds": s, "rollout_seconds": s / 2, "step_seconds_80_percent": (s - 1, s + 1)}
+            for gpus, s in seconds.items()
+        ],
+        "over_gpus_max_tokens": 64,
+        "over_batches": [],
+    }
+    panels = [panel for block in plan_blocks(facts) for panel in block.data.get("panels", ())]
+    found = {view.name: view for panel in panels for view in panel}
+
+    def bars(name: str) -> dict[str, float]:
+        rows = list(csv.reader(io.StringIO(base64.b64decode(found[name].csv.partition(",")[2]).decode())))
+        return {row[0]: float(row[1]) for row in rows[1:]}
+
+    assert bars("gpu_hours_by_gpus") == {"2": 20.0, "8": 40.0}
+    assert bars("doubling") == {"2 → 8": 0.5}
+    assert "50.0 % (ideal 75.0 %)" in found["doubling"].svg
+    assert bars("memory_learner") == {"a": 2.0, "b": 1.5, "together": 3.5}
+    assert "The plan does not fit." in found["memory_learner"].note
+
+
 def test_only_what_nothing_beats_is_on_the_frontier() -> None:
     """2 accelerators take longer and cost more than 4; prices scale the one axis alone."""
     points = [{"gpus": n, "step_seconds": s} for n, s in ((1, 36.0), (2, 30.0), (4, 7.2), (8, 6.84))]

@@ -24,7 +24,10 @@ def test_a_whole_run_is_read(run_folder: Path) -> None:
 
 
 def test_points_leave_out_what_is_missing_and_fall_back(run_folder: Path) -> None:
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 41, "stage": 1, "values": {"length/mean": Infinity, "entropy/target": NaN}}\n')
     run = read_run(run_folder)
+    assert run.points("length/mean")[-1][0] == run.points("entropy/target")[-1][0] == 40.0, "no figure shows infinity"
     assert run.points("learner/clip_ratio") == ()
     assert run.points("nowhere") == ()
     assert run.points("nowhere", "length/mean")[3] == (4.0, 11.0)

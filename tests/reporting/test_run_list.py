@@ -102,7 +102,18 @@ def test_order_puts_runs_without_the_value_last(arm_folders: list[Path]) -> None
     runs, _ = run_list.list_runs(arm_folders[0].parent)
     assert run_list.ordered(runs, "train", reverse=True)[-1].recorded.path == arm_folders[0]
     assert run_list.ordered(runs, "train", reverse=False)[-1].recorded.path == arm_folders[0]
-    assert lines
+    (arm_folders[1] / "metrics.jsonl").write_text("".join(lines.splitlines(keepends=True)[:9]))
+    runs, _ = run_list.list_runs(arm_folders[0].parent)
+    assert [run.columns["steps"] for run in run_list.ordered(runs, "steps", reverse=False)] == [0, 9, 40, 40]
+
+
+def test_the_newest_run_is_first_and_a_resume_makes_none_newer(arm_folders: list[Path]) -> None:
+    for day, folder in zip((3, 5, 2, 4), arm_folders, strict=True):
+        facts = json.loads((folder / "run.json").read_text())
+        sessions = [{"started": f"2026-01-0{day}T00:00:00+00:00"}, {"started": "2026-02-01T00:00:00+00:00"}]
+        (folder / "run.json").write_text(json.dumps(facts | {"environments": sessions[: 1 + (day == 2)]}))
+    runs, _ = run_list.list_runs(arm_folders[0].parent)
+    assert [str(run.columns["started"])[:10] for run in runs] == [f"2026-01-0{day}" for day in (5, 4, 3, 2)]
 
 
 def test_table_two_side_by_side_and_the_page(
@@ -159,6 +170,8 @@ def test_a_page_is_made_anew_only_where_the_run_has_written(run_folder: Path) ->
     report = LiveReport(run_folder)
     page = report.look()
     assert report.look() is page
+    shutil.copy(run_folder / "evaluations" / "after.json", run_folder / "evaluations" / "again.json")
+    assert report.look() is not page, "a test that was written in between"
     with pytest.raises(ValueError, match="no such folder"):
         LiveReport(run_folder / "nowhere")
 

@@ -107,6 +107,8 @@ def test_every_block_of_a_whole_run_is_there(page: str) -> None:
     assert '<td data-label="its own settings" class="words">τ 0.7, KL β 0.001</td>' in page
     assert "target 0.2" in page
     assert "converged: bound 0.01" in page
+    shown = re.findall(r'<td data-label="train accuracy, first → last 5 steps">([^<]+)</td>', page)
+    assert shown == ["43.0 % → 58.0 %", "63.0 % → 78.0 %"], "steps 1 to 5, 16 to 20, 21 to 25, 36 to 40"
     assert "numpy" in page
 
 
@@ -145,6 +147,26 @@ def test_health_findings_come_with_their_remedies(run_folder: Path) -> None:
     page = write_report(run_folder).read_text()
     assert "own &lt;rule&gt;" in page
     assert "do r" in page
+
+
+@pytest.mark.parametrize(
+    ("outcome", "badge"), [("learned", "correct"), ("undecided", "warning"), ("no_signal", "critical")]
+)
+def test_the_verdict_has_its_colour(outcome: str, badge: str, run_folder: Path) -> None:
+    run = json.loads((run_folder / "run.json").read_text())
+    facts = {"steps": 40, "updates": 40}
+    verdict = {"outcome": outcome, "title": "the verdict", "reason": "its reason", "facts": facts}
+    (run_folder / "run.json").write_text(json.dumps(run | {"learning": verdict}))
+    assert f'<strong class="badge {badge}">the verdict</strong>' in write_report(run_folder).read_text()
+
+
+def test_only_a_rise_whose_interval_is_above_zero_is_green(run_folder: Path) -> None:
+    path = run_folder / "evaluations" / "after.json"
+    document = json.loads(path.read_text())
+    document["temperatures"]["1.0"]["per_problem"] = [1.0] * 48 + [0.0] * 52
+    path.write_text(json.dumps(document))
+    page = write_report(run_folder).read_text()
+    assert re.findall(r'<td class="(\w*)">\+([\d.]+)', page) == [("good", "55.0"), ("good", "47.0"), ("", "2.0")]
 
 
 def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:

@@ -38,6 +38,19 @@ def test_first_and_last_step_of_each_stage_with_one_response_a_kind(rich_run: Pa
     assert [(p.text, p.level) for p in right["pieces"]] == [(" 7", 0), ("[end]", 4)]
 
 
+def test_the_response_of_highest_mean_entropy_is_shown_too(rich_run: Path) -> None:
+    path = rich_run / "rollouts" / "step-000001.parquet"
+    table = pq.read_table(path)
+    column = table.schema.get_field_index("sampler_entropies")
+    flat = [
+        [nats] * len(row) for nats, row in zip((0.5, 2.0, 1.0), table["sampler_entropies"].to_pylist(), strict=True)
+    ]
+    other = table.set_column(column, table.schema.field(column), pa.array(flat, table.schema.field(column).type))
+    pq.write_table(pa.concat_tables([table, other]), path)
+    last = shown_rollouts(read_run(rich_run))[0][-1]
+    assert (last["why"], last["entropy"]) == ("the least certain", 2.0)
+
+
 def test_of_many_stages_the_first_and_the_last_steps_are_shown(rich_run: Path) -> None:
     rows = [{"step": s, "stage": s // 2, "values": {}} for s in range(1, 41)]
     (rich_run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -67,7 +80,10 @@ def test_what_an_environment_answered_is_set_apart(rich_run: Path) -> None:
     assert shown
     for rollout in shown:
         assert any(piece.observed for piece in rollout["pieces"])
-        assert rollout["tokens"] == before[rollout["sample"]]["tokens"] - 1
+        old = before[rollout["sample"]]
+        assert rollout["tokens"] == old["tokens"] - 1
+        # the token that is set apart has no entropy
+        assert rollout["entropy"] == pytest.approx(old["entropy"] * old["tokens"] / rollout["tokens"])
     page = write_report(rich_run).read_text()
     assert '<span class="observed" title="the environment">' in page
 

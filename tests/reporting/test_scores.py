@@ -44,6 +44,13 @@ def test_the_rise_is_paired_by_problem_where_the_shares_are_told() -> None:
     assert paired is not None
     assert (paired.mean, paired.low, paired.high) == pytest.approx((0.2, 0.2, 0.2))
     assert rise(before, score((0.2, 0.6, 1.0))) is None, "other problems"
+    moved = score((0.3, 0.5, 0.9, 0.1))
+    wide = rise(before, moved.model_copy(update={"clusters": (0, 1, 1, 1)}))
+    alone = rise(before, moved)
+    assert wide is not None
+    assert alone is not None
+    assert wide.mean == alone.mean
+    assert wide.low < alone.low, "two problems of one template are one observation"
 
 
 def test_a_run_without_its_after_has_no_rise(run_folder: Path) -> None:

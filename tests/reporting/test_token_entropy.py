@@ -66,6 +66,8 @@ def test_tokens_by_what_they_hold_and_by_their_mean(monkeypatch: pytest.MonkeyPa
     assert [(s.token, s.drawn, s.mean) for s in shares] == [(5, 2, 2.0), (6, 1, 3.0), (7, 1, 0.0)]
     assert shares[0].share == pytest.approx(4 / 7)
     assert [s.token for s in most_uncertain(shares, 2)] == [6, 5]
+    monkeypatch.setattr(token_entropy, "LEAST_TOKENS", 2)
+    assert [s.token for s in most_uncertain(shares, 2)] == [5], "a token that was drawn once says too little"
 
 
 def test_nothing_and_nonsense() -> None:

@@ -1,0 +1,50 @@
+"""The page of a check before a run, from a small object as ``magicrl preflight --json`` prints it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magicrl.reporting.preflight_page import figures_of, verdict_of, write_preflight_page
+
+from .conftest import HOSTILE
+from .test_run_page import asks_for_nothing
+
+SHARE = {"mean": 0.5, "low": 0.25, "high": 0.75}
+
+
+@pytest.fixture
+def found() -> dict[str, Any]:
+    answers = {"groups": 8, "max_tokens": 24, "truncated": 0.125, "answered": 0.75}
+    learnable = {
+        "answers": answers, "group_size": 4, "lengths": [5, 9, 24], "pass_1": SHARE, "pass_all": SHARE, "signal": SHARE,
+        "example": HOSTILE,
+    }  # fmt: skip
+    reward = {
+        "golds": 40, "unread": 3, "consensus": 10, "against": 2, "second": {}, "earned": {"an empty response": 0.0},
+    }  # fmt: skip
+    return {
+        "recipe": "toy", "seconds": 1.0, "findings": [], "learnable": learnable, "reward": reward, "longer": None,
+        "template": {"prompt": "<b>", "end": "</s>", "system": ""}, "update": None, "cost": None,
+    }  # fmt: skip
+
+
+def test_the_figures_are_those_of_the_labels(found: dict[str, Any]) -> None:
+    figures = dict(figures_of(found))
+    assert figures["golds read"] == "37 of 40"
+    assert figures["pass@1"] == "50.0 % (95 %: 25.0 % to 75.0 %)"
+    assert figures["cut"] == "12.5 % at T = 24"
+    assert figures["problems × answers"] == "8 × 4"
+
+
+def test_one_finding_that_stops_makes_the_recipe_unsound(found: dict[str, Any], tmp_path: Path) -> None:
+    warning = {"name": "few_solved", "severity": "warning", "message": "m", "remedy": "r"}
+    assert verdict_of(found).startswith("Sound")
+    assert verdict_of(found | {"findings": [warning]}).endswith("learning, 1 warning.")
+    stopped = found | {"findings": [warning, warning | {"name": "constant_reward", "severity": "stop"}]}
+    assert verdict_of(stopped).startswith("Not sound: constant reward.")
+    page = write_preflight_page(stopped, tmp_path / "page.html").read_text()
+    assert asks_for_nothing(page).count("script") == 2, "an answer of the model stays text"
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
