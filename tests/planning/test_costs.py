@@ -119,6 +119,7 @@ def test_tensor_parallel_divides_weights_and_pays_for_reductions() -> None:
     assert decode_cost(System(wide, MACHINE, HALF), 2).context == decode_cost(System(wide, MACHINE, HALF)).context / 2
     assert kv_capacity(TOY, 80) == 10
     assert kv_capacity(wide, 80, 2) == 10
+    assert kv_capacity(TOY, 80, 2) == 10, "two copies of one head hold no more tokens"
 
 
 def test_closed_form_of_many_steps_is_their_sum() -> None:
@@ -175,6 +176,11 @@ def test_copies_of_the_model_meet_once_an_update(
     spread, copied = (learner_seconds(TOY_SYSTEM, few, 4, 1, Exchange(shards=n)) for n in (4, 2))
     moved = [exchange_seconds(TOY_SYSTEM, Exchange(shards=n), 4, WORK.sgd_steps, WORK.sgd_steps) for n in (4, 2)]
     assert copied - moved[1] == pytest.approx(2 * (spread - moved[0]))
+
+
+def test_an_update_has_at_least_one_micro_batch() -> None:
+    assert WORK.micro_batches(1) == 4
+    assert replace(WORK, sgd_steps=6).micro_batches(1) == 6
 
 
 def test_ranks_beyond_the_number_of_samples_stand_idle() -> None:

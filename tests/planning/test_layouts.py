@@ -58,6 +58,14 @@ def test_the_32b_model_at_32k_fits_as_the_estimates_say() -> None:
     assert best.layout.sequence_parallel <= THIRTY_TWO.shape.kv_heads
 
 
+def test_the_cache_is_no_larger_than_the_recipe_allows() -> None:
+    limit = 2.0**26
+    small = replace(THIRTY_TWO, shape=load_shape("SmolLM2-135M"), longest=2048, cache_limit=limit)
+    (placed,) = candidates(small, 1)
+    assert placed.fits
+    assert placed.engine.cache == placed.layout.cache_bytes == limit
+
+
 def test_a_refusal_says_what_is_missing() -> None:
     assert not fits(FORTY_K, 1)
     text = refusal(FORTY_K, 1, ["--gpus 16"])

@@ -6,12 +6,15 @@ Ranks and replicas on nodes: whole replicas inside a node, beside ranks that fil
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.planning import memory
 from magicrl.planning.hardware import GIB, load_hardware
 from magicrl.planning.memory import (
     LearnerSetup,
@@ -56,7 +59,7 @@ def test_states_of_a_shard_by_hand() -> None:
     assert memory.master == memory.gradients == memory.moments / 2 == 4 * shape.parameters / 8
     assert memory.reference == 2 * shape.parameters / 8
     assert memory.total == pytest.approx(sum(memory.terms().values()))
-    assert memory.resident < memory.total
+    assert memory.resident == memory.master + memory.moments + memory.reference
     layers = 36 * 34816 * 4096 * 2  # the layers' inputs
     one = 34816 * (10 * 4096 + 3 * 12288) * 2
     assert memory.activations == layers + one
@@ -155,6 +158,15 @@ def cluster(ranks: int, replicas: int, tensor_parallel: int = 1, **further: floa
 def left(nodes: list[NodeRoom], ranks: int) -> list[float] | None:
     found = beside_ranks(nodes, ranks)
     return None if found is None else [node.gpus for node in found]
+
+
+def test_a_containers_limit_is_the_memory_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "_LIMITS", (str(tmp_path / "none"), str(limit)))
+    limit.write_text("1048576\n")
+    assert memory.host_memory() == 2**20
+    limit.write_text("max\n")
+    assert memory.host_memory() == psutil.virtual_memory().total
 
 
 def test_nodes_of_a_number_of_accelerators() -> None:

@@ -33,7 +33,7 @@ from magicrl.planning.planner import (
     workload,
 )
 from magicrl.planning.shapes import load_shape
-from magicrl.planning.workload import Lengths, Workload, read_measured
+from magicrl.planning.workload import Lengths, Workload, read_measured, step_parts
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = ROOT / "studies/bases/paper-7b.toml"
@@ -83,7 +83,11 @@ def test_the_recipe_decides_the_workload() -> None:
     )
     plain = work_of(everything, options)
     assert (plain.kept, plain.sgd_steps, plain.forwards) == (1.0, 4, 1)
-    assert work_of(config, Options(gpus=1, mean_length=5000)).lengths.mean == pytest.approx(5000)
+    given = Options(gpus=1, mean_length=5000)
+    assert work_of(config, given).lengths.mean == pytest.approx(5000)
+    (stage,) = config.stages
+    short = stage_lengths(stage.model_copy(update={"max_tokens": 4096}), stage.max_tokens, given)
+    assert short == work_of(config, given).lengths.at(4096), "the mean that is given is that of the largest T"
     assert demand(config, SEVEN, H800, options).longest == 16384 + 2048
     alone = demand(config, SEVEN, H800, Options(gpus=1))
     assert alone.rows == config.rollout.max_rows
@@ -104,6 +108,15 @@ def test_time_is_monotone_in_the_work_and_in_the_updates() -> None:
     assert seconds(sgd_steps=4) > base
     longer = replace(work, lengths=work.lengths.at(32768))
     assert timing(System(SEVEN, H800, efficiency), longer, layout, 0)[1] > base
+
+
+def test_rejected_groups_take_no_part_in_the_update() -> None:
+    layout = place(demand(CONFIG, SEVEN, H800, Options(gpus=8)), 8, 8, 1, 1, colocated=True).layout
+    work = work_of(CONFIG, Options(gpus=8))
+    system = System(SEVEN, H800, load_calibration(H800.name, SEVEN.hidden).efficiency)
+    all_kept, half_kept = (step_parts(system, replace(work, kept=kept), layout) for kept in (1.0, 0.5))
+    assert half_kept.learn == pytest.approx(all_kept.learn / 2, rel=0.2)
+    assert (half_kept.logprobs, half_kept.other) == (all_kept.logprobs, all_kept.other)
 
 
 def test_overlap_pays_and_the_schedules_are_ordered() -> None:
@@ -140,8 +153,12 @@ def test_a_runs_own_lengths_and_survivors_replace_the_assumptions(tmp_path: Path
     drawn = Lengths(median=900, sigma=0.5, limit=4096)
     q50, q90 = 900.0, 900 * exp(0.5 * 1.28155)
     values = {"length/mean": drawn.mean, "length/q50": q50, "length/q90": q90, "stage/max_tokens": 4096}
-    line = json.dumps({"step": 1, "stage": 0, "values": {**values, "groups/trained": 24, "groups/sampled": 64}})
-    (tmp_path / "metrics.jsonl").write_text(f"{line}\n{line}\n")
+    values |= {"groups/trained": 24, "groups/sampled": 64}
+    line = json.dumps({"step": 2, "stage": 1, "values": values})
+    # the stage before had another T
+    other = {key: value / 2 for key, value in values.items()}
+    first = json.dumps({"step": 1, "stage": 0, "values": other | {"groups/trained": 1}})
+    (tmp_path / "metrics.jsonl").write_text(f"{first}\n{line}\n{line}\n")
     measured = read_measured(tmp_path)
     assert measured.kept == 24 / 64
     assert measured.lengths.sigma == pytest.approx(0.5, rel=1e-3)
