@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from magicrl.config.errors import RecipeError
-from magicrl.config.loader import config_hash, leaves, load_start_recipe, load_train_recipe, to_toml
+from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.loader import brought_files, config_hash, leaves, load_start_recipe, load_train_recipe, to_toml
 from magicrl.config.paths import FOLDER, find_recipe
 from magicrl.config.schema import TrainConfig
+from magicrl.config.verifier_schema import JudgeConfig, VerifierConfig
 
 GOOD = """
 [start]
@@ -52,7 +53,8 @@ def test_a_good_recipe_loads_and_round_trips(tmp_path: Path) -> None:
     assert config_hash(again) == config_hash(config)
 
 
-SECOND = GOOD[::-1].replace("max_steps = 3"[::-1], "max_stepz = 3"[::-1], 1)[::-1]
+SECOND = "max_stepz = 3".join(GOOD.rsplit("max_steps = 3", 1))
+LATER = "max_steps = 0".join(GOOD.rsplit("max_steps = 3", 1))
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,8 @@ SECOND = GOOD[::-1].replace("max_steps = 3"[::-1], "max_stepz = 3"[::-1], 1)[::-
     [
         (SECOND, [], r"line 22: unknown key stages\.1\.max_stepz; .*'max_steps'"),
         (GOOD.replace("1e-4", "-1"), [], r"line 10: optimizer\.learning_rate: .*greater than 0 \(got -1\)"),
+        (LATER, [], r"line 22: stages\.1\.max_steps: .*greater than or equal to 1 \(got 0\)"),
+        (GOOD, ["run.seed=-1", "run.seed=-2"], r"^--set run\.seed=-2: run\.seed: .*\(got -2\)"),
         (GOOD, ["nonsense"], "expected KEY=VALUE"),
         (GOOD, ["stages.7.max_tokens=1"], "index from 0 to 1"),
         (GOOD, ["run.seed.deeper=1"], "seed"),
@@ -163,6 +167,11 @@ def test_the_two_shorthands_of_a_users_own_run(tmp_path: Path) -> None:
     assert config.start.model == str(Path.cwd() / "my-model")
     assert [s.path for s in config.data.train] == [str(Path.cwd() / "problems.parquet")]
     assert config.data.holdout == 100
+    sets = '\n[{}]\nfamily = "running_sum"\ncount = 2\n'
+    recipe = write(tmp_path, GOOD + sets.format("[data.validation]") + sets.format("data.test.held_out"))
+    assert load_train_recipe(recipe).data.test
+    own = load_train_recipe(recipe, ["data=problems.parquet"]).data
+    assert (own.validation, own.test) == ((), {}), "the recipe's sets are of its own data"
     hub = load_train_recipe(tmp_path / "recipe.toml", ["data=openai/gsm8k"]).data.train[0]
     assert (hub.hub, hub.path) == ("openai/gsm8k", None)
     file = load_train_recipe(tmp_path / "recipe.toml", ["data=own/gsm8k.jsonl"]).data.train[0]
@@ -197,6 +206,7 @@ def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "there" / "models" / "first").mkdir(parents=True)
     (tmp_path / "here" / "first").mkdir(parents=True)
     (tmp_path / "there" / "own-sft.toml").touch()
+    (tmp_path / "here" / "smollm2-sft.toml").touch()
     (tmp_path / "there" / "recipe.toml").write_text(PATHS)
     monkeypatch.chdir(tmp_path / "here")
     return Path("../there/recipe.toml")
@@ -218,6 +228,7 @@ def test_paths_in_a_recipe_count_from_its_folder(placed: Path, tmp_path: Path) -
         ("model=owner/name", "start.model", "owner/name"),
         ('start={sft="tiny-sft"}', "start.sft", "tiny-sft"),
         ('start={sft="own-sft.toml"}', "start.sft", "here/own-sft.toml"),
+        ('start={sft="smollm2-sft.toml"}', "start.sft", "here/smollm2-sft.toml"),
         ("data=../x.jsonl", "data.train.0.path", "x.jsonl"),
         ("data.train.0.path=x.jsonl", "data.train.0.path", "here/x.jsonl"),
         ("data.test.exam.path=x.jsonl", "data.test.exam.path", "here/x.jsonl"),
@@ -301,6 +312,45 @@ def test_a_hash_is_of_what_differs_from_the_defaults(tmp_path: Path) -> None:
     other = load_train_recipe(write(tmp_path, GOOD), [f"optimizer.weight_decay={config.optimizer.weight_decay + 1}"])
     assert config_hash(written) == config_hash(config)
     assert config_hash(other) != config_hash(config)
+    tracker = tmp_path / "tracker.py"
+    tracker.write_text("class Mine: ...\n")
+    custom = load_train_recipe(write(tmp_path, GOOD), [f"logging.trackers=['wandb', '{tracker}:Mine']"])
+    assert brought_files(custom).keys() == {"logging.trackers.1"}
+    before = config_hash(custom)
+    tracker.write_text("class Mine:\n    pass\n")
+    assert config_hash(custom) != before, "and of what the files hold that it names"
+
+
+def test_no_secret_is_written(tmp_path: Path) -> None:
+    config = load_train_recipe(write(tmp_path, GOOD), ["cluster.address=ray://ann:hunter2@head:10001"])
+    assert 'address = "ray://***@head:10001"' in to_toml(config)
+    found = without_secrets("401 for abcd1234, efgh5678", {"my_api_key": "abcd1234", "HF_TOKEN": "efgh5678"})
+    assert found == "401 for ***my_api_key***, ***HF_TOKEN***"
+
+
+JUDGE = JudgeConfig(base_url="http://one", model="m")
+
+
+@pytest.mark.parametrize(
+    ("change", "decides"),
+    [
+        ({"base_url": "http://two"}, False),
+        ({"key_variable": "OTHER"}, False),
+        ({"concurrency": 2}, False),
+        ({"attempt_seconds": 9.0}, False),
+        ({"token_budget": 9}, False),
+        ({"model": "n"}, True),
+        ({"temperature": 0.5}, True),
+        ({"max_tokens": 9}, True),
+        ({"right_from": 0.5}, True),
+        ({"read": "yes_no"}, True),
+    ],
+)
+def test_a_resumed_run_may_reach_its_judge_otherwise_and_has_the_same_scores(
+    change: dict[str, Any], decides: bool
+) -> None:
+    one, other = (VerifierConfig(judge=judge) for judge in (JUDGE, JUDGE.model_copy(update=change)))
+    assert (one.deciding() != other.deciding()) is decides
 
 
 COLOCATED = (

@@ -172,6 +172,7 @@ def test_exact_sampler_and_learner_part_by_no_bit(
         (["rollout.engine=vllm", "entropy.estimator=sampled"], 'model.exact with rollout.engine = "vllm"'),
         (["model.lora.rank=4"], "model.exact with model.lora"),
         (["rollout.dtype=bfloat16", "model.dtype=float32"], "model.exact with rollout.dtype"),
+        (["rollout.dtype=float32", "model.dtype=bfloat16"], "model.exact with rollout.dtype"),
         (["run.device=cuda"], "not proven there"),
     ],
 )
