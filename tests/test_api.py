@@ -141,6 +141,7 @@ def test_references_of_this_process() -> None:
     reference = live(one)
     assert resolve("reward", reference) is one
     assert (live_text(reference) or "").endswith("-> float:\n    return 1.0")
+    assert live(one, text="return 1.0") != live(one, text="return 2.0"), "another text is another reward"
     assert live(partial(one, 1)).startswith("live:partial@")
     assert live(eval("lambda p, r: 0.0")) == "live:lambda@unknown"
     with pytest.raises(ValueError, match="'live:two@00' was given in Python to another process"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,25 @@ def test_a_file_is_imported_once_and_anew_when_its_text_changes(tmp_path: Path) 
     mine.write_text("counted = [3]\n")
     assert resolve("loss", f"{mine}:counted") == [3]
     assert fingerprint(f"{mine}:counted") != before
+
+
+def test_a_file_next_to_it_never_takes_a_packages_place(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("ONE = 1\n")
+    (tmp_path / "colorsys.py").write_text("")
+    assert resolve("loss", f"{mine}:ONE") == 1
+    found = PathFinder.find_spec("colorsys")
+    assert found is not None
+    assert found.origin != str(tmp_path / "colorsys.py")
+
+
+def test_a_file_that_failed_is_read_again(tmp_path: Path) -> None:
+    mine, ready = tmp_path / "mine.py", tmp_path / "ready"
+    mine.write_text(f"from pathlib import Path\nassert Path({str(ready)!r}).exists()\nLATE = 1\n")
+    with pytest.raises(ValueError, match="AssertionError"):
+        resolve("loss", f"{mine}:LATE")
+    ready.touch()
+    assert resolve("loss", f"{mine}:LATE") == 1
 
 
 def test_a_module_is_named_by_its_import_path() -> None:

@@ -1,0 +1,50 @@
+"""Files that are whole or not there, their checksums, and the lock of a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from magicrl.files import checksum, only_writer, whole_file, write_atomically
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "kept.txt"
+    write_atomically(path, "old")
+
+    def fail() -> None:
+        with whole_file(path) as file:
+            file.write(b"half of the n")
+            file.flush()
+            assert path.read_text() == "old", "a reader in between sees the old file"
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("kept.txt", "old")]
+    write_atomically(path, "new")
+    assert path.read_bytes() == b"new"
+
+
+def test_a_checksum_is_of_the_names_too(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b")]
+    found: list[str] = []
+    for contents in (("1", "2"), ("2", "1")):
+        for path, text in zip(paths, contents, strict=True):
+            path.write_text(text)
+        found += [checksum(paths), checksum([paths[1], paths[0]])]
+    (tmp_path / "c").write_text("1")
+    found.append(checksum([paths[0], tmp_path / "c"]))
+    assert len(set(found)) == 5
+
+
+def test_the_holder_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("123456789012")  # what an earlier process left
+    with only_writer(tmp_path, wait=False):
+        message = rf"being written by another process \(pid {os.getpid()}\); it is this one"
+        with pytest.raises(ValueError, match=message), only_writer(tmp_path, wait=False):
+            pass
+    with only_writer(tmp_path, wait=False):
+        pass
