@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup setup-dev quickstart smollm2 check test test-slow kills mutants identities study bench bench-check gpu-wheels browser page docs site clean
+.PHONY: setup setup-dev quickstart smollm2 check test test-slow frozen frozen-accept kills mutants identities study bench bench-check gpu-wheels browser page docs site clean
 
 setup: $(VENV)/.installed
 
@@ -68,6 +68,16 @@ browser: setup-dev
 test-slow: setup-dev browser $(VENV)/.environments
 	$(SMOLLM2)
 	$(BIN)/pytest -m slow -vv -n 3 --dist loadscope --durations=40 --durations-min=10
+
+# Today's behaviour against the records of tests/frozen/records, some minutes. A change that is meant needs a reason:
+#   make frozen-accept WHAT="help schema" REASON="why"
+frozen: setup-dev
+	$(BIN)/python tests/frozen/frozen.py check
+
+frozen-accept: export WHAT := $(WHAT)
+frozen-accept: export REASON := $(REASON)
+frozen-accept: setup-dev
+	@$(BIN)/python tests/frozen/frozen.py accept --what "$$WHAT" --reason "$$REASON"
 
 identities: setup-dev
 	$(BIN)/python benchmarks/identities.py

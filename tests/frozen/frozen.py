@@ -1,0 +1,624 @@
+"""Compare today's behaviour with the committed records, and accept a change that is meant.
+
+    make frozen                                         # python tests/frozen/frozen.py check [PART ...]
+    make frozen-accept WHAT=help REASON="why it changed"
+
+A part is a function that returns rows, which are texts by a key. A check names every row that differs from the record,
+with the text before and after. Everything goes through public entry points (``python -m magicrl``, ``import magicrl``,
+the files that they write), so that moved code needs no change here.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import hashlib
+import importlib.util
+import io
+import json
+import logging
+import math
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+HERE = Path(__file__).resolve().parent
+TESTS, ROOT = HERE.parent, HERE.parents[1]
+RECORDS, LOG = HERE / "records", HERE / "ACCEPTED.md"
+SHARED = ROOT.parent / "shared" / "data"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "NO_COLOR": "1"}
+MOST_LINES = 20
+"""Lines that a check prints for one part."""
+TOLERANCE = 1e-5
+"""Relative difference of two numbers that counts as none: CPUs round a forward pass differently."""
+NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+e[+-]?\d+")
+Rows = dict[str, str]
+
+sys.path.append(str(TESTS / "helpers"))
+
+
+def module(path: str) -> ModuleType:
+    """Import a script under `tests` by its path."""
+    spec = importlib.util.spec_from_file_location(f"frozen_{Path(path).stem}", TESTS / path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def command(*words: str) -> str:
+    """Run ``python -m magicrl`` with these words in this process, and return what it prints in lines of any width.
+
+    Raises:
+        RuntimeError: The exit status is not 0.
+    """
+    printed = io.StringIO()
+    with (
+        patch.dict(os.environ, ENVIRONMENT | {"COLUMNS": "2000", "TERM": "dumb"}),
+        patch.object(sys, "argv", ["magicrl", *words]),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+    ):
+        try:
+            runpy.run_module("magicrl", run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise RuntimeError(f"magicrl {' '.join(words)}: status {end.code}\n{printed.getvalue()}") from None
+    return printed.getvalue()
+
+
+def digest(value: Any) -> str:
+    """Return eight hexadecimal digits for a value."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def shown(value: Any) -> str:
+    """Return a value as text, numbers with six significant digits."""
+    if isinstance(value, float):
+        return repr(float(f"{value:.6g}"))
+    return f"[{', '.join(map(shown, value))}]" if isinstance(value, list) else json.dumps(value, sort_keys=True)
+
+
+def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values of nested dicts; the dicts of a list have the keys ``name[0]``, ``name[1]``, ..."""
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(tree, list) and tree and all(isinstance(item, dict) for item in tree):
+        for number, item in enumerate(tree):
+            yield from leaves(item, f"{name}[{number}]")
+    else:
+        yield name, tree
+
+
+# --- help, recipe schema ---------------------------------------------------------------------------------------------
+
+
+def help_rows(words: tuple[str, ...] = ()) -> Rows:
+    """Return the text of every command and option in ``--help``, without the frames around it."""
+    name = " ".join(("magicrl", *words))
+    rows: Rows = {}
+    panel, key = "", name
+    for line in command(*words, "--help").splitlines():
+        text = " ".join(line.strip("│╭╰╮╯─ ").split())
+        if line.startswith("╭"):
+            panel = text
+        elif panel == "Commands" and text and not text.startswith("-"):
+            rows |= help_rows((*words, text.split()[0]))
+        elif text:
+            option = re.search(r"(?<!\S)--?[a-z][\w-]*", text) if panel else None
+            key = f"{name} {option[0]}" if option else key
+            rows[key] = f"{rows[key]} / {text}" if key in rows else text
+    return rows
+
+
+def schema_rows() -> Rows:
+    """Return type and default of every setting of a recipe."""
+    rows: Rows = {}
+    kind = table = ""
+    for line in module("docs/write_recipe_page.py").page().splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
+        if line.startswith("## "):
+            kind = line.removeprefix("## ").split(":")[0]
+        elif line.startswith("### "):
+            table = line.removeprefix("### ").strip("`")
+        elif len(cells) == 6 and cells[1].startswith("`"):
+            rows[f"{kind} {table} {cells[1].strip('`')}"] = f"{cells[2]} = {cells[3]}"
+    return rows
+
+
+# --- a run, an evaluation, a data pipeline ---------------------------------------------------------------------------
+
+SUMS = [{"id": f"sum-{n}", "problem": f"{n % 3} + {n % 4}", "answer": str(n % 3 + n % 4)} for n in range(14)]
+RUN = {
+    "run.threads": 1, "data.difficulty_filter.samples": 4, "rollout.temperature": 1.0, "verifier.workers": 1,
+    "stages.0.max_steps": 1, "stages.1.max_steps": 1, "stages.1.max_tokens": 12, "evaluation.every": 1,
+    "evaluation.samples": 2, "checkpoint.every": 1, "data.test.held_out.count": 4,
+    "data.test.held_out.verifier": "exact",
+}  # fmt: skip
+MEASURED = re.compile(
+    r"second|time|date|version|commit|machine|path|folder|command|sha256|checksum|host|written|\.environment\.|\.source\.source"
+    r"|\.model\.model"
+)
+"""Keys of ``results.json`` whose values belong to the machine or the moment."""
+
+
+def model(folder: Path) -> Path:
+    """Write a model of one token per ASCII character and one per boxed digit, with the same weights on every machine.
+
+    numpy draws the weights, since torch's generators may differ in the last bit between machines.
+    """
+    import numpy as np
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils.logging import disable_progress_bar
+
+    letters = [symbol for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()) if symbol.isascii() or symbol in "ĠĊ"]
+    symbols = ["<pad>", "<end>", *letters]
+    backend = Tokenizer(models.BPE(vocab={symbol: number for number, symbol in enumerate(symbols)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([f"\\boxed{{{digit}}}" for digit in range(6)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<end>")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ends = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+    made = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, **sizes, **ends))
+    rng = np.random.Generator(np.random.PCG64(0))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            values = rng.normal(0.0, 0.15, tuple(parameter.shape)).astype(np.float32)
+            parameter.copy_(torch.from_numpy(values + (1.0 if parameter.ndim == 1 else 0.0)))
+        # the first dimension makes an end, or a boxed digit, far likelier than another token
+        made.model.embed_tokens.weight[:, 0] = 1.0
+        made.model.embed_tokens.weight[[1, *range(len(symbols), len(tokenizer))], 0] = 2.6
+    made.generation_config = GenerationConfig(eos_token_id=1, pad_token_id=0)
+    disable_progress_bar()
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def keys_of(path: Path) -> str:
+    """Return the columns of a table, or the keys of a JSON, JSON Lines or TOML file."""
+    import pyarrow.parquet
+
+    if path.suffix == ".parquet":
+        return " ".join(f"{field.name}:{field.type}" for field in pyarrow.parquet.read_schema(path))
+    readers: dict[str, Callable[[str], Any]] = {
+        ".json": json.loads,
+        ".jsonl": lambda text: [json.loads(line) for line in text.splitlines()],
+        ".toml": tomllib.loads,
+    }
+    tree = readers[path.suffix](path.read_text(encoding="utf-8")) if path.suffix in readers else {}
+    # ids of problems stand for any number
+    names_found = {re.sub(r"\[\d+\]", "[]", re.sub(r"(?<=sums-)\d+", "N", key)) for key, _ in leaves(tree)}
+    return " ".join(sorted(names_found))
+
+
+def run_rows() -> Rows:
+    """Return the files of a short run of the recipe ``tiny``, each with its keys or columns.
+
+    The files of the model folder have only names: transformers writes them.
+    """
+    import magicrl
+
+    with tempfile.TemporaryDirectory() as made:
+        start, folder = model(Path(made) / "start"), Path(made) / "run"
+        (Path(made) / "sums.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in SUMS))
+        data = {"data.train": [{"path": str(Path(made) / "sums.jsonl"), "verifier": "exact"}]}
+        magicrl.train("tiny", settings=RUN | data, model=start, output=folder, progress=False)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        found = [(path.relative_to(folder).as_posix(), path) for path in files]
+        return {name: "" if name.startswith("model/") else keys_of(path) for name, path in found}
+
+
+def evaluation_rows() -> Rows:
+    """Return every key and value of an evaluation's ``results.json`` but times, paths, versions and checksums."""
+    import magicrl
+
+    with tempfile.TemporaryDirectory() as made:
+        folder, output = model(Path(made) / "model"), Path(made) / "evaluation"
+        wanted: dict[str, Any] = {"samples": 8, "max_tokens": 24, "seed": 1, "pass_at": [1, 4], "majority_at": [4]}
+        magicrl.evaluate(folder, {"sums": SUMS}, output=output, threads=1, reward="exact", progress=False, **wanted)
+        results = json.loads((output / "results.json").read_text())
+    return {key: shown(value) for key, value in leaves(results) if not MEASURED.search(key)}
+
+
+def pipeline_rows() -> Rows:
+    """Return what every step of the shipped pipeline ``laptop`` keeps and drops of ``problems.json``, and why.
+
+    The model above samples in the difficulty step, and a local server votes in place of the judge.
+    """
+    import pyarrow.parquet
+    import scripted
+
+    rows: Rows = {}
+    votes = scripted.serving(lambda body, number: scripted.verdict(not re.search("kite|baked", str(body))))
+    with tempfile.TemporaryDirectory() as made, votes as judge:
+        folder, output = Path(made), Path(made) / "out"
+        for name, records in json.loads((HERE / "problems.json").read_text()).items():
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        settings = [
+            f"sources.{n}.path={folder}/{name}.jsonl" for n, name in enumerate(("svamp", "gsm8k", "math", "mbpp"))
+        ]
+        settings += [f'steps.2.against={{held={{path="{folder}/held.jsonl"}}}}', "steps.3.sampler.threads=1"]
+        settings += [f"steps.3.sampler.model={model(folder / 'model')}", "steps.3.sampler.dtype=float32"]
+        # the step as a whole, since the pipeline's own names a package that holds the judge
+        voter = f'{{model="judge", base_url="{judge.url}", votes=4, concurrency=1}}'
+        settings += ["steps.3.max_tokens=24", f'steps.4={{use="judge", settings={{keep_votes=1, judges=[{voter}]}}}}']
+        words = [word for setting in [*settings, "workers=1"] for word in ("--set", setting)]
+        command("data", "build", "laptop", "--output", str(output), *words)
+        for path in sorted(output.rglob("*.parquet")):
+            step = path.parent.relative_to(output).as_posix()
+            for number, row in enumerate(pyarrow.parquet.read_table(path).to_pylist()):
+                content = {key: value for key, value in row.items() if key != "where"}
+                rows[f"{step} {row.get('id', number)}"] = f"{row.get('reason') or ''} {digest(content)}".strip()
+    return rows
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+SETS = tomllib.loads((HERE / "sets.toml").read_text(encoding="utf-8"))
+LETTERS: dict[str, str] = SETS["letters"]
+LETTER_OF = {status: letter for letter, status in LETTERS.items()}
+LIMITED = {"timeout", "memory", "time_limit", "memory_limit", "worker_lost"}
+"""Statuses that the speed or the memory of the machine decides."""
+Judgement = tuple[str, dict[str, Any]]
+"""A key ``SET ROW RESPONSE``, and a line of the input of ``magicrl verify``."""
+names: dict[str, str] = {}
+"""The id in the data, by ``SET ROW``."""
+answers: dict[str, str] = {}
+"""The extracted answer, by key."""
+uncompared: set[str] = set()
+"""Keys that a check does not judge, since the record does not compare them: these cost most of the time."""
+
+
+def rows_of(folder: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield set, ``SET ROW`` and record of every row that is judged."""
+    for name, (path, stride) in SETS[folder].items():
+        text = (SHARED / folder / path).read_text(encoding="utf-8")
+        lines = text.splitlines() if path.endswith(".jsonl") else []
+        records = [json.loads(line) for line in lines if line.strip()] or json.loads(text)
+        for number, record in list(enumerate(records))[::stride]:
+            names[f"{name} {number}"] = str(record.get("id", ""))
+            yield name, f"{name} {number}", record
+
+
+def maths_lines() -> Iterator[Judgement]:
+    """Yield every maths response that is judged."""
+    for name, row, record in rows_of("math"):
+        reference = str(record.get("gold") or record.get("answer") or record.get("ground_truth") or "").strip()
+        if name == "math_test":
+            # it states no references: what is extracted from its solutions is recorded
+            yield f"{row} solution", {"gold": "0", "response": record["solution"]}
+        elif "label" in record:
+            parts = record.get("response_parts") or [[record["response"], 1]]
+            yield f"{row} response", {"gold": record["gold"], "response": "".join(text * many for text, many in parts)}
+        elif reference:
+            yield f"{row} bare", {"gold": reference, "response": reference}
+            yield f"{row} boxed", {"gold": reference, "response": f"\\boxed{{{reference}}}"}
+
+
+def code_lines() -> Iterator[Judgement]:
+    """Yield every program that is judged; attacks only where the data say that they endanger nothing."""
+    for name, row, record in rows_of("code"):
+        tests = {key: value for key, value in record["tests"].items() if key != "prelude"}
+        if name == "adversarial_dev":
+            if record["danger"] == "none":
+                yield f"{row} program", {"program": record["program"], "tests": tests}
+            continue
+        if tests.get("type") == "checker":
+            tests = {"fn_name": "sol", "inputs": [[]], "checker": tests["checker"]}
+        tests |= {"entry_point": record["entry_point"]} if "entry_point" in record else {}
+        tests |= {"import_prefix": record["prelude"]} if "prelude" in record else {}
+        yield f"{row} reference", {"program": record["reference_solution"], "tests": tests}
+        if "buggy_solution" in record:
+            yield f"{row} buggy", {"program": record["buggy_solution"], "tests": tests}
+
+
+def judged(kind: str, lines: Iterable[Judgement], *options: str, suffix: str = "", slow: float) -> Rows:
+    """Return the verdicts of ``magicrl verify KIND`` on these lines: a letter for the status, and more after it.
+
+    For a program tests passed of all; for an answer a hash of status, correctness and the extracted answer, or nothing
+    where the letter says it all.
+
+    Args:
+        suffix: Last part of the keys.
+        slow: Seconds from which on a time limit might decide on another machine: ``~`` marks the verdict.
+    """
+    rows: Rows = {}
+    with tempfile.TemporaryDirectory() as made:
+        given, found = Path(made) / "given.jsonl", Path(made) / "found.jsonl"
+        wanted = [(key, line) for key, line in lines if key + suffix not in uncompared]
+        given.write_text("".join(json.dumps({"id": key} | line) + "\n" for key, line in wanted))
+        words = [sys.executable, "-m", "magicrl", "verify", kind, "--input", str(given), "--output", str(found)]
+        done = subprocess.run([*words, *options], env=os.environ | ENVIRONMENT, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"magicrl verify {kind}: status {done.returncode}\n{done.stderr}")
+        for line in found.read_text(encoding="utf-8").splitlines():
+            verdict = json.loads(line)
+            status, correct = verdict["status"], verdict["correct"]
+            key, letter = verdict["id"] + suffix, LETTER_OF.get(status, "?")
+            if kind == "code":
+                rows[key] = f"{letter}{verdict['passed']}/{verdict['total']}" + "!" * (correct != (status == "passed"))
+            else:
+                answers[key] = verdict["extracted"] or ""
+                plain = verdict["extracted"] is None and correct == (status == "matched")
+                rows[key] = letter if plain else letter + digest([status, correct, verdict["extracted"]])
+            rows[key] += "~" * (status in LIMITED or verdict["seconds"] > slow)
+    return rows
+
+
+def maths_rows() -> Rows:
+    """Return the verdicts on maths answers under both extraction policies."""
+    lines = list(maths_lines())
+    found = {}
+    for policy in ("box", "lenient"):
+        found |= judged("math", lines, "--extract", policy, suffix=f" {policy}", slow=0.3)
+    return {key: found[key] for line, _ in lines for key in (f"{line} box", f"{line} lenient") if key in found}
+
+
+def code_rows() -> Rows:
+    """Return the verdicts on programs; the attacks run in the strictest tier of the sandbox."""
+    attacks, references = [], []
+    for key, line in code_lines():
+        (attacks if key.startswith("adversarial_dev ") else references).append((key, line))
+    strict = ("--tier", "B", "--stop-at-failure", "--time-limit", "4", "--memory-limit-mb", "1024")
+    usual = ("--preload", "sortedcontainers", "--time-limit", "10", "--total-limit", "10")
+    return judged("code", attacks, *strict, slow=2.0) | judged("code", references, *usual, slow=3.0)
+
+
+# --- records that other tests own ------------------------------------------------------------------------------------
+
+
+def signature_rows(text: str) -> Rows:
+    """Return what each public name returns, and its parameters."""
+    rows: Rows = {}
+    name = ""
+    for line in text.splitlines():
+        name = name if line.startswith(" ") else line.split(" ")[0]
+        rows[f"{name} {line.split(':')[0].strip()}" if line.startswith(" ") else name] = line.strip()
+    return rows
+
+
+def golden_rows(updates: list[dict[str, float]]) -> Rows:
+    """Return every metric of every update."""
+    return {
+        f"update {number} {key}": repr(value) for number, row in enumerate(updates, 1) for key, value in row.items()
+    }
+
+
+def error_rows(page: str) -> Rows:
+    """Return exit status and message of every error of ``docs/errors.md``."""
+    entries = re.findall(r"^### ([^\n]+)\n\n```text\n(.*?)\n```\n\nExit status (\d)", page, re.MULTILINE | re.DOTALL)
+    return {title: f"{status} {text}" for title, text, status in entries}
+
+
+def made_errors() -> Rows:
+    """Make every error of that page."""
+    script = module("errors/write_page.py")
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as made:
+        (Path(made) / "cases").mkdir()
+        return error_rows(script.page(script.Desk.prepare(Path(made)), Path(made) / "cases"))
+
+
+# --- records, comparison, acceptance ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """Behaviour that is recorded.
+
+    Attributes:
+        now: Return today's rows.
+        verdicts: Its rows are verdicts on ``../shared/data``: a file per set, a line per row of the data.
+        rounded: Numbers in its rows may differ by rounding.
+        kept: Return the committed rows of a record that another test owns.
+        regenerator: Script under `tests` that writes that record.
+    """
+
+    now: Callable[[], Rows]
+    verdicts: bool = False
+    rounded: bool = False
+    kept: Callable[[], Rows] | None = None
+    regenerator: str = ""
+
+
+PARTS = {
+    "help": Part(help_rows),
+    "schema": Part(schema_rows),
+    "run": Part(run_rows),
+    "evaluation": Part(evaluation_rows, rounded=True),
+    "pipeline": Part(pipeline_rows),
+    "signatures": Part(
+        lambda: signature_rows(module("test_api.py").signatures()),
+        kept=lambda: signature_rows((TESTS / "api.txt").read_text()),
+        regenerator="test_api.py",
+    ),
+    "golden": Part(
+        lambda: golden_rows(module("golden/regenerate.py").trajectory()),
+        kept=lambda: golden_rows(json.loads((TESTS / "golden" / "trajectory.json").read_text())),
+        regenerator="golden/regenerate.py",
+        rounded=True,
+    ),
+    "errors": Part(
+        made_errors,
+        kept=lambda: error_rows((ROOT / "docs" / "errors.md").read_text()),
+        regenerator="errors/write_page.py",
+    ),
+    "maths": Part(maths_rows, verdicts=True),
+    "code": Part(code_rows, verdicts=True),
+}
+
+
+def read(name: str) -> Rows:
+    """Return the committed rows of a part; none if it was never recorded."""
+    part = PARTS[name]
+    if part.kept is not None:
+        return part.kept()
+    rows: Rows = {}
+    for path in sorted(RECORDS.glob(f"{name}/*.txt" if part.verdicts else f"{name}.txt")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if not part.verdicts:
+            return dict(line.split("\t") for line in lines)
+        _, *kinds = lines[0].split()
+        for number, *tokens in map(str.split, lines[1:]):
+            for at, (kind, token) in enumerate(zip(kinds, tokens, strict=True)):
+                tokens[at] = tokens[at - 1] if token == "=" else token
+                rows[f"{path.stem} {number} {kind.replace('/', ' ')}"] = tokens[at]
+    return {key: value for key, value in rows.items() if value != "-"}
+
+
+def write(name: str, rows: Rows) -> None:
+    """Write the record of a part."""
+    part = PARTS[name]
+    if part.regenerator:
+        subprocess.run([sys.executable, str(TESTS / part.regenerator)], check=True)
+    elif not part.verdicts:
+        text = "".join(f"{key}\t{value}\n" for key, value in rows.items())
+        (RECORDS / f"{name}.txt").write_text(text, encoding="utf-8")
+    else:
+        shutil.rmtree(RECORDS / name, ignore_errors=True)
+        (RECORDS / name).mkdir(parents=True)
+        tables: dict[str, dict[str, Rows]] = {}
+        for key, token in rows.items():
+            chosen, number, kind = key.split(" ", 2)
+            tables.setdefault(chosen, {}).setdefault(number, {})[kind] = "~" if token.endswith("~") else token
+        for chosen, table in tables.items():
+            kinds = list(dict.fromkeys(kind for tokens in table.values() for kind in tokens))
+            lines = [" ".join(["row", *(kind.replace(" ", "/") for kind in kinds)])]
+            for number, found in table.items():
+                tokens = [found.get(kind, "-") for kind in kinds]
+                # a token like the one before it takes one character
+                again = [at > 0 and len(token) > 1 and token == tokens[at - 1] for at, token in enumerate(tokens)]
+                tokens = ["=" if same else token for same, token in zip(again, tokens, strict=True)]
+                lines.append(" ".join([number, *tokens]))
+            (RECORDS / name / f"{chosen}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def alike(before: str | None, after: str | None, *, rounded: bool = False) -> bool:
+    """Whether two rows agree, or the record says not to compare; ``rounded``: apart from the rounding of numbers."""
+    if before in (after, "~"):
+        return True
+    if before is None or after is None or not rounded:
+        return after is not None and before == after.removesuffix("~")
+    numbers = zip(NUMBER.findall(before), NUMBER.findall(after), strict=False)
+    return NUMBER.sub("#", before) == NUMBER.sub("#", after) and all(
+        math.isclose(float(old), float(new), rel_tol=TOLERANCE) for old, new in numbers
+    )
+
+
+def differences(name: str, before: Rows, after: Rows) -> list[str]:
+    """Return a line per row that changed, is new or is missing."""
+    lines: list[str] = []
+    for key in dict.fromkeys([*before, *after]):
+        if alike(before.get(key), after.get(key), rounded=PARTS[name].rounded):
+            continue
+        if not PARTS[name].verdicts:
+            old, new = before.get(key, "(none)"), after.get(key, "(none)")
+            if len(old) > 200 and len(new) > 200:  # a list of keys, or a long text: only the words that differ
+                words = [set(text.split()) for text in (old, new)]
+                old, new = (" ".join(sorted(one - other)) for one, other in (words, words[::-1]))
+            lines.append(f"{key}: {old} -> {new}")
+            continue
+        chosen, number, kind = key.split(" ", 2)
+        tokens = [rows.get(key, "(none)") for rows in (before, after)]
+        was, now = (f"{LETTERS.get(token[0], token)} [{token}]" for token in tokens)
+        answer = f", extracted {answers[key]!r:.60}" if answers.get(key) else ""
+        lines.append(f"{chosen} row {number} {names.get(f'{chosen} {number}', '')} {kind}: {was} -> {now}{answer}")
+    return lines
+
+
+def check(name: str) -> list[str] | None:
+    """Return the differences of a part from its record; None if ``../shared`` is missing."""
+    if PARTS[name].verdicts and not SHARED.is_dir():
+        return None
+    kept = read(name)
+    uncompared.clear()
+    uncompared.update(key for key, token in kept.items() if token == "~")
+    return differences(name, kept, PARTS[name].now())
+
+
+def report(name: str, lines: list[str]) -> str:
+    """Return what a failed check prints."""
+    kept = [line if len(line) <= 400 else line[:400] + "..." for line in lines[: MOST_LINES - 2]]
+    more = [f"... and {len(lines) - len(kept)} more"] if len(lines) > len(kept) else []
+    accept = f'If this is meant: make frozen-accept WHAT={name} REASON="why"'
+    return "\n  ".join([f"{name}: {len(lines)} rows differ from the record.", *kept, *more, accept])
+
+
+def known(parts: list[str]) -> list[str]:
+    """Return these parts. Raise `SystemExit` if there is none, or an unknown one."""
+    unknown = [name for name in parts if name not in PARTS]
+    if unknown or not parts:
+        raise SystemExit(f"WHAT must be parts of {', '.join(PARTS)}, got {' '.join(unknown) or 'nothing'}")
+    return parts
+
+
+def accept(parts: list[str], reason: str) -> None:
+    """Write the records of these parts, and date and reason into the log."""
+    known(parts)
+    if not reason.strip():
+        raise SystemExit('REASON is empty. State why the behaviour changes: REASON="..."')
+    for name in parts:
+        if PARTS[name].verdicts and not SHARED.is_dir():
+            raise SystemExit(f"{name} needs ../shared/data, which is missing")
+        uncompared.clear()
+        rows = PARTS[name].now()
+        lines = differences(name, read(name), rows)
+        if not lines:
+            print(f"{name}: nothing changed")
+            continue
+        write(name, rows)
+        with LOG.open("a", encoding="utf-8") as log:
+            log.write(f"- {datetime.date.today()} `{name}`, {len(lines)} rows: {' '.join(reason.split())}\n")
+        print(f"{name}: {len(lines)} rows accepted. The commit must state the reason: {reason}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True)
+    actions.add_parser("check").add_argument("parts", nargs="*", help=", ".join(PARTS))
+    accepting = actions.add_parser("accept")
+    accepting.add_argument("--what", default="")
+    accepting.add_argument("--reason", default="")
+    given = parser.parse_args()
+    os.environ.update(ENVIRONMENT)
+    if given.action == "accept":
+        accept(given.what.replace(",", " ").split(), given.reason)
+        return
+    failed = False
+    for name in known(given.parts or list(PARTS)):
+        start = time.monotonic()
+        try:
+            lines = check(name)
+        except Exception:  # noqa: BLE001 - a part that fails must not hide the others
+            lines = traceback.format_exc().splitlines()[1 - MOST_LINES :]
+        said = "skipped, ../shared/data is missing" if lines is None else "as recorded"
+        print(report(name, lines) if lines else f"{name}: {said} ({time.monotonic() - start:.0f} s)", flush=True)
+        failed = failed or bool(lines)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Today's behaviour is the recorded one: help, settings, run folder, evaluation, data pipeline, verdicts."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+_SPEC = importlib.util.spec_from_file_location("magicrl_frozen", Path(__file__).with_name("frozen.py"))
+assert _SPEC is not None
+assert _SPEC.loader is not None
+frozen = importlib.util.module_from_spec(_SPEC)
+sys.modules[_SPEC.name] = frozen  # its dataclasses look themselves up
+_SPEC.loader.exec_module(frozen)
+
+
+@pytest.mark.parametrize("name", ["help", "schema", "run", "evaluation", "pipeline"])
+def test_a_part_is_as_recorded(name: str) -> None:
+    lines = frozen.check(name)
+    assert lines == [], frozen.report(name, lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["maths", "code"])
+def test_verdicts_are_as_recorded(name: str, shared_data: Path) -> None:
+    lines = frozen.check(name)
+    assert lines == [], frozen.report(name, lines)
+
+
+def test_a_changed_row_is_named_with_both_texts_and_rounding_is_no_change() -> None:
+    before = {"a": "[0.123456, 8]", "b": "x", "c": "gone", "e": "0.5 of 8"}
+    after = {"a": "[0.1234561, 8]", "b": "y", "d": "new", "e": "0.5 of 9"}
+    named = ["b: x -> y", "c: gone -> (none)", "e: 0.5 of 8 -> 0.5 of 9", "d: (none) -> new"]
+    assert frozen.differences("evaluation", before, after) == named
+    assert frozen.differences("pipeline", {"a": "12e45678"}, {"a": "13e45678"}) == ["a: 12e45678 -> 13e45678"]
+    assert "make frozen-accept WHAT=help" in frozen.report("help", named)
+    many = frozen.report("help", [f"{n}: x -> y" for n in range(100)])
+    assert len(many.splitlines()) <= frozen.MOST_LINES + 2
+
+
+def test_a_changed_verdict_is_named_and_one_that_time_decides_is_not_compared() -> None:
+    before = {"math500 6 bare box": "n", "math500 6 boxed box": "M0123abcd", "math500 8 bare box": "~"}
+    after = {"math500 6 bare box": "n~", "math500 6 boxed box": "x89abcdef", "math500 8 bare box": "x01234567"}
+    (line,) = frozen.differences("maths", before, after)
+    assert " ".join(line.split()) == "math500 row 6 boxed box: matched [M0123abcd] -> mismatch [x89abcdef]"
+
+
+def test_verdicts_survive_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "RECORDS", tmp_path)
+    rows = {"a 0 bare box": "n", "a 0 bare lenient": "M0123abcd", "a 0 boxed box": "M0123abcd", "b 7 program": "P3/3"}
+    frozen.write("maths", rows | {"a 2 bare box": "M0123abcd~"})
+    assert frozen.read("maths") == rows | {"a 2 bare box": "~"}
+
+
+def test_nothing_is_accepted_without_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "LOG", tmp_path / "log.md")
+    for what, reason, said in (("schema", " ", "REASON"), ("schem", "better", "WHAT"), ("", "better", "WHAT")):
+        with pytest.raises(SystemExit, match=said):
+            frozen.accept(what.split(), reason)
+    frozen.accept(["schema"], "better")
+    assert not frozen.LOG.exists(), "nothing changed"
+    monkeypatch.setattr(frozen, "RECORDS", tmp_path)
+    frozen.accept(["schema"], "better names")
+    assert "`schema`" in frozen.LOG.read_text()
+    assert "better names" in frozen.LOG.read_text()
+    assert frozen.check("schema") == []
