@@ -74,8 +74,6 @@ test-slow: setup-dev browser $(VENV)/.environments
 frozen: setup-dev
 	$(BIN)/python tests/frozen/frozen.py check
 
-frozen-accept: export WHAT := $(WHAT)
-frozen-accept: export REASON := $(REASON)
 frozen-accept: setup-dev
 	@$(BIN)/python tests/frozen/frozen.py accept --what "$$WHAT" --reason "$$REASON"
 

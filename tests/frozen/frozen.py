@@ -271,7 +271,8 @@ def pipeline_rows() -> Rows:
             step = path.parent.relative_to(output).as_posix()
             for number, row in enumerate(pyarrow.parquet.read_table(path).to_pylist()):
                 content = {key: value for key, value in row.items() if key != "where"}
-                rows[f"{step} {row.get('id', number)}"] = f"{row.get('reason') or ''} {digest(content)}".strip()
+                text = json.dumps(content, sort_keys=True, default=str).replace(made, "")
+                rows[f"{step} {row.get('id', number)}"] = f"{row.get('reason') or ''} {digest(text)}".strip()
     return rows
 
 
