@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup setup-dev quickstart smollm2 check test test-slow frozen frozen-accept kills mutants identities study bench bench-check gpu-wheels browser page docs site clean
+.PHONY: setup setup-dev quickstart smollm2 check test test-slow test-benchmarks frozen frozen-accept kills mutants identities study bench bench-check gpu-wheels browser page docs site clean
 
 setup: $(VENV)/.installed
 
@@ -76,6 +76,10 @@ frozen: setup-dev
 
 frozen-accept: setup-dev
 	@$(BIN)/python tests/frozen/frozen.py accept --what "$$WHAT" --reason "$$REASON"
+
+# Rehearsals of the scripts of `make bench` and benchmarks/gpu.sh at tiny sizes, no part of CI: 3 minutes of a core.
+test-benchmarks: setup-dev
+	$(BIN)/pytest -m benchmark
 
 identities: setup-dev
 	$(BIN)/python benchmarks/identities.py

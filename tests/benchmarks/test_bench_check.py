@@ -25,7 +25,7 @@ def test_a_ratio_fails_beyond_its_noise(measured: tuple[float, ...], verdict: st
     assert bench_check.Outcome(name="x", committed=2.0, measured=measured).verdict == verdict
 
 
-@pytest.mark.slow
+@pytest.mark.benchmark
 def test_every_part_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_models, "MODELS", tmp_path)
     assert len(bench_check.head_ratios(head_speed.CASES["quick"][0], 2)) == 2

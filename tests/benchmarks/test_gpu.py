@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> dict[
     return json.loads(output.read_text())["cases"]
 
 
-@pytest.mark.slow
+@pytest.mark.benchmark
 def test_all_parts_run_on_a_cpu_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(monkeypatch, tmp_path, "--parts", "engine,learner")
     assert list(first) == [
@@ -143,7 +143,7 @@ def test_tests_that_take_too_long_are_stopped_with_a_report(tmp_path: Path, monk
     assert found["failed"] == "pytest: stopped at the end of the part's time"
 
 
-@pytest.mark.slow
+@pytest.mark.benchmark
 def test_the_gpu_tests_are_found_by_a_pytest_without_plugins() -> None:
     # as on a lent machine, whose pytest has no xdist
     plain = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

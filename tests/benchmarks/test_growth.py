@@ -25,7 +25,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, folder: Path, what: str) -> tuple[dic
     return json.loads(output.read_text()), page.read_text() if page.exists() else ""
 
 
-@pytest.mark.slow
+@pytest.mark.benchmark
 def test_growth_of_a_learner_writes_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, page = drawn(monkeypatch, tmp_path, "learner")
     rows = found["sweeps"]["batch"]
@@ -33,7 +33,7 @@ def test_growth_of_a_learner_writes_its_section(tmp_path: Path, monkeypatch: pyt
     assert f"| 8 |  | {rows[1]['response_tokens_per_cpu_s']:.0f} |" in page
 
 
-@pytest.mark.slow
+@pytest.mark.benchmark
 def test_growth_of_a_rollout_writes_points_and_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, page = drawn(monkeypatch, tmp_path, "rollout")
     points = found["points"]

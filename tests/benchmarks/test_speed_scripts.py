@@ -26,7 +26,7 @@ def _own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_models, "MODELS", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.benchmark
 def test_rollouts_beside_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "bench.json"
     script = str(ROOT / "benchmarks" / "rollout_speed.py")
@@ -72,7 +72,7 @@ def test_both_sides_of_the_rollout_benchmark_give_the_lengths_of_the_case() -> N
     assert rollout_speed.Peer(case)().tolist() == expected
 
 
-@pytest.mark.slow
+@pytest.mark.benchmark
 def test_both_learners_take_the_same_gradient() -> None:
     import learner_speed
 
@@ -85,7 +85,7 @@ def test_both_learners_take_the_same_gradient() -> None:
     assert rounded["times_faster"]["cpu_one_thread"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.benchmark
 def test_the_learner_benchmark_from_the_command_line(tmp_path: Path) -> None:
     output = tmp_path / "bench.json"
     script = ROOT / "benchmarks" / "learner_speed.py"
