@@ -165,6 +165,11 @@ EARNED = SOUND.reward.earned
             replace(SOUND, reward=replace(SOUND.reward, neighbour=replace(NEIGHBOUR, own=0.1, there=0.4, rise=RISE))),
             {"shifted_golds": "stop"},
         ),
+        # the best offset is twice as good as the rows' own answers and no better than twice chance: 0.13 + 0.01
+        (
+            agreed(4, 3, replace(CHANCE, own=0.13, there=0.27, rise=RISE, skill=replace(CHANCE.skill, mean=-0.01))),
+            {"label_noise": "stop"},
+        ),
         (replace(SOUND, reward=replace(SOUND.reward, unread=50)), {"golds_unread": "stop"}),
         (replace(SOUND, reward=replace(SOUND.reward, unread=5)), {"golds_unread": "warning"}),
         (replace(SOUND, conflicting=400), {"conflicting_golds": "warning"}),
