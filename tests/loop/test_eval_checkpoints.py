@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from magicrl.cli.eval import evaluate_checkpoints
+from magicrl.cli.eval import _requested, evaluate_checkpoints
 from magicrl.cli.main import app
 from magicrl.cli.options import EVERY_DEFAULT, EvalOptions
 from magicrl.config.loader import load_train_recipe
@@ -86,18 +86,43 @@ def finished(toy_recipe: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+DIFFERENT: tuple[tuple[dict[str, Any], list[str]], ...] = (
+    ({}, []),
+    ({"seed": 1}, ["sampling.seed: was 0, is now 1"]),
+    ({"samples": 3}, ["samples: was 2, is now 3"]),
+    ({"max_tokens": 17}, ["sampling.max_tokens: was 16, is now 17"]),
+    ({"preset": "released-code", "max_tokens": 16}, ["sampling.temperature: was 1.0, is now 0.6"]),
+    ({"verifier": "maths"}, ["verifier: was exact, is now maths"]),
+    ({"limit": 6}, []),  # these are all problems
+    ({"limit": 5, "limit_seed": 1}, ["limit: was None, is now 5", "limit_seed: was None, is now 1"]),
+    ({"extract": "box"}, ["judging.extract: was lenient, is now box"]),
+    ({"reasoning": "required"}, ["judging.reasoning: was auto, is now required"]),
+    ({"reasoning": "auto"}, []),
+    ({"time_limit": 5.0}, ["judging.time_limit: was 10.0, is now 5.0"]),
+    ({"dtype": "bfloat16"}, ["engine.dtype: was float32, is now bfloat16"]),
+    ({"pass_at": "1"}, ["pass_at: was 2, is now 1"]),
+    ({"pass_at": "2", "majority_at": "2"}, []),
+    ({"fresh_limits": "8"}, ["fresh_limits: was none, is now 8"]),
+    ({"workers": 2, "max_rows": 3, "price_in": 1.0, "price_out": 2.0}, []),
+)
+"""Options other than those of the evaluation, and how they differ."""
+
+
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(finished: Path, tmp_path: Path) -> None:
+def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     problems = unique_problems(make_family("running_sum", {}), seed=1, split="test", count=6)
     file = tmp_path / "sums.jsonl"
     file.write_text("".join(json.dumps({"problem": p.prompt, "answer": p.golds[0]}) + "\n" for p in problems))
     before, output = snapshot(finished), tmp_path / "eval"
     words = f"eval --run {finished} --follow --benchmark {file} --verifier exact --samples 2 --max-tokens 16"
     words += f" --threads 1 --workers 1 --output {output} --template"
-    assert app([*words.split(), "{prompt}"], result_action="return_value") == 0
+    command = [*words.split(), "{prompt}"]
+    assert app(command, result_action="return_value") == 0
     steps = [folder.name for folder in checkpoint_folders(finished)]
     assert steps == ["step-000002", "step-000004"]
     comparison = json.loads((output / "comparison.json").read_text())
@@ -111,6 +136,30 @@ def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(fin
     there, saved = load_file(last / "model.safetensors"), load_file(finished / "model" / "model.safetensors")
     assert there.keys() == saved.keys()
     assert all(torch.equal(there[name], saved[name]) for name in saved), "the last checkpoint is the run's model"
+    capsys.readouterr()
+    written = snapshot(output / steps[0])
+    assert app(command, result_action="return_value") == 0
+    assert "step-" not in capsys.readouterr().out.replace(str(output), ""), "the same settings: nothing to evaluate"
+    assert snapshot(output / steps[0]) == written
+    given = EvalOptions(benchmark=[str(file)], verifier="exact", samples=2, max_tokens=16, template="{prompt}")
+    more = tmp_path / "more.jsonl"
+    more.write_text(file.read_text())
+    for changed, lines in DIFFERENT:
+        found = _requested(replace(given, **changed), finished).differences(output / steps[0])
+        assert [line.partition(": ")[2] for line in found] == lines, changed
+    new = _requested(replace(given, benchmark=[str(file), str(more)]), finished).differences(output / steps[0])
+    assert new == ["more: was not evaluated, is now requested"]
+    other = [*command, "--limit", "4", "--temperature", "0.5", "--samples", "1"]
+    assert app(other, result_action="return_value") == 0
+    said = capsys.readouterr().out
+    lines = ("limit: was None, is now 4", "sampling.temperature: was 1.0, is now 0.5", "samples: was 2, is now 1")
+    assert f"{steps[0]} of {finished}, evaluated again: {'; '.join(f'sums: {line}' for line in lines)}\n" in said
+    for step in steps:
+        result = json.loads((output / step / "results.json").read_text())["benchmarks"]["sums"]
+        assert (result["problems"], result["samples"], result["settings"]["sampling"]["temperature"]) == (4, 1, 0.5)
+    kept = output / steps[0] / "earlier" / "sums-1" / "samples-0-of-1.jsonl"
+    assert kept.read_bytes() == written["sums/samples-0-of-1.jsonl"], "samples of other settings are not deleted"
+    assert str(kept.parent) in said
 
 
 def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finished: Path, tmp_path: Path) -> None:
@@ -134,6 +183,7 @@ def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finish
         return 0
 
     options = replace(EVERY_DEFAULT, follow=True)
+    assert evaluate_checkpoints(options, finished, tmp_path / "stopped", lambda *_: 130, Console()) == 130
     with pytest.raises(ValueError, match="no benchmark in common"):  # these results are empty
         evaluate_checkpoints(options, finished, tmp_path / "out", evaluate, Console(), look_every=0.01)
     assert seen == [first.name, second.name]

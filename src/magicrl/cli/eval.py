@@ -7,6 +7,7 @@ another machine, and changes nothing of the run.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import time
@@ -35,6 +36,7 @@ from magicrl.reporting.wording import duration, number, percent, points, visible
 from magicrl.verifiers.batch import usable_cores
 
 if TYPE_CHECKING:
+    from magicrl.evaluation.requested import Requested
     from magicrl.evaluation.runner import EvaluationSettings
 
 
@@ -214,11 +216,11 @@ def run_eval(options: EvalOptions) -> int:
     if options.model is not None or options.engine == "openai":
         raise RecipeError("--run takes the place of --model, and needs an engine on this machine")
     return evaluate_checkpoints(
-        options, options.run, output, lambda chosen, folder: _sample(chosen, folder, ask, console), console
+        options, options.run, output, lambda chosen, folder: _sample(chosen, folder, ask, console, again=True), console
     )
 
 
-def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> int:
+def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console, *, again: bool = False) -> int:
     from magicrl.evaluation.runner import evaluate
     from magicrl.rollout.engines import EngineSettings
 
@@ -228,7 +230,7 @@ def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> i
         raise RecipeError(str(error), key="--engine") from None
     if options.model is None or not options.benchmark:
         raise RecipeError("magicrl eval needs --model and at least one --benchmark (--list shows the names)")
-    settings = settings_of(options, ask)
+    settings = replace(settings_of(options, ask), again=again)
     engine = EngineSettings(
         model=options.model,
         dtype=options.dtype,
@@ -363,6 +365,36 @@ def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
     return names
 
 
+def _requested(options: EvalOptions, run: Path) -> Requested:
+    """Return what the options say of every checkpoint of a run."""
+    from magicrl.evaluation.engines import opens_reasoning
+    from magicrl.evaluation.requested import Requested
+    from magicrl.models.loading import described_model
+    from magicrl.models.prompts import PromptEncoder
+    from magicrl.training.checkpoint import start_model
+    from magicrl.verifiers.base import JudgeOptions
+
+    settings = settings_of(options, ask_of(options))
+    reasoning = settings.reasoning
+    if reasoning is None:  # every checkpoint has the chat template of the starting model
+        policy = described_model(start_model(run))
+        opens = opens_reasoning(policy.tokenizer, PromptEncoder(policy.tokenizer, policy.max_context))
+        reasoning = "required" if opens else "auto"
+    chosen = parse_engine_options(options.engine, options.engine_option or ())
+    engine = {
+        "engine": options.engine,
+        "engine_sha256": registry.fingerprint(options.engine),
+        "dtype": chosen.get("dtype", options.dtype) if options.engine == "vllm" else options.dtype,
+        "head_dtype": chosen.get("head_dtype") if options.engine == "vllm" else None,
+    }
+    return Requested(
+        benchmarks=load_benchmarks([parse_asked(text) for text in options.benchmark or ()], reading_of(options)),
+        settings=settings,
+        judging=JudgeOptions(reasoning=reasoning, extract=settings.extract),
+        engine={name: value for name, value in engine.items() if value is not None},
+    )
+
+
 LOOK_EVERY = 5.0  # seconds between looks for a new checkpoint
 
 
@@ -377,8 +409,9 @@ def evaluate_checkpoints(
 ) -> int:
     """Evaluate every checkpoint into ``output/step-N``, oldest first, then compare all with the first.
 
-    With ``--follow`` goes on with new ones until the run is no longer running. A checkpoint that the run removes
-    before its turn is left out.
+    A checkpoint that was evaluated with the same settings is left as it is. One whose results were made with other
+    settings is evaluated again. With ``--follow`` goes on with new ones until the run is no longer running. A
+    checkpoint that the run removes before its turn is left out.
 
     Args:
         evaluate: evaluates ``model`` of the options into a folder and returns the exit status.
@@ -392,26 +425,37 @@ def evaluate_checkpoints(
     from magicrl.evaluation.comparison import compare_all, write_comparison
     from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint, run_status
 
+    # loads the benchmarks, which may be large: only where there is something to compare with
+    requested = functools.cache(lambda: _requested(options, run))
+    settled: set[str] = set()
     while True:
         going = options.follow and run_status(run) == "running"  # asked first: the last checkpoint comes before
-        waiting = [c for c in checkpoint_folders(run) if not (output / c.name / RESULTS).exists()]
+        waiting = [c for c in checkpoint_folders(run) if c.name not in settled]
         if not waiting and not going:
             break
         if not waiting:
             time.sleep(look_every)
             continue
-        checkpoint, model = waiting[0], output / "models" / waiting[0].name
+        checkpoint, folder = waiting[0], output / waiting[0].name
+        changed = requested().differences(folder) if (folder / RESULTS).exists() else None
+        if changed == []:
+            settled.add(checkpoint.name)
+            continue
+        model = output / "models" / checkpoint.name
         try:
             export_checkpoint(run, checkpoint, model)
         except (OSError, ValueError):
             if checkpoint.exists():
                 raise
             continue  # the run has removed it meanwhile
-        say(console, f"{checkpoint.name} of {run}")
-        status = evaluate(replace(options, model=str(model)), output / checkpoint.name)
+        again = f", evaluated again: {'; '.join(changed)}" if changed else ""
+        say(console, f"{checkpoint.name} of {run}{again}")
+        status = evaluate(replace(options, model=str(model)), folder)
         if status:
             return status
         shutil.rmtree(model)
+        if (folder / RESULTS).exists():  # else other shards have not ended
+            settled.add(checkpoint.name)
     done = sorted(path.parent for path in output.glob(f"step-*/{RESULTS}"))
     if not done:
         raise ValueError(f"{run} has no checkpoint to evaluate; checkpoint.every of its recipe says how often it saves")

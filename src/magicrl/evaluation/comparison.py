@@ -33,7 +33,7 @@ def compare(before: Path, after: Path) -> dict[str, Any]:
     Raises:
         ValueError: a folder without results, or no benchmark in common.
     """
-    old, new = _results(before), _results(after)
+    old, new = read_benchmarks(before), read_benchmarks(after)
     names = [name for name in old if name in new]
     if not names:
         raise ValueError(f"{before} and {after} have no benchmark in common: {', '.join(old)} and {', '.join(new)}")
@@ -45,7 +45,12 @@ def compare(before: Path, after: Path) -> dict[str, Any]:
     }
 
 
-def _results(folder: Path) -> dict[str, Any]:
+def read_benchmarks(folder: Path) -> dict[str, Any]:
+    """Return the result of each benchmark in the ``results.json`` of an evaluation.
+
+    Raises:
+        ValueError: there is none, or it holds something else.
+    """
     path = folder / RESULTS if folder.is_dir() else folder
     try:
         return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8"))["benchmarks"])
@@ -140,7 +145,7 @@ def compare_all(folders: Sequence[Path]) -> dict[str, Any]:
     """
     if len(folders) < 2:
         raise RecipeError("--compare needs two folders or more; the first is what the others are compared with")
-    every = {str(folder): _results(folder) for folder in folders}
+    every = {str(folder): read_benchmarks(folder) for folder in folders}
     if len(every) < len(folders):
         raise RecipeError("--compare: a folder is named twice")
     names = list(dict.fromkeys(name for results in every.values() for name in results))

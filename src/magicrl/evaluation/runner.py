@@ -158,6 +158,7 @@ class EvaluationSettings:
     preset: Preset | None = None  # that the settings were taken from, for the record
     keep_tokens: bool = False  # token ids and entropies with the samples
     shard: tuple[int, int] = (0, 1)
+    again: bool = False  # move samples of other settings away, instead of refusing the folder
     ask: Ask = field(default_factory=Ask)
 
     def __post_init__(self) -> None:
@@ -290,7 +291,10 @@ def _begun(
             shard=settings.shard,
             keep_tokens=settings.keep_tokens,
         )
-        for changed in folder.begin(job_of(benchmark, opened, settings, judging, plan), benchmark.problems):
+        job = job_of(benchmark, opened, settings, judging, plan)
+        if settings.again and (moved := folder.make_room(job)) is not None:
+            watcher.note(f"{name}: samples of other settings ({'; '.join(moved[0])}) are now in {moved[1]}")
+        for changed in folder.begin(job, benchmark.problems):
             watcher.note(f"{name}: {changed} since the job was begun; samples may differ in their last bits")
         tasks.append(Task(name=name, problems=benchmark.problems, folder=folder, plan=plan, price=settings.ask.price))
     return tasks
@@ -301,21 +305,20 @@ _NOT_DECISIVE: dict[str, Any] = dict.fromkeys(
 )
 
 
-def job_of(
-    benchmark: LoadedBenchmark,
-    opened: OpenedEngine,
-    settings: EvaluationSettings,
-    judging: JudgeOptions,
-    plan: SamplingPlan,
-) -> Job:
-    """Everything that decides the samples and verdicts of a benchmark, and what else is recorded."""
-    # the seed as the user gave it: each benchmark's own is made from it
-    sampling = {"temperature": plan.temperature, "top_p": 1.0, "max_tokens": plan.max_tokens, "seed": settings.seed}
+def decides_of(
+    benchmark: LoadedBenchmark, settings: EvaluationSettings, judging: JudgeOptions, max_tokens: int
+) -> dict[str, Any]:
+    """Return everything but the engine that decides the samples and verdicts of a benchmark at a response limit."""
     decides: dict[str, Any] = {
         "benchmark": benchmark.name,
         "problems": {"count": len(benchmark.problems), "sha256": fingerprint(benchmark.problems)},
-        "engine": opened.decides,
-        "sampling": sampling,
+        # the seed as the user gave it: each benchmark's own is made from it
+        "sampling": {
+            "temperature": settings.temperature,
+            "top_p": 1.0,
+            "max_tokens": max_tokens,
+            "seed": settings.seed,
+        },
         "judging": {"reasoning": judging.reasoning, "extract": judging.extract, "time_limit": settings.time_limit},
     }
     if settings.judge is not None and any(problem.verifier == "judge" for problem in benchmark.problems):
@@ -327,6 +330,18 @@ def job_of(
         limits = {name: getattr(settings, name) for name in ("max_turns", "max_observation_tokens")}
         code = {name: registry.fingerprint(name) for name in names if name.rpartition(":")[0].endswith(".py")}
         decides["environments"] = {"names": names, "sha256": code, **limits}
+    return decides
+
+
+def job_of(
+    benchmark: LoadedBenchmark,
+    opened: OpenedEngine,
+    settings: EvaluationSettings,
+    judging: JudgeOptions,
+    plan: SamplingPlan,
+) -> Job:
+    """Everything that decides the samples and verdicts of a benchmark, and what else is recorded."""
+    decides = {"engine": opened.decides, **decides_of(benchmark, settings, judging, plan.max_tokens)}
     source = {
         **benchmark.facts,
         "source": without_secrets(str(benchmark.facts["source"])),

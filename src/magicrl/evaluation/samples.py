@@ -8,6 +8,7 @@ samples drawn anew at another limit, ``OUTPUT/results.json`` the scores of all b
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -219,6 +220,22 @@ class EvaluationFolder:
         """Limits at which samples were drawn anew, ascending."""
         found = (path.parent.name for path in self.path.glob("fresh/*/job.json"))
         return sorted(int(name) for name in found if name.isdecimal())
+
+    def make_room(self, job: Job) -> tuple[list[str], Path] | None:
+        """Move samples of other settings to ``OUTPUT/earlier/NAME-1`` (or -2, ...), where no later call reads them.
+
+        Returns:
+            What differs and the new place; None if the folder is empty or holds the samples of this job.
+        """
+        if not self._job.exists() or not differences(self.job().decides, job.decides):
+            return None
+        earlier = self.path.parent / "earlier"
+        # another shard may have moved them since, and have begun this job
+        with only_writer(earlier, wait=True):
+            if not self._job.exists() or not (changed := differences(self.job().decides, job.decides)):
+                return None
+            place = next(p for n in itertools.count(1) if not (p := earlier / f"{self.path.name}-{n}").exists())
+            return changed, self.path.rename(place)
 
     def begin(self, job: Job, problems: Sequence[Problem]) -> list[str]:
         """Write what the job is, or check that the folder holds this very job.

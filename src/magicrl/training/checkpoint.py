@@ -360,6 +360,11 @@ def run_status(run: Path) -> str:
     return str(_read_run(run).get("status", "unknown"))
 
 
+def start_model(run: Path) -> str:
+    """Return the folder or name of the model that the run started from."""
+    return str(_read_run(run)["start_model"])
+
+
 def export_checkpoint(run: Path, checkpoint: Path, target: Path) -> Path:
     """Write the weights of a checkpoint as a model folder, in the precision that the run computes in.
 
@@ -374,7 +379,7 @@ def export_checkpoint(run: Path, checkpoint: Path, target: Path) -> Path:
     weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
     config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     settings = config.get("model", {})
-    policy = load_policy(str(_read_run(run)["start_model"]), dtype=settings.get("dtype", "float32"))
+    policy = load_policy(start_model(run), dtype=settings.get("dtype", "float32"))
     # the checkpoint has the adapters' values, wherever the run took its first ones from
     of = LoraConfig.model_validate(settings["lora"] | {"start": None}) if settings.get("lora") else None
     lora = None if of is None else LoraAdapters(policy.model, of)
