@@ -17,7 +17,9 @@ import pandas as pd
 import pytest
 
 import magicrl
+from magicrl.api.given import overrides_of
 from magicrl.config.errors import RecipeError
+from magicrl.config.loader import load_train_recipe
 from magicrl.registry import live, live_text, resolve
 
 KEPT = Path(__file__).with_name("api.txt")
@@ -148,7 +150,15 @@ def test_references_of_this_process() -> None:
         resolve("reward", "live:two@00")
 
 
-def test_verdicts() -> None:
+def test_settings_hold_over_arguments() -> None:
+    def verifier(**given: Any) -> str:
+        return load_train_recipe(RECIPE, overrides_of(**given)).data.train[0].verifier
+
+    assert verifier(reward="maths") == "maths"
+    assert verifier(reward="maths", settings={"reward": "exact"}) == "exact"
+
+
+def test_verdicts(tmp_path: Path) -> None:
     assert magicrl.verify(r"\boxed{0.5}", "1/2").correct
     assert magicrl.verify("7", ["6", "7"], reward="exact", extract="lenient").correct
     rows = [{"response": "8", "gold": "8"}, {"response": "8", "gold": ["7", "9"]}]
@@ -157,6 +167,13 @@ def test_verdicts() -> None:
     graded = magicrl.verify([{"response": "abc", "wanted": 5}], reward=lambda p, r: len(r) - p.extra["wanted"])
     assert [verdict.score for verdict in graded] == [-2.0]
     assert magicrl.verify("a", reward=lambda p, r: 1 / 0).status == "reward_failed"
+    assert [magicrl.verify("It is 7.", "7", extract=extract).correct for extract in ("lenient", "box")] == [True, False]
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import time\nfrom magicrl import reward\n\n@reward(isolated=True)\ndef busy(problem, response):\n"
+        "    end = time.process_time() + 3\n    while time.process_time() < end:\n        pass\n    return 1.0\n"
+    )
+    assert magicrl.verify("a", reward=f"{slow}:busy", time_limit=0.1).status == "reward_failed"
 
 
 @pytest.mark.parametrize(
@@ -180,6 +197,11 @@ def test_plans_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> N
     told = json.loads(capsys.readouterr().out)
     del told["compare"]
     assert json.loads(json.dumps(magicrl.plan("smollm2", hardware="cpu-2core"))) == told
+    first, second = told["stages"]
+    hours = first["hours"] + second["hours"] / 2
+    within = magicrl.plan("smollm2", hardware="cpu-2core", hours=hours)["steps_in_budget"]
+    assert within == pytest.approx(first["steps"] + second["steps"] / 2, abs=1)
+    assert magicrl.plan("smollm2", hardware="H100-80G", count=2, staleness=1)["staleness"] == 1
     with pytest.raises(ValueError, match="hours must be above 0, got 0"):
         magicrl.plan("smollm2", hardware="cpu-2core", hours=0)
 

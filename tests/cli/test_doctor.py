@@ -103,6 +103,11 @@ def test_a_machine_that_is_too_small_is_trouble(monkeypatch: pytest.MonkeyPatch)
     assert "quickstart needs 0.7" in found["memory"].text
     assert "tiny" in found["memory"].text.partition(";")[2].partition("needs")[0]  # half a GiB is enough for it
     assert found["disk"].status == "trouble"
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: Usage(10 * GIB, GIB, 9 * GIB))
+    assert doctor._disk(Path.cwd()).status == "ok"
+    monkeypatch.setattr(doctor.os, "access", lambda folder, mode: False)
+    closed = doctor._disk(Path.cwd())
+    assert (closed.status, closed.text.endswith("; it cannot be written")) == ("trouble", True)
 
 
 def test_a_sandbox_that_refuses_is_a_warning_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +129,9 @@ def test_a_sandbox_that_refuses_is_a_warning_with_what_works(monkeypatch: pytest
 def test_the_text_and_its_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [Finding("a", "ok", "1"), Finding("b", "trouble", "[2]", "do this")]
     monkeypatch.setattr(doctor, "examine", lambda: iter(rows))
-    assert app(["doctor"], result_action="return_value") == 1
+    for words in (["doctor", "--json"], ["doctor"]):
+        capsys.readouterr()
+        assert app(words, result_action="return_value") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["ok      a: 1", "trouble b: [2]", "        -> do this"]
     monkeypatch.setattr(doctor, "examine", lambda: iter(rows[:1]))

@@ -14,14 +14,17 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import completion
 from json_server import Asked, Reply, json_server
 from rich.console import Console
 
+import magicrl
 from magicrl.api.evaluation_display import EvalDisplay
 from magicrl.cli.eval import (
+    _best,
     ask_of,
     parse_counts,
     parse_shard,
@@ -122,7 +125,10 @@ def test_a_served_judge_judges_an_evaluation(
             f'cache = "{tmp_path / "cache"}"\n'
         )
         assert call([*asked, *rest, "--judge", str(recipe)]) == 0
+        more: dict[str, Any] = {"limit": 3, "max_tokens": 20, "template": "{prompt}", "threads": 1, "workers": 1}
+        same = magicrl.evaluate(model, problems, output=tmp_path / "b", judge=recipe, progress=False, **more)
     found = json.loads((tmp_path / "a/results.json").read_text())["benchmarks"]["ones"]
+    assert same.scores.loc["ones", "reward"] == found["reward"]["mean"]
     assert 0 < found["reward"]["mean"] <= 0.5, "responses that were cut or empty are not asked about"
     assert found["accuracy"]["mean"] == 0
     job = json.loads(next((tmp_path / "a").glob("ones/job.json")).read_text())
@@ -186,10 +192,16 @@ def test_words_of_options() -> None:
     assert parse_shard("0/4") == (0, 4)
     assert parse_counts("--pass-at", "1, 4") == (1, 4)
     assert parse_window("2024-08-01..") == (date(2024, 8, 1), None)
+    ask = ask_of(EvalOptions(pass_at="1,2", majority_at="4"))
+    assert (ask.pass_at, ask.majority_at) == ((1, 2), (4,))
+    settings = settings_of(EvalOptions(preset="released-code", temperature=0.9, shard="1/4"), ask)
+    assert (settings.temperature, settings.max_tokens, settings.shard) == (0.9, 32768, (1, 4))
+    assert _best({"8": {"mean": 0.5}, "16": {"mean": 0.75}}) == "@16 75.0"
 
 
-def sample(right: bool) -> SampleRow:
-    verdict = Verdict(outcome=Outcome.CORRECT if right else Outcome.WRONG, status="")
+def sample(right: bool | None) -> SampleRow:
+    outcome = Outcome.NOT_JUDGED if right is None else Outcome.CORRECT if right else Outcome.WRONG
+    verdict = Verdict(outcome=outcome, status="")
     return row_of("p", 0, completion(range(50)), verdict)
 
 
@@ -202,10 +214,14 @@ def test_without_a_terminal_lines_come_now_and_then_and_at_the_end() -> None:
             clock[0] += 6.0
             display.sample("set", sample(done % 2 == 0))
             display.progress("set", done, 6)
+        for right in (True, None):
+            display.sample("other", sample(right))
+        display.progress("other", 2, 2)
     lines = out.getvalue().splitlines()
     assert lines[0].endswith("6 in this call; 2 of them are there already; at most 400 tokens to generate")
     assert lines[1] == "set: 4 of 6 samples, 50.0 % right in this call, 17 tokens/s"
     assert lines[2] == "set: 6 of 6 samples, 50.0 % right in this call, 11 tokens/s"
+    assert lines[3] == "other: 2 of 2 samples, 100.0 % right in this call", "of those that were judged"
 
 
 def test_a_comparison_fits_80_columns_with_every_number_whole() -> None:
@@ -227,8 +243,8 @@ def test_a_comparison_fits_80_columns_with_every_number_whole() -> None:
     show_comparison(document, Console(file=out, width=80))
     said = out.getvalue()
     assert "…" not in said
-    for figure in ("100.0", "−100.0", "<0.001", "0/1319"):
-        assert figure in said
+    columns = ("1319", "100.0", "0.0", "−100.0", "−100.0 to −99.9", "<0.001", "0/1319")
+    assert re.search(r"\s+".join(columns), said), "problems, before, after, change, interval, p, better and worse"
     assert "b: not comparable, other problems: count: was 10, is now 5" in said
     assert "c: in one of the two only" in said
 

@@ -104,6 +104,9 @@ def test_an_existing_recipe_and_an_unreadable_file_are_refused(tmp_path: Path) -
     there.touch()
     with pytest.raises(RecipeError, match=r"run\.toml exists"):
         init(tmp_path, tmp_path, there)
+    (tmp_path / "other-start.toml").touch()
+    with pytest.raises(RecipeError, match=r"other-start\.toml exists"):
+        init(tmp_path, tmp_path, tmp_path / "other.toml")
     (tmp_path / "mine.jsonl").write_text('{"a": 1, "b": 2}\n')
     with pytest.raises(ValueError, match="no problem can be read"):
         init(tmp_path, tmp_path / "mine.jsonl", tmp_path / "new.toml")

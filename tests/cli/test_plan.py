@@ -34,7 +34,8 @@ def test_shipped_recipes_on_this_machine(recipe: str, model: str, capsys: pytest
 
 def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> None:
     words = [PAPER, "--gpus", "32", "--gpu", "H800-80G", "--hours", "24", "--cost-per-gpu-hour", "2", "--json"]
-    facts = json.loads(plan(capsys, *words, "--compare", "gpus=64,stages.0.group_size=32", "--compare", "gpus=1"))
+    change = "gpus=64,staleness=1,stages.0.group_size=32"
+    facts = json.loads(plan(capsys, *words, "--compare", change, "--compare", "gpus=1"))
     (stage,) = facts["stages"]
     assert facts["steps_in_budget"] == int(24 * 3600 / stage["step_seconds"])
     assert facts["cost"] == pytest.approx(facts["hours"] * 32 * 2, rel=1e-3)
@@ -49,7 +50,8 @@ def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> Non
     assert sum(learner.values()) == pytest.approx(facts["memory_gib"]["learner_total"], abs=0.02)
     assert facts["memory_gib"]["learner_total"] < facts["memory_gib"]["budget"]
     larger, refused = facts["compare"]
-    assert (larger["gpus"], larger["change"]) == (64, "gpus=64,stages.0.group_size=32")
+    assert (larger["gpus"], larger["staleness"]) == (64, 1)
+    assert (larger["stages"][0]["group_size"], larger["change"]) == (32, change)
     assert "does not fit on 1 x H800-80G" in refused["refused"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from toy_start import toy_sft
@@ -11,6 +12,7 @@ from toy_start import toy_sft
 import magicrl
 from magicrl.cli.preflight import UNSOUND, preflight
 from magicrl.config.errors import RecipeError
+from magicrl.training.preflight import Budget
 
 RECIPE = """
 [run]
@@ -82,6 +84,19 @@ def test_the_figures_are_those_of_the_run(recipe: Path) -> None:
     assert update["kl"] is None or 0 < update["kl"] < 0.1
     assert 0 < found["cost"]["hours"] < 1
     assert found["cost"]["factor"] > 0
+
+
+def test_minutes_and_samples_are_the_budget(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets: list[Budget] = []
+
+    def measured(*given: Any) -> None:
+        budgets.append(next(one for one in given if isinstance(one, Budget)))
+        raise ValueError("measured")
+
+    monkeypatch.setattr("magicrl.training.preflight.measure", measured)
+    with pytest.raises(ValueError, match="measured"):
+        preflight(recipe, minutes=2, samples=7)
+    assert budgets == [Budget(seconds=120, samples=7)]
 
 
 def test_what_cannot_be_measured_is_refused(recipe: Path) -> None:

@@ -9,11 +9,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from magicrl.api.planning import planned
 from magicrl.cli.main import app
 from magicrl.cli.train import minutes_needed
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.paths import FOLDER, find_recipe
 from magicrl.models.small_models import make_byte_tokenizer, make_miniature
+from magicrl.planning.planner import Options
+from magicrl.reporting.wording import duration
 
 RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes"
 LARGE = sorted(path for folder in ("skywork", "deepseek") for path in (RECIPES / folder).glob("*.toml"))
@@ -105,6 +108,8 @@ def test_anything_else_is_planned_for_its_model_and_steps(tmp_path: Path) -> Non
         (FOLDER / "smollm2.toml").read_text().replace('sft = "smollm2-sft.toml"', 'model = "SmolLM2-135M"')
     )
     short = said(Path("smollm2"), "model=SmolLM2-135M", "data=problems.jsonl", "stages.1.max_steps=1")
+    _, plan = planned(copied, [], None, "cpu-2core", Options(gpus=1, as_stated=True))
+    assert said(copied).startswith(f"about {duration(3600 * plan.hours)} for at most ")
     for words, steps in ((said(copied), 50), (short, 21)):
         assert f"for at most {steps} training steps as planned on two CPU cores" in words
         assert "50 minutes" not in words

@@ -99,6 +99,7 @@ def test_weights_that_are_not_finite_reach_no_checkpoint(desk: Desk, tmp_path: P
     assert "lower optimizer.learning_rate" in text
     facts = json.loads((folder / "run" / "run.json").read_text())
     assert facts["status"] == "failed"
+    assert (folder / "run" / "report.html").exists(), "its curves show why"
     found = sorted((folder / "run" / "checkpoints").glob("step-*/tensors.safetensors"))
     assert found
     for path in found:

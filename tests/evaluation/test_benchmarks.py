@@ -141,6 +141,7 @@ def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "aime.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(30)])
     assert load_benchmark(parse_asked(f"aime24={file}"), Reading()).whole
     assert not load_benchmark(parse_asked(f"aime24={file}"), Reading(limit=10)).whole
+    assert not load_benchmark(parse_asked(f"aime24={file}"), Reading(window=(date(2024, 1, 1), None))).whole
     assert not load_benchmark(parse_asked(str(file)), Reading()).whole
 
 

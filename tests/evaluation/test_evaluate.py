@@ -20,6 +20,7 @@ from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.results import Ask, Incomplete, Price, write_results
 from magicrl.evaluation.runner import Cost, EvaluationSettings, evaluate
 from magicrl.evaluation.samples import EvaluationFolder, SampleRow
+from magicrl.models.small_models import make_miniature
 from magicrl.rollout.engines import EngineSettings
 
 SETTINGS = EvaluationSettings(samples=4, max_tokens=16, seed=5)
@@ -120,12 +121,18 @@ def test_more_samples_keep_those_that_exist(
     grown = results(run(model, sums, tmp_path / "out", watcher=watcher))
     assert len(watcher.seen) == 30
     assert grown["scored_sha256"] == whole["scored_sha256"]
+    fewer = results(run(model, sums, tmp_path / "out", replace(SETTINGS, samples=2)))
+    assert (fewer["samples"], fewer["usage"]["samples"]) == (2, 40), "those beyond are there and are not scored"
+    assert {problem["counted"] for problem in fewer["per_problem"]} == {2}
+    assert results(write_results(tmp_path / "out", ["sums"], Ask()))["samples"] == 4, "no sample is lost"
 
 
 def test_another_job_is_refused_with_what_differs(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
     run(tiny_models[0], sums, tmp_path / "out")
     with pytest.raises(ValueError, match=r"sampling\.temperature: was 1\.0, is now 0\.5\n.*another --output"):
         run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, temperature=0.5))
+    with pytest.raises(ValueError, match=r"judging\.extract: was lenient, is now box\n"):
+        run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, extract="box"))
     with pytest.raises(ValueError, match=r"engine\.weights_sha256: was "):
         run(tiny_models[1], sums, tmp_path / "out")
     sums.write_text(sums.read_text().replace('"answer": 0', '"answer": 1'))
@@ -179,6 +186,8 @@ def test_two_models_are_compared_problem_by_problem(tiny_models: tuple[Path, Pat
     assert (found["better"], found["worse"]) == (sum(d > 0 for d in deltas), sum(d < 0 for d in deltas))
     assert 0 < found["p_value"] <= 1
     assert found["settings_differ"] == []
+    longer = after["length"]["mean"] - before["length"]["mean"]
+    assert found["tokens_difference"] == pytest.approx(longer)
     run(tiny_models[1], sums, tmp_path / "hot", replace(SETTINGS, temperature=2.0, samples=2))
     warned = compare(tmp_path / "0", tmp_path / "hot")["benchmarks"]["sums"]
     assert warned["settings_differ"] == ["samples: was 4, is now 2", "sampling.temperature: was 1.0, is now 2.0"]
@@ -212,11 +221,12 @@ def test_fresh_samples_at_other_limits_are_tasks_that_resume(
     assert short["mean_tokens"]["mean"] <= 4 < whole["length"]["mean"]
     assert short["cut"] is not None
     assert long["cut"] is None
-    texts = [
-        set((tmp_path / "whole/sums" / p / "samples-0-of-1.jsonl").read_text().splitlines()) for p in ("", "fresh/24")
-    ]
-    same = {json.loads(a)["text"] for a in texts[0]} == {json.loads(b)["text"] for b in texts[1]}
-    assert not same, "fresh samples are drawn with random numbers of their own"
+    long_texts, fresh_texts = (
+        {(row.problem, row.sample): row.text for row in EvaluationFolder(tmp_path / "whole/sums" / place).rows()}
+        for place in ("", "fresh/4")
+    )
+    same = [long_texts[key].startswith(text) for key, text in fresh_texts.items()]
+    assert not all(same), "fresh samples are drawn with random numbers of their own"
     plain = results(write_results(tmp_path / "whole", ["sums"], Ask()))
     assert plain["scaling"]["fresh"] == whole["scaling"]["fresh"], "what is there is scored without being asked for"
     used = whole["usage"]
@@ -273,6 +283,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_generated(
 ) -> None:
     with pytest.raises(RecipeError, match=r"context of 96 tokens; ask for 90 or less"):
         run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, max_tokens=2000))
+    with pytest.raises(RecipeError, match=r"--fresh-limits\) 2000 exceed the model's context of 96 tokens"):
+        run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, ask=Ask(fresh_limits=(8, 2000))))
     assert not (tmp_path / "out").exists()
     with pytest.raises(RecipeError, match="same response every time"):
         EvaluationSettings(temperature=0.0, samples=4)
@@ -291,6 +303,11 @@ def test_a_checksum_follows_weights_and_tokenizer_not_the_model_card(
         (copy / file.name).write_bytes(file.read_bytes())
     (copy / "README.md").write_text("a card")
     assert model_checksums(copy) == model_checksums(tiny_models[0])
+    template = copy / "chat_template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    changed = model_checksums(copy)
+    assert changed["tokenizer_and_config_sha256"] != model_checksums(tiny_models[0])["tokenizer_and_config_sha256"]
+    template.unlink()
     config = copy / "generation_config.json"
     config.write_text(config.read_text() + " ")
     changed = model_checksums(copy)
@@ -316,6 +333,17 @@ def test_greedy_decoding_takes_one_sample_whatever_the_preset_says() -> None:
     greedy = EvaluationSettings(temperature=0.0, preset=PRESETS["report"])
     assert greedy.samples_for("aime24") == 1
     assert replace(greedy, temperature=1.0).samples_for("aime24") == 32
+    assert replace(greedy, temperature=1.0, samples=2).samples_for("aime24") == 2, "what is given holds over the preset"
+
+
+def test_a_template_that_opens_the_reasoning_requires_its_end(sums: Path, tmp_path: Path) -> None:
+    llama = {"model_type": "llama", "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = make_miniature(llama, tmp_path / "model", max_context=128)
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}<think>\n")
+    few = replace(SETTINGS, samples=1, max_tokens=2)
+    assert results(run(model, sums, tmp_path / "out", few))["settings"]["judging"]["reasoning"] == "required"
+    given = results(run(model, sums, tmp_path / "given", replace(few, reasoning="none")))
+    assert given["settings"]["judging"]["reasoning"] == "none"
 
 
 def test_a_reward_that_is_not_there_is_told_before_a_model_is_loaded(sums: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from json_server import Reply, json_server
 
 from magicrl.cli.eval import parse_engine_options
 from magicrl.config.errors import RecipeError
@@ -56,3 +57,12 @@ def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = parse_engine_options("openai", ["attempts=2", 'extra={"seed": null}'])
     with pytest.raises(ServerError, match=r"GET http://127\.0\.0\.1:9/elsewhere/models: cannot reach"):
         open_engine("openai", EngineSettings(model="tiny", options=options))
+
+
+@pytest.mark.parametrize("owner", ["vllm", "somebody"])
+def test_a_server_that_is_not_vllm_may_know_the_limit(owner: str) -> None:
+    models = {"data": [{"id": "tiny", "owned_by": owner, "max_model_len": 64}]}
+    with json_server(lambda asked: Reply(body=models)) as url:
+        opened = open_engine("openai", EngineSettings(model="tiny", options={"base_url": url}))
+        opened.engine.close()
+    assert opened.knows_limit == (owner != "vllm"), "a curve over its limits is then an estimate"

@@ -14,15 +14,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from magicrl.evaluation.job import SamplingPlan, requests_for, run_job
+from magicrl.evaluation.job import SamplingPlan, requests_for, run_job, sample_problems
 from magicrl.evaluation.samples import SampleFile, SampleRow, by_problem, read_samples, row_of
 from magicrl.evaluation.statistics import majority_at_k, mean_of, score_rows, votes
 from magicrl.records import (
     Completion,
+    Episode,
     FinishedSample,
     FinishReason,
     Outcome,
     Problem,
+    RolloutGroup,
     RolloutRequest,
     Verdict,
     frozen_floats,
@@ -31,9 +33,9 @@ from magicrl.records import (
 from magicrl.verifiers.pool import VerifierPool
 
 
-def completion(text: str, *, tokens: int = 3, cut: bool = False) -> Completion:
+def completion(text: str, *, tokens: int = 3, cut: bool = False, entropy: float = 0.25) -> Completion:
     end = FinishReason.LENGTH if cut else FinishReason.STOP
-    entropies = frozen_floats([0.25] * tokens)
+    entropies = frozen_floats([entropy] * tokens)
     return builders.completion(range(tokens), text=text, sampler_entropies=entropies, finish_reason=end)
 
 
@@ -173,7 +175,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
 
 def test_a_score_counts_truncated_as_wrong_and_leaves_out_what_was_not_judged() -> None:
     rows = [
-        [row("a", 0), row("a", 1, cut=True, tokens=9), row("a", 2, "wrong"), row("a", 3, "not_judged")],
+        [row("a", 0), row("a", 1, cut=True, tokens=9, entropy=1.0), row("a", 2, "wrong"), row("a", 3, "not_judged")],
         [row("b", i) for i in range(4)],
     ]
     found = score_rows(rows, ["a", "b"], pass_at=[2])
@@ -182,7 +184,30 @@ def test_a_score_counts_truncated_as_wrong_and_leaves_out_what_was_not_judged() 
     assert found.pass_at[2].mean == pytest.approx((1 - 1 / 3 + 1) / 2)
     assert found.truncation.mean == pytest.approx((1 / 4 + 0) / 2)
     assert found.length.mean == pytest.approx(((3 + 9 + 3 + 3) / 4 + 3) / 2)
-    assert found.entropy == pytest.approx(0.25)
+    assert found.entropy == pytest.approx((9 * 1.0 + 21 * 0.25) / 30), "per token of all responses"
+
+
+def test_what_an_environment_wrote_is_not_the_models() -> None:
+    played = Episode(observed=((1, 2),), answer="4")
+    answer = replace(completion("4", tokens=5), episode=played, sampler_entropies=frozen_floats([0.5, 0, 0, 1, 1.5]))
+    found = row_of("a", 0, answer, Verdict(outcome=Outcome.CORRECT, status="matched"), keep_tokens=True)
+    assert (found.tokens, found.entropy, found.token_ids) == (3, 1.0, (0, 3, 4))
+
+
+def test_a_test_of_a_run_keeps_the_problems_order_and_counts_truncated_as_wrong() -> None:
+    class Late(Scripted):
+        """Ends the groups in the reverse of their order; the answers of the second problem are truncated."""
+
+        def finished(self) -> Iterator[RolloutGroup]:
+            for request in reversed(self.asked):
+                answers = (completion("4", cut=request.draw == 1) for _ in request.indices)
+                yield RolloutGroup(request=request, completions=tuple(answers))
+
+    with VerifierPool() as judge:
+        limits = {"samples": 2, "temperature": 1.0, "max_tokens": 8, "seed": 0}
+        groups = sample_problems(Late(), judge, PROBLEMS, encode, **limits)  # type: ignore[arg-type]
+    assert [judged.group.request.problem.id for judged in groups] == [p.id for p in PROBLEMS]
+    assert [judged.correct.tolist() for judged in groups] == [[n != 1] * 2 for n in range(5)]
 
 
 def test_votes_tell_wrong_answers_apart_and_right_ones_not() -> None:

@@ -43,7 +43,7 @@ def test_accuracy_against_the_limit_by_hand() -> None:
     assert [point["truncation"]["mean"] for point in curve] == [0.75, 0.5, 0.25]
     assert [point["mean_tokens"]["mean"] for point in curve] == [10.0, (20 + 25) / 2, (25 + 60) / 2]
     with pytest.raises(ValueError, match="cut at 100 tokens"):
-        limit_curve(PROBLEMS, [200])
+        limit_curve(PROBLEMS, [10, 200])
 
 
 def test_efficiency_is_the_accuracy_at_the_limit_that_costs_so_many_tokens() -> None:

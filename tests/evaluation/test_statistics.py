@@ -65,7 +65,8 @@ def test_paired_difference_is_narrower_than_the_unpaired_one() -> None:
     after = rng.binomial(16, difficulty + 0.2) / 16
     result = paired_difference(after, before)
     assert result.low < 0.2 < result.high
-    assert result.high - result.low < 0.06
+    half = 1.96 * float(np.std(after - before)) / 200**0.5
+    assert (result.high - result.mean, result.mean - result.low) == pytest.approx((half, half), rel=0.1)
 
 
 def test_no_difference_on_few_problems_is_no_certainty() -> None:
@@ -102,6 +103,9 @@ def test_the_cluster_robust_error_by_hand() -> None:
     result = share([1.0, 0.5, 1.0, 0.0, 0.5, 0.0], ["a", "b", "b", "c", "b", "c"])
     assert result.mean == 0.5
     assert result.standard_error == pytest.approx((3 / 2 * (0.5**2 + 0.5**2 + 1**2)) ** 0.5 / 6)
+    # Wilson's bounds solve (p - x)^2 = t^2 x (1 - x) / n, with p (1 - p) / se^2 = 4 observations and Student's t
+    for bound in (result.low, result.high):
+        assert (0.5 - bound) ** 2 == pytest.approx(stats.t.ppf(0.975, 2) ** 2 * bound * (1 - bound) / 4)
 
 
 def test_a_difference_by_template_and_its_permutations() -> None:
@@ -116,7 +120,7 @@ def test_a_difference_by_template_and_its_permutations() -> None:
     gains = np.repeat([0.3, 0.2, 0.4], 10)
     names = np.repeat(np.arange(3), 10).tolist()
     assert permutation_test(gains, names) == 2 / 2**3
-    assert permutation_test(gains) < 1e-4
+    assert permutation_test(gains) == 1 / 100_001, "no finite number of drawn patterns shows that p is 0"
     same = paired_difference(np.full(30, 0.5), np.full(30, 0.5), names)
     assert same.low < 0 < same.high, "three clusters that agree prove nothing"
     one = paired_difference([1.0, 0.5], [0.0, 0.25], ["t", "t"])

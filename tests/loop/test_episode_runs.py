@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import magicrl
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import TinyModelConfig
 from magicrl.models.loading import save_policy
@@ -146,6 +147,9 @@ def test_a_run_s_numbers_are_of_what_the_model_wrote(recipe: Path, tmp_path: Pat
         assert found["environment/observations_cut"] == pytest.approx(cut), "five words each, and four are allowed"
         ended = [row["turns"] for row in rows if row["finish_reason"] == "stop"]
         assert found["environment/turns_used"] == pytest.approx(np.mean(ended))
+    taken_apart = magicrl.explain(tmp_path / "run", 2)
+    assert taken_apart["equal"]
+    assert taken_apart["update"]["entropy"] == pytest.approx(values[1]["entropy/exact/mean"], rel=1e-4)
 
 
 def test_a_replayed_run_learns_the_same(recipe: Path, tmp_path: Path) -> None:

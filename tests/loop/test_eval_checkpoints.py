@@ -91,7 +91,10 @@ DIFFERENT: tuple[tuple[dict[str, Any], list[str]], ...] = (
     ({"seed": 1}, ["sampling.seed: was 0, is now 1"]),
     ({"samples": 3}, ["samples: was 2, is now 3"]),
     ({"max_tokens": 17}, ["sampling.max_tokens: was 16, is now 17"]),
-    ({"preset": "released-code", "max_tokens": 16}, ["sampling.temperature: was 1.0, is now 0.6"]),
+    (
+        {"preset": "released-code", "max_tokens": 16},
+        ["judging.extract: was lenient, is now box", "sampling.temperature: was 1.0, is now 0.6"],
+    ),
     ({"verifier": "maths"}, ["verifier: was exact, is now maths"]),
     ({"limit": 6}, []),  # these are all problems
     ({"limit": 5, "limit_seed": 1}, ["limit: was None, is now 5", "limit_seed: was None, is now 1"]),
@@ -149,7 +152,7 @@ def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(
         assert [line.partition(": ")[2] for line in found] == lines, changed
     new = _requested(replace(given, benchmark=[str(file), str(more)]), finished).differences(output / steps[0])
     assert new == ["more: was not evaluated, is now requested"]
-    other = [*command, "--limit", "4", "--temperature", "0.5", "--samples", "1"]
+    other = [*" ".join(command).replace("--samples 2", "--samples 1").split(), "--limit", "4", "--temperature", "0.5"]
     assert app(other, result_action="return_value") == 0
     said = capsys.readouterr().out
     lines = ("limit: was None, is now 4", "sampling.temperature: was 1.0, is now 0.5", "samples: was 2, is now 1")

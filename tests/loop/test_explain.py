@@ -51,7 +51,9 @@ def run(toy_text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(run: Path) -> dict[str, Any]:
-    what_if = ["algorithm.loss=magic", "optimizer.learning_rate=2e-4", "reward=exact"]
+    mine = run.with_name("mine.py")
+    mine.write_text("def odd(problem, response):\n    return float(len(response) % 2)\n")
+    what_if = ["algorithm.loss=magic", "optimizer.learning_rate=2e-4", "reward=exact", f"reward={mine}:odd"]
     return magicrl.explain(run, ON_POLICY, what_if=what_if)
 
 
@@ -209,13 +211,15 @@ def test_what_was_measured_is_what_happened(run: Path, found: dict[str, Any]) ->
 
 
 def test_what_if(found: dict[str, Any]) -> None:
-    same, faster, judged = found["what_if"]
+    same, faster, judged, otherwise = found["what_if"]
     for other in (same, judged):
         assert other["cosine"] == pytest.approx(1, abs=1e-12)
         assert other["norm"] == found["update"]["norm"]
         assert other["gains"] == pytest.approx([group["gain"] for group in found["groups"]], abs=1e-12)
     assert faster["own_norm"] == pytest.approx(2 * found["update"]["own_norm"], rel=1e-6)
     assert faster["own_cosine"] == pytest.approx(1, abs=1e-9)
+    assert otherwise["gains"] != pytest.approx([group["gain"] for group in found["groups"]], rel=1e-3)
+    assert otherwise["own_cosine"] < otherwise["cosine"] - 1e-3, "both steps share the momentum, not the gradient"
 
 
 @pytest.mark.parametrize(
@@ -286,6 +290,16 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         explain(run, step=9)
     with pytest.raises(ValueError, match="no run folder"):
         explain(tmp_path)
+
+
+def test_how_long_a_repetition_takes_counts_from_its_checkpoint(broken: Path) -> None:
+    """Steps 6 to 12 are made again from the newest checkpoint, that of step 5."""
+    values = [{"entropy/exact/mean": 0.1 if step == 12 else 1.0, "time/step": 2.0} for step in range(1, 13)]
+    rows = [json.dumps({"step": step, "stage": 0, "values": row}) for step, row in enumerate(values, 1)]
+    (broken / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    (notable,) = magicrl.explain(broken)["notable"]
+    assert (notable["step"], notable["sign"], notable["from_checkpoint"]) == (12, "loss of entropy", 5)
+    assert notable["seconds"] == 7 * 2.0
 
 
 def test_a_run_that_works_ahead_is_repeated_and_varied_not(toy_recipe: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def test_a_run_as_data_frames_and_in_a_notebook(toy_recipe: Path, tmp_path: Path
     assert page.startswith("<iframe srcdoc=")
     assert "Did it learn?" in page
     assert len(page) < 3_000_000
+    assert page.count('"') == 6, "a quotation mark of the page would end it: these are three attributes of the frame"
     assert "<svg" not in run.figures("learning")._repr_html_()  # escaped: its style cannot leak into the notebook
     assert "&lt;svg" in run.figures("learning")._repr_html_()
     with pytest.raises(ValueError, match=r"no figures losses of the run in .*; it has learning, policy, time"):
@@ -141,13 +143,23 @@ def test_a_live_reward_and_live_data(toy_recipe: Path, tmp_path: Path) -> None:
         train()
 
 
-def test_a_run_left_early_is_resumed(toy_recipe: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def threads() -> Iterator[int]:
+    """Threads of the caller's torch: others than a run's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 2)
+    yield before + 2
+    torch.set_num_threads(before)
+
+
+def test_a_run_left_early_is_resumed(toy_recipe: Path, tmp_path: Path, threads: int) -> None:
     whole = magicrl.train(toy_recipe, settings=SHORT, output=tmp_path / "whole", progress=False)
-    threads = torch.get_num_threads()
+    assert torch.get_num_threads() == threads
     run = magicrl.start(toy_recipe, settings=SHORT, output=tmp_path / "run")
     with pytest.raises(ValueError, match=r"it is this one: close\(\) that run, or choose another output"):
         magicrl.start(toy_recipe, settings=SHORT, output=tmp_path / "run", resume=True)
     run.step()
+    assert torch.get_num_threads() == threads, "what the caller computes between two steps"
     assert run.save().name.endswith("1")
     run.close()
     run.close()
@@ -219,10 +231,13 @@ def test_inside_a_running_event_loop_as_a_notebook_has_it(toy_recipe: Path, tmp_
     assert told.steps == [1, 2, 3]
 
 
-def test_evaluations_in_python(toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluations_in_python(
+    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], threads: int
+) -> None:
     problems = [{"id": f"p{n}", "question": f"L 5 2 3 0 1 0 0 0 {n} :", "answer": "1"} for n in range(4)]
     options: dict[str, Any] = {"max_tokens": 8, "samples": 2, "reward": "exact", "workers": 1, "template": "{prompt}"}
-    found = magicrl.evaluate(toy_model, {"mine": problems}, output=tmp_path / "live", **options)
+    found = magicrl.evaluate(toy_model, {"mine": problems}, output=tmp_path / "live", **options, threads=1)
+    assert torch.get_num_threads() == threads
     assert "mine: 4 problems x 2 samples" in capsys.readouterr().out
     assert found.scores.loc["mine", "problems"] == 4
     assert len(found.samples()) == 8
@@ -241,8 +256,16 @@ def test_evaluations_in_python(toy_model: Path, tmp_path: Path, capsys: pytest.C
         {"mine": problems},
         output=tmp_path / "own",
         **options | {"reward": lambda problem, response: len(response)},
+        seed=3,
         progress=False,
     )
     assert longest.scores.loc["mine", "reward"] > 1
+    assert json.loads((tmp_path / "own" / "mine" / "job.json").read_text())["decides"]["sampling"]["seed"] == 3
+    liked = options | {"reward": lambda problem, response: 1.0, "max_tokens": 1}
+    short = magicrl.evaluate(toy_model, {"mine": problems}, output=tmp_path / "short", **liked, progress=False)
+    rows = short.samples()
+    assert set(rows["outcome"][rows["truncated"]]) == {"correct"}, "the reward likes every response"
+    assert (rows["correct"] == ~rows["truncated"]).all()
+    assert rows["correct"].mean() == pytest.approx(short.scores.loc["mine", "accuracy"])
     with pytest.raises(ValueError, match="samples of which benchmark"):
         found.samples("other")

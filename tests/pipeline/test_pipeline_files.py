@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,7 +92,8 @@ def test_each_step_alone_takes_up_the_rows_of_the_one_before(
     assert command("import", "--kind", "gsm8k", "--input", str(path), "--output", one, "--set", "limit=5") == 0
     assert command("dedup", "--input", one, "--output", two, "--set", 'settings.stages=["exact"]') == 0
     against = write_rows("test.jsonl", [{"problem": "What is 1 + 1?", "answer": "2"}])
-    words = ["--input", two, "--against", f"t={against}", "--output", three, "--set", "settings.use_embedding=false"]
+    near = os.path.relpath(against)  # from the working directory, as the shell completes it
+    words = ["--input", two, "--against", f"t={near}", "--output", three, "--set", "settings.use_embedding=false"]
     assert command("decontaminate", *words) == 0
     assert command("mix", "--input", three, "--output", four, "--set", "size=1") == 0
     (part,) = (tmp_path / "four" / "01-mix" / "kept").glob("*.parquet")
@@ -104,6 +107,33 @@ def test_each_step_alone_takes_up_the_rows_of_the_one_before(
     assert "dropped: in test set t" in capsys.readouterr().out
     assert command("import", "--list") == 0
     assert "fixture" in capsys.readouterr().out
+
+
+def test_a_pipeline_stops_after_a_step_and_another_run_takes_the_rows_of_its_last_one(
+    write_rows: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["What is 1 + 1?", "What is 1 + 1?", "How long is the side in the figure above?", "What is 2 + 5?"]
+    path = write_rows("g.jsonl", [{"question": text, "answer": "#### 7"} for text in texts])
+    pipeline, output = tmp_path / "small.toml", tmp_path / "run"
+    pipeline.write_text(
+        f'name = "small"\n[[sources]]\nkind = "gsm8k"\npath = "{path}"\n'
+        '[[steps]]\nuse = "dedup"\nsettings = { stages = ["exact"] }\n[[steps]]\nuse = "clean"\n'
+    )
+
+    def counts(folder: Path) -> list[tuple[str, int]]:
+        capsys.readouterr()
+        assert data_app(["stats", str(folder), "--json"], result_action="return_value") == 0
+        steps = json.loads(capsys.readouterr().out)
+        return [(step["step"], sum(source["kept"] for source in step["sources"].values())) for step in steps]
+
+    words = ["build", str(pipeline), "--output", str(output)]
+    assert data_app([*words, "--until", "dedup"], result_action="return_value") == 0
+    assert counts(output) == [("import", 4), ("01-dedup", 3)]
+    assert data_app(words, result_action="return_value") == 0
+    assert counts(output) == [("import", 4), ("01-dedup", 3), ("02-clean", 2)]
+    again = ["dedup", "--input", str(output), "--output", str(tmp_path / "again"), "--set", 'settings.stages=["exact"]']
+    assert data_app(again, result_action="return_value") == 0
+    assert counts(tmp_path / "again")[0][1] == 2
 
 
 @pytest.fixture

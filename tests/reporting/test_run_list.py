@@ -182,7 +182,8 @@ def test_rollouts_are_searched_over_all_steps(run_folder: Path, capsys: pytest.C
     assert text.count("sum/<1>") == 4  # one a recorded step
     assert "\x1b" not in text
     assert "\u202e" not in text  # what a model wrote does not act on the terminal
-    assert told(capsys, "rollouts", run_folder, "--outcome", "truncated", "--step", "20", "--whole").count("step ") == 1
+    truncated = told(capsys, "rollouts", run_folder, "--outcome", "truncated", "--step", "20", "--whole")
+    assert (truncated.count("step "), truncated.count(", cut, reward")) == (1, 1)
     lines = told(capsys, "rollouts", run_folder, "--outcome", "correct", "--limit", "3", "--json").splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 20, 21]
     assert "nothing found" in told(capsys, "rollouts", run_folder, "--problem", "other", status=1)

@@ -37,11 +37,13 @@ def test_a_file_is_judged_in_order(tmp_path: Path) -> None:
     assert not (tmp_path / "out.jsonl.part").exists()
 
 
-def test_options_reach_the_workers(tmp_path: Path) -> None:
+def test_options_reach_the_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"gold": "2", "response": "it is 2"}, {"gold": "2", "response": r"a</think>\boxed{2}"}]
     source, output = write_lines(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     options = JudgeOptions(reasoning="required", extract="box")
     assert verify_file(source, output, options=options, workers=1).correct == 1
+    assert math(input=source, output=output, extract="box", workers=1) == 0
+    assert "2 judged, 1 correct" in capsys.readouterr().out
 
 
 BROKEN = {

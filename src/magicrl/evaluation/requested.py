@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from magicrl.config.errors import without_secrets
 from magicrl.evaluation.benchmarks import LoadedBenchmark
@@ -79,7 +79,7 @@ def _reading(facts: Mapping[str, Any], problems: Sequence[AskedProblem | Problem
     return known | {"source": without_secrets(str(facts.get("source"))), "verifier": verifiers}
 
 
-def _words(values: Any) -> str:
-    if isinstance(values, Sequence):
-        return ",".join(map(str, values)) or "none"
-    return str(values)
+def _words(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(str(one) for one in cast("Sequence[Any]", value)) or "none"
+    return str(value)

@@ -251,6 +251,8 @@ def test_a_sheet_is_made_and_its_labels_give_the_threshold(step: Path, capsys: p
     assert told["threshold"] == 3  # good ones have three votes of four, flawed ones one
     assert told["judge_kappa"] == {"m": 1.0}
     said = capsys.readouterr().out
+    assert calibrate_command(step, labels=labels, least_recall=0.0) == 0
+    assert json.loads((step / "work" / "calibration.json").read_text())["threshold"] == 4
     assert "threshold that follows: 3" in said
     assert "almost perfect agreement" in said
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from builders import write_lines
 
+from magicrl.cli.main import code
 from magicrl.records import Outcome, Problem
 from magicrl.verifiers import JudgeOptions, VerifierPool
 from magicrl.verifiers.code.judge import CodeOptions
@@ -145,6 +146,10 @@ def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
         ["g", False, "wrong_answer", 0, 1],
     ]
     assert (summary.total, summary.correct, summary.wrong, summary.not_judged) == (7, 4, 2, 1)
+    write_lines(source, rows[:1])
+    for limit, status in ((None, "passed"), (0.001, "time_limit")):
+        code(input=source, output=output, total_limit=limit, workers=1)
+        assert json.loads(output.read_text())["status"] == status
 
 
 BROKEN = {
