@@ -22,7 +22,16 @@ from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_miniature
 from magicrl.planning import memory
 from magicrl.training.diagnosis import NOTHING_LEARNED, SampledAnswers
-from magicrl.training.recipe_proposal import Look, Way, group_size, learning_rate, response_limit
+from magicrl.training.recipe_proposal import (
+    Look,
+    Setting,
+    Speed,
+    Way,
+    group_size,
+    learning_rate,
+    numbers,
+    response_limit,
+)
 from magicrl.training.sft import run_sft
 from magicrl.training.start_checks import check_run
 
@@ -122,12 +131,42 @@ def test_numbers_by_hand() -> None:
     assert [learning_rate(n) for n in (135_000_000, 7_000_000_000, 10_000)] == [2e-5, 3e-6, 1e-3]
 
 
-def test_t_follows_the_lengths_that_were_seen() -> None:
-    def look(truncated: float, lengths: tuple[int, ...]) -> Look:
-        answers = SampledAnswers(groups=2, max_tokens=256, mixed=0.5, correct=0.5, truncated=truncated)
-        way = Way(template="{prompt}", extract="box")
-        return Look(way=way, answers=answers, per_problem=(0.5, 0.5), lengths=lengths, example="")
+def look(truncated: float, lengths: tuple[int, ...]) -> Look:
+    answers = SampledAnswers(groups=2, max_tokens=256, mixed=0.5, correct=0.5, truncated=truncated)
+    way = Way(template="{prompt}", extract="box")
+    return Look(way=way, answers=answers, per_problem=(0.5, 0.5), lengths=lengths, example="")
 
+
+@pytest.mark.parametrize(("context", "second_stage"), [(700, False), (1124, True)])
+def test_the_sizes_of_a_recipe_by_hand(context: int, second_stage: bool) -> None:
+    """100 sampled and 200 learned tokens per second, 60 minutes, and a fifth of the answers cut at 256 of 256."""
+    asked = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
+    setting = Setting(
+        model="m",
+        data="d",
+        hub=False,
+        columns={},
+        problems=list(islice(asked, 500)),
+        verifier=None,
+        parameters=135_000_000,
+        context=context,
+        prompt_lengths=[20, 80, 100],
+        reasoning="auto",
+        minutes=60,
+    )
+    found = numbers(setting, look(0.2, (100, 100)), Speed(sampled=100, learned=200), solved=False)
+    assert (found.group_size, found.limit, found.prompt_limit) == (8, 512, 100)
+    # 15 % of the time for two tests of 5 answers of 1 second each
+    assert found.held_out == 54
+    # an answer: 100 tokens sampled, and learned with an eighth of the median prompt of 80
+    assert found.batch == 4
+    assert found.step_seconds == pytest.approx(4 * 8 * (1 + 110 / 200))
+    assert found.steps == round(0.7 * 3600 / found.step_seconds)
+    # a second stage of twice the limit, where the context has room for it beside the prompt
+    assert found.later == (found.steps // 3 if second_stage else 0)
+
+
+def test_t_follows_the_lengths_that_were_seen() -> None:
     assert response_limit(look(0.0, (40, 40, 40)), room=4000)[0] == 64
     assert response_limit(look(0.0, (40, 40, 40)), room=50)[0] == 50
     assert response_limit(look(0.2, (200,)), room=4000)[0] == 512

@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import magicrl
+from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import TinyModelConfig
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny
+from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 
@@ -162,6 +164,25 @@ def test_a_replayed_run_learns_the_same(recipe: Path, tmp_path: Path) -> None:
         assert {k: v for k, v in one.items() if not k.startswith(different)} == {
             k: v for k, v in other.items() if not k.startswith(different)
         }
+
+
+def test_episodes_that_could_outgrow_the_context_are_refused_before_the_run(recipe: Path, tmp_path: Path) -> None:
+    """A prompt of 7 tokens, T and two observations of 4 in a context of 64."""
+    with pytest.raises(RecipeError, match=r"stages\.0\.max_tokens: 50 .*with observations of 8 tokens in all exceed"):
+        run(recipe, tmp_path / "run", "stages.0.max_tokens=50")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_environment_that_is_down_stops_the_run_though_some_responses_are_cut_at_t(
+    recipe: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "letters.py"
+    own.write_text(own.read_text().replace("self.turns += 1", 'raise ValueError("down")'))
+    with pytest.raises(TrainingStopped, match="no response of 2 steps in a row could be judged"):
+        run(recipe, tmp_path / "run", "verifier.stop_after_unjudged_steps=2")
+    for step in (1, 2):
+        counted = [row["counted"] for row in recorded(tmp_path / "run", step)]
+        assert 0 < sum(counted) < len(counted), "a response without an end is wrong, whoever would have judged it"
 
 
 def test_asynchronous_the_learner_s_entropy_is_of_what_the_model_wrote(recipe: Path, tmp_path: Path) -> None:

@@ -73,6 +73,13 @@ def test_every_validation_draws_anew(toy_recipe: Path, tmp_path: Path) -> None:
     run(toy_recipe, tmp_path / "run", *OFTEN, "optimizer.learning_rate=1e-12")
     rows = [json.loads(line)["values"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len({row["validation/length/mean"] for row in rows}) > 1
+    # and the tests before and after have the same random numbers
+    before, after = (
+        json.loads((tmp_path / "run" / "evaluations" / f"{name}-held_out.json").read_text())
+        for name in ("before", "after")
+    )
+    assert before["temperatures"]["1.0"]["per_problem"] == after["temperatures"]["1.0"]["per_problem"]
+    assert before["samples"] == after["samples"]
 
 
 @pytest.fixture

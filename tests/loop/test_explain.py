@@ -9,6 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -253,6 +255,16 @@ def test_a_changed_seed_is_told(broken: Path, capsys: pytest.CaptureFixture[str]
     assert checks == {"metrics": False, "responses": False, "weights": False}
 
 
+def changed_response(run: Path, step: int, column: str, value: Any) -> None:
+    """Replace one field of the first recorded response of a step."""
+    path = run / "rollouts" / f"step-{step:06d}.parquet"
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    assert rows[0][column] != value
+    rows[0][column] = value
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+
+
 def test_changed_weights_are_told(broken: Path) -> None:
     folder = broken / "checkpoints" / f"step-{ON_POLICY:06d}"
     tensors = load_file(folder / "tensors.safetensors")
@@ -264,10 +276,37 @@ def test_changed_weights_are_told(broken: Path) -> None:
     state = json.loads((folder / "state.json").read_text())
     state["tensors_sha256"] = hashlib.sha256((folder / "tensors.safetensors").read_bytes()).hexdigest()
     (folder / "state.json").write_text(json.dumps(state))
+    changed_response(broken, ON_POLICY + 1, "tokens", [5])
     # as what is compared with, and as what the next step is made from
     checks = {check["name"]: check["equal"] for check in magicrl.explain(broken, ON_POLICY)["checks"]}
     assert checks == {"metrics": True, "responses": True, "weights": False}
-    assert not magicrl.explain(broken, ON_POLICY + 1)["equal"]
+    checks = {check["name"]: check["equal"] for check in magicrl.explain(broken, ON_POLICY + 1)["checks"]}
+    assert not checks["responses"]
+    assert not checks["weights"]
+
+
+def test_a_changed_text_and_a_changed_moment_are_found(broken: Path) -> None:
+    changed_response(broken, ON_POLICY, "text", "not what was sampled")
+    folder = broken / "checkpoints" / f"step-{ON_POLICY:06d}"
+    tensors = load_file(folder / "tensors.safetensors")
+    name = next(name for name in tensors if name.startswith("learner/exp_avg_sq/"))
+    tensors[name].view(-1)[0] += 1e-6
+    save_file(tensors, folder / "tensors.safetensors")
+    state = json.loads((folder / "state.json").read_text())
+    state["tensors_sha256"] = hashlib.sha256((folder / "tensors.safetensors").read_bytes()).hexdigest()
+    (folder / "state.json").write_text(json.dumps(state))
+    checks = {check["name"]: check["equal"] for check in magicrl.explain(broken, ON_POLICY)["checks"]}
+    assert checks == {"metrics": True, "responses": False, "weights": False}
+
+
+def test_what_if_begins_with_the_entropy_coefficient_of_the_run(toy_recipe: Path, tmp_path: Path) -> None:
+    adaptive = {"entropy.controller": "adaptive", "entropy.target": 100.0, "entropy.step": 0.05, "entropy.maximum": 1.0}
+    short = {"stages.0.max_steps": 2, "stages.1.max_steps": 1, "evaluation.every": 0, "data.test": {}}
+    settings = {key: value for key, value in SETTINGS.items() if key != "entropy.alpha"} | adaptive | short
+    run = magicrl.train(toy_recipe, settings=settings, output=tmp_path / "run", progress=False).path
+    found = magicrl.explain(run, 2, what_if=["algorithm.loss=magic"])
+    assert found["what_if"][0]["cosine"] == pytest.approx(1, abs=1e-12)
+    assert found["what_if"][0]["norm"] == found["update"]["norm"]
 
 
 def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

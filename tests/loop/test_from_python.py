@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,16 +165,20 @@ def test_a_run_left_early_is_resumed(toy_recipe: Path, tmp_path: Path, threads: 
     run.close()
     run.close()
     assert magicrl.load_run(run.path).status == "stopped"
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == threads, "the caller's"
     with pytest.raises(ValueError, match=r"is closed; magicrl.start\(..., resume=True\) goes on with it"):
         run.step()
     again = magicrl.start(toy_recipe, settings=SHORT, output=run.path, resume=True)
     assert again.steps_done == 1
-    with pytest.raises(ZeroDivisionError), again:
-        _ = 1 / 0
+    with pytest.raises(RuntimeError), again:
+        raise RuntimeError("no answer from https://me:hidden@host/v1")
     assert magicrl.load_run(run.path).status == "failed"
+    error = json.loads((run.path / "run.json").read_text())["error"]
+    assert "no answer from https://" in error
+    assert "hidden" not in error, "an error may quote a URL with a password"
     with magicrl.start(toy_recipe, settings=SHORT, output=run.path, resume=True) as run:
-        early = run.finish()  # before its stages have ended
+        shutil.rmtree(run.path / "checkpoints" / "step-000001")
+        early = run.finish()  # before its stages have ended: what comes next resumes from the checkpoint that it writes
     assert early.status == "finished"
     with magicrl.start(toy_recipe, settings=SHORT, output=run.path, resume=True) as run:
         assert [step.number for step in run] == [2, 3]

@@ -73,8 +73,12 @@ def test_a_run_leaves_everything_and_its_numbers_add_up(toy_recipe: Path, tmp_pa
     assert status["devices"] == 1  # what device hours in reports are counted with
     for name in ("before-held_out", "after-held_out"):
         evaluation = json.loads((output / "evaluations" / f"{name}.json").read_text())
+        assert evaluation["max_tokens"] == 24, "of the last stage, before training too"
         assert set(evaluation["temperatures"]) == {"0.0", "1.0"}
+        assert {tau: found["samples"] for tau, found in evaluation["temperatures"].items()} == {"0.0": 1, "1.0": 4}
         assert evaluation["temperatures"]["1.0"]["pass_at"]["4"]["problems"] == 10
+    events = [json.loads(line)["kind"] for line in (output / "events.jsonl").read_text().splitlines()]
+    assert (events.count("stage_start"), events.count("stage_end"), events.count("evaluation")) == (2, 2, 2)
     model = AutoModelForCausalLM.from_pretrained(output / "model")
     assert sum(p.numel() for p in model.parameters()) > 0
     groups = read_rollouts(output / "rollouts")
@@ -123,8 +127,13 @@ def test_an_old_checkpoint_that_a_kill_left_is_removed(toy_recipe: Path, tmp_pat
     (last,) = checkpoints.iterdir()
     shutil.copytree(last, checkpoints / "step-000004")  # the kill came after the last one was written
     shutil.rmtree(tmp_path / "run" / "model")
+    document = json.loads((tmp_path / "run" / "run.json").read_text())
+    document["environments"][0]["threads"] = 7
+    (tmp_path / "run" / "run.json").write_text(json.dumps(document))
     run(toy_recipe, tmp_path / "run", *settings, resume=True)
     assert list(checkpoints.iterdir()) == [last]
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert "resumed in another environment, not bit-identical: threads: was 7, is 1" in events
 
 
 def test_off_policy_with_reuse_makes_the_stated_number_of_updates(toy_recipe: Path, tmp_path: Path) -> None:
@@ -146,6 +155,10 @@ def test_the_reference_is_watched_without_changing_the_run(toy_recipe: Path, tmp
     key = "learner/grad_norm"
     assert [r["values"].get(key) for r in plain] == [r["values"].get(key) for r in watched]
     assert [r["values"].get("learner/kl") for r in watched if r["values"].get("learner/kl")], "KL was measured"
+    # the first step's policy is the start model: its distance is 0 to that, and not to another model
+    other = (f"reference.model={tmp_path / 'plain' / 'model'}", "stages.0.max_steps=1", "stages.1.max_steps=1")
+    far = run(toy_recipe, tmp_path / "other", "reference.mode=monitor", *other, "data.test={}", "evaluation.every=0")
+    assert watched[0]["values"]["learner/kl"] < 1e-9 < 1e-6 < far[0]["values"]["learner/kl"]
 
 
 def test_without_a_reference_there_is_no_kl(toy_recipe: Path, tmp_path: Path) -> None:
@@ -188,6 +201,8 @@ def test_lagged_weights_sample_older_versions(toy_recipe: Path, tmp_path: Path) 
         g.request.draw // 8: g.completions[0].policy_version for g in read_rollouts(tmp_path / "run" / "rollouts")
     }
     assert versions == {0: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 3}
+    after = json.loads((tmp_path / "run" / "evaluations" / "after-held_out.json").read_text())
+    assert after["policy_version"] == 6, "the test is of the newest weights"
 
 
 def test_nothing_to_learn_stops_with_a_remedy(toy_recipe: Path, tmp_path: Path) -> None:
@@ -228,6 +243,11 @@ def test_a_stage_end_and_the_best_step_are_in_checkpoints(toy_recipe: Path, tmp_
     best = [step for step, value in validated.items() if value > max([-1.0, *list(validated.values())[: step - 1]])]
     assert best
     assert found == {3, 6, *best}
+    # how many are kept may change between attempts, and the best one stays
+    shutil.rmtree(tmp_path / "run" / "model")
+    run(toy_recipe, tmp_path / "run", "checkpoint.keep_last=1", "evaluation.every=2", resume=True)
+    found = {int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert found == {best[-1], 6}
 
 
 def test_a_run_is_not_overwritten_and_not_resumed_with_another_recipe(toy_recipe: Path, tmp_path: Path) -> None:
@@ -262,6 +282,7 @@ def test_the_difficulty_filter_keeps_what_can_teach(toy_recipe: Path, tmp_path: 
     document = json.loads((tmp_path / "run" / "difficulty.json").read_text())
     kept = sum(row["kept"] for row in document["table"])
     assert kept == sum(0 < c < n for c, n in document["counts"].values())
+    assert document["answers"]["max_tokens"] == 8, "T of the first stage"
     assert 0 < kept < 60
     asked = {g.request.problem.key for g in read_rollouts(tmp_path / "run" / "rollouts")}
     assert asked <= {key for key, (c, n) in document["counts"].items() if 0 < c < n}

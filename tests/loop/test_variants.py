@@ -148,6 +148,10 @@ def test_narrow_precisions_keep_the_sampler_near_and_go_on_bit_for_bit(
     whole, again = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "cut"))
     assert {str(value.dtype) for value in whole.values()} == {precision[0].replace("model.dtype=", "torch.")}
     assert all(torch.equal(whole[name], again[name]) for name in whole)
+    last = export_checkpoint(tmp_path / "run", checkpoint_folders(tmp_path / "run")[-1], tmp_path / "last")
+    exported = load_file(last / "model.safetensors")
+    assert all(exported[name].dtype == whole[name].dtype for name in whole)
+    assert all(torch.equal(exported[name], whole[name]) for name in whole)
     states = [
         (tmp_path / name / "checkpoints" / "step-000003" / "state.json").read_text().count('"loss_scale": 65536.0')
         for name in ("run", "cut")

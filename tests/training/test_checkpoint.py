@@ -57,6 +57,28 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
     latest = load_latest(tmp_path)
     assert latest is not None
     assert latest.step == 5
+    for step in (999_999, 1_000_000):  # a digit more is a later step, though its name is sorted before
+        saved(tmp_path, make(step), keep_last=2)
+    latest = load_latest(tmp_path)
+    assert latest is not None
+    assert latest.step == 1_000_000
+
+
+def test_rows_of_ranks_are_joined_by_their_place_and_not_by_the_name_of_their_file(tmp_path: Path) -> None:
+    folder = saved(tmp_path, make(1), keep_last=2)
+    whole = torch.arange(24.0).view(12, 2)
+    (folder / "learner").mkdir()
+    for rank in range(12):
+        place = {"weights/w": {"saved_offsets": [rank, 0]}}
+        rows = {"weights/w": whole[rank : rank + 1].clone()}
+        save_file(rows, folder / "learner" / f"shard-{rank}.safetensors", {"DCP_SHARDING_INFO": json.dumps(place)})
+    names = {path.name: {} for path in (folder / "learner").iterdir()}
+    edit(folder, shards={"optimizer_steps": 3, "files": names})
+    loaded = load_latest(tmp_path)
+    assert loaded is not None
+    state = loaded.learner_state()
+    assert torch.equal(state["weights/w"], whole)
+    assert state["meta"] == {"optimizer_steps": 3}
 
 
 @pytest.mark.parametrize("size", [0, 40, 130])
@@ -242,9 +264,10 @@ def edit(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_a_later_schema_is_refused(tmp_path: Path) -> None:
-    edit(saved(tmp_path, make(1), keep_last=2), schema_version=99)
-    with pytest.raises(CheckpointError, match=r"schema 99, this magicrl reads 2; resume it with the version"):
+@pytest.mark.parametrize("schema", [1, 99])
+def test_another_schema_is_refused(tmp_path: Path, schema: int) -> None:
+    edit(saved(tmp_path, make(1), keep_last=2), schema_version=schema)
+    with pytest.raises(CheckpointError, match=rf"schema {schema}, this magicrl reads 2; resume it with the version"):
         load_latest(tmp_path)
 
 

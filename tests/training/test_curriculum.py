@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from magicrl.algorithms.filters import PassCount
 from magicrl.config.schema import StageConfig, TransitionConfig
 from magicrl.records import Problem
-from magicrl.training.curriculum import StageSchedule, difficulties_of, in_words, removals
+from magicrl.training.curriculum import StageSchedule, difficulties_of, filter_table, in_words, removals
 
 
 def stage(max_tokens: int, **changes: object) -> StageConfig:
@@ -141,3 +142,13 @@ def test_by_source_and_by_difficulty() -> None:
 def test_a_difficulty_that_nobody_told_is_unknown() -> None:
     for odd in (problem("a", "s"), released("b", {}), released("c", None), problem("d", "s", extra={"extra_info": 3})):
         assert difficulties_of(odd) == ["unknown"]
+
+
+def test_the_table_of_the_difficulty_filter_counts_each_problem_once() -> None:
+    right = {"a": 0, "b": 4, "c": 2, "d": 4, "e": 1}
+    problems = [problem(name, "sums", level=None if name == "e" else 3) for name in right]
+    table = filter_table(problems, {name: PassCount(correct=n, counted=4) for name, n in right.items()})
+    assert table == [
+        {"level": 3, "problems": 4, "never": 1, "always": 2, "kept": 1},
+        {"level": None, "problems": 1, "never": 0, "always": 0, "kept": 1},
+    ]

@@ -125,6 +125,12 @@ def test_a_group_of_differing_scores_has_a_signal_though_all_are_wrong() -> None
 
     seen = answers_of([judged(0.1, 0.4), judged(0.3, 0.3)], max_tokens=8, judging=ANY_JUDGING)
     assert (seen.mixed, seen.correct) == (0.5, 0.0)
+    unjudged = judged(0.1, 0.4)
+    unjudged = score_group(
+        unjudged.group, tuple(replace(v, outcome=Outcome.NOT_JUDGED, score=None) for v in unjudged.verdicts)
+    )
+    seen = answers_of([judged(0.1, 0.4), unjudged, unjudged, unjudged], max_tokens=8, judging=ANY_JUDGING)
+    assert (seen.groups, seen.mixed) == (4, 0.25), "a group that nobody could judge gives no signal either"
 
 
 def test_an_aborted_response_is_counted_no_more_than_in_training() -> None:
@@ -258,7 +264,8 @@ def test_graded_rewards_are_judged_by_their_mean_on_their_own_scale(gain: float,
         "tokens/trained": 8,
     }
     before = [4.0 + 6.0 * (i % 2) for i in range(200)]  # no answer is ever right
-    after = [reward + gain + 0.1 * (-1) ** (i // 2) for i, reward in enumerate(before)]
+    # the interval reaches 0.14 to either side: more than 5 % of a share, less than 5 % of the range of these rewards
+    after = [reward + gain + (-1) ** (i // 2) for i, reward in enumerate(before)]
     found = conclude(
         learning_facts(
             [StepMetrics(step=1, stage=0, values=values)],

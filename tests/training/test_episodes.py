@@ -36,6 +36,7 @@ from magicrl.records import (
     frozen_floats,
 )
 from magicrl.rollout.protocol import Capabilities
+from magicrl.training.attribution import Attributor
 from magicrl.training.batches import buffer_samples, train_samples, with_old_logprobs, with_policy_mask
 from magicrl.training.learner import LocalLearner
 from magicrl.training.metrics import StalenessMeter, rollout_metrics, sampled_work
@@ -212,6 +213,19 @@ def test_lengths_and_work_are_of_sampled_tokens() -> None:
     assert values["train/truncation/ratio"] == pytest.approx(1 / 3)
     # entering: 3 of the prompt, 7 + 8 + 1; seen: 1 + 2 + 3, then 3 n + n (n + 1) / 2 of n = 7, 8 and 1
     assert sampled_work([group]) == SequenceWork(tokens=19, predicted=13, seen=6 + 49 + 60 + 4, prompts=3)
+
+
+def test_a_group_s_gain_is_of_sampled_tokens() -> None:
+    """One right of three responses: (1 - 1/3) and (0 - 1/3), over the 13 tokens that the model wrote."""
+    config: Any = SimpleNamespace(rollout=SimpleNamespace(temperature=1.0))
+    probe: Any = SimpleNamespace(size=1)
+    found = Attributor(config, probe, [episodes()])
+    expected = np.concatenate([np.zeros(len(tokens)) for tokens, *_ in RESPONSES])
+    start = 0
+    for weight, (tokens, _, places) in zip((2 / 39, -1 / 39, -1 / 39), RESPONSES, strict=True):
+        expected[[start + place for place in places]] = weight
+        start += len(tokens)
+    assert found.gain.tolist() == pytest.approx(expected.tolist())
 
 
 def test_staleness_is_of_sampled_tokens() -> None:

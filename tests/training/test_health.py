@@ -177,6 +177,18 @@ def test_a_good_run_has_no_finding() -> None:
         ("early_plateau", run(140, (1, 41), train__accuracy__mean=ramp(0.3, 0.6, 40))),
         ("early_plateau", run(120, train__accuracy__mean=ramp(0.3, 0.97, 30))),
         ("groups_rejected", run(40, groups__rejected__ratio=flat(0.6))),
+        # a single step without any signal
+        (
+            "groups_rejected",
+            run(
+                40,
+                groups__rejected__ratio=lambda s: 1.0 if s == 20 else 0.6,
+                groups__sampled=flat(8),
+                train__accuracy__mean=flat(0.5),
+                train__truncation__ratio=flat(0.0),
+                stage__max_tokens=flat(64),
+            ),
+        ),
         ("answers_not_judged", run(40, train__not_judged__ratio=noisy(flat(0.05), 0.02))),
         # on-policy: the ratio is exactly 1, nothing can be clipped
         ("clip_never_acts", run(30, learner__clip_ratio=flat(0.0), learner__sgd_steps=flat(1))),

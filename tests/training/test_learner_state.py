@@ -22,7 +22,8 @@ from magicrl.models.packing import PackedBatch, register_attention
 from magicrl.models.small_models import make_tiny
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LocalLearner, MasterOptimizer
-from magicrl.training.protocols import Controls
+from magicrl.training.loss_scale import START, LossScale
+from magicrl.training.protocols import Controls, NotFiniteError
 
 SYMBOLS = [f"w{i}" for i in range(30)]
 CONTROLS = Controls(alpha=0.01, learning_rate=1e-3)
@@ -124,9 +125,11 @@ def test_a_loss_that_is_not_finite_changes_nothing(dtype: str) -> None:
     samples = list(batch(1).samples)
     samples[3] = dataclasses.replace(samples[3], advantage=float("nan"))
     with pytest.raises(
-        FloatingPointError, match=r"loss of update 2 is nan; weights and optimizer are unchanged.*learn"
-    ):
+        NotFiniteError, match=r"loss of update 2 is nan; weights and optimizer are unchanged.*learn"
+    ) as raised:
         one.update(TrainBatch.of(samples), CONTROLS)
+    assert isinstance(raised.value, FloatingPointError)
+    assert raised.value.culprit == (samples[3].group_index, samples[3].sample_index)
     assert_same(copied(one), before)
     assert one.version == 1
     assert one.update(batch(2), CONTROLS).values == clean.update(batch(2), CONTROLS).values
@@ -213,6 +216,18 @@ def test_a_gradient_that_overflows_is_computed_again() -> None:
     for _ in range(99):
         optimizer.step(1e-3, optimizer.collect(ordinary)[1])
     assert optimizer.loss_scale.value == 2.0**12, "after 100 updates that went well"
+
+
+def test_the_updates_before_an_overflow_do_not_count_towards_the_next_growth() -> None:
+    scale = LossScale(dynamic=True)
+    for _ in range(60):
+        scale.passed()
+    assert scale.lower()
+    for _ in range(99):
+        scale.passed()
+    assert scale.value == START / 2
+    scale.passed()
+    assert scale.value == START
 
 
 def test_float16_learns_from_small_advantages_as_float32_does() -> None:

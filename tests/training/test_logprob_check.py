@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from builders import problem
 
 from magicrl.config.schema import ModelConfig, TinyModelConfig
 from magicrl.models.small_models import make_tiny
-from magicrl.records import RolloutGroup, frozen_tokens
+from magicrl.records import RolloutGroup, frozen_floats, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.logprob_check import LEAST_LIMIT, LogprobCheck, StaleEngineError
@@ -113,3 +114,29 @@ def test_an_older_version_cannot_be_compared(learner: LocalLearner) -> None:
     learner.logprobs = never  # type: ignore[method-assign]
     groups: Sequence[RolloutGroup] = ()
     check.compare({"engine": groups}, 7)
+
+
+def shifted(groups: Sequence[RolloutGroup], by: float) -> list[RolloutGroup]:
+    """The groups with log-probs that are off by so much."""
+    return [
+        replace(
+            group,
+            completions=tuple(
+                replace(c, sampler_logprobs=frozen_floats(c.sampler_logprobs + by)) for c in group.completions
+            ),
+        )
+        for group in groups
+    ]
+
+
+def test_a_gap_above_the_ceiling_is_refused_however_large_the_first_one_was(
+    learner: LocalLearner, engine: InProcessEngine
+) -> None:
+    check = LogprobCheck(learner, PROMPTS, float32=False, ceiling=0.05)
+    engine.load_weights(learner.weights(), 0)
+    found = answers(engine, check)
+    check.compare({"engine": shifted(found, 0.03)}, 0)
+    assert check.limit == pytest.approx(0.12, abs=1e-3)
+    check.compare({"engine": shifted(found, 0.04)}, 0)
+    with pytest.raises(StaleEngineError, match=r"differ by 0\.08 .*\(limit 0\.05\)"):
+        check.compare({"engine": shifted(found, 0.08)}, 0)

@@ -25,8 +25,16 @@ from magicrl.records import (
     frozen_tokens,
 )
 from magicrl.rollout.protocol import Capabilities
-from magicrl.training.metrics import StalenessMeter, StepClock, Throughput, rates, sampled_work, trained_work
-from magicrl.training.protocols import TrainingStopped, WorkSpan
+from magicrl.training.metrics import (
+    StalenessMeter,
+    StepClock,
+    Throughput,
+    merge_updates,
+    rates,
+    sampled_work,
+    trained_work,
+)
+from magicrl.training.protocols import TrainingStopped, UpdateMetrics, WorkSpan
 from magicrl.training.session import Workers
 
 
@@ -139,6 +147,22 @@ def test_a_prompt_counts_once_an_update() -> None:
 
 def test_a_draw_s_prompt_counts_once_in_sampling() -> None:
     assert sampled_work([group(2, 1, 3), group(2, 0, 4)]) == sequence_work([(2, [1, 3]), (2, [4])])
+
+
+def test_the_updates_of_a_step_as_one() -> None:
+    """Means weigh by tokens, extremes are the extremes, and the last learning rate counts."""
+    updates = [
+        {"tokens": 1, "loss": 1.0, "ratio_min": 0.9, "ratio_max": 1.1, "learning_rate": 1e-3},
+        {"tokens": 3, "loss": 2.0, "ratio_min": 0.5, "ratio_max": 2.0, "learning_rate": 2e-3},
+    ]
+    assert merge_updates([UpdateMetrics(values=values) for values in updates]) == {
+        "learner/sgd_steps": 2,
+        "tokens/trained": 4,
+        "learner/loss": 1.75,
+        "learner/ratio_min": 0.5,
+        "learner/ratio_max": 2.0,
+        "learner/learning_rate": 2e-3,
+    }
 
 
 def test_rates_by_hand() -> None:

@@ -21,7 +21,14 @@ from magicrl.config.schema import TrainConfig
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem
 from magicrl.training.diagnosis import Conclusion, LearningFacts, SampledAnswers, conclude
-from magicrl.training.model_card import called_as, card_text, front_matter, model_texts, steps_done
+from magicrl.training.model_card import (
+    called_as,
+    card_text,
+    front_matter,
+    model_texts,
+    recommended_sampling,
+    steps_done,
+)
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 from magicrl.training.sft import run_sft
@@ -95,6 +102,7 @@ def test_weights_that_no_update_changed_are_not_called_trained(left: Conclusion)
     assert "Trained with" not in text
     assert "**No weight changed**" in text
     assert "trained with reinforcement learning" in card()
+    assert "trained with reinforcement learning" in card(concluded(updates=4, weights_changed=None)), "it is not known"
 
 
 def test_the_card_of_graded_rewards_tells_mean_rewards() -> None:
@@ -230,6 +238,13 @@ def test_the_card_of_a_run_agrees_with_its_records(finished: tuple[TrainConfig, 
     assert str(folder.parent) not in card.text, "a card names no path of the machine it was made on"
     assert (folder / "model" / "config.toml").read_text() == (folder / "config.toml").read_text()
     assert (folder / "model" / "LICENSE").read_text() == "Apache License\nVersion 2.0"
+
+
+def test_a_saved_model_samples_as_the_last_stage_did(finished: tuple[TrainConfig, Path]) -> None:
+    (stage,) = finished[0].stages
+    later = stage.model_copy(update={"temperature": 0.6, "max_tokens": 40})
+    found = recommended_sampling(finished[0].model_copy(update={"stages": (stage, later)}))
+    assert (found["temperature"], found["max_new_tokens"]) == (0.6, 40)
 
 
 def test_a_torn_line_of_the_metrics_is_no_step(finished: tuple[TrainConfig, Path], tmp_path: Path) -> None:

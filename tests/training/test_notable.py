@@ -36,6 +36,8 @@ def test_each_sign_is_found_where_it_was_planted() -> None:
         assert (found.step, found.sign) == (33, sign)
         assert found.why.startswith(words)
         assert found.why.endswith("of the 10 steps before")
+    # of neighbours the strongest
+    assert [one.step for one in notable_steps(curves(**{"learner/grad_norm": {33: 4.2, 35: 9.0, 50: 4.2}}))] == [35, 50]
 
 
 def test_a_change_of_stage_is_no_sign() -> None:

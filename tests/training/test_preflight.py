@@ -28,7 +28,17 @@ from magicrl.training.preflight import (
     divergence,
 )
 from magicrl.training.preflight_rules import preflight_findings
-from magicrl.training.reward_probes import GOLD, NOTHING, SEVERAL, WRONG, Neighbour, RewardFacts, probe_reward
+from magicrl.training.reward_probes import (
+    GOLD,
+    NOTHING,
+    SEVERAL,
+    WRONG,
+    Neighbour,
+    RewardFacts,
+    _made_up,
+    probe_reward,
+)
+from magicrl.verifiers.pool import VerifierPool
 
 RISE = Difference(mean=0.3, low=0.1, high=0.5, problems=24, clusters=24)
 NEIGHBOUR = Neighbour(
@@ -300,3 +310,11 @@ def test_divergence_by_hand() -> None:
 def test_every_planted_fault_is_named_and_no_sound_recipe_is_accused(tmp_path: Path) -> None:
     told: list[str] = []
     assert main([str(tmp_path)], told.append) == 0, "\n".join(told)
+
+
+def test_another_accepted_answer_is_not_tried_as_a_wrong_one() -> None:
+    first = replace(problem("p0", "0?", "1"), golds=("1", "one"))
+    boxed = VerifierConfig(extract="box", reasoning="auto")
+    with VerifierPool.from_config(boxed) as pool:
+        earned = _made_up(pool, boxed, [first, problem("p1", "1?", "one"), problem("p2", "2?", "2")])
+    assert (earned[GOLD], earned[WRONG], earned[NOTHING]) == (1.0, 0.0, 0.0)

@@ -192,7 +192,9 @@ def test_a_demonstration_that_ends_in_an_observation_is_refused(tmp_path: Path) 
 
 def test_a_trivial_family_is_learned_saved_and_reused(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
+    torch.set_num_threads(2)
     result = run_sft(recipe(steps=(60, 5)), tmp_path / "start", lambda *progress: told.append(progress))
+    assert torch.get_num_threads() == 2, "the caller's; the recipe has 1"
     assert [len(phase) for phase in result.losses] == [60, 5]
     assert result.losses[0][0] > 1.5
     assert result.losses[1][-1] < 0.1

@@ -89,6 +89,11 @@ def test_nothing_is_made_before_everything_is_known_to_be_right(
     assert capsys.readouterr().out == "", "nothing was promised"
 
 
+def test_the_limit_of_a_test_must_fit_the_context_too(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"evaluation\.max_tokens: 60 .*lower it to at most"):
+        check(recipe, tmp_path / "run", "evaluation.max_tokens=60")
+
+
 def test_a_folder_that_another_call_has_locked_is_no_strangers(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").touch()
@@ -201,6 +206,9 @@ def test_no_copy_of_a_test_prompt_stays_in_training(kind: str, tmp_path: Path) -
     data = load(tmp_path, with_twins("verbatim"), 'data.test={exam={path="exam.jsonl", template="Q: {prompt} A:"}}')
     assert not {p.key for p in data.test["exam"]} & {p.key for p in data.train}
     assert data.dropped_in_test == 11
+    data = load(tmp_path, with_twins("verbatim"), 'data.validation=[{path="exam.jsonl"}]')
+    assert len(data.validation) == 7
+    assert not {p.key for p in data.validation} & {p.key for p in data.train}
 
 
 @pytest.mark.parametrize(("speed", "told"), [(2.0, False), (0.5, True)])

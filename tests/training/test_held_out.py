@@ -1,0 +1,80 @@
+"""Tests and validation on scripted responses: what counts as right, what is shown, which step is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from builders import completion, problem
+
+from magicrl.config.schema import EvaluationConfig
+from magicrl.records import Completion, Episode, FinishReason, Outcome, RolloutRequest, Verdict, frozen_tokens
+from magicrl.rollout.protocol import RolloutEngine
+from magicrl.training.held_out import Validation, held_out_test
+
+RIGHT = Verdict(outcome=Outcome.CORRECT, status="matched")
+JUDGE: Any = None
+"""Never called: the responses come with their verdicts, as from an environment."""
+
+
+class Scripted(RolloutEngine):
+    """Answers with the given responses, the same to every problem."""
+
+    _max_context, _version = 64, 3
+
+    def __init__(self, *completions: Completion) -> None:
+        self.completions = completions
+        self.requests: list[RolloutRequest] = []
+
+    def generate(self, request: RolloutRequest) -> Sequence[Completion]:
+        self.requests.append(request)
+        return [self.completions[index % len(self.completions)] for index in request.indices]
+
+
+def response(verdict: Verdict, observed: tuple[tuple[int, int], ...] = (), **further: Any) -> Completion:
+    return completion(range(8), episode=Episode(observed=observed, answer="", verdict=verdict), **further)
+
+
+def measured(engine: Scripted, *, start: bool = True, **settings: Any) -> dict[str, Any]:
+    return held_out_test(
+        "before",
+        "sums",
+        [problem("p0"), problem("p1")],
+        EvaluationConfig(**settings),
+        (engine, JUDGE, lambda _: frozen_tokens([1])),
+        max_tokens=9,
+        seed=0,
+        shown=1,
+        start=start,
+        progress=lambda *_: None,
+    )
+
+
+def test_a_truncated_response_is_shown_as_wrong_and_observations_are_not_its_tokens() -> None:
+    engine = Scripted(response(RIGHT, ((2, 3),), finish_reason=FinishReason.LENGTH), response(RIGHT))
+    found = measured(engine, temperatures=(1.0,), samples=2, pass_at=())
+    (sample,) = found["samples"]
+    (shown,) = sample["responses"]
+    assert (shown["outcome"], shown["status"], shown["tokens"]) == ("wrong", "truncated", 5)
+    assert found["temperatures"]["1.0"]["accuracy"]["mean"] == 0.5
+
+
+def test_a_test_samples_no_more_than_its_figures_need() -> None:
+    settings: dict[str, Any] = {"temperatures": (0.0, 1.0), "samples": 2, "pass_at": (3,), "start_pass_at": 5}
+    for start, most in ((True, 5), (False, 3)):
+        engine = Scripted(response(RIGHT))
+        found = measured(engine, start=start, **settings)
+        assert [(r.sampling.temperature, r.group_size) for r in engine.requests] == [(0.0, 1)] * 2 + [(1.0, most)] * 2
+        assert set(found["temperatures"]["1.0"]["pass_at"]) == {str(k) for k in {3, most}}
+
+
+def test_the_best_step_of_graded_rewards_is_that_of_the_highest_mean() -> None:
+    settings = EvaluationConfig(every=2, validation_samples=1)
+    validation = Validation(settings, [problem("p0")], max_tokens=9, seed=0, progress=lambda *_: None)
+    steps = {2: (Outcome.WRONG, 0.9), 4: (Outcome.CORRECT, 0.5)}
+    for step, (outcome, score) in steps.items():
+        engine = Scripted(response(Verdict(outcome=outcome, status="graded", score=score)))
+        values = validation.measure(step, engine, JUDGE, lambda _: frozen_tokens([1]))
+        assert values["validation/reward/mean"] == score
+        assert values["validation/accuracy/mean"] == float(outcome is Outcome.CORRECT)
+    assert validation.best == (2, 0.9)
