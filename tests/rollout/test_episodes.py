@@ -5,24 +5,29 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from builders import completion as response
 from builders import problem
 from numpy.typing import NDArray
 
 from magicrl.config.schema import EnvironmentConfig
-from magicrl.environments.pool import EnvironmentPool
-from magicrl.records import FinishReason, Problem, RolloutGroup, frozen_tokens
+from magicrl.environments.pool import NOT_REPEATABLE, EnvironmentPool
+from magicrl.records import FinishReason, Outcome, Problem, RolloutGroup, frozen_tokens
 from magicrl.rollout.episodes import EpisodeEngine
 from magicrl.rollout.in_process import InProcessEngine
+from magicrl.rollout.turns import with_observation, with_turn
 
 ENDS = frozenset({0, 1, 2, 3, 4, 5, 6, 7})
 """A fifth of the vocabulary: turns are short."""
 
 GAME = """
+    from pathlib import Path
+
     from magicrl.environments.base import Step
 
     class Sums:
@@ -38,7 +43,8 @@ GAME = """
             self.sum += sum(map(int, text.split()))
             if self.turns == 3 or self.sum % 11 == 0:
                 return Step(done=True, reward=self.sum % 2 / 2, metrics={"sum": float(self.sum)})
-            return Step(observation=f"{self.sum % 30} {self.turns}")
+            moved = Path(__file__).with_name("moved").exists()
+            return Step(observation=f"{(self.sum + moved) % 30} {self.turns}")
 """
 
 
@@ -97,10 +103,13 @@ def tokens_of(groups: Sequence[RolloutGroup]) -> list[list[list[int]]]:
     return [[c.tokens.tolist() for c in group.completions] for group in groups]
 
 
-def test_every_turn_is_what_a_request_for_it_gives(make_episodes: Any, make_requests: Any, game: str) -> None:
+@pytest.mark.parametrize("limit", [24, 9])
+def test_every_turn_is_what_a_request_for_it_gives(
+    make_episodes: Any, make_requests: Any, game: str, limit: int
+) -> None:
     """Turn by turn by hand, on an engine without episodes, with its own sum of the numbers."""
     engine = make_episodes()
-    groups = run(engine, asked(make_requests, game))
+    groups = run(engine, asked(make_requests, game, limit=limit))
     plain, several = make_episodes()._engine, 0
     for group in groups:
         request = group.request
@@ -114,7 +123,7 @@ def test_every_turn_is_what_a_request_for_it_gives(make_episodes: Any, make_requ
                     request,
                     problem=problem("plain"),
                     prompt_tokens=frozen_tokens([*request.prompt_tokens, *so_far]),
-                    sampling=replace(request.sampling, max_tokens=24 - sampled),
+                    sampling=replace(request.sampling, max_tokens=limit - sampled),
                     samples=(index,),
                     offset=len(so_far),
                 )
@@ -136,7 +145,7 @@ def test_every_turn_is_what_a_request_for_it_gives(make_episodes: Any, make_requ
                     assert episode.verdict.correct == bool(total % 2)
                     assert episode.metrics == {"sum": total}
                     break
-                if sampled + len(made) == 24:
+                if sampled + len(made) == limit:
                     assert completion.truncated, "T is used up, and the environment is not done"
                     break
                 observation = [39, total % 30, turn + 1]
@@ -144,9 +153,10 @@ def test_every_turn_is_what_a_request_for_it_gives(make_episodes: Any, make_requ
                 so_far += observation
                 several += 1
             assert completion.tokens.tolist() == so_far
+            assert completion.text == " ".join(map(str, so_far)), "of all turns"
             observed = ~completion.sampled if completion.sampled is not None else np.zeros(0)
             assert not completion.sampler_logprobs[observed].any()
-            assert completion.num_sampled <= 24
+            assert completion.num_sampled <= limit
     assert several > 10, "most responses have several turns"
 
 
@@ -212,6 +222,39 @@ def test_interrupted_episodes_go_on_where_they_were(make_episodes: Any, make_req
     assert tokens_of(sorted([*before, *other.finished()], key=lambda g: g.request.draw)) == tokens_of(whole)
     assert engine.interrupt() == []
     assert run(engine, requests[:1])[0].completions[0].tokens.tolist() == whole[0].completions[0].tokens.tolist()
+
+
+def test_an_episode_whose_environment_answers_otherwise_now_is_over_and_not_judged(
+    make_episodes: Any, make_requests: Any, game: str
+) -> None:
+    engine, other = make_episodes(), make_episodes()
+    engine.submit(asked(make_requests, game))
+    engine.advance(100)
+    begun = engine.interrupt(keep=True)
+    moved = Path(game.rpartition(":")[0]).with_name("moved")
+    moved.touch()
+    try:
+        groups = run(other, begun)
+    finally:
+        moved.unlink()
+    given = {(r.draw, index): c for r in begun for index, c in r.begun if c.finish_reason is FinishReason.ABORTED}
+    given = {place: c for place, c in given.items() if c.episode is not None and c.episode.observed}
+    assert len(given) > 2
+    found = {(g.request.draw, i): c for g in groups for i, c in zip(g.request.indices, g.completions, strict=True)}
+    for place, before in given.items():
+        verdict = found[place].episode.verdict
+        assert (verdict.outcome, verdict.reason) == (Outcome.NOT_JUDGED, NOT_REPEATABLE)
+        end = sum(before.episode.observed[-1])
+        assert found[place].tokens.tolist() == before.tokens[:end].tolist(), "nothing is sampled behind it"
+
+
+def test_an_episode_over_an_update_counts_as_of_its_oldest_weights() -> None:
+    first = with_observation(with_turn(None, response([5, 6])), frozen_tokens([39, 1]), cut=True)
+    both = with_observation(with_turn(first, response([7], policy_version=1)), frozen_tokens([39]), cut=True)
+    assert both.policy_version == 0
+    assert both.version_spans == ((0, 4), (1, 2))
+    assert both.episode is not None
+    assert (both.episode.observed, both.episode.cut) == (((2, 2), (5, 1)), 2)
 
 
 def test_an_evaluation_goes_before_what_is_in_flight(make_episodes: Any, make_requests: Any, game: str) -> None:

@@ -243,6 +243,8 @@ def test_rows_fill_in_issue_order_and_ended_ones_leave(
     engine.submit([make_request(0, [1, 2], group_size=1, limit=40)])
     engine.submit([make_request(d, [3, d], group_size=2, limit=3) for d in range(1, 6)])
     assert [g.request.draw for g in engine.finished()] == [1, 2, 3, 4, 5, 0]
+    requests = [make_request(draw, [3, draw], group_size=1, limit=limit) for draw, limit in ((6, 40), (7, 3))]
+    assert [g.request.draw for g in engine.answers(requests)] == [6, 7], "in the order of the requests"
 
 
 def test_groups_stream_and_requests_may_come_while_generating(

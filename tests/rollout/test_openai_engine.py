@@ -156,7 +156,8 @@ def test_vllm_gets_token_ids_and_none_of_the_models_recommended_settings() -> No
             (warm,) = engine.finished_samples()
             with pytest.raises(ValueError, match="exceeds the context of 20"):
                 engine.submit([request(prompt=range(13))])
-        with engine_on(server, processed_logprobs=True) as engine:
+        with engine_on(server, processed_logprobs=True, max_context=12) as engine:
+            assert engine.max_context == 12, "a limit of the user's own comes before the one that the server states"
             engine.submit([request(prompt=(5, 6), group_size=1, temperature=0.7)])
             (certain,) = engine.finished_samples()
     sent = server.posts[0].body
@@ -209,6 +210,15 @@ def test_chat_sends_the_problem_and_puts_cut_out_reasoning_back() -> None:
     assert whole.completion.tokens.tolist() == [UNKNOWN_TOKEN] * 6
     assert cut.completion.truncated
     assert cut.completion.text == "<think>\n2 +"
+
+
+@pytest.mark.parametrize(("tokens", "truncated"), [(7, False), (8, True)])
+def test_without_a_stated_reason_a_response_as_long_as_the_limit_is_truncated(tokens: int, truncated: bool) -> None:
+    reply = Reply(body={"choices": [{"text": "4"}], "usage": {"prompt_tokens": 3, "completion_tokens": tokens}})
+    with scripted(listing(lambda asked: reply)) as server, engine_on(server) as engine:
+        engine.submit([request(group_size=1)])
+        (sample,) = engine.finished_samples()
+    assert sample.completion.truncated == truncated
 
 
 def test_fields_are_added_left_out_and_renamed() -> None:

@@ -185,6 +185,9 @@ def test_replay_gives_the_recorded_groups(tmp_path: Path) -> None:
     write_rollouts(tmp_path / "a.parquet", 1, recorded)
     engine = ReplayEngine(read_rollouts(tmp_path))
     assert isinstance(engine, RolloutEngine)
+    assert engine.capabilities.entropies
+    without = scored_group(3, entropies=False).group
+    assert not ReplayEngine([*read_rollouts(tmp_path), without]).capabilities.entropies, "one response has none"
     assert engine.max_context == 7
     engine.load_weights({}, 8)
     assert engine.policy_version == 8
