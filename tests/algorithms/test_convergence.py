@@ -152,6 +152,9 @@ def test_state_survives_json_and_goes_on_the_same():
     assert head + [second.observe(33 + i, value) for i, value in enumerate(values[33:])] == expected
     assert whole.converged
     assert second.converged
+    third = ConvergenceTest(horizon=20, delta=0.02, window=20)
+    third.restore(json.loads(json.dumps(second.state())))
+    assert third.observe(len(values), values[-1]), "from then on, also between two looks"
 
 
 def test_a_restored_test_still_knows_the_sampling_errors():

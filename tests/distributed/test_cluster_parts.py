@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,10 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TrainConfig
 from magicrl.distributed import cluster_parts
 from magicrl.distributed.cluster_parts import ClusterParts, rank_options
+from magicrl.distributed.doctor import NodeFacts, _of_node
 from magicrl.distributed.learner.learner import DistributedLearner, ShardedReference
 from magicrl.distributed.learner.sharding import RankSettings
-from magicrl.distributed.runtime import ClusterError, Node, nodes
+from magicrl.distributed.runtime import ClusterError, Node, check_room, nodes
 from magicrl.models.loading import LoadedModel, load_policy
 from magicrl.planning.memory import NodeRoom, beside_ranks
 from magicrl.training import assemble
@@ -40,13 +42,34 @@ def parts(
     def make(
         cluster: dict[str, Any], *, gpus: int = 0, output: Path | None = None, **sections: Any
     ) -> cluster_parts.ClusterParts:
-        room = {"cpus": 16.0, "gpus": float(gpus), "memory": 1e9, "object_store": 1e9}
-        alive = [Node(id=name, address=name, head=name == "a", **room) for name in ("a", "b")]
+        alive = [replace(node(name, cpus=16.0), gpus=float(gpus)) for name in ("a", "b")]
         monkeypatch.setattr(cluster_parts, "nodes", lambda: alive)
         recipe = make_recipe(cluster, run={"name": "parts", "device": "auto"}, **sections)
         return cluster_parts.ClusterParts(recipe, output)
 
     return make
+
+
+def node(name: str, *, cpus: float) -> Node:
+    return Node(id=name, address=name, cpus=cpus, gpus=0.0, memory=1e9, object_store=1e9, head=name == "a")
+
+
+def test_an_actor_needs_a_node_that_has_room_for_all_of_it() -> None:
+    alive = [node("a", cpus=3), node("b", cpus=3)]
+    check_room("replicas", 2, cpus=2, key="k", alive=alive)
+    with pytest.raises(RecipeError, match=r"3 replicas of 2 CPUs each do not fit, only 2 would \(a/a: 3 CPUs, b/b: 3"):
+        check_room("replicas", 3, cpus=2, key="k", alive=alive)
+
+
+@pytest.mark.parametrize(("behind", "status"), [(0.001, "ok"), (5.0, "warning"), (-5.0, "warning")])
+def test_a_clock_that_is_ahead_or_behind_is_reported(behind: float, status: str) -> None:
+    facts = NodeFacts(
+        host="h", versions={}, resolves_to="10.0.0.1", clock=0.0, memory=(1 << 34, 1 << 35), shared_memory=1 << 34,
+        gpus=(), threads=2,
+    )  # fmt: skip
+    found = {f.what: f for f in _of_node(node("a", cpus=2), facts, need=1, behind=behind, several=True)}
+    assert found["clock of a/a"].status == status
+    assert {finding.status for what, finding in found.items() if "clock" not in what} == {"ok"}
 
 
 @pytest.mark.parametrize(("ranks", "gpus", "here"), [(1, 0, True), (2, 0, False), (1, 4, False), (2, 4, False)])

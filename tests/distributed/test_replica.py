@@ -169,6 +169,17 @@ def test_an_interrupt_drops_work_and_what_was_not_fetched(replica: Driven, engin
 
 def test_what_the_engine_refuses_reaches_the_one_who_collects(replica: Driven, engine: Any) -> None:
     replica.load(payload_of(engine), 0)
-    replica.submit([(0, asked(0, limit=5000))])
+    replica.submit([(0, asked(0, limit=4))])
+    ended = replica.run(until_ended(replica.replica))
+    replica.submit([(1, asked(0, limit=5000))])
+    samples = replica.run(replica.replica.collect()).samples
+    assert len(samples) == ended == 3, "what had ended is delivered first"
     with pytest.raises(ValueError, match="exceeds the context"):
         replica.run(replica.replica.collect())
+
+
+async def until_ended(replica: Replica) -> int:
+    """Let the loop work until nothing is under way; how many samples wait to be collected."""
+    while replica._orders:
+        await asyncio.sleep(0)
+    return len(replica._ended)

@@ -61,5 +61,10 @@ def test_a_replica_tells_its_step_and_then_the_next() -> None:
     slot.busy, slot.peak_mb = 4.5, 7.0
     observed = slot.observations()
     assert (observed["cluster/replica_3/queue"], observed["cluster/replica_3/busy_seconds"]) == (1, 0.5)
+    assert observed["cluster/replica_3/queue_max"] == 1, "of the step and not of the run"
     (first,), (second,) = slot.spans(), slot.spans()
     assert first.end <= second.begin, "work that goes on is told in parts"
+    # its successor reports what it had delivered, and its own seconds
+    slot.tokens += 5
+    observed = slot.successor(None, 0.0).observations()
+    assert (observed["cluster/replica_3/tokens"], observed["cluster/replica_3/busy_seconds"]) == (5, 0.0)

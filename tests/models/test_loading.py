@@ -14,7 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from magicrl.config.schema import TinyModelConfig
 from magicrl.models.loading import load_policy, read_licence, resolve_device, save_policy
 from magicrl.models.prompts import PromptEncoder
-from magicrl.models.small_models import find_gguf, from_gguf_package, make_tiny, prepare_gguf_package
+from magicrl.models.small_models import (
+    find_gguf,
+    from_gguf_package,
+    make_miniature,
+    make_tiny,
+    prepare_gguf_package,
+)
 from magicrl.records import Problem
 
 SYMBOLS = ("a", "b", "c", "d")
@@ -62,6 +68,14 @@ def test_end_tokens_are_the_union_of_the_lists(folder: Path) -> None:
     assert loaded.model.generation_config.eos_token_id == [1, 3, 4]
 
 
+def test_the_end_of_a_chat_templates_turn_is_an_end_token_whatever_the_files_state(tmp_path: Path) -> None:
+    sizes = {"model_type": "llama", "num_attention_heads": 2, "num_key_value_heads": 1}
+    folder = make_miniature(sizes, tmp_path / "chat", max_context=64)
+    edit(folder / "generation_config.json", eos_token_id=5)
+    edit(folder / "tokenizer_config.json", eos_token="<|pad|>")
+    assert load_policy(folder).end_tokens == frozenset({5, 0, 1}), "stated, the tokenizer's, the template's <|end|>"
+
+
 def test_end_token_of_the_config_when_there_is_no_generation_config(folder: Path) -> None:
     (folder / "generation_config.json").unlink()
     edit(folder / "config.json", eos_token_id=5)
@@ -86,7 +100,11 @@ def test_errors_name_the_folder_and_the_remedy(tmp_path: Path) -> None:
 
 def test_save_replaces_a_model_but_never_another_folder(folder: Path, tmp_path: Path) -> None:
     model, tokenizer = make_tiny(CONFIG, SYMBOLS, seed=7)
-    save_policy(model, tokenizer, folder, extra_files={"note.txt": "hello"})
+    own = model.generation_config.to_dict()
+    recommended = {"do_sample": True, "temperature": 0.6}
+    save_policy(model, tokenizer, folder, extra_files={"note.txt": "hello"}, generation=recommended)
+    assert json.loads((folder / "generation_config.json").read_text()).items() >= recommended.items()
+    assert model.generation_config.to_dict() == own, "of the folder and not of the model in memory"
     weights = load_file(folder / "model.safetensors")
     assert torch.equal(weights["model.embed_tokens.weight"], model.get_input_embeddings().weight.detach())
     assert (folder / "note.txt").read_text() == "hello"

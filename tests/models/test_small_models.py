@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from magicrl.config.schema import TinyModelConfig
-from magicrl.models.small_models import make_tiny, make_tokenizer
+from magicrl.models.loading import load_policy
+from magicrl.models.small_models import make_miniature, make_tiny, make_tokenizer
 
 SYMBOLS = ("L", "S1", "S2", ":", ",", "0", "1", "2")
 
@@ -18,6 +21,16 @@ def test_default_size_and_tied_embeddings() -> None:
     assert sum(p.numel() for p in model.parameters()) == len(tokenizer) * 64 + 2 * layer + 64
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert len(tokenizer) == len(SYMBOLS) + 2
+
+
+@pytest.mark.parametrize("stated", [{}, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}])
+def test_a_miniature_ties_its_head_where_the_real_model_does(tmp_path: Path, stated: dict[str, bool]) -> None:
+    real = {"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2, **stated}
+    model = load_policy(make_miniature(real, tmp_path / "small", max_context=64)).model
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert tied == stated.get("tie_word_embeddings", False)
+    sizes = model.config
+    assert (sizes.num_attention_heads, sizes.num_key_value_heads) == (8, 2), "as many of each as the heads allow"
 
 
 def test_seed_decides_the_weights_and_leaves_the_global_generator_alone() -> None:
