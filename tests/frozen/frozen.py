@@ -350,6 +350,8 @@ def judged(kind: str, lines: Iterable[Judgement], *options: str, suffix: str = "
     with tempfile.TemporaryDirectory() as made:
         given, found = Path(made) / "given.jsonl", Path(made) / "found.jsonl"
         wanted = [(key, line) for key, line in lines if key + suffix not in uncompared]
+        if not wanted:
+            return rows
         given.write_text("".join(json.dumps({"id": key} | line) + "\n" for key, line in wanted))
         words = [sys.executable, "-m", "magicrl", "verify", kind, "--input", str(given), "--output", str(found)]
         done = subprocess.run([*words, *options], env=os.environ | ENVIRONMENT, capture_output=True, text=True)
