@@ -31,6 +31,7 @@ import time
 import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,8 @@ TESTS, ROOT = HERE.parent, HERE.parents[1]
 RECORDS, LOG = HERE / "records", HERE / "ACCEPTED.md"
 SHARED = ROOT.parent / "shared" / "data"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "NO_COLOR": "1"}
+COMMANDS = os.environ | ENVIRONMENT
+"""Environment of commands in processes of their own."""
 MOST_LINES = 20
 """Lines that a check prints for one part."""
 TOLERANCE = 1e-5
@@ -354,7 +357,7 @@ def judged(kind: str, lines: Iterable[Judgement], *options: str, suffix: str = "
             return rows
         given.write_text("".join(json.dumps({"id": key} | line) + "\n" for key, line in wanted))
         words = [sys.executable, "-m", "magicrl", "verify", kind, "--input", str(given), "--output", str(found)]
-        done = subprocess.run([*words, *options], env=os.environ | ENVIRONMENT, capture_output=True, text=True)
+        done = subprocess.run([*words, *options], cwd=ROOT, env=COMMANDS, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"magicrl verify {kind}: status {done.returncode}\n{done.stderr}")
         for line in found.read_text(encoding="utf-8").splitlines():
@@ -557,7 +560,6 @@ def check(name: str) -> list[str] | None:
     if PARTS[name].verdicts and not SHARED.is_dir():
         return None
     kept = read(name)
-    uncompared.clear()
     uncompared.update(key for key, token in kept.items() if token == "~")
     return differences(name, kept, PARTS[name].now())
 
@@ -598,6 +600,16 @@ def accept(parts: list[str], reason: str) -> None:
         print(f"{name}: {len(lines)} rows accepted. The commit must state the reason: {reason}")
 
 
+def outcome(name: str) -> tuple[list[str] | None, float]:
+    """Return what `check` says of a part, or the end of a traceback, and its seconds."""
+    start = time.monotonic()
+    try:
+        lines = check(name)
+    except Exception:  # noqa: BLE001 - a part that fails must not hide the others
+        lines = traceback.format_exc().splitlines()[1 - MOST_LINES :]
+    return lines, time.monotonic() - start
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     actions = parser.add_subparsers(dest="action", required=True)
@@ -610,16 +622,16 @@ def main() -> None:
     if given.action == "accept":
         accept(given.what.replace(",", " ").split(), given.reason)
         return
+    parts = known(given.parts or list(PARTS))
     failed = False
-    for name in known(given.parts or list(PARTS)):
-        start = time.monotonic()
-        try:
-            lines = check(name)
-        except Exception:  # noqa: BLE001 - a part that fails must not hide the others
-            lines = traceback.format_exc().splitlines()[1 - MOST_LINES :]
-        said = "skipped, ../shared/data is missing" if lines is None else "as recorded"
-        print(report(name, lines) if lines else f"{name}: {said} ({time.monotonic() - start:.0f} s)", flush=True)
-        failed = failed or bool(lines)
+    # verdicts come from other processes, so that the second core judges while this process makes the other parts
+    with ThreadPoolExecutor(1) as judge:
+        judging = {name: judge.submit(outcome, name) for name in parts if PARTS[name].verdicts}
+        for name in sorted(parts, key=lambda name: name in judging):
+            lines, seconds = judging[name].result() if name in judging else outcome(name)
+            said = "skipped, ../shared/data is missing" if lines is None else "as recorded"
+            print(report(name, lines) if lines else f"{name}: {said} ({seconds:.0f} s)", flush=True)
+            failed = failed or bool(lines)
     sys.exit(failed)
 
 
