@@ -78,10 +78,11 @@ def table(section: type[Section]) -> str:
 
 
 def docstrings(section: type[Section]) -> dict[str, str]:
-    """The text under each setting in the source."""
+    """The text under each setting in the source, in the class itself or one that it extends."""
+    base = section.__base__
+    found = docstrings(base) if base is not None and issubclass(base, Section) and base is not Section else {}
     tree = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
     assert isinstance(tree, ast.ClassDef)
-    found: dict[str, str] = {}
     for before, after in zip(tree.body, tree.body[1:], strict=False):
         if (
             isinstance(before, ast.AnnAssign)

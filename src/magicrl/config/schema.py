@@ -94,13 +94,9 @@ class ModelConfig(Section):
         return self
 
 
-class OptimizerConfig(Section):
-    """AdamW."""
+class AdamWConfig(Section):
+    """AdamW, whose learning rate is stated elsewhere."""
 
-    learning_rate: float = Field(default=1e-6, gt=0)
-    """After the warm-up."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """SGD steps of linear warm-up, then constant."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the first moment."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
@@ -111,6 +107,15 @@ class OptimizerConfig(Section):
     """Decoupled, a step: learning rate times this times the weight."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """The gradient is scaled down to this L2 norm."""
+
+
+class OptimizerConfig(AdamWConfig):
+    """AdamW."""
+
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """After the warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """SGD steps of linear warm-up, then constant."""
 
 
 class VllmConfig(Section):
@@ -234,6 +239,8 @@ class SourceConfig(Section):
             raise ValueError("difficulty_of is for files of the released schema; a family's problems carry none")
         if self.family is not None and self.count is None:
             raise ValueError("a family needs count, the number of problems to generate")
+        if self.family is None and self.seed:
+            raise ValueError(f"seed = {self.seed} is for a family, which draws its problems; leave it out for others")
         return self
 
 
@@ -671,13 +678,18 @@ class SftConfig(Section):
     model: SftModelConfig
     phases: tuple[SftPhaseConfig, ...] = Field(min_length=1)
     training: ModelConfig = ModelConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """``learning_rate`` and ``warmup_steps`` are the phases'."""
+    optimizer: AdamWConfig = AdamWConfig()
+    """Learning rates and warm-ups are the phases'."""
 
     @model_validator(mode="after")
-    def _nothing_to_replay(self) -> Self:
+    def _nothing_is_sampled(self) -> Self:
         if self.training.router_replay:
             raise ValueError("training.router_replay: demonstrations were not sampled by an engine; leave it out")
         if self.training.exact:
             raise ValueError("training.exact: a supervised start samples nothing; set model.exact in the run's recipe")
+        if self.training.entropy_clamp:
+            raise ValueError(
+                "training.entropy_clamp: supervised training measures no entropy; set model.entropy_clamp in the run's "
+                "recipe"
+            )
         return self

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from magicrl.algorithms.loss_terms import LossMetrics
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.schema import AdamWConfig, ModelConfig
 from magicrl.models.adapter_files import ADAPTER
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products
 from magicrl.models.scorer import PolicyScorer, scorer_settings
@@ -269,7 +269,7 @@ class MasterOptimizer:
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.nn.Parameter], config: OptimizerConfig, compute_dtype: torch.dtype
+        self, parameters: Mapping[str, torch.nn.Parameter], config: AdamWConfig, compute_dtype: torch.dtype
     ) -> None:
         assert parameters, "nothing to train"
         self._config = config
@@ -288,10 +288,9 @@ class MasterOptimizer:
             # at once, so that no more than a layer's gradients exist twice
             parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
         self._shared = all(m is self._compute[name] for name, m in self._masters.items())
-        # AdamW steps on the masters; the learning rate here is only what it demands, each step sets its own
+        # AdamW steps on the masters; each step sets its own learning rate
         self._adam = torch.optim.AdamW(
             list(self._masters.values()),
-            lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
             weight_decay=config.weight_decay,

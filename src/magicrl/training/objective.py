@@ -21,7 +21,7 @@ from magicrl.algorithms.loss_terms import LossInputs, LossMetrics, LossOutputs, 
 from magicrl.algorithms.losses import NONE, Need, correction_of, loss_row, needs_of, reducer_of, response_weights
 from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import ModelConfig, OptimizerConfig, Section, TrainConfig
+from magicrl.config.schema import AdamWConfig, ModelConfig, Section, TrainConfig
 from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
@@ -36,7 +36,7 @@ class LearnerSettings(Section):
     """What a recipe says about learning: the same object for a learner of one process and for every rank of many."""
 
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: AdamWConfig = AdamWConfig()
     model: ModelConfig = ModelConfig()
 
     @staticmethod

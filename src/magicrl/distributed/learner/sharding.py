@@ -41,7 +41,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from magicrl.config.schema import LoraConfig, OptimizerConfig
+from magicrl.config.schema import AdamWConfig, LoraConfig
 from magicrl.distributed.learner.ulysses import SequenceSlice, check_degree
 from magicrl.files import sha256_of
 from magicrl.models.loading import load_empty, resolve_dtype
@@ -313,7 +313,7 @@ class ShardOptimizer(MasterOptimizer):
     """
 
     def __init__(
-        self, sharded: Mapping[str, nn.Parameter], config: OptimizerConfig, device: torch.device, dtype: torch.dtype
+        self, sharded: Mapping[str, nn.Parameter], config: AdamWConfig, device: torch.device, dtype: torch.dtype
     ) -> None:
         self._sharded = {name: cast(DTensor, parameter) for name, parameter in sharded.items()}
         self._device = device
