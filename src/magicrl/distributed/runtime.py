@@ -87,7 +87,7 @@ def _check_address(address: str, seconds: float) -> None:
     if not separator or "//" in address or not port.isdigit():
         return
     try:
-        socket.create_connection((host, int(port)), timeout=min(seconds, 30.0)).close()
+        socket.create_connection((host, int(port)), timeout=seconds).close()
     except OSError as error:
         raise RecipeError(
             f"nobody answers at {address} ({error}); is `ray start --head --port={port}` running there, and the port "
