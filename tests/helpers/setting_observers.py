@@ -289,7 +289,7 @@ class Observers:
             contextlib.redirect_stdout(io.StringIO()) as printed,
         ):
             recipes()
-        return {"said": next(line for line in printed.getvalue().splitlines() if "sft one" in line)}
+        return {"said": " ".join(printed.getvalue().split())}
 
     # supervised fine-tuning
 
