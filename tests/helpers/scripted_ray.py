@@ -21,6 +21,8 @@ from magicrl.config.schema import TrainConfig
 from magicrl.records import Verdict
 
 GPUS_OF_A_NODE = 8
+NODE = "ab" * 28
+"""Ray accepts only hexadecimal names of nodes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,7 @@ class ScriptedRay:
         connects: list[Any] = []
         found: dict[str, Any] = {}
         node = {
-            "NodeID": "node",
+            "NodeID": NODE,
             "NodeManagerAddress": "10.0.0.1",
             "Alive": True,
             "Resources": {"CPU": 64.0, "GPU": float(GPUS_OF_A_NODE), "memory": 1e12, "object_store_memory": 1e12},
@@ -191,7 +193,7 @@ class ScriptedRay:
         values = {
             "address": ("10.0.0.1", 1),
             "open_store": ("10.0.0.1", 1),
-            "seat": Seat(node="node", memory=8e10),
+            "seat": Seat(node=NODE, memory=8e10),
             "configure": "scripted",
         }
         return Answer(value=values.get(method))
@@ -202,14 +204,14 @@ class ScriptedRay:
 def _facts() -> Any:
     from magicrl.distributed.replica import ReplicaFacts
 
-    return ReplicaFacts(host="host", pid=1, node="node", max_context=96)
+    return ReplicaFacts(host="host", pid=1, node=NODE, max_context=96)
 
 
 def _judged() -> Any:
     from magicrl.distributed.verifier_nodes import Judged
     from magicrl.verifiers.base import make_verdict
 
-    verdict: Verdict = make_verdict("match", decided_by="exact")
+    verdict: Verdict = make_verdict("matched", decided_by="exact")
     return Judged(verdict, 0.0, 0.0)
 
 

@@ -96,6 +96,9 @@ class Observers:
         wide = [*WORDS, "then", "</think>", *(word for family in families for word in family.vocabulary or ())]
         for name, seed, words in (("model", 0, WORDS), ("other-model", 1, WORDS), ("wide-model", 0, wide)):
             save_policy(*make_tiny(config, list(dict.fromkeys(words)), seed), self.root / name)
+        # exact log-probs need heads that are at least 16 wide
+        one_head = config.model_copy(update={"heads": 1})
+        save_policy(*make_tiny(one_head, list(WORDS), 0), self.root / "one-head-model")
         for name in ("model", "wide-model"):
             policy = load_policy(name, dtype="float32")
             lora = LoraConfig(rank=2, alpha=8.0, target_modules=("q_proj", "v_proj"))
@@ -175,7 +178,8 @@ class Observers:
                     found.setdefault(f"metrics/{key}", []).append(value)
         for event in (json.loads(line) for line in _lines(output / "events.jsonl")):
             found.setdefault(f"events/{event['kind']}", []).append(self._without_paths(event["message"], output))
-        run = json.loads((output / "run.json").read_text())
+        # a run that is refused early leaves only some of its files
+        run = json.loads((output / "run.json").read_text()) if (output / "run.json").exists() else {}
         found |= {f"run/{key}": run[key] for key in SHOWN_OF_RUN if key in run}
         found["rollouts"] = [
             row
@@ -187,7 +191,7 @@ class Observers:
         if (output / "difficulty.json").exists():
             found["difficulty"] = _timeless(json.loads((output / "difficulty.json").read_text()))
         for name in ("checkpoints", "rollouts"):
-            found[f"files/{name}"] = sorted(path.name for path in (output / name).iterdir())
+            found[f"files/{name}"] = sorted(path.name for path in (output / name).glob("*"))
         return found | _of_model(output / "model")
 
     def see_start(self, config: TrainConfig, folder: Path) -> Seen:
@@ -650,7 +654,7 @@ def _hub(asked: list[Any]) -> Callable[..., list[dict[str, Any]]]:
 
     def load(name: str, subset: str | None, *, split: str, revision: str | None) -> list[dict[str, Any]]:
         asked.append((name, subset, split, revision))
-        return [{"problem": f"what is {n} plus {n} ?", "answer": str(n), "solution": f"so {n}"} for n in range(3)]
+        return [{"problem": f"what is {n} + {n} ?", "answer": str(n), "solution": f"so {n}"} for n in range(3)]
 
     return load
 

@@ -241,7 +241,7 @@ def model_rows(prefix: str, observer: str, recipe: str, short: Mapping[str, Any]
             ("share_prompts", (False, True), observer, "passes", shown),
             ("head_chunk_tokens", (4, 1024), observer, "pieces", short),
             ("compile", (False, True), "compiled", "compiled"),
-            ("lora.rank", (2, 3), observer, ("adapters", loss), lora),
+            ("lora.rank", (2, 3), observer, ("adapters", "model/weights"), lora),
             ("lora.alpha", (8.0, 2.0), observer, loss, lora),
             ("lora.target_modules", (["q_proj"], ["q_proj", "o_proj"]), observer, "adapters", lora),
             ("lora.start", (LEFT_OUT, start), observer, loss, {**lora, **base}),
@@ -263,7 +263,13 @@ MODEL = [
                 {**SHORT, "entropy.controller": "fixed", "entropy.alpha": 0.1},
             ),
             ("router_replay", (False, True), "checks", "error", {}, None, "router"),
-            ("exact", (False, True), "run", "metrics/learner/sampler_gap_max", SHORT),
+            (
+                "exact",
+                (False, True),
+                "run",
+                "metrics/learner/sampler_gap_max",
+                {**SHORT, "start.model": "one-head-model"},
+            ),
         ],
     ),
 ]
@@ -560,7 +566,7 @@ VERIFIER = _under(
 GAME = {
     **SHORT,
     "start.model": "wide-model",
-    "data.train": [{"family": "guess_number", "count": 4, "options": {"largest": 8, "levels": 3}}],
+    "data.train": [{"family": "guess_number", "count": 4, "options": {"largest": 31}}],
     "environment": {"max_turns": 3, "max_observation_tokens": 12},
     "stages[].max_tokens": 24,
     "stages[].max_steps": 1,
@@ -569,7 +575,7 @@ ENVIRONMENTS = _under(
     "environment",
     [
         ("max_turns", (1, 3), "episodes", "rollouts", GAME),
-        ("max_observation_tokens", (2, 12), "episodes", "rollouts", GAME),
+        ("max_observation_tokens", (1, 12), "episodes", "rollouts", GAME),
         ("time_limit", (3.0, 4.0), "workers", "environment/cpu_limit", {}, (3.0, 4.0)),
         ("workers", (1, 2), "workers", "environment/count", {}, (1, 2)),
         ("memory_limit_mb", (512, 1024), "workers", "environment/memory_limit_mb", {}, (512, 1024)),
