@@ -234,6 +234,9 @@ def test_the_command_refuses_it() -> None:
     words = ["plan", str(RECIPES / "skywork" / "or1-7b.toml"), "--gpus", "16", "--gpu", "H800-80G"]
     with pytest.raises(ValueError, match=r"\[cluster\] does not fit: 8 learner ranks and 24 replicas of 1 need 32"):
         app(words, result_action="return_value")
+    apart = ["--gpus", "128", "--set", "cluster.rollout.tensor_parallel=3"]  # there is no layout to predict
+    with pytest.raises(ValueError, match=r"\[cluster\] does not fit: .*tensor_parallel 3 must divide the 28 query"):
+        app([*words[:2], *words[4:], *apart], result_action="return_value")
 
 
 def test_copies_of_the_model_follow_the_learners_own_rule() -> None:
