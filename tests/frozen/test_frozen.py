@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +17,14 @@ sys.modules[_SPEC.name] = frozen  # its dataclasses look themselves up
 _SPEC.loader.exec_module(frozen)
 
 
-@pytest.mark.parametrize("name", ["help", "schema", "run", "evaluation", "pipeline"])
+def test_the_help_is_as_recorded() -> None:
+    """In a process of its own: other tests leave consoles of other widths behind."""
+    command = [sys.executable, str(Path(frozen.__file__)), "check", "help"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["schema", "run", "evaluation", "pipeline"])
 def test_a_part_is_as_recorded(name: str) -> None:
     lines = frozen.check(name)
     assert lines == [], frozen.report(name, lines)

@@ -1,4 +1,4 @@
-"""Commands and scripts in forked processes, so that a test does not pay for importing torch and transformers again.
+"""The command line in a process of its own, and scripts in forked processes, which need not import torch again.
 
 A forked process is a copy of the test's process with the modules that it has imported. What must see other environment
 variables while modules are imported, or needs a terminal, uses ``subprocess``.
@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import magicrl.training.session
-from magicrl.cli.main import main
 
 LIMIT = 600.0
 """Seconds after which a process is killed."""
@@ -78,8 +77,13 @@ class Forked:
 
 
 def magicrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run ``magicrl WORDS`` in ``cwd`` and return its exit status and output."""
-    return Forked(main, ["magicrl", *words], cwd).result()
+    """Run ``magicrl WORDS`` in ``cwd`` and return its exit status and output.
+
+    It is a new process: a command chooses its number of threads, and OpenMP does not survive a fork once its parent has
+    computed with several.
+    """
+    command = [sys.executable, "-m", "magicrl", *words]
+    return subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True, timeout=LIMIT)
 
 
 def scripts(text: str, arguments: Sequence[Sequence[str]], cwd: Path) -> list[str]:
