@@ -324,7 +324,7 @@ class Study:
     def result(self, fault: Fault, *, again: bool = False) -> dict[str, Any]:
         """Put the fault in, run its tests, take it out."""
         texts = changed(fault)
-        key = self._key(fault.name, fault.tests, "\0".join(map(_code, texts.values())))
+        key = self._key_of(fault, texts)
         if key in self.known and not again:
             return self.known[key]
         log = self.work / f"{fault.name}.log"
@@ -344,7 +344,10 @@ class Study:
         return self._keep({"key": key, "name": fault.name, "killed_by": by, "cpu_seconds": round(seconds, 1)})
 
     def is_known(self, fault: Fault) -> bool:
-        return self._key(fault.name, fault.tests, "\0".join(map(_code, changed(fault).values()))) in self.known
+        return self._key_of(fault, changed(fault)) in self.known
+
+    def _key_of(self, fault: Fault, texts: Mapping[str, str]) -> str:
+        return self._key(fault.name, fault.tests, "\0".join(map(_code, texts.values())))
 
     def _keep(self, row: dict[str, Any]) -> dict[str, Any]:
         self.known[row["key"]] = row

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from forked import magicrl
+from processes import magicrl
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.paths import counted_from

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from forked import magicrl
+from processes import magicrl
 
 from magicrl.data.families import make_family, unique_problems
 from magicrl.models.small_models import make_miniature

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import magicrl
+from processes import magicrl
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe

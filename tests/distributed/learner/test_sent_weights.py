@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from distributed_learner import config_of, sending
-from forked import scripts
 from json_server import free_port
+from processes import scripts
 from transformers import AutoModelForCausalLM
 
 from magicrl.config.cluster_schema import LearnerPlacement

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from distributed_learner import config_of, sending
-from forked import scripts
 from json_server import free_port
+from processes import scripts
 from torch import Tensor
 
 from magicrl.config.cluster_schema import LearnerPlacement

@@ -1,0 +1,52 @@
+"""The command line in a process of its own, and scripts side by side in copies of the test's process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import CodeType
+
+LIMIT = 600.0
+"""Seconds after which a process is given up."""
+
+
+def magicrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``magicrl WORDS`` in ``cwd`` and return its exit status and output.
+
+    It is a new process: a command chooses its number of threads, and OpenMP does not survive a fork once its parent has
+    computed with several.
+    """
+    command = [sys.executable, "-m", "magicrl", *words]
+    return subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True, timeout=LIMIT)
+
+
+def scripts(text: str, arguments: Sequence[Sequence[str]], cwd: Path) -> list[str]:
+    """Run a Python script side by side, once with each of the argument lists, and return the standard outputs.
+
+    The processes are forked, so that none imports torch and transformers again. The script must compute with one
+    thread.
+    """
+    code, fork = compile(text, "script.py", "exec"), multiprocessing.get_context("fork")
+    outputs = [cwd / f"script-{number}.out" for number in range(len(arguments))]
+    running = [
+        fork.Process(target=_execute, args=(code, ["script.py", *words], output, cwd), daemon=True)
+        for words, output in zip(arguments, outputs, strict=True)
+    ]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(LIMIT)
+        assert process.exitcode == 0, f"status {process.exitcode}; its standard error has the reason"
+    return [output.read_text() for output in outputs]
+
+
+def _execute(code: CodeType, words: list[str], output: Path, cwd: Path) -> None:
+    os.chdir(cwd)
+    sys.argv = words
+    with output.open("w") as file, redirect_stdout(file):
+        exec(code, {"__name__": "__main__"})
