@@ -178,6 +178,23 @@ def test_a_hub_name_without_a_hub_is_one_clear_error(monkeypatch: pytest.MonkeyP
         load_benchmark(parse_asked("openai/gsm8k"), Reading())
 
 
+def test_subset_and_revision_reach_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    rows = [{"question": "2 + 3?", "answer": "5"}]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **settings: asked.append((names, settings)) or rows)
+    options = {"subset": "main", "revision": "e53f048"}
+    (problem,) = load_problems(SourceConfig(hub="openai/gsm8k", split="test", options=options))
+    assert (problem.id, problem.golds) == ("gsm8k-0", ("5",))
+    assert asked == [(("openai/gsm8k", "main"), {"split": "test", "revision": "e53f048"})]
+
+
+def test_a_folder_that_is_there_is_no_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Place.of("own/sums").hub == "own/sums"
+    (tmp_path / "own" / "sums").mkdir(parents=True)
+    assert Place.of("own/sums").path == Path("own/sums")
+
+
 def test_every_set_that_is_here_is_read_whole_by_every_command(shared_data: Path) -> None:
     sets = [*sorted(shared_data.glob("math/sets/*/*")), *sorted(shared_data.glob("code/sets/*/data.jsonl"))]
     assert len(sets) > 25

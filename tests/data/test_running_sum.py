@@ -234,6 +234,13 @@ def test_runs_of_filler_are_closed_by_the_restated_total() -> None:
 def test_a_cap_below_the_blocks_means_no_rambling() -> None:
     for _, response in demonstrations(300, max_tokens=10, stops="9:1", verbose=1.0):
         assert len(response) == 23
+    # with room for some: the blocks of a strategy, and runs of filler up to the limit
+    lengths = [
+        (len(response), 3 * stop_of(response) - 4)
+        for _, response in demonstrations(300, variant="first", max_tokens=20, verbose=1.0, run_chance=1.0)
+    ]
+    assert all(length <= max(20, blocks) for length, blocks in lengths)
+    assert any(length == 20 for length, _ in lengths)
 
 
 def test_vocabulary_covers_every_text() -> None:

@@ -22,7 +22,7 @@ from builders import problem, write_lines
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import FieldMapping, SourceConfig
 from magicrl.data.sources import MARK, fingerprint, load_mixture, load_problems, load_source, with_wrong_labels
-from magicrl.records import Problem, prompt_key, typed
+from magicrl.records import Message, Problem, prompt_key, typed
 
 
 def load(folder: Path, name: str, **options: Any) -> list[Problem]:
@@ -146,6 +146,13 @@ def test_released_golds(tmp_path: Path, ground_truth: str, golds: tuple[str, ...
     assert problem.golds == golds
     assert (problem.id, problem.prompt, problem.source) == ("or1-0", "What is 2 + 3?", "train-math-numina")
     assert problem.extra["extra_info"] == {"index": 7, "model_difficulty": {"m": 3}}
+
+
+def test_a_topic_in_the_column_of_the_bare_statement_is_no_identity(tmp_path: Path) -> None:
+    rows = [{**released("5", prompt=prompt), "problem": "algebra"} for prompt in ("What is 2 + 3?", "What is 1 + 4?")]
+    write_lines(tmp_path / "r.jsonl", rows)
+    first, second = load(tmp_path, "r.jsonl")
+    assert first.key != second.key
 
 
 def test_code_rows_are_problems_of_the_code_verifier(tmp_path: Path) -> None:
@@ -361,9 +368,11 @@ def test_fingerprint_sees_every_field_that_matters_and_the_order(tmp_path: Path)
     assert base == "5421f24e8f6e1fd021617571970d5d9f9f9f7f4f5dcbeb3ffc12e5875ff2e897"
     first = replace(problems[0], extra={})
     changes = [{"id": "other"}, {"prompt": "other"}, {"golds": ("9",)}, {"verifier": "exact"}, {"source": "other"}]
-    changed = [replace(first, **change) for change in [*changes, {"level": 2}]]
+    changes += [{"level": 2}, {"environment": "calculator"}]
+    changes += [{"context": (Message(role, "Be brief."),)} for role in ("system", "user")]
+    changed = [replace(first, **change) for change in changes]
     prints = {fingerprint([c, problems[1]]) for c in changed} | {fingerprint(problems[::-1]), fingerprint([first])}
-    assert len(prints | {base}) == 9
+    assert len(prints | {base}) == 12
     assert fingerprint([first, problems[1]]) == base
 
 

@@ -85,6 +85,14 @@ def test_faithful_demonstrations_compute_the_gold_and_state_only_true_equations(
     assert seen > 500
 
 
+def test_the_share_of_checks_is_one_of_solutions_and_not_of_steps() -> None:
+    family = family_with(**FAITHFUL, checks=0.9, decompositions=0.0)
+    found = unique_problems(family, seed=0, split="train", count=150, levels=[3])
+    texts = [family.demonstration(problem, np.random.default_rng(place)) for place, problem in enumerate(found)]
+    checks = sum(len(re.findall(r"Check: |To check, |Going back, |Test: |Indeed ", text)) for text in texts)
+    assert checks / len(texts) == pytest.approx(0.9, abs=0.2)
+
+
 def test_every_phrasing_of_a_faithful_step_shows_its_result_before_the_box() -> None:
     family = family_with(**FAITHFUL, decompositions=0.0)
     rng = np.random.default_rng(4)

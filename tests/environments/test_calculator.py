@@ -256,6 +256,14 @@ def test_demonstrations_play_as_the_calculator_does(digits_apart: bool) -> None:
     assert 0.3 < right_by_hand / by_hand < 0.7
 
 
+@pytest.mark.parametrize("stepwise", [0.0, 1.0])
+def test_the_steps_are_called_one_by_one_where_the_options_say_so(stepwise: float) -> None:
+    made = family(tool_share=1, stepwise=stepwise)
+    for problem in islice(made.stream(seed=4, split="train"), 30):
+        calls = len(made.demonstration(problem, np.random.default_rng(0))) // 2
+        assert calls == (len(problem.extra["steps"]) if stepwise else 1)
+
+
 def test_a_tiny_model_can_read_every_answer_of_the_calculator() -> None:
     known = set(family(digits_apart=True).vocabulary or ())
     for error in ERRORS:

@@ -112,6 +112,12 @@ def test_halving_always_wins_and_the_secret_is_not_in_the_prompt() -> None:
         assert numbers == [problem.extra["low"], problem.extra["high"], problem.extra["guesses"]]
 
 
+def test_ranges_reach_from_one_to_the_largest_number() -> None:
+    train = problems("train", largest=31)
+    assert min(problem.extra["low"] for problem in train) == 1
+    assert max(problem.extra["high"] for problem in train) == 31
+
+
 def test_splits_share_no_range_and_a_test_has_every_problem_once() -> None:
     ranges = {split: {problem.prompt for problem in problems(split)} for split in ("train", "validation", "test")}
     assert ranges["train"].isdisjoint(ranges["test"])

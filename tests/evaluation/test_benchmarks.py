@@ -21,6 +21,7 @@ import pytest
 from builders import write_lines
 
 from magicrl.config.errors import RecipeError
+from magicrl.data import code_records
 from magicrl.data.code_records import before_stub, unwrapped_text
 from magicrl.evaluation.benchmarks import Reading, catalogue, load_benchmark, parse_asked
 from magicrl.records import Problem
@@ -171,21 +172,30 @@ def test_code_records_of_every_form_are_judged_right(tmp_path: Path, verdicts: V
             "prompt": "Find eight.",
             "tests": {"type": "checker", "checker": "def sat(x: float):\n    return x == 8", "call": "sat(sol())"},
         },
+        {
+            "id": "g4",
+            "prompt": "Root.",
+            "tests": {"type": "function", "fn_name": "root", "inputs": [[8]], "outputs": [2.05]},
+            "atol": 0.1,
+        },
     ]
     problems = load(str(write_lines(tmp_path / "code.jsonl", rows)))
-    assert [p.verifier for p in problems] == ["code"] * 6
+    assert [p.verifier for p in problems] == ["code"] * 7
     assert problems[0].prompt.startswith("Complete this Python function")
     assert "assert root(8) == 2" in problems[1].prompt
     assert "The function is named root." in problems[3].prompt
     assert "def sat(x: float)" in problems[5].prompt
-    answers = [program(right)] * 5 + [program("def sol():\n    return 8")]
-    assert verdicts(zip(problems, answers, strict=True)) == [True] * 6
-    wrong = [program(right.replace("2)", "3)"))] * 5 + [program("def sol():\n    return 7")]
-    assert verdicts(zip(problems, wrong, strict=True)) == [False] * 6
+    answers = [*[program(right)] * 5, program("def sol():\n    return 8"), program(right)]
+    assert verdicts(zip(problems, answers, strict=True)) == [True] * 7
+    differs = program(right.replace("2)", "3)"))
+    wrong = [*[differs] * 5, program("def sol():\n    return 7"), differs]
+    assert verdicts(zip(problems, wrong, strict=True)) == [False] * 7
 
 
 def test_imports_and_helpers_of_a_stub_stand_before_it_and_the_stub_does_not() -> None:
     assert before_stub(STUB) == "import math\n\ndef half(x):\n    return x / 2\n\n"
+    decorated = STUB.replace("def root", "@cache\ndef root")
+    assert before_stub(decorated) == before_stub(STUB), "decorators belong to the function"
     assert before_stub("no python {") == ""
 
 
@@ -248,8 +258,16 @@ def test_livecodebench_records_with_packed_private_tests(tmp_path: Path, verdict
     assert [p.id for p in every] == ["early", "first"]
 
 
-def test_private_tests_that_hold_more_than_text_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_private_tests_that_hold_more_than_text_are_refused(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert unwrapped_text(packed("ä[1]")) == "ä[1]"
+    two = b"\x8c\x01a\x8c\x01b."  # two texts, the second of which is what loading would give
+    with pytest.raises(ValueError, match="more than one text"):
+        unwrapped_text(base64.b64encode(zlib.compress(two)).decode())
+    monkeypatch.setattr(code_records, "MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match="unpack to more than 1000 bytes"):
+        unwrapped_text(packed("a" * 2000))
     for value in (Evil(), ["a"], {"a": 1}, 7, ("a", "b")):
         with pytest.raises(ValueError, match="more than one text"):
             unwrapped_text(packed(value))

@@ -42,6 +42,7 @@ def reason(decision: Decision) -> str | None:
         (maths("Find the smallest $n$ for which one can prove that $a_n > 7$."), None),
         (maths("Find $n$.", problem_is_valid="Incomplete"), "marked invalid by its source"),
         (maths("Find $n$.", problem_is_valid="Yes", solution_is_valid="Yes"), None),
+        (maths("Find $n$.", problem_is_valid="Yes", solution_is_valid="No"), "marked invalid by its source"),
         (maths("See ![](https://cdn.example/1.png) and find $x$."), "external link or image"),
         (maths("Find $x$ in [asy] draw((0,0)--(1,1)); [/asy]."), "needs a figure"),
         (maths("As shown in the figure, $AB = 3$. Find $BC$."), "needs a figure"),
@@ -72,6 +73,7 @@ def reason(decision: Decision) -> str | None:
         (maths("Ann has 60 cows. How many? Ann has 60 cows. How many?"), "statement stands twice"),
         (maths("Find $x$. Translated into English, retaining the format."), "speaks of its own translation"),
         (maths("What is 2 + 3?", "1" * 400), "answer too long"),
+        (replace(maths("What is 2 + 3?"), golds=("5", "1" * 400)), "answer too long"),
         (maths("  "), "no statement"),
     ],
     ids=lambda value: value.problem[:40] if isinstance(value, Entry) else str(value),
@@ -95,6 +97,8 @@ def test_rules_can_be_switched_off() -> None:
     with_values = MathsCleaning(multiple_choice="values")
     assert maths_fault(maths("What is it? (A) 1 (B) 2 (C) 3", "2"), with_values) is None
     assert reason(maths_fault(maths("What is it? (A) 1 (B) 2 (C) 3", "B"), with_values)) == "multiple choice"
+    marked = maths("What is it? (A) 1 (B) 2 (C) 3", "2", question_type="MCQ")
+    assert reason(maths_fault(marked, with_values)) == "multiple choice"
 
 
 def test_of_the_six_flawed_problems_four_are_found_without_a_judge() -> None:
@@ -119,10 +123,13 @@ def test_answers_are_taken_from_the_solution_anew(pool: VerifierPool) -> None:
         maths("Find it.", "\\frac{x+1}{2}", "So $\\boxed{\\frac{1+x}{2}}$."),
         maths("Find it.", "5"),
         maths("Find it.", "~~~ ???"),
+        # chat templates may write the opening tag: what stands before the closing one is reasoning
+        maths("Find it.", "5", "Is it $\\boxed{5}$?</think> Nobody knows, the end is open."),
     ]
     decisions = cleaner.decide(entries)
     assert [reason(one) for one in decisions] == [
         None, None, "solution disagrees", None, "solution does not state the answer", None, None, "gold unreadable",
+        "solution does not state the answer",
     ]  # fmt: skip
     assert [isinstance(one, Entry) and one.notes.get("answer_agrees") for one in decisions[:2]] == [True, True]
     assert decisions[6] is None
@@ -131,6 +138,8 @@ def test_answers_are_taken_from_the_solution_anew(pool: VerifierPool) -> None:
     assert drop.detail == "gold '5', the solution gives '6' (mismatch)"
     strict = MathsCleaner(MathsCleaning(without_solution="drop"), pool)
     assert reason(strict.decide([maths("Find it.", "5")])[0]) == "no solution to agree with"
+    lenient = MathsCleaner(MathsCleaning(unreadable_golds="keep"), pool)
+    assert lenient.decide([maths("Find it.", "~~~ ???")]) == [None]
 
 
 def program(gold: dict[str, Any] | str, *solutions: str) -> Entry:
@@ -156,12 +165,13 @@ def test_tests_references_and_disagreements() -> None:
         program(SUM, ADD, ADD_AGAIN),
         program(ANY, "input(); print(1, 2)", "input(); print(2, 1)"),
         program({"assert_case": ["assert f(1) == "]}, "def f(x): return x"),
+        program({"inputs": ["1 2"], "outputs": ["3", "4"]}, ADD),
     ]
     with CodeCleaner(CodeCleaning(), workers=1) as cleaner:
         decisions = cleaner.decide(entries)
     assert [reason(one) for one in decisions] == [
         None, "reference fails its tests", None, "no reference solution", "broken tests",
-        "empty or incomplete tests", None, "empty or incomplete tests", None, None, "broken tests",
+        "empty or incomplete tests", None, "empty or incomplete tests", None, None, "broken tests", None,
     ]  # fmt: skip
     passing, cut, agreeing, differing = (decisions[place] for place in (2, 6, 8, 9))
     assert isinstance(passing, Entry)
@@ -176,6 +186,16 @@ def test_tests_references_and_disagreements() -> None:
     failed = decisions[1]
     assert isinstance(failed, Drop)
     assert "passed 1 of 2" in failed.detail
+    surplus = decisions[11]
+    assert isinstance(surplus, Entry)
+    assert json.loads(surplus.golds[0]) == {"inputs": ["1 2"], "outputs": ["3"]}
+
+
+def test_limits_on_reference_solutions() -> None:
+    entries = [program(SUM, "print(3)", ADD), program(SUM, f"x = bytearray(1 << 29)\n{ADD}"), program(SUM, ADD)]
+    with CodeCleaner(CodeCleaning(max_solutions=1, memory_limit_mb=256), workers=1) as cleaner:
+        decisions = cleaner.decide(entries)
+    assert [reason(one) for one in decisions] == [*["reference fails its tests"] * 2, None]
 
 
 def test_cleaning_as_a_step_keeps_the_order_of_both_kinds(write_rows: Callable[..., Path], run: Any) -> None:
@@ -186,6 +206,9 @@ def test_cleaning_as_a_step_keeps_the_order_of_both_kinds(write_rows: Callable[.
         {"prompt": "Add.", "tests": SUM, "reference_solution": "print(1)"},
         {"problem": "What is 2 + 5?", "answer": "7", "solution": "\\boxed{7}"},
     ]
-    run({"sources": [{"path": str(write_rows("r.jsonl", rows))}], "steps": [{"use": "clean"}]})
+    sources = [{"path": str(write_rows("r.jsonl", rows))}]
+    run({"sources": sources, "steps": [{"use": "clean"}]})
     assert [entry.index for entry in run.kept("01-clean")] == [0, 1, 4]
     assert run.reasons("01-clean") == {"r/r-2": "solution disagrees", "r/r-3": "reference fails its tests"}
+    run({"sources": sources, "steps": [{"use": "clean", "code": {"reference": False}}]})
+    assert run.reasons("01-clean") == {"r/r-2": "solution disagrees"}, "changed rules clean the same rows again"

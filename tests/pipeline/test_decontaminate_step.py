@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ COPIES = {
         "stops at a coffee shop afterwards", "afterwards stops at a cafe"
     ),
     "renumbered": GRID.replace("8", "12"),
+    "one word": GRID.replace("squares", "quadrilaterals"),
     "code": CODE.replace("string s of length n", "string t of length m"),
 }
 OTHERS = {
@@ -48,9 +50,9 @@ OTHERS = {
 }
 
 
-def search(texts: dict[str, str], folder: Path, **settings: Any) -> list[Hit]:
+def search(texts: dict[str, str], folder: Path, sets: dict[str, list[str]] = REFERENCES, **settings: Any) -> list[Hit]:
     references = {
-        name: [Document(f"{name}-{i}", text) for i, text in enumerate(members)] for name, members in REFERENCES.items()
+        name: [Document(f"{name}-{i}", text) for i, text in enumerate(members)] for name, members in sets.items()
     }
     documents = (Document(name, text) for name, text in texts.items())
     return list(find_contamination(documents, references, DecontaminationSettings(**settings), folder=folder))
@@ -65,6 +67,7 @@ def test_every_kind_is_found_and_named(tmp_path: Path) -> None:
         "contained": ("aime-1", "contained"),
         "reworded": ("aime-0", "reworded"),
         "renumbered": ("aime-1", "renumbered"),
+        "one word": ("aime-1", "reworded"),
     } | ({"code": told["code"]} if "code" in told else {})
     assert "code" in {hit.document for hit in hits}
     assert not {hit.document for hit in hits} & OTHERS.keys()
@@ -78,6 +81,10 @@ def test_every_kind_is_found_and_named(tmp_path: Path) -> None:
 def test_short_test_problems_are_found_verbatim_only(tmp_path: Path) -> None:
     hits = search({"same": "compute 3 + 5", "other": "Compute $3+6$."}, tmp_path)
     assert [(hit.document, hit.kind) for hit in hits] == [("same", "reformatted")]
+    # all of its n-grams are in a longer text with further numbers, but it has no words
+    longer = "In round 7 we warm up a little: compute $3+5-2+4-6$ and tell your neighbour which number you found."
+    sums = {"sums": ["Compute $3+5-2+4-6$."]}
+    assert not search({"longer": longer}, tmp_path, sums, use_embedding=False)
 
 
 def test_words_alone_find_what_embeddings_are_not_asked_for(tmp_path: Path) -> None:
@@ -125,6 +132,18 @@ def test_a_killed_call_goes_on_after_its_last_chunk(tmp_path: Path, monkeypatch:
         assert search(COPIES | OTHERS, tmp_path / "killed") == whole
     assert len(asked) == 3  # of five chunks
     assert [hit.kind for hit in search({"a": WALK}, tmp_path / "killed")] == ["verbatim"]
+    assert not search({"a": WALK}, tmp_path / "killed", {"other": [OWN[0]]}), "other test sets are searched again"
+
+
+def test_only_the_kinds_to_drop_cost_rows(write_rows: Callable[..., Path], run: Any) -> None:
+    texts = [COPIES["verbatim"], COPIES["reformatted"], OTHERS["another"]]
+    source = {"path": str(write_rows("r.jsonl", [{"problem": text, "answer": "5"} for text in texts]))}
+    against = {"aime": {"path": str(write_rows("t.jsonl", [{"problem": WALK, "answer": "204"}]))}}
+    settings = {"drop": ["verbatim"], "use_embedding": False}
+    run({"sources": [source], "steps": [{"use": "decontaminate", "against": against, "settings": settings}]})
+    assert run.reasons("01-decontaminate") == {"r/r-0": "in test set aime"}
+    hits = (run.output / "01-decontaminate" / "work" / "hits.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in hits] == ["verbatim", "reformatted"]
 
 
 def test_nothing_to_compare_with_is_an_error(tmp_path: Path) -> None:
@@ -133,7 +152,7 @@ def test_nothing_to_compare_with_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_report_holds_both_texts_of_every_hit(tmp_path: Path) -> None:
-    texts = COPIES | {"fenced": f"```` {WALK} ````"}
+    texts = COPIES | {"fenced": f"`````` {WALK} ````"}
     hits = search(texts, tmp_path / "work")
     counts = write_report(iter(hits), tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "hits.jsonl").read_text().splitlines()]
@@ -143,4 +162,5 @@ def test_the_report_holds_both_texts_of_every_hit(tmp_path: Path) -> None:
     assert "| aime | renumbered | 1 |" in page
     assert page.count("Training text:") == len(hits)
     assert all(hit.document_text in page and hit.reference_text in page for hit in hits)
+    assert f"\n```````text\n{texts['fenced']}\n```````\n" in page, "no text ends its own block"
     assert not list(tmp_path.glob("*.tmp"))

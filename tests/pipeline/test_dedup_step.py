@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -144,6 +145,9 @@ def test_another_set_or_setting_does_not_find_old_results(tmp_path: Path) -> Non
     assert run(held, tmp_path, stages=("exact",)).pairs_guarded == {"exact": 0}
     strict = run(held, tmp_path, near=NearSettings(similarity=1.0))
     assert all(one.stage != "near" for one in strict.dropped)
+    for better in (0, 1):
+        twins = [Document(str(place), GARDEN, (float(place == better),)) for place in range(2)]
+        assert [one.kept for one in run(twins, tmp_path).dropped] == [str(better)]
 
 
 def stopped(*_: Any, **__: Any) -> Any:
@@ -164,11 +168,14 @@ def test_large_blocks_are_split_and_still_searched(tmp_path: Path, monkeypatch: 
 
 
 @contextmanager
-def embedding_server(answer: Any) -> Generator[tuple[str, list[int]]]:
+def embedding_server(answer: Any, keys: set[str] | None = None) -> Generator[tuple[str, list[int]]]:
+    """Its address and how many texts each request holds; the keys that were sent are added to ``keys``."""
     asked: list[int] = []
 
     def reply(request: Asked) -> Reply:
         asked.append(len(request.body["input"]))
+        if keys is not None:
+            keys.add(request.headers.get("authorization", ""))
         return Reply(body=answer(request.body["input"]))
 
     with json_server(reply) as url:
@@ -180,10 +187,15 @@ def by_letters(texts: list[str]) -> dict[str, Any]:
     return {"data": rows[::-1]}  # a server need not keep the order
 
 
-def test_an_embedding_server_is_asked_in_batches_and_never_twice(tmp_path: Path) -> None:
+def test_an_embedding_server_is_asked_in_batches_and_never_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBEDDING_KEY", "sk-embed-1234")
+    keys: set[str] = set()
     held = documents(garden=GARDEN, turned=" ".join(reversed(GARDEN.split())), cards=CARDS, trains=TRAINS)
-    with embedding_server(by_letters) as (url, asked):
-        embedder = EmbeddingSettings(kind="server", base_url=url, model="letters", batch=3)
+    with embedding_server(by_letters, keys) as (url, asked):
+        server: dict[str, Any] = {"kind": "server", "base_url": url, "key_variable": "EMBEDDING_KEY"}
+        embedder = EmbeddingSettings(**server, model="letters", batch=3)
         settings = {"stages": ("embedding",), "embedding": EmbeddingStageSettings(embedder=embedder, similarity=0.999)}
         settings["compare_numbers"] = False
         found = run(held, tmp_path, **settings)
@@ -191,6 +203,21 @@ def test_an_embedding_server_is_asked_in_batches_and_never_twice(tmp_path: Path)
         assert sorted(asked) == [1, 3]
         assert run(held, tmp_path, **settings) == found
         assert len(asked) == 2
+    assert keys == {"Bearer sk-embed-1234"}
+
+
+def test_a_duplicate_goes_for_its_nearest_neighbour(tmp_path: Path) -> None:
+    angles = {"best": 0.0, "second": 0.7, "third": 0.4}  # the third is near both, which are not near each other
+    held = [Document(text, text, (-place,)) for place, text in enumerate(angles)]
+
+    def answer(texts: list[str]) -> dict[str, Any]:
+        vectors = [[math.cos(angles[text]), math.sin(angles[text])] for text in texts]
+        return {"data": [{"index": place, "embedding": vector} for place, vector in enumerate(vectors)]}
+
+    with embedding_server(answer) as (url, _):
+        stage = EmbeddingStageSettings(embedder=EmbeddingSettings(kind="server", base_url=url), similarity=0.9)
+        (found,) = run(held, tmp_path, stages=("embedding",), embedding=stage).dropped
+    assert (found.id, found.twin, round(found.similarity, 2)) == ("third", "second", 0.96)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import betabinom
 
 from magicrl.evaluation.samples import read_samples
-from magicrl.pipeline.difficulty_step import chance_of_the_same, failures_of_sixteen, is_closed
+from magicrl.pipeline.difficulty_step import chance_of_the_same, difficulty_report, failures_of_sixteen, is_closed
 from magicrl.pipeline.pipeline_schema import EarlyStop
 
 
@@ -131,11 +131,15 @@ def test_early_stopping_makes_fewer_samples_and_says_how_many(pipeline: dict[str
 def test_a_prompt_that_leaves_no_room_is_dropped_or_an_error(
     pipeline: dict[str, Any], run: Any, write_rows: Callable[..., Path]
 ) -> None:
-    long = write_rows("long.jsonl", [{"problem": "what is 1 + 1 ? " * 30, "answer": "2", "id": "long"}])
-    pipeline["sources"].append({"path": str(long), "fields": {"id": "id"}, "template": "{prompt}"})
+    # the model takes 96 tokens, of which 6 are for the response
+    words = {"fits": "what is 1 + 1 ? " * 15, "over": "what is 1 + 1 ? " * 15 + "?", "long": "what is 1 + 1 ? " * 30}
+    rows = [{"problem": text, "answer": "2", "id": name} for name, text in words.items()]
+    long = {"path": str(write_rows("long.jsonl", rows)), "fields": {"id": "id"}, "template": "{prompt}"}
     pipeline["steps"][0] |= {"samples": 2}
-    run(pipeline)
-    assert run.reasons("01-difficulty")["long/long"] == "prompt unfit for the model"
+    run({**pipeline, "sources": [*pipeline["sources"], long]})
+    unfit = [name for name, why in run.reasons("01-difficulty").items() if why == "prompt unfit for the model"]
+    assert unfit == ["long/over", "long/long"]
+    pipeline["sources"].append({**long, "path": str(write_rows("long.jsonl", rows[2:]))})
     pipeline["steps"][0] |= {"overlong_prompts": "error", "seed": 1}
     with pytest.raises(ValueError, match=r"1 prompts cannot be put to the model, e\.g\. long/long@"):
         run(pipeline)
@@ -155,3 +159,27 @@ def test_when_a_problem_is_closed() -> None:
     assert is_closed(0, 14, 16, rule)
     assert is_closed(16, 16, 16, rule)
     assert [failures_of_sixteen(c, 16) for c in (0, 1, 15, 16)] == [16, 15, 1, 0]
+    assert [failures_of_sixteen(c, 64) for c in (0, 1, 63, 64)] == [16, 15, 1, 0], "solved sometimes stays sometimes"
+
+
+def test_early_stopping_says_how_many_it_closed_wrongly() -> None:
+    counts = {"early": ["math", 0, 4, 16], "whole": ["math", 0, 16, 16], "sometimes": ["math", 1, 4, 16]}
+    document = {"model": "m", "temperature": 1.0, "max_tokens": 8, "overlong": {}, "counts": counts}
+    document |= {"samples": {"wanted": 48, "made": 24, "saved": 24}, "early_stop": EarlyStop().model_dump()}
+    told, _ = difficulty_report(document)
+    # only of the first another sample might have been right: B(4.5, 0.5) / B(16.5, 0.5) of such problems stay unsolved
+    assert told["expected_errors"] == round(1 - betabinom.pmf(0, 12, 0.5, 4.5), 2)
+    (row,) = told["table"]
+    assert (row["never"], row["always"], row["kept"]) == (2, 0, 1)
+
+
+def test_a_second_model_is_measured_under_its_own_reasoning_and_keeps_the_first_ones_failures(
+    pipeline: dict[str, Any], run: Any
+) -> None:
+    first = {**pipeline["steps"][0], "samples": 2, "keep": "all"}
+    run({**pipeline, "steps": [first, {**first, "label": "strict", "reasoning": "required", "seed": 1}]})
+    kept = run.kept("02-difficulty")
+    assert len(kept) == 12
+    assert all(entry.difficulty.keys() == entry.notes["pass_rate"].keys() == {"tiny", "strict"} for entry in kept)
+    assert min(entry.difficulty["tiny"] for entry in kept) < 16
+    assert {entry.difficulty["strict"] for entry in kept} == {16}, "without </think> no response has an answer"

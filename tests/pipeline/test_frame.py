@@ -5,6 +5,10 @@ How far labelled problems came in a run, step by step.
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
+import re
+import signal
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -107,12 +111,28 @@ def test_a_second_run_makes_nothing_and_a_change_only_what_follows_it(
     assert (left.step, list(left.sources)) == ("01-clean", ["a"])
 
 
+class Workers(Told):
+    """Collects which signals the workers of cleaning ignore, as the kernel's masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ignored: list[int] = []
+
+    def progress(self, name: str, done: int, total: int, unit: str) -> None:
+        for child in multiprocessing.active_children() if name == "01-clean" else ():
+            status = Path(f"/proc/{child.pid}/status").read_text()
+            self.ignored += [int(mask, 16) for mask in re.findall(r"^SigIgn:\s*(\w+)", status, re.M)]
+
+
 def test_processes_give_the_same_files(pipeline: dict[str, Any], run: Any) -> None:
     run(pipeline)
     alone = {name: data for name, data in run.files().items() if not name.startswith("sources")}
     for path in run.output.glob("0*/kept/*.parquet"):
         path.unlink()
-    run({**pipeline, "workers": 2, "sources": pipeline["sources"]})
+    watched = Workers()
+    run({**pipeline, "workers": 2, "sources": pipeline["sources"]}, watched)
+    assert watched.ignored
+    assert all(mask & 1 << signal.SIGINT - 1 for mask in watched.ignored), "Ctrl-C is left to the main process"
     assert {name: data for name, data in run.files().items() if not name.startswith("sources")} == alone
 
 
@@ -152,10 +172,14 @@ def test_a_run_interrupted_before_any_file_goes_on_to_the_same_files(
 
 
 def test_an_import_that_was_killed_reads_only_the_records_it_had_not(
-    pipeline: dict[str, Any], run: Any, monkeypatch: pytest.MonkeyPatch
+    write_rows: Callable[..., Path], run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = {"sources": pipeline["sources"][:1]}
+    monkeypatch.setattr(import_source, "PART_ROWS", 4)
+    # the third record cannot be read; the first and the last have one id
+    rows = [{"problem": "?" * (i != 2), "answer": "5", "id": f"x{i % 9}"} for i in range(10)]
+    tree = {"sources": [{"path": str(write_rows("a.jsonl", rows)), "fields": {"id": "id"}}]}
     run(tree)
+    assert [entry.id for entry in run.kept("sources/a")][-1] == "a/x0#9"
     whole = run.files()
     (run.output / "sources" / "a" / "source.json").unlink()
     for folder in ("kept", "dropped"):
@@ -194,6 +218,27 @@ def test_a_damaged_part_is_named_and_made_anew_when_deleted(pipeline: dict[str, 
     assert part_files.part_key(path) is None
     run(pipeline)
     assert run.files() == whole
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_disk_or_quota_without_room_is_an_error_with_its_remedy(code: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="free some space"), part_files.told_when_full(tmp_path):
+        raise OSError(code, "no room")
+    with pytest.raises(PermissionError), part_files.told_when_full(tmp_path):
+        raise PermissionError(errno.EACCES, "not allowed")
+
+
+def test_copies_in_another_source_stay_where_only_each_source_is_searched(
+    write_rows: Callable[..., Path], run: Any
+) -> None:
+    texts = {"a": ["1 + 1?", "1 + 2?", "1 + 1?"], "b": ["2 + 2?", "1 + 2?"]}
+    rows = {name: [{"problem": text, "answer": "5"} for text in held] for name, held in texts.items()}
+    sources = [{"path": str(write_rows(f"{name}.jsonl", held))} for name, held in rows.items()]
+    step = {"use": "dedup", "settings": {"stages": ["exact"]}}
+    run({"sources": sources, "steps": [{**step, "scope": "within"}]})
+    assert run.reasons("01-dedup") == {"a/a-2": "duplicate (exact)"}
+    run({"sources": sources, "steps": [{**step, "scope": "across"}]})
+    assert run.reasons("01-dedup") == dict.fromkeys(("a/a-2", "b/b-1"), "duplicate (exact)")
 
 
 def test_only_one_process_writes_a_run(pipeline: dict[str, Any], run: Any) -> None:

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from json_server import free_port
 from scripted import Server, said, serving, verdict
+
+from magicrl.pipeline import judge_step
+from magicrl.pipeline.frame import Context, Watcher
+from magicrl.pipeline.judge_step import served
+from magicrl.pipeline.pipeline_schema import JudgeStep
 
 
 @pytest.fixture
@@ -45,6 +51,28 @@ def test_votes_drop_rows_and_are_not_asked_for_twice(
     assert (report["problems"], report["kept"], report["threshold"]) == (3, 2, 1)
 
 
+def test_another_temperature_asks_for_other_votes(
+    server: Server, pipeline: Callable[..., dict[str, Any]], run: Any
+) -> None:
+    tree = pipeline(server.url)
+    run(tree)
+    tree["steps"][0]["settings"]["judges"][0]["temperature"] = 0.5
+    run(tree)
+    assert len(server.asked) == 24
+
+
+def test_half_of_the_votes_decide_and_the_reason_is_that_of_a_vote_against(
+    pipeline: Callable[..., dict[str, Any]], run: Any
+) -> None:
+    tree = pipeline("")
+    tree["steps"][0]["settings"]["judges"][0] |= {"votes": 2, "concurrency": 1}
+    answers = {0: verdict(False, "No data."), 1: said("I like trains.")}
+    with serving(lambda body, number: answers[number % 2]) as server:
+        tree["steps"][0]["settings"]["judges"][0]["base_url"] = server.url
+        run(tree)
+    assert [row["detail"] for row in run.dropped("01-judge")] == ["0 of 1 readable votes for it. No data."] * 3
+
+
 def test_nonsense_is_nobodys_vote(pipeline: Callable[..., dict[str, Any]], run: Any) -> None:
     with serving(lambda body, number: said("I like trains.")) as server:
         run(pipeline(server.url))
@@ -59,3 +87,40 @@ def test_an_unreachable_judge_is_a_clear_error_and_the_run_goes_on_later(
         run(pipeline("http://127.0.0.1:9/v1"))
     run(pipeline(server.url))
     assert run.reasons("01-judge") == {"r/r-1": "judged flawed"}
+
+
+SERVER = """
+import http.server, subprocess, sys
+print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+class Guarded(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_error(401)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Guarded).serve_forever()
+"""
+"""A judge's server that starts a process of its own and wants a key."""
+
+
+def test_a_judges_server_runs_for_the_block_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Callable[[Callable[[], bool]], None]
+) -> None:
+    monkeypatch.setattr(judge_step, "_LOOK_SECONDS", 0.02)
+    (tmp_path / "server.py").write_text(SERVER)
+    context = Context(output=tmp_path, workers=1, max_field_characters=1000, watcher=Watcher())
+
+    def step(*words: str) -> JudgeStep:
+        judge = {"base_url": f"http://127.0.0.1:{port}/v1", "model": "m"}
+        settings = {"settings": {"judges": [judge]}, "serve": ["{python}", *words], "serve_seconds": 60}
+        return JudgeStep.model_validate(settings)
+
+    port, log = free_port(), tmp_path / "server.log"
+    with served(step(str(tmp_path / "server.py"), str(port)), context, log):
+        child = Path("/proc") / log.read_text().split()[0] / "stat"
+        assert child.exists()
+    # it is gone, or has ended and nobody has asked for its status
+    until(lambda: not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z")
+    with (
+        pytest.raises(ValueError, match=r"ended with status 3; its output is in .*server\.log"),
+        served(step("-c", "print('no such model'); raise SystemExit(3)"), context, log),
+    ):
+        pytest.fail("it never answered")
+    assert "no such model" in log.read_text()

@@ -174,6 +174,8 @@ def test_what_a_pipeline_needs_is_found_before_its_first_step(
         laptop('steps.4.serve=["{python}","-m","no_such_module.server"]', "steps.4.serve_gguf_package=a_model")
     with pytest.raises(RecipeError, match=r"steps\.2\.against\.aime24\.path: .*nowhere\.jsonl: no such file"):
         laptop("steps.2.against.aime24={path='nowhere.jsonl'}")
+    with pytest.raises(RecipeError, match=r"steps\.2\.settings\.embedder\.model: .*nowhere does not exist"):
+        laptop("steps.2.settings.embedder={kind='model',model='./nowhere'}")
 
 
 def test_a_made_start_is_named_from_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def test_typesetting_does_not_count(latex: str, plain: str) -> None:
         (r"$0.\overline{5}$", "$0.5$"),
         ("5!", "5"),
         ("a < b", "a > b"),
+        (r"$\frac{1}{x+1}$", r"$\frac{1}{x}+1$"),
     ],
 )
 def test_what_is_another_formula_stays_another_text(one: str, other: str) -> None:
@@ -82,6 +83,9 @@ DIFFERENT = [
     ("How many boys are in the club of 26?", "How many girls are in the club of 26?"),
     ("4 distinguishable balls in 2 indistinguishable boxes", "4 indistinguishable balls in 2 distinguishable boxes"),
     ("What is $88/4/2$?", "What is $88/(4/2)$?"),
+    ("How many pairs of integers have the sum 12?", "How many pairs of distinct integers have the sum 12?"),
+    ("A box holds 3 red and 5 blue pens. Is it long?", "A box holds 3 red and 5 blue pens. Is it heavy?"),
+    ("Compute $3 - 5$.", "Compute $5 - 3$."),
     ("Choose 6 of 14 players.", "Choose 6 of 14 players so that the tallest, the oldest and the fastest are in."),
 ]  # fmt: skip
 
@@ -121,6 +125,14 @@ def test_the_embedder_sees_wording_whoever_the_story_is_about() -> None:
     again = HashedEmbedder([corpus], dimensions=128, seed=0).embed([story])
     assert (again[0] == vectors[0]).all()
     assert (HashedEmbedder([corpus], dimensions=128, seed=1).embed([story])[0] != vectors[0]).any()
+
+
+def test_a_word_that_begins_sentences_is_no_name() -> None:
+    embedder = HashedEmbedder(
+        [["Squares roll.", "Squares fall.", "Circles roll.", "Circles fall."]], dimensions=64, seed=0
+    )
+    squares, circles = embedder.embed(["Squares roll.", "Circles roll."])
+    assert squares @ circles < 0.9
 
 
 def test_settings_name_what_they_need() -> None:

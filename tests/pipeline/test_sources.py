@@ -166,6 +166,18 @@ def test_a_parquet_row_that_is_no_text_is_set_aside_and_the_others_are_read(tmp_
     assert "row 3: no answer: field 'answer' holds nan" in second["detail"]
 
 
+def test_records_are_numbered_through_all_files_of_a_source(write_rows: Callable[..., Path], run: Any) -> None:
+    for part in range(2):
+        write_rows(f"part{part}.jsonl", [{"problem": f"{part} + {i}?", "answer": str(part + i)} for i in range(2)])
+    run({"sources": [{"name": "own", "path": "part*.jsonl"}]})
+    assert [(entry.id, entry.problem) for entry in run.kept("sources/own")] == [
+        ("own/own-0", "0 + 0?"),
+        ("own/own-1", "0 + 1?"),
+        ("own/own-2", "1 + 0?"),
+        ("own/own-3", "1 + 1?"),
+    ]
+
+
 def test_a_folder_is_read_by_datasets(tmp_path: Path, run: Any) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.jsonl").write_text('{"question": "2 + 3?", "answer": "#### 5"}\n')

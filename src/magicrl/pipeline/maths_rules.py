@@ -213,11 +213,10 @@ def _repeated(entry: Entry, rules: MathsCleaning) -> Drop | None:
     if found:
         return Drop("speaks of its own translation", _around(text, found))
     half = len(text) // 2
-    # with or without a space between the two
-    for cut in (half, half + 1):
-        first, second = text[:cut].strip(), text[cut:].strip()
-        if len(first) >= 12 and first == second:
-            return Drop("statement stands twice", first[:200])
+    # A space between the two copies, if there is one, is the first character of the second half.
+    first, second = text[:half], text[half:].removeprefix(" ")
+    if len(first) >= 12 and first == second:
+        return Drop("statement stands twice", first[:200])
     return None
 
 

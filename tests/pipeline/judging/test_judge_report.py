@@ -145,6 +145,20 @@ def test_a_weighted_sample_tells_what_all_labels_tell(planted: tuple[list[Judgem
     assert len(sample_for_labels(judgements, count=5000, seed=1)) == 1000
 
 
+def test_a_calibration_by_hand() -> None:
+    """Of five problems, three of them good, with two votes each."""
+    votes = {"a": (True, True), "b": (True, False), "c": (False, False), "d": (True, True), "e": (False, False)}
+    judgements = [
+        decide(name, [vote(name, "sure", place, keep) for place, keep in enumerate(said)], 1)
+        for name, said in votes.items()
+    ]
+    found = calibrate(judgements, {"a": True, "b": True, "c": True, "d": False, "e": False})
+    one, two = found.rows
+    assert (one.kept, one.precision, one.recall, one.flawed_kept) == pytest.approx((3 / 5, 2 / 3, 2 / 3, 1 / 2))
+    assert (two.kept, two.precision, two.recall, two.flawed_kept) == pytest.approx((2 / 5, 1 / 2, 1 / 3, 1 / 2))
+    assert found.judge_accuracy == {"sure": 2 / 4}, "the tie on b is no vote of either kind"
+
+
 def test_worthless_votes_have_no_threshold() -> None:
     rng = random.Random(3)
     labels = {f"p{i}": i % 2 == 0 for i in range(100)}

@@ -81,8 +81,9 @@ def test_no_vote_is_asked_for_twice(tmp_path: Path) -> None:
         ask(judging(server, votes=5, keep_votes=5), tmp_path)
         ask(judging(server), tmp_path, [*PROBLEMS, Document(id="new", text="What is 9 + 7?")])
         assert Counter(body["model"] for body in server.asked) == {"a": 12 + 3 + 4, "b": 12}
-        # another temperature is another question
+        # another temperature or wording is another question
         assert votes_missing(PROBLEMS, judging(server, temperature=0.5), folder=tmp_path) == {"a": 12}
+        assert votes_missing(PROBLEMS, judging(server, instructions="Is it new?"), folder=tmp_path) == {"a": 12}
 
 
 def test_what_arrived_before_a_failure_is_kept(tmp_path: Path) -> None:
