@@ -46,6 +46,12 @@ def done(command: str, folder: Path) -> str:
     return " ".join(result.stdout.split())
 
 
+def write_problems(folder: Path, count: int) -> None:
+    problems = unique_problems(make_family("running_sum"), seed=5, split="train", count=count)
+    rows = [{"question": p.prompt, "answer": p.golds[0]} for p in problems]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the pages' commands name: a model, problems, answers, programs, a loss."""
@@ -56,9 +62,8 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_reward.py").write_text(block[1])
     llama = {"model_type": "llama", "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2}
     make_miniature(llama, folder / MODEL, max_context=1024)
-    problems = unique_problems(make_family("running_sum"), seed=5, split="train", count=2)
+    write_problems(folder, 2)
     rows = {
-        "problems.jsonl": [{"question": p.prompt, "answer": p.golds[0]} for p in problems],
         "answers.jsonl": [{"gold": "1/2", "response": "It is \\boxed{0.5}."}],
         "programs.jsonl": [{"program": "print(int(input()) + 1)", "tests": {"inputs": ["1\n"], "outputs": ["2\n"]}}],
     }
@@ -111,7 +116,9 @@ def test_trainings_build(command: str, user: Path) -> None:
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl init")])
 def test_init_says_that_random_weights_cannot_learn(command: str, user: Path) -> None:
     (user / "run.toml").unlink(missing_ok=True)
+    write_problems(user, 12)  # init asks for ten or more
     result = run(command, user)
+    write_problems(user, 2)
     assert result.returncode == 3, f"{result.stdout}{result.stderr}"
 
 
