@@ -45,7 +45,7 @@ python3 -m verl.trainer.main_ppo \
     data.truncation='left' \
     data.max_prompt_length=${max_prompt_length} \
     data.max_response_length=${max_response_length} \
-    data.train_batch_size=${train_prompt_bsz} \
+    data.train_batch_size=${train_prompt_bsz:-256} \
     actor_rollout_ref.rollout.n=16 \
     algorithm.adv_estimator=grpo \
     algorithm.use_kl_in_reward=${use_kl_in_reward} \

@@ -152,6 +152,12 @@ def test_all_numbers_are_no_answer() -> None:
     assert not accepts("42", rf"\{{{numbers}\}}")
 
 
+def test_dots_between_terms_are_read() -> None:
+    """Math-Verify drops them."""
+    assert accepts(r"x_1+\ldots+x_9", r"x_1+\ldots+x_9")
+    assert not accepts(r"x_1+\ldots+x_9", "x_1+x_9")
+
+
 def test_several_boxes_are_one_list_only_for_a_gold_that_is_one() -> None:
     row = r"$\boxed{3}$ and $\boxed{7}$"
     assert VERIFIER.judge(["3, 7"], row).decided_by == "boxes"
