@@ -187,6 +187,8 @@ def test_streams_are_deterministic_and_ids_unique() -> None:
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
     assert len({p.id for p in draw(1)}) == 50
+    easy = list(islice(make_family("word_problems").stream(seed=1, split="train", levels=[1]), 1500))
+    assert len({p.id for p in easy}) == 1500  # so many that a drawn one comes again
     texts = [
         [WordProblems().demonstration(p, np.random.default_rng(9)) for p in draw(1)[:10]] for _ in range(2)
     ]  # same generator state, same text

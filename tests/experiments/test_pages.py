@@ -224,7 +224,7 @@ def test_distances_are_paired_by_start_and_seed_and_told_in_points() -> None:
 @pytest.mark.slow
 def test_the_quick_study_runs_and_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, work, pages = tmp_path / "results.jsonl", tmp_path / "work", tmp_path / "pages"
-    run = ["run", "--quick", "--results", str(results), "--work", str(work)]
+    run = ["run", "3", "6", "7", "--quick", "--results", str(results), "--work", str(work)]
     report = ["report", "--scale", "quick", "--results", str(results), "--output", str(pages)]
     assert app(run, result_action="return_value") == 0
     assert app(report, result_action="return_value") == 0

@@ -331,6 +331,20 @@ def test_a_refusal_is_not_repeated_and_says_what_to_do(name: str, monkeypatch: p
     assert server.posts[0].headers["authorization"] == "Bearer sk-private-1"
 
 
+def test_a_key_that_a_server_quotes_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "letmein")
+
+    def answer(asked: Any) -> Reply:
+        return Reply(status=400, body={"error": {"message": f"no use for {asked.headers['authorization']}"}})
+
+    with scripted(lambda asked: models("small", "large") if asked.body is None else answer(asked)) as server:
+        with engine_on(server) as engine:
+            engine.submit([request(group_size=1)])
+            with pytest.raises(ServerError, match=r"\*\*\*OPENAI_API_KEY\*\*\*") as caught:
+                list(engine.finished())
+        assert "letmein" not in str(caught.value)
+
+
 def test_a_wrong_address_or_key_is_found_before_anything_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted(lambda asked: Reply(status=401, body={"detail": "who?"})) as server:
         with pytest.raises(ServerError, match="wants a key: set OPENAI_API_KEY"), engine_on(server):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from .conftest import judge_of
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "code"
 SETS = sorted(path.name for path in (DATA / "sets").iterdir()) if DATA.is_dir() else []
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared")]
+SAMPLE = 40
+pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["B", "A"])
 def test_adversarial_programs_get_their_verdict_without_their_effect(tier: str) -> None:
     judge_of(tier).close()
@@ -65,15 +68,20 @@ def _tests(row: dict[str, Any]) -> dict[str, Any] | None:
     return tests | ({"import_prefix": row["prelude"]} if "prelude" in row else {})
 
 
+@pytest.mark.parametrize(
+    "most", [pytest.param(SAMPLE, marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.benchmark)]
+)
 @pytest.mark.parametrize("name", SETS)
-def test_references_pass(name: str) -> None:
+def test_references_pass(name: str, most: int | None) -> None:
+    """The whole sets take 10 minutes of a core, which `make test-benchmarks` spends; here a sample of each."""
     folder = DATA / "sets" / name
     known = {entry[0] for entry in json.loads((folder / "reference_failures.json").read_text())}
     options = CodeOptions(limits=Limits(cpu_seconds=20.0), sandbox=SandboxOptions(preload=("sortedcontainers",)))
     judge_of("auto").close()
     failed: list[str] = []
     with CodeJudge(options) as judge:
-        for line in (folder / "data.jsonl").read_text().splitlines():
+        lines = (folder / "data.jsonl").read_text().splitlines()
+        for line in random.Random(name).sample(lines, min(most or len(lines), len(lines))):
             row = json.loads(line)
             tests = _tests(row)
             if tests is None:

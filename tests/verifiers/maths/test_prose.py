@@ -83,6 +83,9 @@ VALUES = [
     ("The answer is 10^3", "10^3"),
     ("The answer is 2/5 of the cake", "2/5"),
     ("Resulta 3 × 4 = 12 manzanas", "12"),
+    ("The answer is 3. No, that leaves one out: the answer is 5.", "5"),
+    ("First **3**, and with both **5** of them.", "5"),
+    ("So the car goes 60 miles per hour.", r"60\text{ miles}\text{ per hour}"),
 ]
 
 

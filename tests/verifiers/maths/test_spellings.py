@@ -158,6 +158,20 @@ def test_dots_between_terms_are_read() -> None:
     assert not accepts(r"x_1+\ldots+x_9", "x_1+x_9")
 
 
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        ("5", r"\text{The maximum value is } 5", r"\text{The maximum value is not } 5"),
+        (r"\vec{AB}=(1,2)", r"\vec{AB}=(1,2)", r"\vec{BA}=(1,2)"),
+        (r"3\mathbf{i}-4\mathbf{j}", r"(3,-4)", r"3\mathbf{i}-4\mathbf{j}+5"),
+        ("2^{3000000}+1", "4^{1500000}+1", "4^{1500000}+3"),
+    ],
+)
+def test_what_is_left_of_an_answer_counts(reference: str, right: str, wrong: str) -> None:
+    assert accepts(reference, right)
+    assert not accepts(reference, wrong)
+
+
 def test_several_boxes_are_one_list_only_for_a_gold_that_is_one() -> None:
     row = r"$\boxed{3}$ and $\boxed{7}$"
     assert VERIFIER.judge(["3, 7"], row).decided_by == "boxes"
