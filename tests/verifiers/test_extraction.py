@@ -48,7 +48,9 @@ def test_only_the_tail_of_a_huge_answer_is_read_but_its_tags_are_seen() -> None:
         (r"\boxed{1} then \boxed{2", "1"),  # cut off: the second is no box
         (r"\boxed{2", None),
         (r"\boxed{}5{}", ""),
-        (r"\boxed{x = \boxed{5}}", "5"),
+        (r"\boxed{x = \boxed{5}}", "x = {5}"),
+        (r"\boxed{ \boxed{\fbox{5}} }", "5"),
+        (r"\boxed{2\cdot\boxed{3}\\\fbox{5}}", r"2\cdot{3}\\{5}"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed{(1, 2\}}", r"(1, 2\}"),  # an escaped brace closes nothing
         (r"} \boxed{3} }", "3"),

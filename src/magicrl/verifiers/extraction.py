@@ -37,6 +37,7 @@ def answer_part(response: str, reasoning: Reasoning) -> str | None:
     return response[-MAX_ANSWER_CHARS:]
 
 
+_COMMAND = re.compile(r"(?P<escaped>\\\\)|\\(?:boxed|fbox)\s*(?=\{)")
 _JOINT = re.compile(r"(?:[\s$,;.&]|\\[()\[\],;:! ]|\\q?quad|\\text\s*\{[^{}]{0,12}\}|and|or){0,40}", re.DOTALL)
 _MAX_JOINT_CHARS = 4000
 _MAX_BETWEEN = 60
@@ -62,15 +63,24 @@ def _boxes(text: str) -> list[tuple[int, int, int]]:
 def last_box(text: str) -> str | None:
     r"""Content of the last closed ``\boxed{...}`` or ``\fbox{...}``, or None if there is none.
 
-    Braces are balanced as TeX does (``\{`` and ``\}`` are characters); of nested boxes the innermost last one
-    counts. A box that is never closed is no box.
+    Braces are balanced as TeX does (``\{`` and ``\}`` are characters). A box inside another one only marks a part
+    of it: the content is the outer box's, without the commands of the inner ones. A box that is never closed is no box.
 
     Example:
         >>> last_box(r"first \boxed{1}, no: \boxed{\frac{1}{2}}.")
         '\\frac{1}{2}'
     """
-    _, start, end = max(_boxes(text), default=(0, -1, 0))
-    return None if start < 0 else text[start:end]
+    boxes = _boxes(text)
+    if not boxes:
+        return None
+    command, start, end = max(boxes)
+    close = end
+    for outer, inside, its_end in boxes:  # in the order of their ends: from the inside outwards
+        if outer < command and close < its_end:
+            if text[inside:command].strip() or text[close + 1 : its_end].strip():
+                start, end = inside, its_end
+            command, close = outer, its_end
+    return _COMMAND.sub(lambda match: match["escaped"] or "", text[start:end])
 
 
 def joint_boxes(text: str) -> tuple[str, ...] | None:

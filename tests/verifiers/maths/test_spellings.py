@@ -59,7 +59,7 @@ def accepts(gold: str, answer: str) -> bool:
     return VERIFIER.judge([gold], f"\\boxed{{{answer}}}").correct
 
 
-TABLES = ("spellings.txt", "unmet_first.txt", "unmet_second.txt", "equality.txt")
+TABLES = ("spellings.txt", "unmet_first.txt", "unmet_second.txt", "equality.txt", "outsiders_first.txt")
 BOXED = [row for name in TABLES for row in table(name)]
 RUNNING = [row for name in ("running_text.txt", "running_first.txt", "running_second.txt") for row in table(name)]
 
@@ -176,7 +176,9 @@ def test_several_boxes_are_one_list_only_for_a_gold_that_is_one() -> None:
     row = r"$\boxed{3}$ and $\boxed{7}$"
     assert VERIFIER.judge(["3, 7"], row).decided_by == "boxes"
     assert not VERIFIER.judge(["3"], row).correct
-    assert VERIFIER.judge(["7"], row).correct  # the last box counts
+    assert not VERIFIER.judge(["7"], row).correct  # it would pay to box two guesses
+    assert VERIFIER.judge(["7"], r"$\boxed{7}$, or $\boxed{7.0}$").correct
+    assert VERIFIER.judge(["7"], r"\boxed{3}. No, it is \boxed{7}").correct  # the last word counts
     assert not VERIFIER.judge(["3, 7"], r"\boxed{3}. No, it is \boxed{7}").correct
     assert not VERIFIER.judge(["3, 7"], r"\boxed{3}, \boxed{5}, \boxed{7}").correct
 

@@ -44,7 +44,7 @@ from magicrl.verifiers.maths.answers import (
     symbol,
     without_degrees,
 )
-from magicrl.verifiers.maths.equality import approximates, constant_ratio, linear, number_value, same_value
+from magicrl.verifiers.maths.equality import approximates, constant_ratio, linear, number_value, quadratic, same_value
 from magicrl.verifiers.maths.literals import DENIALS, endless, same_words, word_number
 from magicrl.verifiers.maths.quantities import in_base_units, singular
 from magicrl.verifiers.maths.relations import (
@@ -224,7 +224,26 @@ def solves(gold: Equation, answer: Expr) -> bool:
     whole = gold.left - gold.right
     if same_value(substitute(whole, name, answer), number(0)) is not True:
         return False
-    return linear(whole, name) is not None  # then there is no second solution
+    found = linear(whole, name)
+    if found is None:
+        return False
+    # then there is no second solution, but where the step is zero any value may solve it: of xy = 2x^2 all y at x = 0
+    constant, step = found
+    denominator = answer.args[1] if answer.op == "div" else number(1)
+    return bool(constant_ratio(step, denominator) or constant_ratio(constant, number(1)))
+
+
+def solutions(equation: Equation) -> Named | None:
+    """The two solutions of a quadratic equation in one name."""
+    names = equation.left.symbols | equation.right.symbols
+    if len(names) != 1:
+        return None
+    (name,) = names
+    found = quadratic(equation.left - equation.right, name)
+    size = None if found is None or not number_value(found[0]) else number_value(found[3])
+    if found is None or size is None or size <= 0:
+        return None
+    return Named(name, (), Several((Quantity(found[1]), Quantity(found[2]))), symbol(name))
 
 
 def _formula(answer: Answer) -> Expr | None:
@@ -403,6 +422,8 @@ def _relations(gold: Answer, answer: Answer) -> bool | None:
         return same(gold, Quantity(answer.right)) if valued else False
     if isinstance(gold, Equation) and (value := plain(answer)) is not None:
         return solves(gold, value)
+    if isinstance(gold, Equation) and (roots := solutions(gold)) is not None:
+        return same(roots, answer)  # x^2 = 9 as a reference means both its solutions
     return None if isinstance(gold, Order) or isinstance(answer, Order) else False
 
 
@@ -466,7 +487,9 @@ def _several(gold: Answer, answer: Answer) -> bool | None:
         return len(said) == len(several.items) and same_words(gold.words, tuple(word for part in said for word in part))
     if isinstance(group, Group) and group.opening == group.closing:
         if group.opening == "{":
-            return matched(values_of(several.items), group.items)
+            # names count where both sides give them
+            listed = several.items if any(isinstance(item, Named) for item in group.items) else values_of(several.items)
+            return matched(*((listed, group.items) if several is gold else (group.items, listed)), same=same_member)
         # a pair in [ ] is an interval, so only longer ones are lists
         if group.opening in "(<" or len(group.items) != 2:
             return in_order(several.items, group.items) if not (several.signs or several.either) else False
@@ -501,7 +524,15 @@ def in_order(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
     return all_of([same(left, right) for left, right in zip(gold, answer, strict=True)])
 
 
-def matched(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
+def same_member(gold: Answer, answer: Answer) -> bool | None:
+    """Of a set's members: ``{3}`` is ``3`` as an answer, but not as a member of a set."""
+    sets = [one == RealSet(()) or (isinstance(one, Group) and one.opening == "{") for one in (gold, answer)]
+    return same(gold, answer) if sets[0] == sets[1] else False
+
+
+def matched(
+    gold: Sequence[Answer], answer: Sequence[Answer], *, same: Callable[[Answer, Answer], bool | None] = same
+) -> bool | None:
     """One for one, in any order; equal items count as often as they stand there."""
     if len(gold) != len(answer):
         return False
@@ -530,7 +561,9 @@ def _groups(gold: Answer, answer: Answer) -> bool | None:
         return all_of([in_order(left, right) for left, right in zip(gold.rows, answer.rows, strict=True)])
     both = (gold, answer) if isinstance(gold, Group) and isinstance(answer, Group) else None
     if both and (both[0].opening, both[0].closing) == (both[1].opening, both[1].closing):
-        return (matched if both[0].opening == "{" else in_order)(both[0].items, both[1].items)
+        if both[0].opening == "{":
+            return matched(both[0].items, both[1].items, same=same_member)
+        return in_order(both[0].items, both[1].items)
     # {5} is 5
     if (inner := _only_member(gold)) is not None:
         return same(inner, answer)

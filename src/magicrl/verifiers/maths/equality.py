@@ -26,18 +26,27 @@ from flint import acb, arb, ctx, fmpq, fmpq_poly, fmpz
 
 from magicrl.verifiers.maths.answers import Expr, complete, function, number, substitute
 from magicrl.verifiers.maths.literals import rounds
+from magicrl.verifiers.maths.steps import has_steps, proven
 from magicrl.verifiers.maths.values import MOST_BITS, Enclosure, Point, Residues, UnclearError, UndefinedError, Value
 
 _COUNTERS = frozenset("nkmpqrljNMK")
 """Names that mostly stand for whole numbers: their formulas are tried at whole numbers too."""
 _MOST_DEGREE = 6
-_GRID = sorted(sign * fmpq(part) * fmpq(10) ** power for sign in (-1, 1) for power in range(-6, 13) for part in (1, 3))
+
+
+def _grid(least: int, most: int) -> list[fmpq]:
+    return sorted(
+        sign * fmpq(part) * fmpq(10) ** power for sign in (-1, 1) for power in range(least, most) for part in (1, 3)
+    )
+
+
+_FAR = 30
+_GRID, _WIDE_GRID = _grid(-6, 13), _grid(-6, _FAR)
 _BITS = 64
 _HALVINGS = 50
 _MOST_SWITCHES = 12
 _MOST_PLACES = 24
 _SHARES = (fmpq(1, 2), fmpq(137, 1000), fmpq(71, 100), fmpq(93, 100))
-_REACH = 10**12
 
 
 def domains(gold: Expr, answer: Expr) -> Iterator[tuple[Iterator[dict[str, fmpq]], bool]]:
@@ -159,7 +168,7 @@ def _zeros(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
         found = [_simple(root.real.mid().fmpq()) for root, _ in roots if root.imag.contains(0)]
     else:
         found = [-form[0] / form[1]] if form.degree() == 1 else []
-    return [place for place in found if abs(place) < _REACH]
+    return found
 
 
 def _at(tree: Expr, point: Point) -> fmpq | arb | None:
@@ -192,6 +201,12 @@ def _polynomial(tree: Expr, name: str, others: dict[str, fmpq]) -> fmpq_poly | N
     return found if found is not None and found.degree() <= _MOST_DEGREE else None
 
 
+def _small(tree: Expr) -> bool:
+    """Whether no number of a formula is so large that it may break beyond the grid."""
+    large = (tree.op == "num" and abs(tree.value) > 10**4) or (tree.op == "pow" and not tree.symbols)
+    return not large and all(map(_small, tree.args))
+
+
 def _simple(place: fmpq) -> fmpq:
     # 5040 has every divisor up to 10: a break at a simple fraction is met exactly, not nearly
     rounded = fmpq(round(place * 5040), 5040)
@@ -200,7 +215,7 @@ def _simple(place: fmpq) -> fmpq:
 
 def _changes(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
     """Where the sign changes on the grid, halved down."""
-    values = [(place, _at(tree, {**others, name: place})) for place in _GRID]
+    values = [(place, _at(tree, {**others, name: place})) for place in (_GRID if _small(tree) else _WIDE_GRID)]
     signs = [(place, value > 0) for place, value in values if value is not None and (value > 0 or value < 0)]
     changes = [(low, high, before) for (low, before), (high, after) in pairwise(signs) if before != after]
     found: list[fmpq] = []
@@ -292,13 +307,25 @@ def _same_function(gold: Expr, answer: Expr, base: int) -> bool | None:
     for points, real in domains(gold, answer):
         if not real and agreed >= _NEEDED:
             break  # complex values are only asked where there are no real ones
+        if not real and not agreed and _real_somewhere(gold, answer):
+            return None  # no number gives both a real value
         for point in points:
             # a function has many points, so each gets fewer bits than a single number
             verdict = _agree_at(gold, answer, point, real, base, MOST_BITS // 8)
             if verdict is False:
                 return False
             agreed += verdict is True
-    return True if agreed >= _NEEDED else None
+    if agreed < _NEEDED:
+        return None
+    if has_steps(gold) or has_steps(answer):
+        counted = _COUNTERS.issuperset(gold.symbols | answer.symbols)
+        return True if proven(gold, answer, same_value, counted=counted) else None
+    return True
+
+
+def _real_somewhere(gold: Expr, answer: Expr) -> bool:
+    points, real = next(domains(gold, answer))
+    return real and any(_at(tree, point) is not None for point in points for tree in (gold, answer))
 
 
 def _agree_at(gold: Expr, answer: Expr, point: Point, real: bool, base: int, most: int) -> bool | None:
@@ -381,6 +408,20 @@ def linear(tree: Expr, name: str) -> tuple[Expr, Expr] | None:
     start = substitute(tree, name, number(0))
     step = substitute(tree, name, number(1)) - start
     return (start, step) if same_value(tree, start + step * Expr("sym", name=name)) is True else None
+
+
+def quadratic(tree: Expr, name: str) -> tuple[Expr, Expr, Expr, Expr] | None:
+    """Leading coefficient, smaller and larger root and discriminant of a quadratic formula in its only name."""
+    at = {place: substitute(tree, name, number(place)) for place in (-1, 0, 1)}
+    square = (at[1] + at[-1]) / number(2) - at[0]
+    slope = (at[1] - at[-1]) / number(2)
+    x = Expr("sym", name=name)
+    if same_value(tree, square * x * x + slope * x + at[0]) is not True:
+        return None
+    discriminant = slope * slope - number(4) * square * at[0]
+    middle = -slope / (number(2) * square)
+    half = function("root", discriminant, number(2)) / (number(2) * function("abs", square))
+    return square, middle - half, middle + half, discriminant
 
 
 def rational_value(tree: Expr) -> Fraction | None:

@@ -117,11 +117,23 @@ _PARTS = (
     | {"thousandth": 1000, "thousandths": 1000}
 )
 """Words that name a part of one."""
+_PART_NAMES = frozenset((*_ORDINALS, *(word[:-1] + "ieth" for word in _CARDINALS if word.endswith("ty")))) | {
+    *("quarter", "half"),
+    *(scale + "th" for scale in ("hundred", "thousand", "million", "billion", "trillion")),
+}
 SCALES = {
     "dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12
 }  # fmt: skip
 """Words after a number that multiply it."""
 _MOST_WORDS = 14
+
+
+def part_of_one(word: str, *, alone: bool) -> bool:
+    """Whether a word behind a number makes parts of one of it: ``6 sixteenths``, but not ``6 sixth graders``."""
+    last = word.rpartition("-")[2]
+    singular = last.removesuffix("s")
+    named = singular in _PART_NAMES and singular not in ("first", "second")
+    return last == "halves" or (named and (alone or singular != last))
 
 
 def counts_one(following: str) -> bool:

@@ -28,7 +28,7 @@ from sympy.core.random import seed as seed_sympy
 from magicrl.records import Verdict
 from magicrl.verifiers.base import JudgeOptions, Progress, make_verdict
 from magicrl.verifiers.extraction import answer_part, joint_boxes, last_box
-from magicrl.verifiers.maths.answers import Answer, Family, Group, Quantity, Several, any_of, names_of
+from magicrl.verifiers.maths.answers import Answer, Family, Group, Quantity, Several, any_of
 from magicrl.verifiers.maths.comparison import same
 from magicrl.verifiers.maths.lexer import ELLIPSES, Token, tokens_of
 from magicrl.verifiers.maths.literals import (
@@ -43,7 +43,13 @@ from magicrl.verifiers.maths.notation import canonical, close_braces, congruence
 from magicrl.verifiers.maths.prose import final_answer
 from magicrl.verifiers.maths.quantities import singular
 from magicrl.verifiers.maths.reading import read
-from magicrl.verifiers.maths.sequences import arguments_of, periodic_parameters, same_constants, same_family
+from magicrl.verifiers.maths.sequences import (
+    arguments_of,
+    periodic_parameters,
+    same_antiderivative,
+    same_constants,
+    same_family,
+)
 
 
 class CpuAlarm(BaseException):
@@ -238,8 +244,8 @@ def compare(gold: Answer, answer: Answer) -> bool | None:
         return True
     if periodic_parameters(gold) and periodic_parameters(answer) and same_family(gold, answer, same) is True:
         return True
-    if names_of(gold) == names_of(answer):
-        return verdict
+    if same_antiderivative(gold, answer):
+        return True
     # f(x) = cx for some constant c: the letters of a function may be declared to be any numbers
     bare = [one.answer if isinstance(one, Family) and one.domain in ("", "R", "C") and arguments_of(one.answer) else one
             for one in (gold, answer)]  # fmt: skip
@@ -439,12 +445,10 @@ class MathsVerifier:
             reason = "no closed box after the reasoning" if box is None else "the answer is empty"
             return make_verdict("no_answer", reason=reason, decided_by="extraction")
         pairs = [(gold, canonical(close_braces(gold))) for gold in golds]
+        joint = joint_boxes(part) if box is not None else None
         try:
             with cpu_limit(STEPS_SECONDS):
-                verdict = self._by_steps(pairs, text)
-                # several boxes are a list only after the last one alone has failed
-                if box is not None and (verdict is None or verdict.status == "mismatch"):
-                    verdict = self._by_joint_boxes(pairs, part) or verdict
+                verdict = self._by_steps(pairs, text) if joint is None else self._by_joint_boxes(pairs, joint)
         except CpuAlarm:
             reason = f"the answer used up {STEPS_SECONDS:g} s of CPU time"
             return make_verdict("timeout", reason=reason, decided_by="structure", extracted=text)
@@ -474,18 +478,18 @@ class MathsVerifier:
             return make_verdict("mismatch", decided_by="string", reason="too long to be read", extracted=text)
         return None
 
-    def _by_joint_boxes(self, pairs: list[tuple[str, str]], part: str) -> Verdict | None:
-        """Several boxes in a row are one list, if the gold is a list of as many answers."""
-        boxes = joint_boxes(part) if any(_MAY_BE_LIST.search(gold) for _, gold in pairs) else None
-        text = ", ".join(boxes or ())
+    def _by_joint_boxes(self, pairs: list[tuple[str, str]], boxes: tuple[str, ...]) -> Verdict:
+        """Several boxes in a row are one list: the reference is a list of as many answers, or each box is right."""
+        text = ", ".join(boxes)
         spelled = canonical(text)
-        if (
-            boxes
-            and len(spelled) <= MAX_PARSED_CHARS
-            and any(same_list(gold, spelled, len(boxes)) for _, gold in pairs)
-        ):
+        lists = [gold for _, gold in pairs if _MAY_BE_LIST.search(gold)] if len(spelled) <= MAX_PARSED_CHARS else []
+        if any(same_list(gold, spelled, len(boxes)) for gold in lists):
             return make_verdict("matched", decided_by="boxes", extracted=text)
-        return None
+        alone = (self._by_steps(pairs, box) for box in dict.fromkeys(boxes))
+        if all(verdict is not None and verdict.correct for verdict in alone):
+            return make_verdict("matched", decided_by="boxes", extracted=text)
+        reason = "several boxes in a row give different answers"
+        return make_verdict("mismatch", decided_by="boxes", reason=reason, extracted=text)
 
     def _by_engine(self, pairs: list[tuple[str, str]], text: str, formula: bool) -> Verdict:
         """Step 4: Math-Verify on what the steps before left open."""

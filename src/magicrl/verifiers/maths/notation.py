@@ -136,12 +136,16 @@ _LAYOUT: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]]
         ("\\", r"\{\s*\\(rm|bf|it|tt|sf)(?![A-Za-z])\s*([^{}]*)\}", r"{\\math\g<1>{\g<2>}}"),
         ("\\", r"\\(rm|bf|it|tt|sf) *(?=\{)", r"\\math\g<1>"),
         ("\\", r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}", ""),
+        # two digits with an empty place between them are two numbers
+        ("phantom", r"(?<=\d)\s*\\h?phantom\s*(?:\{[^{}]*\}|[-+\d])\s*(?=\d)", r"\\quad "),
         (
             "\\",
             r"\\(?:bf|rm|it|tt|sf|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|limits|nolimits|mathstrut|"
             r"strut|nonumber|notag)(?![A-Za-z])\s*|\\[hv]?phantom\s*(?:\{[^{}]*\}|[-+\d])",
             "",
         ),
+        ("\\tag", r"\\tag\s*\*?\s*\{[^{}]*\}", ""),
+        ("\\label", r"\\label\s*\{[^{}]*\}", ""),
         ("\\$", r"(?<![A-Za-z])U\.?S\.? ?(?=\\\$)", ""),
         # the brace before a system, and displays around everything
         ("\\left", r"\\left\s*\\\{\s*(\\begin\s*\{([a-z*]+)\}[^\n]*\\end\s*\{\2\})\s*\\right\s*\.", r"\g<1>"),
@@ -152,7 +156,7 @@ _LAYOUT: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]]
             _display,
         ),
         # plain text: 7 x 10^4, log2(9), and a raised o for degrees
-        ("10", r"(?<=\d) ?x ?(?=10\s*\^)", r"\\times "),
+        ("10", r"(?<=\d) ?[xX] ?(?=10\s*\^)", r"\\times "),
         ("log", r"(?<![A-Za-z\\])log(2|10)\(", r"\\log_{\g<1>}("),
         ("", rf"(?<=\d)\s*(?:\^\s*{_O}|\\deg(?![A-Za-z]))", r"^\\circ "),
     )

@@ -32,7 +32,7 @@ from magicrl.verifiers.maths.answers import (
 )
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token
-from magicrl.verifiers.maths.literals import SCALES, amount, leading_number, word_number, word_set
+from magicrl.verifiers.maths.literals import SCALES, amount, leading_number, part_of_one, word_number, word_set
 from magicrl.verifiers.maths.phrases import depths, said
 
 
@@ -68,6 +68,22 @@ _DOUBTS = word_set(
     "either wrong false incorrect except nor neither instead correct true answer option times"
 )
 """Words that change what a number says; with one of them it is no plain quantity."""
+_OPERATIONS = word_set(
+    # powers, roots, inverses, parts
+    "squared cubed squares cubes root roots factorial factorials reciprocal reciprocals inverse inverted mod modulo "
+    "exponent power powers log logs logarithm conjugate absolute choose raised divided multiplied subtracted added "
+    "doubled tripled trebled quadrupled halved double triple quadruple twice thrice half quarter negative negatives "
+    # several at once
+    "dozen dozens score scores gross pair pairs couple couples trio trios brace fold myriad lakh crore bn tn mn "
+    # another notation, a bound
+    "base binary hex octal bar repeating recurring point dot to short shy exclusive max maximum min minimum"
+)
+"""Words right behind a number that make another one of it: ``5 squared``, ``5 dozen``."""
+_BOUNDS = word_set(
+    "plus minus below above under over up down upwards downwards upward downward fewer greater bigger smaller higher "
+    "lower larger beyond exceeding nearly almost approximately approx roughly around"
+)
+"""Words anywhere behind a number that give it a sign or make a bound of it: ``5 degrees below zero``."""
 _AFTER_NOUNS = word_set("old long tall high wide deep away apart left remaining total altogether each")
 _SQUARE = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3}
 _MAX_WORDS = 6
@@ -170,7 +186,10 @@ def _noun(tokens: Sequence[Token], words: list[str], trusted: bool) -> Unit | No
     low = [word.casefold() for word in words]
     # a gold's words were chosen by its author; an answer's may deny, hedge or name a second number
     if not trusted and (
-        len(low) > _MAX_WORDS or any(word in _DOUBTS or amount((word,)) not in (None, 1) for word in low)
+        len(low) > _MAX_WORDS
+        or low[0] in _OPERATIONS
+        or any(word in _DOUBTS or word in _BOUNDS or amount((word,)) not in (None, 1) for word in low)
+        or part_of_one(low[0], alone=len(low) == 1)
     ):
         return None
     if not all(word.replace("-", "").replace("'", "").isalpha() for word in low):
@@ -209,6 +228,9 @@ def singular(word: str) -> str:
 
 def quantity(tokens: Sequence[Token], *, trusted: bool) -> Answer | None:
     """A formula and its unit, if any; plus-minus signs make several."""
+    if [token.text.casefold() for token in tokens[-2:]] == ["below", "zero"] and len(tokens) > 2:
+        found = quantity(tokens[:-2], trusted=trusted)
+        return replace(found, expr=-found.expr) if isinstance(found, Quantity) else None
     tokens = _annotated(_without_fraction(tokens))
     head = next((at for at, token in enumerate(tokens[:2]) if token.kind == "unit" and token.text in UNITS), None)
     unit = None if head is None else UNITS[tokens[head].text]

@@ -471,7 +471,7 @@ class _Reader:
             items.append(item)
             kept.append(separators[position] if position < len(separators) else "")
         items = _given_names(items)
-        return (joined(items, kept[:-1]) if items else None), Declared(names, domain)
+        return (joined(items, kept[:-1], trusted=self._trusted) if items else None), Declared(names, domain)
 
     def item(self, tokens: Sequence[Token], depth: int) -> Answer | None:
         """One item: a relation, a set, a group, a ratio, words, or a quantity."""

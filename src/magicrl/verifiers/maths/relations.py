@@ -30,7 +30,7 @@ from magicrl.verifiers.maths.answers import (
     number,
     plain,
 )
-from magicrl.verifiers.maths.equality import linear, number_value, same_value
+from magicrl.verifiers.maths.equality import linear, number_value, quadratic, same_value
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token
 from magicrl.verifiers.maths.literals import word_set
@@ -150,19 +150,37 @@ def alternatives(items: Sequence[Answer]) -> RealSet | None:
     return None if sets is None or _overlap(sets) else _union(sets, "")
 
 
-def joined_sets(sets: Sequence[RealSet], separators: Sequence[str]) -> Answer:
-    """Conditions joined by ``or`` are a union; by ``and`` or a comma an intersection, if there is any."""
+def joined_sets(sets: Sequence[RealSet], separators: Sequence[str], *, trusted: bool = False) -> Answer:
+    """Conditions joined by ``or`` are a union, by ``and`` an intersection; a comma is either.
+
+    An ``and`` that no number meets is no answer. In a reference (``trusted``) it can only mean a union.
+    """
     subjects = {one.subject for one in sets}
     if len(subjects) != 1:
         return Several(tuple(sets))
     subject = subjects.pop()
     if not subject:  # intervals in a list are several answers, or a union that was written with "or"
         return Several(tuple(sets)) if "or" not in separators or _overlap(sets) else _union(sets, "")
-    if all(separator == "or" for separator in separators):
-        # of two conditions one of which holds the other, one is too many: a guess at either
-        return Several(tuple(sets)) if _overlap(sets) else _union(sets, subject)
-    common = reduce(_intersection, [one.spans for one in sets])
-    return RealSet(tuple(common), subject) if common else _union(sets, subject)
+    # "and" binds closer than "or"; a comma is what the words around it are
+    comma = "or" if "or" in separators and "and" not in separators else "and"
+    blocks: list[list[RealSet]] = [[sets[0]]]
+    for one, separator in zip(sets[1:], separators, strict=True):
+        if (separator if separator in ("and", "or") else comma) == "and":
+            blocks[-1].append(one)
+        else:
+            blocks.append([one])
+    if len(blocks) == 1 and "and" not in separators and not _common(sets):
+        return _union(sets, subject)  # x < -1, x > 3: no number meets both, so each is a part of the answer
+    parts = [RealSet(tuple(_common(block)), subject) for block in blocks]
+    if not all(part.spans for part in parts):
+        return _union(sets, subject) if trusted and len(blocks) == 1 else Several(())  # no number meets the conditions
+    # of two conditions one of which holds the other, one is too many: a guess at either
+    return Several(tuple(parts)) if _overlap(parts) else _union(parts, subject)
+
+
+def _common(sets: Sequence[RealSet]) -> list[Span]:
+    """What all the sets hold."""
+    return list(reduce(partial(_intersection, points=True), [one.spans for one in sets]))
 
 
 def _overlap(sets: Sequence[RealSet]) -> bool:
@@ -415,8 +433,10 @@ def _equality(parts: list[Sequence[Token]], relations: list[str], read: Read) ->
     every = [first, *values]
     if isinstance(first, Quantity) and first.expr.symbols and len(values) > 1 and _agree(values):
         every = [first, values[-1]]  # a + b = 3 + 4 = 7
-    if all(isinstance(value, Quantity) and not value.expr.symbols for value in every):
-        return every[-1] if _agree(every) else Several(())  # 5 = 6 is no answer, and equal to none
+    computed = [value for value in every if isinstance(value, Quantity) and not value.expr.symbols]
+    if len(computed) == len(every):
+        # 2 + 3 = 5 computes a value and gives it to no name; 5 = 6 is no answer, and equal to none
+        return Named("=", (), computed[-1]) if _agree(every) else Several(())
     sides = complete(map(plain, every))
     return Equation(sides[0], sides[1]) if sides is not None and len(sides) == 2 else None
 
@@ -470,6 +490,8 @@ def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None
         return RealSet((Span(parts[0], closed[0], PLUS_INFINITY, False),), _spelling(parts[1]))
     if len(parts) == 2 and (solved := _solved(parts[0], parts[1], closed[0])) is not None:
         return solved
+    if len(parts) == 2 and (solved := _solved_square(parts[0], parts[1], closed[0])) is not None:
+        return solved
     if len(parts) == 2 and (around := _absolute(parts, closed[0])) is not None:
         return around
     if len(parts) == 3 and _is_subject(parts[1], parts):
@@ -489,6 +511,26 @@ def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
     # dividing by a negative step turns the inequality round
     low, high = (MINUS_INFINITY, bound) if rise > 0 else (bound, PLUS_INFINITY)
     return RealSet((Span(low, closed and rise < 0, high, closed and rise > 0),), name)
+
+
+def _solved_square(left: Expr, right: Expr, closed: bool) -> RealSet | None:
+    """A quadratic inequality in one name: ``x^2 < 4`` is ``-2 < x < 2``."""
+    name = next(iter(left.symbols | right.symbols), "")
+    found = quadratic(left - right, name) if len(left.symbols | right.symbols) == 1 else None
+    leading = None if found is None else number_value(found[0])
+    if found is None or not leading:
+        return None
+    low, high, discriminant = found[1:]
+    size = number_value(discriminant)
+    if size is None or size < 0 or (size == 0 and (leading < 0) == closed):
+        return None  # all numbers or none
+    if size == 0:
+        # (x-1)^2 <= 0 and -(x-1)^2 < 0
+        return RealSet(_points([low]).spans, name) if closed else _unequal([Expr("sym", name=name), low])
+    if leading > 0:
+        return RealSet((Span(low, closed, high, closed),), name)
+    below, above = Span(MINUS_INFINITY, False, low, closed), Span(high, closed, PLUS_INFINITY, False)
+    return RealSet((below, above), name)
 
 
 def _absolute(parts: Sequence[Expr], closed: bool) -> Answer | None:
@@ -524,13 +566,13 @@ def _unequal(parts: Sequence[Expr]) -> RealSet | None:
     return None
 
 
-def joined(items: Sequence[Answer], separators: Sequence[str]) -> Answer | None:
+def joined(items: Sequence[Answer], separators: Sequence[str], *, trusted: bool) -> Answer | None:
     """A list of items: a union of sets of numbers, several answers, or one name with several values."""
     if len(items) > 1 and (apart := unequal(items[0], items[1:])) is not None:
         return apart
     if any(isinstance(item, RealSet) for item in items) and len(items) > 1:
         sets = complete(map(subject_set, items))
-        return Several(tuple(items)) if sets is None else joined_sets(sets, separators)
+        return Several(tuple(items)) if sets is None else joined_sets(sets, separators, trusted=trusted)
     flat: list[Answer] = []
     for item in items:
         chain_of_names = isinstance(item, Several) and item.items and all(isinstance(one, Named) for one in item.items)

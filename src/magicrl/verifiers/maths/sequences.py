@@ -30,6 +30,7 @@ from magicrl.verifiers.maths.answers import (
     mapped,
     names_of,
     number,
+    plain,
     put,
     rename,
     substitute,
@@ -233,6 +234,9 @@ def _congruent(one: Expr, other: Expr, period: Expr) -> bool:
 Same = Callable[[Answer, Answer], "bool | None"]
 
 _CONSTANT = re.compile(r"C(?:_\d)?|c_\d")
+_MOST_CONSTANTS = 3
+_ADDED = frozenset(("C", "K", "c", "k", "D", "A"))
+"""Letters of a constant of integration; in a reference only C."""
 _PARAMETERS = frozenset("knmljtzpq")
 
 
@@ -292,6 +296,12 @@ def same_constants(gold: Answer, answer: Answer, same: Same) -> bool:
     # y(x) = C e^x for y = C e^x: only what looks like a constant is one
     left, right = names_of(gold), names_of(answer)
     ours, theirs = sorted(left - right), sorted(right - left)
+    numbered = sorted(name for name in left if _CONSTANT.fullmatch(name)) if left == right else []
+    if 1 < len(numbered) <= _MOST_CONSTANTS:  # C_1 and C_2 exchanged
+        return any(
+            same(gold, rename(answer, dict(zip(numbered, chosen, strict=True)))) is True
+            for chosen in permutations(numbered)
+        )
     if not 1 <= len(ours) == len(theirs) <= 3 or set(ours + theirs) & (arguments | given):
         return False
     # x = 1 + 2t, y = 3 - t: of coordinates the only letter is a parameter
@@ -319,3 +329,25 @@ def _steps_by_pi(part: Expr, name: str) -> bool:
     """Whether raising the letter by one adds a positive rational multiple of pi, whatever the letter is."""
     found = linear(part, name) if part.holds("const", "pi") else None
     return found is not None and not found[1].symbols and (_ratio(found[1], symbol("pi")) or 0) > 0
+
+
+def same_antiderivative(gold: Answer, answer: Answer) -> bool:
+    r"""``\ln|2x| + C`` for ``\ln|x| + C``: functions of one variable whose difference the constant takes up.
+
+    The reference adds ``C``; the answer adds a constant of its own, times a number.
+    """
+    left, right = plain(gold), plain(answer)
+    added = [name for name in right.symbols if name in _ADDED] if left is not None and right is not None else []
+    if left is None or right is None or len(added) != 1 or len(left.symbols) != 2 or "C" not in left.symbols:
+        return False
+    (variable,), (constant,) = left.symbols - {"C"}, added
+    ours, theirs = linear(left, "C"), linear(right, constant)
+    if not variable.islower() or right.symbols != frozenset((variable, constant)) or ours is None or theirs is None:
+        return False
+    scale = substitute(theirs[1], variable, number(1))
+    if same_value(ours[1], number(1)) is not True or number_value(scale) in (None, 0):
+        return False
+    if same_value(theirs[1], scale) is not True:
+        return False
+    gap = ours[0] - theirs[0]
+    return any(same_value(gap, substitute(gap, variable, number(place))) is True for place in (1, 2))
