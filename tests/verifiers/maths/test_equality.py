@@ -20,6 +20,7 @@ from magicrl.verifiers.maths.lexer import tokens_of
 from magicrl.verifiers.maths.maths_verifier import CpuAlarm, MathsVerifier, cpu_limit
 from magicrl.verifiers.maths.notation import canonical
 from magicrl.verifiers.maths.quantities import UNITS, unit_phrase
+from magicrl.verifiers.maths.steps import proven
 from magicrl.verifiers.maths.values import Enclosure, Residues, UnclearError, UndefinedError
 
 QUICK = settings(max_examples=150, derandomize=True)
@@ -261,6 +262,21 @@ def test_units_and_nouns(text: str, kind: str | None) -> None:
     assert tokens is not None
     unit = unit_phrase(tokens[1:], trusted=False)
     assert (None if unit is None else unit.kind) == kind
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "counted", "equal"),
+    [
+        (r"\lfloor 2x \rfloor", r"\lfloor x \rfloor + \lfloor x+\frac{1}{2} \rfloor", False, True),
+        (r"\lfloor x \rfloor", r"\lfloor x \rfloor + \lfloor \frac{x}{50} \rfloor", False, False),
+        (r"\lfloor \frac{n}{2} \rfloor", r"\frac{2n-1+(-1)^n}{4}", True, True),
+        (r"\lfloor \frac{n}{2} \rfloor", r"\frac{2n-1+(-1)^n}{4}", False, False),  # not between whole numbers
+        (r"\gcd(n,n+6)", r"\gcd(n,6)", True, True),
+        (r"\gcd(n,n+6)", r"\gcd(n,12)", True, False),
+    ],
+)
+def test_step_functions_are_equal_only_if_proven(one: str, other: str, counted: bool, equal: bool) -> None:
+    assert proven(formula(one), formula(other), same_value, counted=counted) is equal
 
 
 def test_units_convert_exactly() -> None:
