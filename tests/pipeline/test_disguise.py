@@ -26,8 +26,6 @@ SAME = [
     (STORY, STORY.replace("Ann", "Zoe").replace("Tom", "Raj").replace("Her", "His")),
     (STORY, f"Problem 12. {STORY}\n\nPlease think step by step and box your final answer."),
     (STORY, f"Here is today's riddle from my aunt:\n{STORY}\nGood luck!"),
-    (f"Can you help me? {STORY}", f"Please solve this for me. {STORY} Explain your steps to me."),
-    (r"Let $f: x \mapsto 2x + b$ with $f(1) = 7$. Find $b$.", r"Let $g: t \mapsto 2t + b$ with $g(1) = 7$. Find $b$."),
     (INDEX, INDEX.replace("_i", "_k").replace("i=1", "k=1").replace("= i^2 + e^i", "= k^2 + e^k").replace("n", "m", 0)),
 ]
 OTHER = [
