@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -20,7 +21,10 @@ def test_every_built_in_is_where_the_table_says() -> None:
             assert reference.count(":") == 1, (kind, name)
 
 
-def test_a_file_is_imported_once_and_anew_when_its_text_changes(tmp_path: Path) -> None:
+def test_a_file_is_imported_once_and_anew_when_its_text_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     mine = tmp_path / "mine.py"
     mine.write_text("from helper_beside import TWO\ncounted = [TWO]\n")
     (tmp_path / "helper_beside.py").write_text("TWO = 2\n")
@@ -31,6 +35,10 @@ def test_a_file_is_imported_once_and_anew_when_its_text_changes(tmp_path: Path) 
     mine.write_text("counted = [3]\n")
     assert resolve("loss", f"{mine}:counted") == [3]
     assert fingerprint(f"{mine}:counted") != before
+    written = mine.stat().st_mtime_ns
+    mine.write_text("counted = [4]\n")
+    os.utime(mine, ns=(written, written))
+    assert resolve("loss", f"{mine}:counted") == [4], "no bytecode of a text of the same length and time"
 
 
 def test_a_file_next_to_it_never_takes_a_packages_place(tmp_path: Path) -> None:

@@ -274,20 +274,21 @@ def _is_there(module: str) -> bool:
 def _module_of_file(path: Path) -> ModuleType:
     """The file as a module, the same object each time its text is the same."""
     path = path.resolve()
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    text = path.read_bytes()
+    digest = hashlib.sha256(text).hexdigest()[:8]
     # with the text's digest: two recipes may each bring a file of this name, and a changed file is another module
     name = f"magicrl_file_{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, path
-    assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # its neighbours can be imported, and never in place of an installed package
     sys.modules[name] = module  # dataclasses look their module up while it is executed
     try:
-        spec.loader.exec_module(module)
+        # The loader would take bytecode of an earlier text: it compares only times, in seconds, and lengths.
+        exec(compile(text, path, "exec", dont_inherit=True), vars(module))
     except BaseException:
         # half a module must not be found there the next time
         del sys.modules[name]
