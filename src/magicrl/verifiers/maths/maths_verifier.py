@@ -407,8 +407,9 @@ MAX_PARSED_CHARS = 5000
 """A longer answer is compared as a string only: no formula that anyone asks for has this length."""
 MAX_PROSE_CHARS = 8000
 """Without a box, only the end of the text is searched for an answer."""
-ENGINE_SECONDS = 0.8
-"""CPU time that Math-Verify may use for one answer, and once for each gold."""
+ENGINE_SECONDS = 1.6
+"""CPU time that Math-Verify may use for one answer, and once for each gold: twice what an integral that sympy solves takes
+on the machines it was measured on, and less than the worker's whole limit."""
 STEPS_SECONDS = 1.0
 """CPU time that the steps before it may use."""
 _CACHED_GOLDS = 4096
@@ -496,7 +497,6 @@ class MathsVerifier:
         spelled = canonical(text)
         seed_sympy(0)  # sympy probes some identities at random points: the same ones for every item
         # named phases: a worker that dies while it parses the gold is the gold's fault (`worker.WorkerProcess.ask`)
-        self._progress("gold")
         parsed = {gold: self._parse_gold(gold) for gold, _ in pairs}
         if not any(parsed[gold] or (gold not in self._exhausting and has_shape(spelling)) for gold, spelling in pairs):
             reason = "the gold answer cannot be read"
@@ -523,6 +523,8 @@ class MathsVerifier:
 
     def _parse_gold(self, gold: str) -> list[Any]:
         if gold not in self._golds:
+            # a phase of its own for each: together they may take longer than the worker's limit
+            self._progress("gold")
             try:
                 with cpu_limit(ENGINE_SECONDS):
                     parsed = parse_formula(canonical(gold))
