@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import os
 import re
 import shlex
@@ -12,8 +14,10 @@ from pathlib import Path
 
 import pytest
 from cyclopts import App
+from rich.console import Console
 
 from magicrl.cli.main import app
+from magicrl.cli.options import EvalOptions
 
 
 def leaves(command: App, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -37,6 +41,20 @@ def test_every_help_has_an_example_that_parses(words: tuple[str, ...]) -> None:
         assert name == "magicrl"
         assert tuple(given[: len(words)]) == words
         app.parse_args(given, exit_on_error=False, print_error=False)  # raises where it does not parse
+
+
+@pytest.mark.parametrize("words", list(leaves(app)), ids=" ".join)
+def test_help_shows_every_word_of_its_text(words: tuple[str, ...]) -> None:
+    command = app
+    for word in words:
+        command = command[word]
+    printed = io.StringIO()
+    app.help_print(list(words), console=Console(file=printed, width=2000))
+    written = [re.sub(r"^ *(\w+|-+)$", "", command.help, flags=re.MULTILINE)]  # without the names of options
+    if words == ("eval",):
+        written += re.findall(r'''^    """(.+?)"""''', inspect.getsource(EvalOptions), re.DOTALL | re.MULTILINE)[1:]
+    # the help is Markdown: a tag or an emphasis outside backticks is not shown
+    assert not set(" ".join(written).replace("`", "").split()) - set(printed.getvalue().split())
 
 
 def test_help_loads_nothing_heavy() -> None:

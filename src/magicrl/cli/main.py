@@ -302,7 +302,7 @@ def math(
     output
         JSON Lines, one verdict a line, same order.
     reasoning
-        auto: reasoning opened and never closed is no answer; required: no </think>, no answer; none: ignore tags.
+        auto: reasoning opened and never closed is no answer; required: no `</think>`, no answer; none: ignore tags.
     extract
         lenient also takes an answer without a box.
     time_limit
@@ -431,7 +431,7 @@ def code(
     output
         JSON Lines, one verdict a line, same order.
     reasoning
-        auto: reasoning opened and never closed is no answer; required: no </think>, no answer; none: ignore tags.
+        auto: reasoning opened and never closed is no answer; required: no `</think>`, no answer; none: ignore tags.
     time_limit
         CPU seconds of one test, unless the problem states its own.
     memory_limit_mb
