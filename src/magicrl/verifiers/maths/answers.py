@@ -181,7 +181,7 @@ class Unit:
     words: tuple[str, ...] = ()
 
 
-PERCENT = Unit("percent", factor=Fraction(1, 100))
+PERCENT = Unit("percent")
 DEGREE = Unit("degree")
 
 
