@@ -5,7 +5,11 @@ Where ranks go on nodes with GPUs (Ray's count of them; none is there): together
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -52,6 +56,35 @@ def parts(
 
 def node(name: str, *, cpus: float) -> Node:
     return Node(id=name, address=name, cpus=cpus, gpus=0.0, memory=1e9, object_store=1e9, head=name == "a")
+
+
+CONNECT = """
+import sys
+from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.config.errors import RecipeError
+from magicrl.distributed.runtime import connected
+for address in sys.argv[1:]:
+    try:
+        with connected(ClusterConfig.model_validate({"address": address, "timeouts": {"connect": 0.1}})):
+            print("connected")
+    except RecipeError as error:
+        print(error)
+"""
+
+
+def test_an_address_that_does_not_answer_is_an_error_after_the_time_to_connect() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        silent = "{}:{}".format(*server.getsockname())
+        # the only place of the queue is taken, and nobody accepts: further connections get no answer
+        with socket.create_connection(server.getsockname()):
+            done = subprocess.run(
+                [sys.executable, "-c", CONNECT, "auto", silent, f"ray://{silent}"],
+                env=os.environ | {"RAY_ADDRESS": silent},
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+    assert done.stdout.count(f"{silent} (timed out)") == 3, done.stdout
 
 
 def test_an_actor_needs_a_node_that_has_room_for_all_of_it() -> None:

@@ -74,7 +74,7 @@ class ClusterTimeouts(Section):
     """Seconds after which a wait ends with an error that names what was waited for."""
 
     connect: float = Field(default=120.0, gt=0)
-    """For Ray to answer."""
+    """For the Ray at ``cluster.address`` to answer."""
     start: float = Field(default=900.0, gt=0)
     """For an actor to be placed and to have loaded its model."""
     generate: float = Field(default=3600.0, gt=0)

@@ -64,9 +64,10 @@ def connected(config: ClusterConfig) -> Generator[None]:
         # not None: Ray would then join whatever cluster somebody last started on this machine
         options |= {"address": "local", "include_dashboard": False}
     else:
-        _check_address(config.address, config.timeouts.connect)
         options["address"] = config.address
     try:
+        if config.address is not None:
+            _check_address(config.address, config.timeouts.connect)
         ray.init(**options)
     except (ConnectionError, RuntimeError, TimeoutError) as error:
         raise RecipeError(
@@ -82,12 +83,17 @@ def connected(config: ClusterConfig) -> Generator[None]:
 
 
 def _check_address(address: str, seconds: float) -> None:
-    """Ray itself tries for minutes and says little."""
-    host, separator, port = address.rpartition(":")
-    if not separator or "//" in address or not port.isdigit():
+    """Raise ``RecipeError`` if nobody listens there: Ray itself tries for minutes and says little."""
+    if address == "auto":
+        from ray._private.services import get_ray_address_from_environment
+
+        # as in ray.init: RAY_ADDRESS, else the cluster of this node, which may be gone
+        address = get_ray_address_from_environment(address, None)
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if not host or not port.isdigit():  # Ray refuses it at once
         return
     try:
-        socket.create_connection((host, int(port)), timeout=seconds).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
     except OSError as error:
         raise RecipeError(
             f"nobody answers at {address} ({error}); is `ray start --head --port={port}` running there, and the port "
