@@ -102,7 +102,10 @@ def test_only_kinds_that_are_asked_for_are_reported(tmp_path: Path) -> None:
 
 def test_shared_phrases_are_no_hit(tmp_path: Path) -> None:
     """What every problem of a test set says identifies none of them."""
-    same = "Express your answer as a common fraction in lowest terms and give the sum of its parts as an integer."
+    same = (
+        "Express your answer as a common fraction in lowest terms and give the sum of its parts as an integer. "
+        "Write nothing else, use no calculator, and show every step of your work on the sheet that you were given."
+    )  # most of each problem's n-grams
     references = {"set": [Document(str(i), f"{own} {same}") for i, own in enumerate(OWN)]}
     settings = DecontaminationSettings(use_embedding=False)
     documents = [Document("x", f"A ship sails 30 miles north, then 40 miles west; how far is it from home? {same}")]

@@ -99,6 +99,23 @@ def test_the_order_of_stages_and_documents_does_not_decide_what_is_a_copy(tmp_pa
     assert {d.id: d.kept for d in one.dropped} == {d.id: d.kept for d in other.dropped}
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # two wrappings of one problem, which is not among the documents itself
+        (f"I can't do this one - can anyone help me? {GARDEN} Thanks!", f"Problem 12. {GARDEN}\n\nThink step by step."),
+        # the sign is followed by a blank, as the end of a sentence is, and xy are two variables only in a formula
+        (
+            "Find the largest $x$ with $xy > 12$ and $x + y = 9$.",
+            "Find the largest $a$ with $ab > 12$ and $a + b = 9$.",
+        ),
+    ],
+)
+def test_two_disguises_of_one_problem_are_duplicates(one: str, other: str, tmp_path: Path) -> None:
+    found = run(documents(one=one, other=other), tmp_path, stages=("disguised",))
+    assert [(one.id, one.kept) for one in found.dropped] == [("other", "one")]
+
+
 def test_texts_without_words_are_compared_as_they_are(tmp_path: Path) -> None:
     found = run(documents(empty="", question="???", marks="!!!", again="???"), tmp_path)
     assert {one.id: one.kept for one in found.dropped} == {"again": "question"}
@@ -160,8 +177,10 @@ def test_large_blocks_are_split_and_still_searched(tmp_path: Path, monkeypatch: 
     held += [Document(f"x{i}", f"{i % 7} {text.text} 12 7 5", (0.0,)) for i, text in enumerate(many(40))]
     settings = {"stages": ("embedding",), "compare_numbers": False}
     whole = run(held, tmp_path / "whole", **settings)
-    monkeypatch.setattr(dedup_step, "_BLOCK", 16)
     monkeypatch.setattr(dedup_step, "_TILE", 8)
+    tiles = run(held, tmp_path / "tiles", **settings)
+    assert [(one.id, one.twin) for one in tiles.dropped] == [(one.id, one.twin) for one in whole.dropped]
+    monkeypatch.setattr(dedup_step, "_BLOCK", 16)
     parts = run(held, tmp_path / "parts", **settings)
     assert parts.by_id["reworded"].kept == "garden"
     assert len(parts.dropped) >= 0.9 * len(whole.dropped)
@@ -207,7 +226,7 @@ def test_an_embedding_server_is_asked_in_batches_and_never_twice(
 
 
 def test_a_duplicate_goes_for_its_nearest_neighbour(tmp_path: Path) -> None:
-    angles = {"best": 0.0, "second": 0.7, "third": 0.4}  # the third is near both, which are not near each other
+    angles = {"oak": 0.0, "elm": 0.7, "ash": 0.4}  # the last is near both, which are not near each other
     held = [Document(text, text, (-place,)) for place, text in enumerate(angles)]
 
     def answer(texts: list[str]) -> dict[str, Any]:
@@ -216,8 +235,8 @@ def test_a_duplicate_goes_for_its_nearest_neighbour(tmp_path: Path) -> None:
 
     with embedding_server(answer) as (url, _):
         stage = EmbeddingStageSettings(embedder=EmbeddingSettings(kind="server", base_url=url), similarity=0.9)
-        (found,) = run(held, tmp_path, stages=("embedding",), embedding=stage).dropped
-    assert (found.id, found.twin) == ("third", "second")
+        (found,) = run(held, tmp_path, stages=("embedding",), embedding=stage, compare_numbers=False).dropped
+    assert (found.id, found.twin) == ("ash", "elm")
     assert found.similarity == pytest.approx(math.cos(0.3), abs=1e-3)
 
 

@@ -91,13 +91,14 @@ def test_an_unreachable_judge_is_a_clear_error_and_the_run_goes_on_later(
 
 SERVER = """
 import http.server, subprocess, sys
-print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+left = "while kill -0 $PPID 2>/dev/null; do sleep 0.02; done; touch " + sys.argv[2]
+print(subprocess.Popen(["sh", "-c", left]).pid, flush=True)
 class Guarded(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_error(401)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Guarded).serve_forever()
 """
-"""A judge's server that starts a process of its own and wants a key."""
+"""A judge's server that wants a key and starts a process, which writes a file if it is left alone."""
 
 
 def test_a_judges_server_runs_for_the_block_and_leaves_nothing_behind(
@@ -113,11 +114,12 @@ def test_a_judges_server_runs_for_the_block_and_leaves_nothing_behind(
         return JudgeStep.model_validate(settings)
 
     port, log = free_port(), tmp_path / "server.log"
-    with served(step(str(tmp_path / "server.py"), str(port)), context, log):
+    with served(step(str(tmp_path / "server.py"), str(port), str(tmp_path / "left")), context, log):
         child = Path("/proc") / log.read_text().split()[0] / "stat"
         assert child.exists()
     # it is gone, or has ended and nobody has asked for its status
     until(lambda: not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z")
+    assert not (tmp_path / "left").exists()
     with (
         pytest.raises(ValueError, match=r"ended with status 3; its output is in .*server\.log"),
         served(step("-c", "print('no such model'); raise SystemExit(3)"), context, log),

@@ -246,16 +246,22 @@ def test_a_judge_that_is_silent_times_out(tmp_path: Path) -> None:
 
 
 def test_when_one_judge_fails_the_other_ones_votes_are_kept(tmp_path: Path) -> None:
+    refused = threading.Event()
+
     def answer(body: dict[str, Any], number: int) -> Reply:
-        return verdict(True) if body["model"] == "a" else (404, {"error": {"message": "model b does not exist"}})
+        if body["model"] == "b":
+            refused.set()
+            return 404, {"error": {"message": "model b does not exist"}}
+        refused.wait(600)
+        return verdict(True)
 
     with serving(answer) as server:
+        settings = judging(server, votes=40, names=("a", "b"), concurrency=2)
         with pytest.raises(ValueError, match="judge 'b'"):
-            ask(judging(server, names=("a", "b"), concurrency=2), tmp_path)
-        before = len(server.asked)
-        missing = votes_missing(PROBLEMS, judging(server, names=("a", "b")), folder=tmp_path)
-        assert missing["b"] == 12
-        assert missing["a"] == 12 - sum(body["model"] == "a" for body in server.asked[:before])
+            ask(settings, tmp_path)
+        paid = sum(body["model"] == "a" for body in server.asked)
+        assert paid < 120, "nothing new is asked for after the error"
+        assert votes_missing(PROBLEMS, settings, folder=tmp_path) == {"a": 120 - paid, "b": 120}
 
 
 def test_the_key_is_sent_and_never_written_or_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
