@@ -91,14 +91,17 @@ def test_an_unreachable_judge_is_a_clear_error_and_the_run_goes_on_later(
 
 SERVER = """
 import http.server, subprocess, sys
-left = "while kill -0 $PPID 2>/dev/null; do sleep 0.02; done; touch " + sys.argv[2]
-print(subprocess.Popen(["sh", "-c", left]).pid, flush=True)
+left = "while [ ! -e go ]; do sleep 0.02; done; touch left"
+print(subprocess.Popen(["sh", "-c", left], cwd=sys.argv[2]).pid, flush=True)
+if sys.argv[1] == "0":
+    print("no such model", flush=True)
+    raise SystemExit(3)
 class Guarded(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_error(401)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Guarded).serve_forever()
 """
-"""A judge's server that wants a key and starts a process, which writes a file if it is left alone."""
+"""A judge's server that wants a key and starts a process, which writes a file if it is still there after the step."""
 
 
 def test_a_judges_server_runs_for_the_block_and_leaves_nothing_behind(
@@ -113,16 +116,22 @@ def test_a_judges_server_runs_for_the_block_and_leaves_nothing_behind(
         settings = {"settings": {"judges": [judge]}, "serve": ["{python}", *words], "serve_seconds": 60}
         return JudgeStep.model_validate(settings)
 
-    port, log = free_port(), tmp_path / "server.log"
-    with served(step(str(tmp_path / "server.py"), str(port), str(tmp_path / "left")), context, log):
+    def check_that_nothing_is_left() -> None:
         child = Path("/proc") / log.read_text().split()[0] / "stat"
-        assert child.exists()
-    # it is gone, or has ended and nobody has asked for its status
-    until(lambda: not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z")
-    assert not (tmp_path / "left").exists()
+        (tmp_path / "go").touch()
+        # it is gone, or has ended and nobody has asked for its status
+        until(lambda: not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z")
+        (tmp_path / "go").unlink()
+        assert not (tmp_path / "left").exists()
+
+    server, port, log = str(tmp_path / "server.py"), free_port(), tmp_path / "server.log"
+    with served(step(server, str(port), str(tmp_path)), context, log):
+        assert (Path("/proc") / log.read_text().split()[0]).exists()
+    check_that_nothing_is_left()
     with (
         pytest.raises(ValueError, match=r"ended with status 3; its output is in .*server\.log"),
-        served(step("-c", "print('no such model'); raise SystemExit(3)"), context, log),
+        served(step(server, "0", str(tmp_path)), context, log),
     ):
         pytest.fail("it never answered")
     assert "no such model" in log.read_text()
+    check_that_nothing_is_left()

@@ -92,12 +92,13 @@ def _wait(server: subprocess.Popen[bytes], settings: JudgeStep, log: Path) -> No
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """The server and what it started: it leads a session of its own."""
+    """End the server and what it started: it leads a session of its own."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        if server.poll() is None:
+        # even if the server has ended: what it started may be left
+        with suppress(ProcessLookupError):
             os.killpg(server.pid, sign)
-            with suppress(subprocess.TimeoutExpired):
-                server.wait(_STOP_SECONDS)
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(_STOP_SECONDS)
 
 
 _FREE = {
