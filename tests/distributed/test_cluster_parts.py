@@ -83,7 +83,7 @@ def test_an_address_that_does_not_answer_is_an_error_after_the_time_to_connect()
                 check=True,
                 capture_output=True,
                 text=True,
-                timeout=120,  # Ray itself waits for minutes
+                timeout=60,  # Ray itself waits for minutes
             )
     assert done.stdout.count(f"{silent} (timed out)") == 3, done.stdout
 
