@@ -63,6 +63,8 @@ def test_items_survive_the_death_of_their_worker(pool: CodePool, until: Until) -
 
 
 def test_unusable_tests_are_not_judged_and_never_right(pool: CodePool) -> None:
+    # the worker has a suite, which must not judge the problems after it
+    assert [verdict.status for verdict in pool.result(pool.submit(problem(), [ECHO]))] == ["passed"]
     for tests in ('{"inputs": [], "outputs": []}', "{", '{"inputs": ["1"], "outputs": ["1"], "interactive": true}'):
         broken = Problem(id="b", prompt="", golds=(tests,), verifier="code", source="test")
         (verdict,) = pool.result(pool.submit(broken, [ECHO]))
