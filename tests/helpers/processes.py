@@ -1,4 +1,4 @@
-"""The command line in a process of its own, and scripts side by side in copies of the test's process."""
+"""The command line in a new process or in the test's, and scripts side by side in copies of the test's process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import CodeType
 
@@ -23,6 +25,23 @@ def magicrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """
     command = [sys.executable, "-m", "magicrl", *words]
     return subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True, timeout=LIMIT)
+
+
+def magicrl_here(*words: str, cwd: Path) -> tuple[int, str]:
+    """Run ``magicrl WORDS`` in ``cwd`` within this process; return its exit status, and its output with its errors.
+
+    Saves the 9 CPU seconds in which a new process imports torch and transformers. Not for a command that is killed,
+    or that computes with several threads before something forks.
+    """
+    from magicrl.cli.main import app, main
+
+    output = StringIO()
+    try:
+        with chdir(cwd), redirect_stdout(output), redirect_stderr(output):
+            main(partial(app, words))
+    except SystemExit as end:
+        return int(end.code or 0), output.getvalue()
+    raise AssertionError("the entry point always exits")
 
 
 def scripts(text: str, arguments: Sequence[Sequence[str]], cwd: Path) -> list[str]:

@@ -9,6 +9,7 @@ import signal
 import sys
 import tomllib
 import traceback
+from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -529,7 +530,7 @@ def disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int
     return 0
 
 
-def main(command: App = app) -> None:
+def main(command: Callable[..., Any] = app) -> None:
     """Entry point: exit 0 done, 1 failed, 2 wrong usage; every error says what to do."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

@@ -408,8 +408,10 @@ MAX_PARSED_CHARS = 5000
 MAX_PROSE_CHARS = 8000
 """Without a box, only the end of the text is searched for an answer."""
 ENGINE_SECONDS = 1.6
-"""CPU time that Math-Verify may use for one answer, and once for each gold: twice what an integral that sympy solves takes
-on the machines it was measured on, and less than the worker's whole limit."""
+"""CPU time that Math-Verify may use for one answer, and once for each gold.
+
+Twice what an integral takes that sympy solves, on a slow machine, and less than the worker's whole limit.
+"""
 STEPS_SECONDS = 1.0
 """CPU time that the steps before it may use."""
 _CACHED_GOLDS = 4096
