@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from magicrl.verifiers.code import pytest_forms, testrun
+from magicrl.verifiers.code import border, collection, pytest_forms
 from magicrl.verifiers.code.judge import CodeJudge
 from magicrl.verifiers.code.remote import Files
 from magicrl.verifiers.code.suite import SuiteError, is_plain, parse_suite, wanted_names
@@ -32,9 +32,9 @@ class Probe:
     why: list[str]
 
 
-def _probes() -> list[Probe]:
-    """The rows of ``contract_probes.txt``, whose head tells its form."""
-    text = Path(__file__).with_name("contract_probes.txt").read_text()
+def _probes(file: str) -> list[Probe]:
+    """The rows of a file of probes; the head of ``contract_probes.txt`` describes their form."""
+    text = Path(__file__).with_name(file).read_text()
     head, *blocks = re.split(r"^=== ", text, flags=re.MULTILINE)
     shared = dict(re.findall(r"^@ (\w+)\n(.*?)\n(?=@ [A-Z]|\Z)", head, re.MULTILINE | re.DOTALL))
     probes: list[Probe] = []
@@ -59,7 +59,7 @@ def _outcome(judge: CodeJudge, probe: Probe) -> tuple[str, str]:
     return verdict.outcome.value, f"{verdict.status}: {verdict.reason}"
 
 
-@pytest.mark.parametrize("probe", _probes(), ids=lambda probe: probe.name)
+@pytest.mark.parametrize("probe", _probes("contract_probes.txt"), ids=lambda probe: probe.name)
 def test_the_probes_have_their_outcome(tiered: CodeJudge, probe: Probe) -> None:
     outcome, reason = _outcome(tiered, probe)
     if tiered.sandbox.tier == "A" and any(word in str(probe.tests) for word in _WRITES):
@@ -67,6 +67,15 @@ def test_the_probes_have_their_outcome(tiered: CodeJudge, probe: Probe) -> None:
         return
     assert outcome == probe.outcome, (reason, probe.why)
     assert outcome != "not_judged" or len(reason) > len("infrastructure_error: "), "a reason"
+
+
+@pytest.mark.parametrize("probe", _probes("form_probes.txt"), ids=lambda probe: probe.name)
+def test_what_is_collected_runs_or_is_not_judged(judge: CodeJudge, probe: Probe) -> None:
+    outcome, reason = _outcome(judge, probe)
+    if judge.sandbox.tier == "A" and any(word in str(probe.tests) for word in _WRITES):
+        assert outcome == "not_judged", reason
+        return
+    assert outcome == probe.outcome, (reason, probe.why)
 
 
 def test_what_counts_as_an_assertion() -> None:
@@ -85,7 +94,7 @@ except ValueError: pass
 """
     counted = [
         node
-        for node in ast.walk(testrun._Counting().visit(ast.parse(code)))  # pyright: ignore[reportPrivateUsage]
+        for node in ast.walk(collection.Counting().visit(ast.parse(code)))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "__counted__"
     ]
     assert len(counted) == 7
@@ -135,7 +144,7 @@ def test_approx_is_pytests_own(found: object, wanted: object, settings: dict[str
 
 
 def test_what_is_lent_can_be_called_and_no_more() -> None:
-    allowed = testrun._may_use  # pyright: ignore[reportPrivateUsage]
+    allowed = border._may_use  # pyright: ignore[reportPrivateUsage]
     assert not allowed(len, "__self__")
     assert not allowed(lambda: 0, "__globals__")
     made = mock.MagicMock()

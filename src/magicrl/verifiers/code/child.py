@@ -253,22 +253,23 @@ def _serve(request: dict[str, Any]) -> None:
     """Run the program as a module, then answer calls from a test process."""
     codes = _load(request)
     namespace = _module("solution", helpful=True)
-    sys.stdout = io.StringIO()  # goes to the tests with each answer
+    sys.stdout, sys.stderr = io.StringIO(), io.StringIO()  # they go to the tests with each answer
     for code in codes:
         exec(code, namespace)
     # what it printed while it was defined belongs to no answer
-    sys.stdout.seek(0)
-    sys.stdout.truncate()
+    for stream in (sys.stdout, sys.stderr):
+        stream.seek(0)
+        stream.truncate()
     remote.Server(SLOTS["calls"], SLOTS["replies"], namespace, os.getcwd()).serve()
 
 
 def _assert(request: dict[str, Any]) -> None:
     """Run test code, the program's names standing for calls into the other process. Trusted code, hostile data."""
-    from magicrl.verifiers.code import testrun  # its modules would slow every other fork
+    from magicrl.verifiers.code import border, collection, testrun  # their modules would slow every other fork
 
-    codes = _load(request, testrun.compile_tests)
+    codes = _load(request, collection.compile_tests)
     sys.set_int_max_str_digits(_MAX_DIGITS)
-    client = testrun.Client(SLOTS["replies"], SLOTS["calls"], os.getcwd())
+    client = border.Client(SLOTS["replies"], SLOTS["calls"], os.getcwd())
     client.first_call = lambda: _write(SLOTS["result"], b"called\n")
     found = testrun.run(client, codes, request["details"], _modules)
     _write(SLOTS["result"], json.dumps(found).encode("ascii"))

@@ -12,7 +12,6 @@ import functools
 import itertools
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +85,7 @@ class Referee:
     def __init__(self, sandbox: Sandbox, checker: Checker, limits: Limits) -> None:
         self._sandbox, self._checker, self._limits = sandbox, checker, limits
         self.program = None if checker.kind == "compiled" else Program(checker.text)
+        self.seconds = 0.0
 
     def by_function(self, arguments: list[Any]) -> bool:
         """A checker function's word. If it raises, the expected answer shows whose fault that is."""
@@ -129,6 +129,7 @@ class Referee:
     def _run(self, role: str, channels: Mapping[str, bytes], outputs: Sequence[str] = ()) -> Observation:
         job = Job(role=role, program=self.program, limits=self._limits, channels=channels, outputs=outputs)
         (seen,) = self._sandbox.run(job, trusted=True)
+        self.seconds += seen.cpu_seconds
         check_lost(seen, self._limits)
         return seen
 
@@ -215,16 +216,13 @@ class CodeJudge(Closing):
 
     def judge_program(self, source: str, suite: Suite) -> CodeVerdict:
         """Run the program on every test; never raises for what a program does."""
-        start = time.perf_counter()
         try:
             checker = None if suite.checker is None else checkers.load_checker(suite.checker)
         except (SuiteError, OSError) as error:
             return code_verdict("infrastructure_error", str(error), total=len(suite.cases))
         with contextlib.closing(_Trial(self.sandbox, self._options, source, suite, checker)) as trial:
             status, reason = trial.run()
-        return code_verdict(
-            status, reason, passed=trial.passed, total=len(suite.cases), seconds=time.perf_counter() - start
-        )
+        return code_verdict(status, reason, passed=trial.passed, total=len(suite.cases), seconds=trial.seconds())
 
     def outputs(self, source: str, suite: Suite) -> list[bytes | None]:
         """What a program gives on every test, uncompared: its output or its result; None where it fails."""
@@ -248,7 +246,8 @@ class _Trial:
             memory_mb=suite.memory_limit_mb or options.limits.memory_mb,
         )
         total = options.total_seconds
-        self._left = 12 * self._limits.cpu_seconds if total is None else total
+        self._total = 12 * self._limits.cpu_seconds if total is None else total
+        self._left = self._total
         self._program = Program(source, prelude=suite.prelude)
         self._heavy = bool(_HEAVY.search(source) or (suite.prelude and _HEAVY.search(suite.prelude)))
         builtin = checker is None or checker.kind == "builtin"
@@ -261,6 +260,10 @@ class _Trial:
         self._program.close()
         if self._referee is not None and self._referee.program is not None:
             self._referee.program.close()
+
+    def seconds(self) -> float:
+        """CPU seconds of the program, of test code and of the checker."""
+        return self._total - self._left + (self._referee.seconds if self._referee else 0.0)
 
     def run(self) -> tuple[str, str]:
         """The status of the first failure and its reason, or ``passed``."""

@@ -1,8 +1,8 @@
 """Calls across the border: test code in one process, the program in another, plain data between them.
 
 Lines of JSON each way. Whatever the program answers arrives as exact plain types, as an exception, or as a handle
-(`testrun.Remote`). What tests lend to the program, it may call; attributes it reads of stand-ins (mocks, text files)
-alone. This is the program's side and what both share; the tests' side is in `testrun`.
+(`border.Remote`). What tests lend to the program, it may call; attributes it reads of stand-ins (mocks, text files)
+alone. This is the program's side and what both share; the tests' side is in `border`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import threading
 import types
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from json import dumps, loads  # by name: test code may put mocks in the place of the module's functions
-from os import close, lstat, makedirs, pread, remove, rmdir, scandir, write
+from os import chdir, close, getcwd, lstat, makedirs, pread, remove, rmdir, scandir, write
 from os import open as open_file
-from typing import Any
+from typing import Any, ClassVar
 
 from magicrl.verifiers.code import values
 
@@ -119,7 +119,17 @@ SPECIAL = frozenset(
 
 
 class Unsupported(Exception):
-    """Test code asks for what this sandbox does not offer."""
+    """Test code needs what this sandbox does not offer.
+
+    Attributes:
+        first: text of the first one in this process. Test code may catch the exception, but the verdict must not.
+    """
+
+    first: ClassVar[str | None] = None
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        Unsupported.first = Unsupported.first or text
 
 
 def as_list(tagged: Mapping[str, Any]) -> Any:
@@ -207,7 +217,30 @@ class Peer:
         self._numbers: dict[int, int] = {}
         self._files = Files(folder)
         self._nodes = Nodes({})
+        self._state: dict[str, Any] = {"environ": dict(os.environ), "folder": getcwd()}
         self._turn = threading.RLock()  # either side may use threads
+
+    def state_changes(self) -> dict[str, Any]:
+        """The environment and the working directory, where they changed since they were last exchanged."""
+        now = {"environ": dict(os.environ), "folder": getcwd()}
+        changed = {name: value for name, value in now.items() if value != self._state[name]}
+        self._state = now
+        return changed
+
+    def apply_state(self, changed: Mapping[str, Any]) -> None:
+        """Take over the other side's environment and working directory; what is malformed is left out."""
+        environ, folder = changed.get("environ"), changed.get("folder")
+        if isinstance(environ, dict) and all(isinstance(one, str) for pair in environ.items() for one in pair):
+            with contextlib.suppress(ValueError):
+                for name in [*os.environ]:
+                    if name not in environ:
+                        del os.environ[name]
+                os.environ.update(environ)
+        if isinstance(folder, str):
+            with contextlib.suppress(OSError, ValueError):
+                chdir(folder)
+        if environ is not None or folder is not None:
+            self._state = {"environ": dict(os.environ), "folder": getcwd()}
 
     def send(self, message: Mapping[str, Any]) -> None:
         _write_all(self._outgoing, dumps(message).encode("ascii") + b"\n")
@@ -241,6 +274,7 @@ class Server(Peer):
         super().__init__(calls, replies, folder)
         self._namespace = namespace
         self._nodes = Nodes(namespace)
+        self._functions: dict[types.FunctionType, int] = {}
         self._replaced: dict[str, list[tuple[Any, str, Any]]] = {}
         self._as_nodes = False
 
@@ -251,16 +285,18 @@ class Server(Peer):
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         try:
             self._files.apply(message.get("files"))
+            self.apply_state(message)
             found: dict[str, Any] = getattr(self, "_op_" + message["op"])(message)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the program's exception belongs to the test code
             found = {"error": self._error(error)}
-        if isinstance(sys.stdout, io.StringIO) and sys.stdout.tell():
-            found["out"] = sys.stdout.getvalue()
-            sys.stdout.seek(0)
-            sys.stdout.truncate()
+        for name, stream in (("out", sys.stdout), ("err", sys.stderr)):
+            if isinstance(stream, io.StringIO) and stream.tell():
+                found[name] = stream.getvalue()
+                stream.seek(0)
+                stream.truncate()
         if (changed := self._files.changes()) is not None:
             found["files"] = changed
-        return found
+        return found | self.state_changes()
 
     def _op_hello(self, message: dict[str, Any]) -> dict[str, Any]:
         """What the program defines: functions and classes as handles, exceptions by their kinds, values as None."""
@@ -295,7 +331,15 @@ class Server(Peer):
         given = [*positional, *named.values()]
         if any(isinstance(item, list | dict | set | bytearray | collections.deque) for item in given):
             reply["after"] = [self._encode(item) for item in given]
+            reply["same"] = next((at for at, item in enumerate(given) if item is result), None)
         return reply
+
+    def _op_seed(self, message: dict[str, Any]) -> dict[str, Any]:
+        given = [self._decode(item) for item in message["a"]]
+        importlib.import_module("random").seed(
+            *given, **{name: self._decode(one) for name, one in message["k"].items()}
+        )
+        return {"value": None}
 
     def _op_wait(self, message: dict[str, Any]) -> dict[str, Any]:
         import asyncio  # would slow every fork
@@ -346,6 +390,13 @@ class Server(Peer):
             return None
         if isinstance(value, Borrowed):
             return {"lent": value.number}
+        # a function of the tests comes back as itself, unless the program has marked it with an attribute
+        if (
+            type(value) is types.FunctionType
+            and value in self._functions
+            and not vars(value).keys() - {"__signature__"}
+        ):
+            return {"lent": self._functions[value]}
         return {"h": [self._number(value), isinstance(value, type), isinstance(value, Coroutine)]}
 
     def _decode(self, value: Any) -> Any:
@@ -363,7 +414,26 @@ class Server(Peer):
             return object()
         if tag == "lent":
             return Borrowed(self, content)
+        if tag == "function":
+            return self._function(*content)
         return self._nodes.hook(tagged)
+
+    def _function(self, number: int, name: str, qualname: str, doc: str | None, parameters: list[Any]) -> Any:
+        """A function that calls the tests' and looks like it, for ``functools.wraps`` and ``inspect.signature``."""
+        import inspect  # the fork server has loaded it
+
+        def call(*positional: Any, **named: Any) -> Any:
+            return self.borrowed(number, "call", a=positional, k=named)
+
+        call.__name__, call.__qualname__, call.__doc__, call.__module__ = name, qualname, doc, "tests"
+        empty, kinds = inspect.Parameter.empty, list(type(inspect.Parameter.VAR_KEYWORD))
+        made = [
+            inspect.Parameter(one, kinds[kind], default=self._decode(default[0]) if default else empty)
+            for one, kind, default in parameters
+        ]
+        call.__signature__ = inspect.Signature(made)  # pyright: ignore[reportFunctionMemberAccess]
+        self._functions[call] = number
+        return call
 
     def borrowed(self, number: int, op: str, **fields: Any) -> Any:
         """Use something of the tests'."""
