@@ -524,9 +524,9 @@ class MathsVerifier:
         return make_verdict(status, decided_by="math_verify", extracted=text)
 
     def _parse_gold(self, gold: str) -> list[Any]:
+        # a phase of its own for each: together they may take longer than the worker's limit
+        self._progress("gold")
         if gold not in self._golds:
-            # a phase of its own for each: together they may take longer than the worker's limit
-            self._progress("gold")
             try:
                 with cpu_limit(ENGINE_SECONDS):
                     parsed = parse_formula(canonical(gold))
