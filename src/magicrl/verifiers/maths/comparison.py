@@ -235,15 +235,11 @@ def solves(gold: Equation, answer: Expr) -> bool:
 
 def solutions(equation: Equation) -> Named | None:
     """The two solutions of a quadratic equation in one name."""
-    names = equation.left.symbols | equation.right.symbols
-    if len(names) != 1:
+    found = quadratic(equation.left - equation.right)
+    if found is None:
         return None
-    (name,) = names
-    found = quadratic(equation.left - equation.right, name)
-    size = None if found is None or not number_value(found[0]) else number_value(found[3])
-    if found is None or size is None or size <= 0:
-        return None
-    return Named(name, (), Several((Quantity(found[1]), Quantity(found[2]))), symbol(name))
+    name, _, low, high, discriminant = found
+    return Named(name, (), Several((Quantity(low), Quantity(high))), symbol(name)) if discriminant else None
 
 
 def _formula(answer: Answer) -> Expr | None:
@@ -489,7 +485,8 @@ def _several(gold: Answer, answer: Answer) -> bool | None:
         if group.opening == "{":
             # names count where both sides give them
             listed = several.items if any(isinstance(item, Named) for item in group.items) else values_of(several.items)
-            return matched(*((listed, group.items) if several is gold else (group.items, listed)), same=same_member)
+            mine, theirs = (listed, group.items) if several is gold else (group.items, listed)
+            return matched(mine, theirs, same=same_member)
         # a pair in [ ] is an interval, so only longer ones are lists
         if group.opening in "(<" or len(group.items) != 2:
             return in_order(several.items, group.items) if not (several.signs or several.either) else False

@@ -7,7 +7,7 @@ that depend on both formulas; and functions that are equal at enough points of e
 
 The points lie on every side of what breaks a formula: the absolute value, the floor, the larger of two, a root, a
 logarithm, a condition all change where some other formula passes zero (`_switches`). These places are looked for in
-every letter, exactly where that formula is a polynomial, else by its changes of sign from 10^-6 to 10^12; there are
+every letter, exactly where that formula is a polynomial, else by its changes of sign from 10^-6 to 10^12, or to 10^29; there are
 points at them, between them and beyond the outermost, so that no branch and no narrow domain is left out.
 """
 
@@ -34,14 +34,13 @@ _COUNTERS = frozenset("nkmpqrljNMK")
 _MOST_DEGREE = 6
 
 
-def _grid(least: int, most: int) -> list[fmpq]:
+def _grid(most: int) -> list[fmpq]:
     return sorted(
-        sign * fmpq(part) * fmpq(10) ** power for sign in (-1, 1) for power in range(least, most) for part in (1, 3)
+        sign * fmpq(part) * fmpq(10) ** power for sign in (-1, 1) for power in range(-6, most) for part in (1, 3)
     )
 
 
-_FAR = 30
-_GRID, _WIDE_GRID = _grid(-6, 13), _grid(-6, _FAR)
+_GRID, _WIDE_GRID = _grid(13), _grid(30)
 _BITS = 64
 _HALVINGS = 50
 _MOST_SWITCHES = 12
@@ -410,8 +409,14 @@ def linear(tree: Expr, name: str) -> tuple[Expr, Expr] | None:
     return (start, step) if same_value(tree, start + step * Expr("sym", name=name)) is True else None
 
 
-def quadratic(tree: Expr, name: str) -> tuple[Expr, Expr, Expr, Expr] | None:
-    """Leading coefficient, smaller and larger root and discriminant of a quadratic formula in its only name."""
+def quadratic(tree: Expr) -> tuple[str, Fraction, Expr, Expr, Fraction] | None:
+    """Name, leading coefficient, smaller and larger root, and discriminant of a quadratic formula with real roots.
+
+    None for a formula with several names, of another degree, or without a real root.
+    """
+    if len(tree.symbols) != 1:
+        return None
+    (name,) = tree.symbols
     at = {place: substitute(tree, name, number(place)) for place in (-1, 0, 1)}
     square = (at[1] + at[-1]) / number(2) - at[0]
     slope = (at[1] - at[-1]) / number(2)
@@ -419,9 +424,12 @@ def quadratic(tree: Expr, name: str) -> tuple[Expr, Expr, Expr, Expr] | None:
     if same_value(tree, square * x * x + slope * x + at[0]) is not True:
         return None
     discriminant = slope * slope - number(4) * square * at[0]
+    leading, size = number_value(square), number_value(discriminant)
+    if not leading or size is None or size < 0:
+        return None
     middle = -slope / (number(2) * square)
     half = function("root", discriminant, number(2)) / (number(2) * function("abs", square))
-    return square, middle - half, middle + half, discriminant
+    return name, leading, middle - half, middle + half, size
 
 
 def rational_value(tree: Expr) -> Fraction | None:

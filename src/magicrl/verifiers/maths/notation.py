@@ -141,11 +141,10 @@ _LAYOUT: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]]
         (
             "\\",
             r"\\(?:bf|rm|it|tt|sf|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|limits|nolimits|mathstrut|"
-            r"strut|nonumber|notag)(?![A-Za-z])\s*|\\[hv]?phantom\s*(?:\{[^{}]*\}|[-+\d])",
+            r"strut|nonumber|notag)(?![A-Za-z])\s*|\\[hv]?phantom\s*(?:\{[^{}]*\}|[-+\d])|"
+            r"\\(?:tag\s*\*?|label)\s*\{[^{}]*\}",
             "",
         ),
-        ("\\tag", r"\\tag\s*\*?\s*\{[^{}]*\}", ""),
-        ("\\label", r"\\label\s*\{[^{}]*\}", ""),
         ("\\$", r"(?<![A-Za-z])U\.?S\.? ?(?=\\\$)", ""),
         # the brace before a system, and displays around everything
         ("\\left", r"\\left\s*\\\{\s*(\\begin\s*\{([a-z*]+)\}[^\n]*\\end\s*\{\2\})\s*\\right\s*\.", r"\g<1>"),

@@ -169,13 +169,12 @@ def joined_sets(sets: Sequence[RealSet], separators: Sequence[str], *, trusted: 
             blocks[-1].append(one)
         else:
             blocks.append([one])
-    if len(blocks) == 1 and "and" not in separators and not _common(sets):
-        return _union(sets, subject)  # x < -1, x > 3: no number meets both, so each is a part of the answer
     parts = [RealSet(tuple(_common(block)), subject) for block in blocks]
-    if not all(part.spans for part in parts):
-        return _union(sets, subject) if trusted and len(blocks) == 1 else Several(())  # no number meets the conditions
-    # of two conditions one of which holds the other, one is too many: a guess at either
-    return Several(tuple(parts)) if _overlap(parts) else _union(parts, subject)
+    if all(part.spans for part in parts):
+        # of two conditions one of which holds the other, one is too many: a guess at either
+        return Several(tuple(parts)) if _overlap(parts) else _union(parts, subject)
+    # x < -1, x > 3: no number meets both, so each is a part of the answer
+    return _union(sets, subject) if len(blocks) == 1 and (trusted or "and" not in separators) else Several(())
 
 
 def _common(sets: Sequence[RealSet]) -> list[Span]:
@@ -515,16 +514,13 @@ def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
 
 def _solved_square(left: Expr, right: Expr, closed: bool) -> RealSet | None:
     """A quadratic inequality in one name: ``x^2 < 4`` is ``-2 < x < 2``."""
-    name = next(iter(left.symbols | right.symbols), "")
-    found = quadratic(left - right, name) if len(left.symbols | right.symbols) == 1 else None
-    leading = None if found is None else number_value(found[0])
-    if found is None or not leading:
+    found = quadratic(left - right)
+    if found is None:
         return None
-    low, high, discriminant = found[1:]
-    size = number_value(discriminant)
-    if size is None or size < 0 or (size == 0 and (leading < 0) == closed):
+    name, leading, low, high, discriminant = found
+    if discriminant == 0 and (leading < 0) == closed:
         return None  # all numbers or none
-    if size == 0:
+    if discriminant == 0:
         # (x-1)^2 <= 0 and -(x-1)^2 < 0
         return RealSet(_points([low]).spans, name) if closed else _unequal([Expr("sym", name=name), low])
     if leading > 0:

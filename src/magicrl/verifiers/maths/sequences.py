@@ -298,11 +298,8 @@ def same_constants(gold: Answer, answer: Answer, same: Same) -> bool:
     ours, theirs = sorted(left - right), sorted(right - left)
     numbered = sorted(name for name in left if _CONSTANT.fullmatch(name)) if left == right else []
     if 1 < len(numbered) <= _MOST_CONSTANTS:  # C_1 and C_2 exchanged
-        return any(
-            same(gold, rename(answer, dict(zip(numbered, chosen, strict=True)))) is True
-            for chosen in permutations(numbered)
-        )
-    if not 1 <= len(ours) == len(theirs) <= 3 or set(ours + theirs) & (arguments | given):
+        return _same_renamed(gold, answer, numbered, numbered, same)
+    if not 1 <= len(ours) == len(theirs) <= _MOST_CONSTANTS or set(ours + theirs) & (arguments | given):
         return False
     # x = 1 + 2t, y = 3 - t: of coordinates the only letter is a parameter
     parts = gold.items if isinstance(gold, Several) and len(left) == 1 else ()
@@ -312,6 +309,11 @@ def same_constants(gold: Answer, answer: Answer, same: Same) -> bool:
     variables = variables and not any(_CONSTANT.fullmatch(name) for name in left & right)
     if not arguments and not (variables and all(_CONSTANT.fullmatch(name) for name in ours)):
         return False  # x + C: a C that only one side has, beside a variable, is a constant of integration
+    return _same_renamed(gold, answer, ours, theirs, same)
+
+
+def _same_renamed(gold: Answer, answer: Answer, ours: Sequence[str], theirs: Sequence[str], same: Same) -> bool:
+    """Whether some way to give the letters of the answer the names of the reference's makes the two the same."""
     return any(
         same(gold, rename(answer, dict(zip(chosen, ours, strict=True)))) is True for chosen in permutations(theirs)
     )

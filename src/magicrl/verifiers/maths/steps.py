@@ -55,8 +55,9 @@ def _same_atoms(gold: Expr, answer: Expr, same: Same) -> bool:
         if not _is_step(tree):
             return mapped(tree, lettered)
         for atom, letter in known:
-            pairs = zip(atom.args, tree.args, strict=True) if len(atom.args) == len(tree.args) else ()
-            if atom.name == tree.name and pairs and all(one == two or same(one, two) is True for one, two in pairs):
+            if (atom.name, len(atom.args)) != (tree.name, len(tree.args)):
+                continue
+            if all(same(one, two) is True for one, two in zip(atom.args, tree.args, strict=True)):
                 return letter
         known.append((tree, symbol(f"#{len(known)}")))
         return known[-1][1]
@@ -73,9 +74,11 @@ def _same_pieces(gold: Expr, answer: Expr, *, counted: bool) -> bool:
     counted = counted or any(tree.holds("fn", step) for tree in (gold, answer) for step in _DIVISORS)
     try:
         degree = max(_degree(tree, name, counted) for tree in (gold, answer))
+        if degree > _MOST_DEGREE:
+            return False
         atoms = [atom for tree in (gold, answer) for atom in _atoms(tree)]
-        points = list(_whole(atoms, name, degree) if counted else _real(atoms, name, degree))
-        return degree <= _MOST_DEGREE and all(_at(gold, name, at) == _at(answer, name, at) for at in points)
+        points = _whole(atoms, name, degree) if counted else _real(atoms, name, degree)
+        return all(_at(gold, name, at) == _at(answer, name, at) for at in points)
     except _NoProofError:
         return False
 
@@ -133,16 +136,10 @@ def _degree(tree: Expr, name: str, counted: bool) -> int:
 
 
 def _line(tree: Expr, name: str) -> Line:
-    if _degree(tree, name, False) > 1 or any(map(_is_step, _parts(tree))):
+    if _degree(tree, name, False) > 1 or has_steps(tree):
         raise _NoProofError
     start, after = (_fraction(_at(tree, name, Fraction(place))) for place in (0, 1))
     return after - start, start
-
-
-def _parts(tree: Expr) -> Iterator[Expr]:
-    yield tree
-    for part in tree.args:
-        yield from _parts(part)
 
 
 def _fraction(value: fmpq) -> Fraction:
