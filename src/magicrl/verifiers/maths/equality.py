@@ -7,8 +7,9 @@ that depend on both formulas; and functions that are equal at enough points of e
 
 The points lie on every side of what breaks a formula: the absolute value, the floor, the larger of two, a root, a
 logarithm, a condition all change where some other formula passes zero (`_switches`). These places are looked for in
-every letter, exactly where that formula is a polynomial, else by its changes of sign from 10^-6 to 10^12, or to 10^29; there are
-points at them, between them and beyond the outermost, so that no branch and no narrow domain is left out.
+every letter, exactly where that formula is a polynomial, else by its changes of sign from 10^-6 to 10^12, or to 10^29
+in a formula with large numbers; there are points at them, between them and beyond the outermost, so that no branch and
+no narrow domain is left out.
 """
 
 from __future__ import annotations
