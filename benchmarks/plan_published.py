@@ -1,7 +1,7 @@
 """Fit the planner's four unknowns on five published figures and predict the others: python benchmarks/plan_published.py
 
 Writes ``docs/figures/plan-published.json``; with ``--write`` also the table ``[published]`` of
-``src/magicrl/planning/calibration.toml``. Half a minute of one core.
+``src/magicrl/planning/calibration.toml``. Seconds of one core.
 """
 
 from __future__ import annotations
@@ -33,16 +33,7 @@ from published import (
 from scipy.optimize import brentq
 
 from magicrl.planning.costs import Efficiency
-from magicrl.planning.simulator import simulate_async
-from magicrl.planning.workload import (
-    KEPT,
-    MEAN_AT_32K,
-    SHARED,
-    SIGMA,
-    lengths_of_mean,
-    replica_setup,
-    step_parts,
-)
+from magicrl.planning.workload import KEPT, MEAN_AT_32K, SHARED, SIGMA, lengths_of_mean, step_time
 
 CALIBRATION = ROOT / "src" / "magicrl" / "planning" / "calibration.toml"
 
@@ -80,8 +71,8 @@ def table_seven(efficiency: Efficiency) -> dict[str, Any]:
     for gpus in (64, 128, 256):
         r = resolve(thirty_two(gpus))
         time = r.time(efficiency)
-        shares = {part: round(part_seconds(time, part) / time.seconds, 3) for part in published}
-        found[f"{gpus} GPUs"] = {**shares, "step_seconds": rounded(time.seconds)}
+        shares = {part: round(part_seconds(time, part) / time.seconds(0), 3) for part in published}
+        found[f"{gpus} GPUs"] = {**shares, "step_seconds": rounded(time.seconds(0))}
     return found
 
 
@@ -93,17 +84,10 @@ def areal(efficiency: Efficiency) -> list[dict[str, Any]]:
         model = f"DeepSeek-R1-Distill-Qwen-{size}"
         r = resolve(Setting(gpus=gpus, model=model, limit=27648, rollout_batch=512), kept=1.0)
         split = replace(r.layout, rollout_gpus=gpus * 3 // 4, learner_gpus=gpus // 4, colocated=False)
-        stream = simulate_async(
-            [r.work.drawn(seed) for seed in range(10)],
-            r.work.prompt,
-            replica_setup(r.system(bare), split),
-            split.replicas,
-            step_parts(r.system(bare), r.work, split),
-            staleness=4,
-        )
+        stale = step_time(r.system(bare), r.work, split).seconds(4)
         for mode, value, published in (
-            ("synchronous", r.time(bare).seconds, hours),
-            ("asynchronous", stream.seconds_per_step(4), async_hours),
+            ("synchronous", r.time(bare).seconds(0), hours),
+            ("asynchronous", stale, async_hours),
         ):
             found.append(
                 {
@@ -142,7 +126,7 @@ def verl(efficiency: Efficiency) -> list[dict[str, Any]]:
 
     def gap(mean: float) -> float:
         r = implied(128, mean)
-        return step_parts(r.system(bare), r.work, r.layout).learn - VERL_UPDATE
+        return r.time(bare).learn - VERL_UPDATE
 
     mean = float(brentq(gap, 300.0, 12000.0, rtol=1e-4))
     found: list[dict[str, Any]] = []
@@ -157,10 +141,10 @@ def verl(efficiency: Efficiency) -> list[dict[str, Any]]:
             time = r.time(bare)
             line[name] = {
                 "mean_length": rounded(r.work.lengths.mean),
-                "step": rounded(time.seconds),
-                "error": error(time.seconds, step),
+                "step": rounded(time.seconds(0)),
+                "error": error(time.seconds(0), step),
                 "generation": rounded(time.rollout),
-                "logprobs": rounded(time.parts.logprobs),
+                "logprobs": rounded(time.logprobs),
                 "update": rounded(time.learn),
             }
         if gpus == 128:
@@ -180,8 +164,13 @@ def write_tables(tables: Mapping[str, tuple[Efficiency, dict[str, Any]]]) -> Non
     whole = tomllib.loads(CALIBRATION.read_text())
     for name, (efficiency, told) in tables.items():
         whole[name] = whole.get(name, {}) | told | {key: rounded(value) for key, value in asdict(efficiency).items()}
-    head = "# Written by benchmarks/plan_published.py --write and benchmarks/plan_cpu.py --write.\n"
-    CALIBRATION.write_text(head + tomli_w.dumps(whole))
+    write_calibration(whole)
+
+
+def write_calibration(tables: Mapping[str, Any]) -> None:
+    """Replace the calibration that magicrl ships."""
+    head = "# Written by benchmarks/plan_published.py, plan_held_out.py and plan_cpu.py, each with --write.\n"
+    CALIBRATION.write_text(head + tomli_w.dumps(tables))
 
 
 def main() -> None:
@@ -189,32 +178,25 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     began = time.process_time()
-    fitted = fit(rows(), 1.0)
-    uncertainty = unfitted_error(fitted.efficiency)
-    fitted = replace(fitted, covariance=fitted.covariance * uncertainty**2)
+    fitted = fit(rows())
+    uncertainty = unfitted_error(fitted)
     if options.write:
         told = {
             "hardware": "gpu",
             "hidden": 3584,
-            "unknowns": list(UNKNOWNS),
-            "covariance": [[rounded(float(x)) for x in row] for row in fitted.covariance],
             "source": f"Tables 8 and 9 of the report, five figures; {uncertainty:.0%} error of the others",
         }
-        write_tables({"published": (fitted.efficiency, told)})
-    deviations = fitted.covariance.diagonal() ** 0.5
+        write_tables({"published": (fitted, told)})
     result = {
         "run": document({"hardware": "pure computation, one CPU core"}),
-        "unknowns": {
-            name: {"value": rounded(getattr(fitted.efficiency, name)), "relative_deviation": rounded(float(deviation))}
-            for name, deviation in zip(UNKNOWNS, deviations, strict=True)
-        },
-        "fixed": {key: getattr(fitted.efficiency, key) for key in ("weights", "matmul", "network")},
+        "unknowns": {name: rounded(getattr(fitted, name)) for name in UNKNOWNS},
+        "fixed": {key: getattr(fitted, key) for key in ("weights", "matmul", "network")},
         "assumed": {"mean_at_32k": MEAN_AT_32K, "sigma": SIGMA, "shared": SHARED, "prompt": PROMPT, "kept": KEPT},
         "rms_error_of_unfitted_parts": rounded(uncertainty),
-        "rows": row_by_row(fitted.efficiency),
-        "table_7": table_seven(fitted.efficiency),
-        "areal": areal(fitted.efficiency),
-        "verl": verl(fitted.efficiency),
+        "rows": row_by_row(fitted),
+        "table_7": table_seven(fitted),
+        "areal": areal(fitted),
+        "verl": verl(fitted),
         "cpu_seconds": rounded(time.process_time() - began),
     }
     write_figure(options.output, result)

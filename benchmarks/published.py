@@ -4,8 +4,8 @@ The setting of the report's section 4 (Tables 8 and 9): R1-Distill-Qwen-7B, 64 p
 From the released scripts: tensor parallel 1, 0.8 of the memory for the engine while the learner's state is in the
 host's memory, the log-prob pass always made, layers recomputed, prompts kept together on a replica.
 
-Assumed, since not published: the length distribution's spread and how much of it a group shares, mean prompt, and the
-share of groups that survives rejection. Its mean is published: 12.5K tokens at T = 32K when trained from scratch.
+Assumed, since not published: the length distribution's spread, the correlation of lengths in a group, mean prompt, and
+the share of groups that survives rejection. Its mean is published: 12.5K tokens at T = 32K when trained from scratch.
 
 Finding the four unknowns from published step times, and how far they carry.
 
@@ -101,8 +101,8 @@ class Resolved:
     def system(self, efficiency: Efficiency) -> System:
         return System(self.shape, self.hardware, efficiency)
 
-    def time(self, efficiency: Efficiency, draws: int = 4) -> StepTime:
-        return step_time(self.system(efficiency), self.work, self.layout, draws)
+    def time(self, efficiency: Efficiency) -> StepTime:
+        return step_time(self.system(efficiency), self.work, self.layout)
 
 
 def resolve(setting: Setting, lengths: Lengths | None = None, kept: float = KEPT) -> Resolved:
@@ -135,43 +135,24 @@ UNKNOWNS = ("kv", "step_overhead", "learner", "other")
 START = Efficiency(kv=0.3, step_overhead=0.004, learner=0.3, other=0.05)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fitted:
-    """Values of the unknowns and how sure they are."""
-
-    efficiency: Efficiency  # the values
-    covariance: NDArray[np.float64]  # ``[4, 4]`` of their logarithms, in the order of ``UNKNOWNS``
-    residuals: dict[str, float]  # log(predicted / published) of the fitted rows
-
-
 def with_unknowns(logarithms: NDArray[np.float64], base: Efficiency = START) -> Efficiency:
     """The efficiency whose unknowns have these logarithms."""
     values = {name: exp(float(value)) for name, value in zip(UNKNOWNS, logarithms, strict=True)}
     return replace(base, **values)
 
 
-def unknowns_of(efficiency: Efficiency) -> NDArray[np.float64]:
-    """Logarithms of the unknowns."""
-    return np.array([log(getattr(efficiency, name)) for name in UNKNOWNS])
-
-
 def part_seconds(time: StepTime, part: str) -> float:
     """One part of a step as the report's tables count."""
-    return {"rollout": time.rollout, "learn": time.learn, "other": time.other, "step": time.seconds}[part]
+    return {"rollout": time.rollout, "learn": time.learn, "other": time.other, "step": time.seconds(0)}[part]
 
 
-def predict(row: Row, efficiency: Efficiency, resolved: Resolved | None = None, draws: int = 6) -> float:
+def predict(row: Row, efficiency: Efficiency) -> float:
     """Seconds that the model gives for a published figure."""
-    return part_seconds((resolved or resolve(row.setting)).time(efficiency, draws), row.part)
+    return part_seconds(resolve(row.setting).time(efficiency), row.part)
 
 
-def fit(rows: Sequence[Row], uncertainty: float, draws: int = 6) -> Fitted:
-    """Least squares on the rows marked ``fitted``.
-
-    Args:
-        rows: published figures; the others are ignored.
-        uncertainty: relative standard deviation of a published figure about the model, for the covariance.
-        draws: of lengths, the same for all values.
+def fit(rows: Sequence[Row]) -> Efficiency:
+    """Least squares on the rows marked ``fitted``; the others are ignored.
 
     Raises:
         ValueError: fewer rows than unknowns.
@@ -179,23 +160,15 @@ def fit(rows: Sequence[Row], uncertainty: float, draws: int = 6) -> Fitted:
     used = [row for row in rows if row.fitted]
     if len(used) < len(UNKNOWNS):
         raise ValueError(f"{len(UNKNOWNS)} unknowns need as many rows to be fitted on, got {len(used)}")
-    resolved = [resolve(row.setting) for row in used]
 
     def residuals(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
         efficiency = with_unknowns(logarithms)
-        found = (predict(row, efficiency, r, draws) for row, r in zip(used, resolved, strict=True))
-        return np.array([log(value / row.seconds) for value, row in zip(found, used, strict=True)])
+        return np.array([log(predict(row, efficiency) / row.seconds) for row in used])
 
-    start = unknowns_of(START)
     low, high = np.log([0.02, 1e-5, 0.02, 1e-4]), np.log([1.0, 0.1, 1.0, 1.0])
-    solved = least_squares(residuals, start, bounds=(low, high), diff_step=1e-3, xtol=1e-6)
-    jacobian = np.asarray(solved.jac, dtype=np.float64)
-    return Fitted(
-        efficiency=with_unknowns(solved.x),
-        # an unknown at its bound has no slope: the pseudo-inverse gives it no variance
-        covariance=np.asarray(np.linalg.pinv(jacobian.T @ jacobian), dtype=np.float64) * uncertainty**2,
-        residuals={row.name: float(value) for row, value in zip(used, solved.fun, strict=True)},
-    )
+    start = np.array([log(getattr(START, name)) for name in UNKNOWNS])
+    solved = least_squares(residuals, start, bounds=(low, high), diff_step=1e-3, xtol=1e-9, ftol=1e-12)
+    return with_unknowns(solved.x)
 
 
 def curve(points: Sequence[tuple[int, float]]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Arms at equal cost: sampled tokens, SGD steps, wall clock, and simulated hours on the report's GPUs.
+"""Arms at equal cost: sampled tokens, SGD steps, wall clock, and planned hours on the report's GPUs.
 
 At equal steps the arms of some ablations cost different amounts. Here they are read off where each has spent as much
 as the arm that spent least in all, and by what each needed to reach an accuracy.
@@ -108,47 +108,47 @@ def _reached(rows: Mapping[tuple[int, int], Result], cost: str, curve: str, boun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Simulated:
+class Planned:
     """An arm's counterpart at the report's scale."""
 
     name: str  # of that arm
     gpus: int  # that it is given
-    seconds: float  # a step of its last stage, by ``magicrl plan``'s simulator
+    seconds: float  # per step of its last stage, as ``magicrl plan`` says
     hours: float  # of all its steps
 
 
-def simulate(ablation: Ablation, gpus: Sequence[int]) -> list[Simulated]:
+def planned_arms(ablation: Ablation, gpus: Sequence[int]) -> list[Planned]:
     """Step times of the ablation's arms at scale ``paper``, each on its number of GPUs."""
-    found: list[Simulated] = []
+    found: list[Planned] = []
     for run, number in zip(plan_runs([ablation], "paper", [0]), gpus, strict=True):
         assert run.config.start.model is not None, "the report's arms start from a published model"
         plan = make_plan(run.config, load_shape(run.config.start.model), load_hardware(GPU), Options(gpus=number))
         name = next(arm for owner, arm in run.arms if owner == ablation.id)
-        found.append(Simulated(name=name, gpus=number, seconds=plan.stages[-1].seconds, hours=plan.hours))
+        found.append(Planned(name=name, gpus=number, seconds=plan.stages[-1].seconds, hours=plan.hours))
     return found
 
 
-def equal_time_table(runs: Runs, simulated: Sequence[Simulated], arm_of: Callable[[int], str]) -> str:
+def equal_time_table(runs: Runs, planned: Sequence[Planned], arm_of: Callable[[int], str]) -> str:
     """Our arms beside the report's: accuracy where each would have run equally long on GPUs that grow with it.
 
     Args:
         runs: of the tiny arms.
-        simulated: the report's arms, in the order of ours.
+        planned: the report's arms, in the order of ours.
         arm_of: our arm's name by place.
     """
-    arms = [arm_of(place) for place in range(len(simulated))]
+    arms = [arm_of(place) for place in range(len(planned))]
     least = min(
         len(row["curves"]["accuracy"]) * one.seconds
-        for arm, one in zip(arms, simulated, strict=True)
+        for arm, one in zip(arms, planned, strict=True)
         for row in runs.get(arm, {}).values()
     )
     rows: list[list[object]] = []
-    for arm, one in zip(arms, simulated, strict=True):
+    for arm, one in zip(arms, planned, strict=True):
         step = max(1, int(least / one.seconds))
         at = mean_text(_measured(runs.get(arm, {}), f"accuracy@{step}"))
         end = mean_text(_measured(runs.get(arm, {}), "test@1.0"))
         rows.append([arm, one.name, one.gpus, f"{one.seconds:.0f}", step, at, end])
-    head = ("arm here", "the report's", "GPUs", "simulated s a step", "steps in the same time", "accuracy there")
+    head = ("arm here", "the report's", "GPUs", "planned s per step", "steps in the same time", "accuracy there")
     return markdown_table([*head, "accuracy at the last step"], rows)
 
 
@@ -159,7 +159,7 @@ def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
         "# At equal cost\n",
         "Means over runs, the range in brackets. Accuracy is that of five training steps at temperature 1, on "
         "problems that were not seen before (an epoch is longer than a run). Seconds are wall clock on a shared "
-        f"machine. Simulated seconds are those of `magicrl plan` on {GPU} for the report's arms, lengths assumed as it "
+        f"machine. Planned seconds are those of `magicrl plan` on {GPU} for the report's arms, lengths assumed as it "
         "assumes them.\n",
     ]
     for number, title in (("6", "On-policy against off-policy"), ("7", "Small batches on-policy")):
@@ -175,7 +175,7 @@ def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
         arms = list(found.get(number, {}))
         if number in known and len(arms) == 3 and "paper" in known[number].scales:
             order = [arm.name for arm in known[number].scales["tiny"].arms]
-            table = equal_time_table(found[number], simulate(known[number], (64, 32, 16)), lambda i, o=order: o[i])
+            table = equal_time_table(found[number], planned_arms(known[number], (64, 32, 16)), lambda i, o=order: o[i])
             parts.append(f"## {title}: GPUs that grow with it\n\n{table}\n")
             parts.append(f"At equal tokens, the GPUs the same:\n\n{equal_cost_table(found[number], 'accuracy', 0.8)}\n")
     return "\n".join(parts)
@@ -183,9 +183,9 @@ def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
 
 def _stage_hours(ablation: Ablation) -> str:
     number = len(ablation.scales["paper"].arms)
-    rows = [(s.name, f"{s.seconds:.0f}", f"{s.hours:.1f}") for s in simulate(ablation, [64] * number)]
-    table = markdown_table(("the report's arm", "simulated s a step of its last stage", "hours"), rows)
-    return f"The report's own arms on 64 GPUs, simulated:\n\n{table}\n"
+    rows = [(s.name, f"{s.seconds:.0f}", f"{s.hours:.1f}") for s in planned_arms(ablation, [64] * number)]
+    table = markdown_table(("the report's arm", "planned s per step of its last stage", "hours"), rows)
+    return f"The report's own arms on 64 GPUs, planned:\n\n{table}\n"
 
 
 LIMITS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)  # response limits of Fig. 8, tokens.

@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 
-import numpy as np
 import pytest
 from plan_held_out import factor_of, page_table
 from published import UNKNOWNS, curve, fit, predict, rows
@@ -19,13 +18,12 @@ FIGURES = json.loads((Path(__file__).resolve().parents[2] / "docs/figures/plan-p
 
 def test_planted_unknowns_come_back() -> None:
     truth = Efficiency(kv=0.25, step_overhead=0.007, learner=0.4, other=0.02)
-    planted = [replace(row, seconds=predict(row, truth, draws=1)) for row in rows() if row.fitted]
-    found = fit(planted, 0.05, draws=1)
+    planted = [replace(row, seconds=predict(row, truth)) for row in rows() if row.fitted]
+    found = fit(planted)
     for name in UNKNOWNS:
-        assert getattr(found.efficiency, name) == pytest.approx(getattr(truth, name), rel=0.02)
-    assert max(abs(x) for x in found.residuals.values()) < 1e-3
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.02)
     with pytest.raises(ValueError, match="4 unknowns need as many rows"):
-        fit(planted[:3], 0.05)
+        fit(planted[:3])
 
 
 def test_shipped_calibration_gives_the_committed_figures() -> None:
@@ -37,15 +35,6 @@ def test_shipped_calibration_gives_the_committed_figures() -> None:
     # what the documentation claims of the rows that nothing was fitted on
     middle = [line for line in FIGURES["rows"] if line["row"] in ("T9 64 GPUs", "T9 128 GPUs")]
     assert all(abs(line["error"]) < 0.03 and not line["fitted"] for line in middle)
-
-
-def test_uncertainty_is_drawn_as_stored() -> None:
-    calibration = load_calibration("H800-80G", 3584)
-    drawn = np.log([[getattr(e, name) for name in ("learner", "other")] for e in calibration.drawn(4000)])
-    centre = [log(calibration.efficiency.learner), log(calibration.efficiency.other)]
-    assert drawn.mean(axis=0) == pytest.approx(centre, abs=0.01)
-    assert drawn.std(axis=0) ** 2 == pytest.approx(np.diag(calibration.covariance)[2:], rel=0.1)
-    assert all(e.kv <= 1 and e.learner <= 1 for e in calibration.drawn(100))
 
 
 def test_plain_curve_goes_through_both_points() -> None:
@@ -62,7 +51,7 @@ def test_the_page_quotes_the_committed_figures() -> None:
         line = lines[f"T9 {gpus} GPUs"]
         assert (
             f"| {line['published_seconds']:.0f} | {line['predicted_seconds']:.0f} | {100 * line['error']:+.1f} %"
-            in (page.replace("| 0.0 %", "| -0.0 %"))
+            in page
         )
     for name in ("quickstart", "smollm2"):
         step = json.loads((root / "docs/figures/plan-cpu.json").read_text())[name]["later_stages_predicted"]["step"]
@@ -85,7 +74,8 @@ def test_nine_of_ten_lie_within_the_factor() -> None:
 def test_the_shipped_factor_is_that_of_the_held_out_steps() -> None:
     told = json.loads((Path(__file__).resolve().parents[2] / "docs/figures/plan-held-out.json").read_text())
     shipped = load_calibration("H100-80G", 3584)
-    assert (shipped.factor, shipped.factor_steps) == (told["factor"], told["steps"])
+    assert shipped.factor == told["factor"]
+    assert shipped.factor_from.startswith(f"{told['steps']} published steps")
     steps = [row for row in told["rows"] if row.get("setting", {}).get("part") == "step"]
     logs = [log(row["planned_seconds"] / row["published_seconds"]) for row in steps]
     assert factor_of(logs) == pytest.approx(told["factor"], rel=1e-3)

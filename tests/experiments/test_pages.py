@@ -19,7 +19,7 @@ from studies.pages import (
     equal_time_table,
     figures_page,
     limited,
-    simulate,
+    planned_arms,
     spearman,
     write_pages,
 )
@@ -146,12 +146,12 @@ def test_equal_cost_reads_arms_off_where_they_have_spent_as_much() -> None:
 
 def test_equal_time_gives_the_faster_arm_more_steps() -> None:
     ablation = next(a for a in shipped_ablations() if a.id == "11")
-    simulated = simulate(ablation, (64, 32, 16))
-    assert [one.name for one in simulated] == ["64", "32", "16"]
+    planned = planned_arms(ablation, (64, 32, 16))
+    assert [one.name for one in planned] == ["64", "32", "16"]
     runs = {arm: {(0, 0): row(0.8)} for arm in ("big", "mid", "small")}
-    table = equal_time_table(runs, simulated, lambda place: list(runs)[place])
+    table = equal_time_table(runs, planned, lambda place: list(runs)[place])
     steps = [int(line.split(" | ")[4]) for line in table.splitlines()[2:]]
-    slowest = max(range(3), key=lambda i: simulated[i].seconds)
+    slowest = max(range(3), key=lambda i: planned[i].seconds)
     assert steps[slowest] == min(steps)
     assert max(steps) <= STEPS
 
@@ -190,7 +190,7 @@ def test_every_shipped_ablation_has_a_page_at_every_scale(tmp_path: Path) -> Non
     index = write_pages(shipped, "tiny", read_results(tmp_path / "results.jsonl"), tmp_path / "pages")
     pages = {path.stem for path in index.parent.glob("*.md")}
     assert pages == {"index", "settings", "questions", "costs", "figures", *(a.id for a in shipped)}
-    assert "simulated s a step" in (index.parent / "costs.md").read_text()
+    assert "planned s per step" in (index.parent / "costs.md").read_text()
     assert "{" not in (index.parent / "questions.md").read_text(), "every number is filled in"
     small = write_pages(shipped, "quick", {}, tmp_path / "quick")
     assert {path.stem for path in small.parent.glob("[0-9]*.md")} == {a.id for a in shipped if "quick" in a.scales}

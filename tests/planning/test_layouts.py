@@ -23,12 +23,11 @@ from magicrl.planning.layouts import (
     accelerators,
     candidates,
     check_stated,
-    fits,
-    learner_settings,
+    fitting_layouts,
+    lean_settings,
     place,
     placed_as,
     refusal,
-    sides,
 )
 from magicrl.planning.memory import learner_memory
 from magicrl.planning.planner import Options, demand, make_plan
@@ -67,7 +66,7 @@ def test_the_cache_is_no_larger_than_the_recipe_allows() -> None:
 
 
 def test_a_refusal_says_what_is_missing() -> None:
-    assert not fits(FORTY_K, 1)
+    assert not fitting_layouts(FORTY_K, 1)
     text = refusal(FORTY_K, 1, ["--gpus 16"])
     assert "does not fit on 1 x H800-80G" in text
     assert "everything computed again" in text
@@ -89,18 +88,24 @@ def test_a_threshold_of_recomputation_takes_the_fuller_of_both_kinds() -> None:
     )
 
 
-def test_the_search_tries_every_setting_that_fits() -> None:
-    needed = replace(THIRTY_TWO, checkpointing=False, longest=20480)
-    (whole, *_) = sides(needed, 32)
-    tried = [(way, sp) for way, sp in learner_settings(needed, whole)]
-    assert {(way.checkpointing, way.checkpoint_above is not None) for way, _ in tried} == {
-        (False, False), (False, True), (True, False)
-    }  # fmt: skip
-    assert {way.offload_optimizer for way, _ in tried} == {False, True}
-    assert {way.shard_ranks for way, _ in tried} == {8, 32}
-    assert {sp for _, sp in tried} == {1, 2, 4, 8}
-    assert {way.micro_batch_tokens for way, _ in tried} >= {16384, 20480, 40960}
-    assert all(learner_memory(way.shape, way, H800.runtime).total <= H800.budget for way, _ in tried)
+def test_settings_that_take_less_memory_come_one_after_the_other() -> None:
+    """32B at 32K: as the recipe has it on 64 GPUs, layers recomputed on 16, state in the host's memory on 8 at 40K."""
+    needed = replace(THIRTY_TWO, checkpointing=False, micro_batch_tokens=65536)
+    ways = list(lean_settings(needed, 8))
+    assert [(way.checkpointing, way.micro_batch_tokens, way.offload_optimizer) for way in ways] == [
+        (False, 65536, False), (True, 65536, False), (True, 34816, False), (True, 34816, True)
+    ]  # fmt: skip
+    totals = [learner_memory(way.shape, replace(way, gpus=8, sequence_parallel=8), 0.0).total for way in ways]
+    assert totals == sorted(totals, reverse=True)
+    assert len(list(lean_settings(needed, 1))) == 3, "one accelerator has no rank whose state could be elsewhere"
+    chosen = {
+        (longest, gpus): {
+            (one.layout.checkpointing, one.layout.offload)
+            for one in fitting_layouts(replace(THIRTY_TWO, longest=longest, checkpointing=False), gpus)
+        }
+        for longest, gpus in ((8192, 64), (34816, 16), (40960, 8))
+    }
+    assert list(chosen.values()) == [{(False, False)}, {(True, False)}, {(True, True)}]
 
 
 def test_layouts_use_every_accelerator_and_divide_the_heads() -> None:

@@ -19,26 +19,23 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import TrainConfig
 from magicrl.planning.costs import System, load_calibration
 from magicrl.planning.hardware import load_hardware
-from magicrl.planning.layouts import candidates, place
+from magicrl.planning.layouts import fitting_layouts, place
 from magicrl.planning.planner import (
     DoesNotFit,
     Options,
     Plan,
     demand,
     make_plan,
-    over_batches,
     over_gpus,
     stage_lengths,
-    timing,
     workload,
 )
 from magicrl.planning.shapes import load_shape
-from magicrl.planning.workload import Lengths, Workload, read_measured, step_parts
+from magicrl.planning.workload import Lengths, Workload, read_measured, step_time, timing
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = ROOT / "studies/bases/paper-7b.toml"
 RECIPES = ROOT / "src" / "magicrl" / "recipes"
-AT_32K = ["stages.0.max_tokens=32768"]
 CONFIG = load_train_recipe(PAPER)
 SEVEN, H800 = load_shape("DeepSeek-R1-Distill-Qwen-7B"), load_hardware("H800-80G")
 
@@ -63,12 +60,13 @@ def test_a_plan_adds_up() -> None:
     (stage,) = plan.stages
     parts = stage.parts
     assert stage.seconds == pytest.approx(parts.rollout + parts.learn + parts.other)
-    assert stage.low <= stage.seconds <= stage.high
     assert plan.hours == pytest.approx(stage.seconds * 1000 / 3600)
     assert plan.placed.fits
     changes = {change: (seconds or 0.0) / stage.seconds for change, seconds in plan.what_if.items()}
     assert 0.5 < changes["64 accelerators"] < 1  # the longest response does not get shorter
-    assert 1 < changes["D_R 128"] < 2  # the tail is waited for once
+    assert changes["staleness 1"] < 1
+    # the longest response is waited for once, and long groups are spread more evenly than long responses of a group
+    assert 1 < changes["D_R 128"] < changes["group size 32"] < 2
 
 
 def test_the_recipe_decides_the_workload() -> None:
@@ -114,9 +112,9 @@ def test_rejected_groups_take_no_part_in_the_update() -> None:
     layout = place(demand(CONFIG, SEVEN, H800, Options(gpus=8)), 8, 8, 1, 1, colocated=True).layout
     work = work_of(CONFIG, Options(gpus=8))
     system = System(SEVEN, H800, load_calibration(H800.name, SEVEN.hidden).efficiency)
-    all_kept, half_kept = (step_parts(system, replace(work, kept=kept), layout) for kept in (1.0, 0.5))
+    all_kept, half_kept = (step_time(system, replace(work, kept=kept), layout) for kept in (1.0, 0.5))
     assert half_kept.learn == pytest.approx(all_kept.learn / 2, rel=0.2)
-    assert (half_kept.logprobs, half_kept.other) == (all_kept.logprobs, all_kept.other)
+    assert (half_kept.rollout, half_kept.other) == (all_kept.rollout, all_kept.other)
 
 
 def test_overlap_pays_and_the_schedules_are_ordered() -> None:
@@ -175,39 +173,18 @@ def test_a_runs_own_lengths_and_survivors_replace_the_assumptions(tmp_path: Path
 def test_a_known_time_outside_the_gpus_replaces_the_fitted_one() -> None:
     fitted = make_plan(CONFIG, SEVEN, H800, Options(gpus=32))
     known = make_plan(CONFIG, SEVEN, H800, Options(gpus=32, other=0.0))
-    assert "other" not in known.calibration.unknowns
-    assert known.calibration.covariance.shape == (3, 3)
-    assert all(e.other == 0 for e in known.calibration.drawn(3))
     gone = fitted.stages[0].seconds - known.stages[0].seconds
     assert gone == pytest.approx(1024 * fitted.calibration.efficiency.other)
 
 
-def test_the_best_asynchronous_layout_is_the_best_of_all_when_played() -> None:
-    config = load_train_recipe(PAPER, ["stages.0.rollout_batch=16"])
+def test_the_layout_is_the_fastest_that_fits() -> None:
     options = Options(gpus=16, staleness=3)
-    plan = make_plan(config, SEVEN, H800, options)
-    work = work_of(config, options)
-    played = [
-        timing(System(SEVEN, H800, plan.calibration.efficiency), work, placed.layout, 3, draws=1)[1]
-        for placed in candidates(demand(config, SEVEN, H800, options), 16)
-        if placed.fits
-    ]
-    assert plan.stages[0].seconds <= 1.05 * min(played)
+    plan, work = make_plan(CONFIG, SEVEN, H800, options), work_of(CONFIG, options)
+    system = System(SEVEN, H800, plan.calibration.efficiency)
+    fitting = fitting_layouts(demand(CONFIG, SEVEN, H800, options), 16)
+    assert plan.stages[0].seconds == min(timing(system, work, placed.layout, 3)[1] for placed in fitting)
+    assert {placed.layout.colocated for placed in fitting} == {True, False}
     assert not plan.placed.layout.colocated
-
-
-@pytest.mark.parametrize("staleness", [0, 4])
-def test_the_search_finds_recomputation_and_copies_of_the_model(staleness: int) -> None:
-    """32B at 32K on 64 H200: as the recipe stands, with recomputation set by hand, and searched."""
-    model, h200, cases = load_shape("DeepSeek-R1-Distill-Qwen-32B"), load_hardware("H200"), ("false", "true")
-    long = [load_train_recipe(PAPER, [*AT_32K, f"model.gradient_checkpointing={one}"]) for one in cases]
-    stated = Options(gpus=64, staleness=staleness, as_stated=True)
-    bare, by_hand = (make_plan(c, model, h200, stated, what_if=False).stages[0].seconds for c in long)
-    found = make_plan(long[0], model, h200, replace(stated, as_stated=False), what_if=False)
-    assert found.stages[0].seconds < by_hand < 0.8 * bare
-    layout = found.placed.layout
-    assert layout.checkpointing or layout.checkpoint_above is not None  # of all samples, or of the longest
-    assert layout.shards < layout.learner_gpus
 
 
 @pytest.mark.parametrize(
@@ -272,7 +249,6 @@ def test_table_nines_curve_falls_ever_less(made: Plan) -> None:
     gains = [1 - after / before for before, after in itertools.pairwise(seconds)]
     assert all(0 < gain < 0.5 for gain in gains), "never slower, and never twice as fast"
     assert gains[-1] < gains[0]
-    assert all(s.low <= s.seconds <= s.high for s in points.values() if s is not None)
 
 
 def test_what_does_not_fit_is_told_and_one_machine_has_one_point(made: Plan) -> None:
@@ -280,16 +256,6 @@ def test_what_does_not_fit_is_told_and_one_machine_has_one_point(made: Plan) -> 
     quick = load_train_recipe(ROOT / "src/magicrl/recipes/smollm2.toml")
     alone = make_plan(quick, load_shape("SmolLM2-135M"), load_hardware("cpu-2core"), Options(gpus=1))
     assert over_gpus(quick, alone) == {1: max(alone.stages, key=lambda stage: stage.hours)}
-
-
-def test_larger_batches_take_longer_and_pay_for_the_tail_once(made: Plan) -> None:
-    points = over_batches(CONFIG, made)
-    assert set(points) == {(32, 16), (64, 16), (128, 16), (256, 16), (64, 8), (64, 32), (64, 64)}
-    for line in ([(32, 16), (64, 16), (128, 16), (256, 16)], [(64, 8), (64, 16), (64, 32), (64, 64)]):
-        seconds = [points[key] or 0.0 for key in line]
-        each = [whole / (batch * size) for whole, (batch, size) in zip(seconds, line, strict=True)]
-        assert seconds == sorted(seconds)
-        assert each[0] == max(each), "the tail is waited for once, whatever the batch"
 
 
 @settings(deadline=None, max_examples=40)

@@ -44,7 +44,7 @@ def test_it_fits_is_readable_and_keeps_to_itself(browser: Browser, page_file: Pa
     fits_and_keeps_to_itself(browser, page_file, width)
 
 
-def test_the_arrow_keys_read_the_curve_and_its_export_holds_the_interval(browser: Browser, page_file: Path) -> None:
+def test_the_arrow_keys_read_the_curve_and_its_export_holds_the_range(browser: Browser, page_file: Path) -> None:
     page = Watched(browser, page_file).page
     page.locator('svg[data-chart="step_over_gpus"]').focus()
     for key in ("Home", "ArrowRight"):
@@ -52,7 +52,7 @@ def test_the_arrow_keys_read_the_curve_and_its_export_holds_the_interval(browser
     assert page.locator("#tip").inner_text().startswith("accelerators 4\n")
     with saved(page, "step_over_gpus.csv").open() as file:
         rows = list(csv.DictReader(file))
-    step = "step, with its 80 % interval"
+    step = "step, with its range"
     assert [row["accelerators"] for row in rows] == ["2", "4", "8", "16", "32", "64"]
     assert all(float(row[f"{step}, low"]) <= float(row[step]) <= float(row[f"{step}, high"]) for row in rows)
 

@@ -41,14 +41,14 @@ def test_the_page_says_what_the_json_says(planned: tuple[dict[str, Any], str]) -
     assert "does not fit on 1 x H800-80G" in page, "a refused alternative stands with its reason"
     assert "What would make it fit" in page
     titles = [block.title for block in plan_blocks(facts)]
-    assert titles == ["Plan", "Instead", "Memory", "Time of a step", "More accelerators", "D_R and group size"]
+    assert titles == ["Plan", "Instead", "Memory", "Time of a step", "What changes would do", "More accelerators"]
     for name in (
         "memory_learner",
         "memory_engine",
         "step_over_gpus",
         "doubling",
         "hours_over_cost",
-        "step_over_batches",
+        "step_by_change",
     ):
         assert f'data-chart="{name}"' in page
 
@@ -74,6 +74,7 @@ def test_the_plain_curve_goes_through_both_ends_of_the_sweep(planned: tuple[dict
 def test_bars_of_a_plan_by_hand() -> None:
     """Steps of 36 and 18 s on 2 and 8 accelerators: 1000 of them take 10 and 5 hours, of each accelerator."""
     stage = {"rollout_seconds": 20.0, "learn_seconds": 10.0, "other_seconds": 6.0, "hours_per_1000_steps": 10.0}
+    stage |= {"step_seconds": 36.0, "hours": 10.0}
     seconds = {2: 36.0, 8: 18.0}
     facts = {
         "stages": [stage | {"max_tokens": 64}],
@@ -81,11 +82,14 @@ def test_bars_of_a_plan_by_hand() -> None:
         "staleness": 0,
         "memory_gib": {"fits": False, "budget": 3.0, "learner": {"a": 2.0, "b": 1.5}, "engine": {"c": 1.0}},
         "over_gpus": [
-            {"gpus": gpus, "step_seconds": s, "rollout_seconds": s / 2, "step_seconds_80_percent": (s - 1, s + 1)}
+            {"gpus": gpus, "step_seconds": s, "rollout_seconds": s / 2, "step_seconds_90_percent": (s - 1, s + 1)}
             for gpus, s in seconds.items()
         ],
         "over_gpus_max_tokens": 64,
-        "over_batches": [],
+        "what_if": [
+            {"change": "D_R 8", "seconds": 54.0, "ratio": 1.5},
+            {"change": "4 accelerators", "seconds": None, "ratio": None},
+        ],
     }
     panels = [panel for block in plan_blocks(facts) for panel in block.data.get("panels", ())]
     found = {view.name: view for panel in panels for view in panel}
@@ -96,6 +100,7 @@ def test_bars_of_a_plan_by_hand() -> None:
 
     assert bars("gpu_hours_by_gpus") == {"2": 20.0, "8": 40.0}
     assert bars("doubling") == {"2 → 8": 0.5}
+    assert bars("step_by_change") == {"as planned": 36.0, "D_R 8": 54.0}
     assert "50.0 % (ideal 75.0 %)" in found["doubling"].svg
     assert bars("memory_learner") == {"a": 2.0, "b": 1.5, "together": 3.5}
     assert "The plan does not fit." in found["memory_learner"].note
@@ -112,7 +117,7 @@ def test_only_what_nothing_beats_is_on_the_frontier() -> None:
 
 def test_one_machine_has_no_curve_over_accelerators(planned: tuple[dict[str, Any], str]) -> None:
     facts = planned[0] | {"over_gpus": planned[0]["over_gpus"][:1], "compare": []}
-    assert [block.key for block in plan_blocks(facts)] == ["plan", "memory", "time", "batches"]
+    assert [block.key for block in plan_blocks(facts)] == ["plan", "memory", "time", "changes"]
 
 
 @pytest.mark.parametrize("value", [0.5, 95.0, 99.0, 111.53, 127.0, 127.9, 130.0])

@@ -67,10 +67,6 @@ def plan(
 GIB = 2.0**30
 
 
-def _rounded(value: float | None, digits: int = 3) -> float | None:
-    return None if value is None else round(value, digits)
-
-
 def plan_facts(made: Plan, hours: float | None = None, price: float | None = None) -> dict[str, Any]:
     """The plan as JSON values: seconds, GiB, hours; with a budget of ``hours``, and at a ``price`` of a GPU-hour."""
     layout, hardware, placed = made.placed.layout, made.hardware, made.placed
@@ -85,7 +81,7 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
         "gpu": hardware.name,
         "gpus": made.options.gpus,
         "staleness": made.options.staleness,
-        "calibration": {key: getattr(made.calibration, key) for key in ("name", "source", "factor", "factor_steps")},
+        "calibration": {key: getattr(made.calibration, key) for key in ("name", "source", "factor", "factor_from")},
         "layout": {name: getattr(layout, name) for name in sides},
         "settings": [f"{key}={json.dumps(value)}" for key, value in made.settings.items()],
         "memory_gib": {
@@ -95,11 +91,12 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
             "engine": {name: round(value / GIB, 3) for name, value in placed.engine.terms().items()},
             "fits": placed.fits,
         },
-        "stages": [_stage_facts(stage) | _beside(made, stage) for stage in made.stages],
+        "stages": [_stage_facts(made, stage) for stage in made.stages],
         "hours": round(made.hours, 3),
+        "hours_90_percent": _range(made, made.hours),
         "gpu_hours": round(made.hours * made.options.gpus, 3),
         "what_if": [
-            {"change": change, "seconds": _rounded(then), "ratio": None if then is None else round(then / longest, 3)}
+            {"change": change, "seconds": then and round(then, 3), "ratio": then and round(then / longest, 3)}
             for change, then in made.what_if.items()
         ],
     }
@@ -131,8 +128,16 @@ def _stated_facts(stated: Stated, planned_hours: float) -> dict[str, Any]:
     return facts
 
 
-def _stage_facts(stage: StagePlan) -> dict[str, Any]:
+def _range(made: Plan, value: float) -> list[float]:
+    """The range around a planned time that held nine of ten measured steps."""
+    return [round(value / made.calibration.factor, 3), round(value * made.calibration.factor, 3)]
+
+
+def _stage_facts(made: Plan, stage: StagePlan) -> dict[str, Any]:
+    from magicrl.planning.planner import flops_bound
+
     parts, work = stage.parts, stage.work
+    bound = flops_bound(made.shape, made.hardware, work, made.options.gpus)["step"]
     return {
         "max_tokens": work.lengths.limit,
         "rollout_batch": work.rollout_batch,
@@ -143,24 +148,13 @@ def _stage_facts(stage: StagePlan) -> dict[str, Any]:
         "rollout_seconds": round(parts.rollout, 3),
         "learn_seconds": round(parts.learn, 3),
         "other_seconds": round(parts.other, 3),
+        "mean_batch": round(parts.batch, 1),
         "step_seconds": round(stage.seconds, 3),
-        "step_seconds_80_percent": [round(stage.low, 3), round(stage.high, 3)],
-        "tail_share": round(parts.tail, 3),
-        "idle_share": round(parts.idle, 3),
-        "preemptions": round(parts.preemptions, 1),
+        "step_seconds_90_percent": _range(made, stage.seconds),
+        "flops_bound_seconds": round(bound, 3),
         "hours_per_1000_steps": round(stage.hours_per_1000, 3),
         "hours": round(stage.hours, 3),
     }
-
-
-def _beside(made: Plan, stage: StagePlan) -> dict[str, Any]:
-    """FLOPs at the peak, and the interval that published steps of other systems give."""
-    from magicrl.planning.planner import flops_bound
-
-    bound = flops_bound(made.shape, made.hardware, stage.work, made.options.gpus)["step"]
-    factor, seconds = made.calibration.factor, stage.seconds
-    wide = None if factor is None else [round(seconds / factor, 3), round(seconds * factor, 3)]
-    return {"flops_bound_seconds": round(bound, 3), "step_seconds_90_percent": wide}
 
 
 def _steps_within(made: Plan, hours: float) -> int:
@@ -176,27 +170,21 @@ def _steps_within(made: Plan, hours: float) -> int:
 
 
 def neighbours(config: TrainConfig, made: Plan) -> dict[str, Any]:
-    """Other numbers of accelerators, D_R and group sizes at the plan's longest stage; null where nothing fits."""
-    from magicrl.planning.planner import longest_stage, over_batches, over_gpus
+    """Other numbers of accelerators at the plan's longest stage; null where nothing fits."""
+    from magicrl.planning.planner import longest_stage, over_gpus
 
     index = longest_stage(made.stages)
-    over: list[dict[str, Any]] = []
-    for gpus, stage in over_gpus(config, made).items():
-        facts: dict[str, Any] = {} if stage is None else _stage_facts(stage)
-        keys = ("step_seconds", "step_seconds_80_percent", "rollout_seconds")
-        over.append({"gpus": gpus, **{key: facts.get(key) for key in keys}})
     return {
         "longest_stage": index,
         "over_gpus_max_tokens": made.stages[index].work.lengths.limit,
-        "over_gpus": over,
-        "over_batches": [
+        "over_gpus": [
             {
-                "rollout_batch": batch,
-                "group_size": size,
-                "step_seconds": _rounded(seconds),
-                "seconds_a_response": None if seconds is None else round(seconds / (batch * size), 6),
+                "gpus": gpus,
+                "step_seconds": None if stage is None else round(stage.seconds, 3),
+                "step_seconds_90_percent": None if stage is None else _range(made, stage.seconds),
+                "rollout_seconds": None if stage is None else round(stage.parts.rollout, 3),
             }
-            for (batch, size), seconds in over_batches(config, made).items()
+            for gpus, stage in over_gpus(config, made).items()
         ],
     }
 
@@ -218,8 +206,8 @@ def planned(
     start = model or start_model(config)
     shape = load_shape(start) if isinstance(start, str) else shape_of_tiny(start)
     made = make_plan(config, shape, load_hardware(gpu), options)
-    if not options.as_stated:  # what a plan tells to set has to be a recipe
-        load_train_recipe(recipe, [*overrides, *(Override(k, v, f"--set {k}") for k, v in made.settings.items())])
+    # the settings that a plan proposes have to be a valid recipe
+    load_train_recipe(recipe, [*overrides, *(Override(k, v, f"--set {k}") for k, v in made.settings.items())])
     return config, made
 
 

@@ -77,14 +77,13 @@ def plan(
         An alternative, settings with commas between: gpus=64 | gpu=H200,gpus=16 | staleness=1 |
         stages.0.rollout_batch=128 (repeatable).
     json
-        One JSON object instead of text, with other numbers of accelerators, D_R and group sizes.
+        One JSON object instead of text, with other numbers of accelerators.
     page
         Also write a page with plots to this file: one HTML file that needs no server.
     """
     for name, value in (("--hours", hours), ("--cost-per-gpu-hour", cost_per_gpu_hour), ("--mean-length", mean_length)):
         if value is not None and value <= 0:
             raise ValueError(f"{name} must be above 0, got {value:g}")
-    # numpy: not for --help
     from magicrl.api.planning import alternative, neighbours, plan_facts, planned
     from magicrl.planning.planner import DoesNotFit, Options
     from magicrl.planning.workload import read_measured
@@ -144,11 +143,9 @@ def _print(facts: dict[str, Any], console: Console) -> None:
     console.print(_stage_table(facts, console.width))
     bounds = ", ".join(_seconds(stage["flops_bound_seconds"]) for stage in facts["stages"])
     say(f"FLOPs at the data sheet's peak alone: {bounds} s a step")
-    if (factor := facts["calibration"]["factor"]) is not None:
-        wide = ", ".join("-".join(map(_seconds, stage["step_seconds_90_percent"])) for stage in facts["stages"])
-        steps = facts["calibration"]["factor_steps"]
-        say(f"nine in ten: {wide} s a step (a factor of {factor:.2f}, from {steps} published steps of other systems)")
-    say(f"all stages: {_hours(facts)}")
+    calibration = facts["calibration"]
+    say(f"all stages: {_hours(facts)}, range {_span(facts['hours_90_percent'])} h")
+    say(f"range: nine in ten are within a factor of {calibration['factor']:.2f}, from {calibration['factor_from']}")
     if "cost" in facts:
         say(f"cost: {facts['cost']:,.2f}")
     if "budget_hours" in facts:
@@ -194,11 +191,14 @@ def _seconds(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
+def _span(values: list[float]) -> str:
+    return "-".join(map(_seconds, values))
+
+
 def _stage_table(facts: dict[str, Any], width: int) -> Table:
-    names = ("T", "mean", "cut", "t_R s", "t_T s", "t_O s", "step s", "80 %", "tail", "h/1000", "steps", "h")
+    names = ("T", "mean", "cut", "t_R s", "t_T s", "t_O s", "step s", "range", "batch", "h/1000", "steps", "h")
     rows: list[tuple[str, ...]] = []
     for stage in facts["stages"]:
-        low, high = stage["step_seconds_80_percent"]
         parts = ("rollout_seconds", "learn_seconds", "other_seconds", "step_seconds")
         rows.append(
             (
@@ -206,8 +206,8 @@ def _stage_table(facts: dict[str, Any], width: int) -> Table:
                 f"{stage['mean_length']:.0f}",
                 f"{stage['truncated']:.0%}",
                 *(_seconds(stage[key]) for key in parts),
-                f"{_seconds(low)}-{_seconds(high)}",
-                f"{stage['tail_share']:.0%}",
+                _span(stage["step_seconds_90_percent"]),
+                _seconds(stage["mean_batch"]),
                 f"{stage['hours_per_1000_steps']:.3g}",
                 str(stage["steps"]),
                 f"{stage['hours']:.3g}",

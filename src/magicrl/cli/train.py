@@ -64,7 +64,7 @@ def minutes_needed(config: TrainConfig, recipe: Path, overrides: Sequence[str]) 
     if config.cluster is not None or resolve_device(config.run.device).type != "cpu":
         return ""
     try:
-        _, plan = planned(recipe, overrides, None, "cpu-2core", Options(gpus=1, as_stated=True))
+        _, plan = planned(recipe, overrides, None, "cpu-2core", Options(gpus=1))
     except ValueError:
         return ""
     steps = sum(stage.max_steps for stage in config.stages)

@@ -1,6 +1,6 @@
-"""What a training step costs before it is run: memory, time, and the GPUs it needs.
+"""What a training step costs before it is run: memory, layouts that fit, and time in closed form.
 
 ``hardware`` and ``shapes`` describe machines and models, ``costs`` and ``memory`` are pure functions of them,
-``simulator`` plays rollouts and steps event by event, ``workload`` has response lengths and puts one step together,
-``layouts`` and ``planner`` choose. numpy and scipy only, no torch.
+``workload`` has response lengths and the seconds of a step, ``layouts`` says what fits, ``planner`` makes the plan.
+The standard library only: no numpy, no torch.
 """

@@ -15,13 +15,10 @@ before (the causal half). Recomputation, padding and masked-out halves are work,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import ceil, log, sqrt
+from statistics import NormalDist
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from magicrl.config.loader import shipped_table
 from magicrl.planning.hardware import Hardware
@@ -73,24 +70,10 @@ class DecodeCost:
     prefill: float  # seconds of one token that is prefilled
     row: float = 0.0  # of one sequence's token, hidden behind nothing
 
-    def base(self, sequences: int) -> float:
-        """Seconds of a step of so many sequences, without their context."""
-        return self.overhead + self.row * sequences + max(self.weights, self.sequence * sequences)
-
-    def step(self, sequences: int, context_tokens: float) -> float:
+    def step(self, sequences: float, context_tokens: float) -> float:
         """Seconds of one step: overhead + rows + max(weights, arithmetic) + context."""
-        return self.base(sequences) + self.context * context_tokens
-
-    def steps(self, count: int, sequences: int, context_tokens: float) -> float:
-        """Seconds of ``count`` steps in a row, the context growing by a token a sequence and step.
-
-        Example:
-            >>> cost = DecodeCost(overhead=1.0, weights=2.0, sequence=0.0, context=0.5, prefill=0.0)
-            >>> cost.steps(2, sequences=1, context_tokens=4)  # (3 + 2) + (3 + 2.5)
-            10.5
-        """
-        growth = sequences * count * (count - 1) / 2
-        return count * self.base(sequences) + self.context * (count * context_tokens + growth)
+        base = self.overhead + self.row * sequences + max(self.weights, self.sequence * sequences)
+        return base + self.context * context_tokens
 
 
 def decode_cost(system: System, tensor_parallel: int = 1) -> DecodeCost:
@@ -157,11 +140,16 @@ class LearnerWork:
         return max(self.sgd_steps, ceil(self.tokens / (groups * self.micro_batch_tokens)))
 
 
+def largest_normal(count: float) -> float:
+    """Expected largest of ``count`` standard normal values (Blom's approximation); 0 for one."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
 def straggling(ranks: int, responses: float, variation: float) -> float:
     """How much longer the fullest of ``ranks`` learners takes than the mean, where each has ``responses`` samples.
 
-    The largest of ``ranks`` normal sums: 1 + z * variation / sqrt(responses), z the normal quantile of
-    (ranks - 0.375) / (ranks + 0.25) (Blom's approximation). 1 for one rank. A rank without a whole sample counts one.
+    The largest of ``ranks`` normal sums: 1 + z * variation / sqrt(responses), with z of `largest_normal`. 1 for one
+    rank. A rank without a whole sample counts one.
 
     Args:
         ranks: data-parallel groups, which wait for each other at every update.
@@ -170,7 +158,7 @@ def straggling(ranks: int, responses: float, variation: float) -> float:
     """
     if ranks < 2:
         return 1.0
-    return 1.0 + float(ndtri((ranks - 0.375) / (ranks + 0.25))) * variation / sqrt(max(responses, 1.0))
+    return 1.0 + largest_normal(ranks) * variation / sqrt(max(responses, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,40 +242,15 @@ def weight_sync_seconds(system: System, gpus: int) -> float:
     return BF16 * system.shape.parameters / system.collective_bandwidth(gpus)
 
 
-SHARES = ("kv", "learner", "weights", "matmul", "network")  # efficiencies that are shares of a peak and cannot pass 1
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Efficiencies and how sure they are."""
+    """Efficiencies, and how far plans that use them were from measured steps."""
 
     name: str  # of the table
     efficiency: Efficiency  # its values
-    unknowns: tuple[str, ...]  # names of those that were fitted
-    covariance: NDArray[np.float64]  # ``[unknowns, unknowns]`` of their logarithms
-    source: str  # what they were found from
-    # nine of ten published steps of other systems were within this factor of the plan, and how many steps these were
-    factor: float | None = None
-    factor_steps: int = 0
-
-    def drawn(self, count: int, seed: int = 0) -> list[Efficiency]:
-        """Efficiencies drawn from their uncertainty; shares of a peak stay at 1 or below."""
-        rng = np.random.default_rng(seed)
-        middle = np.array([log(getattr(self.efficiency, name)) for name in self.unknowns])
-        found = np.exp(rng.multivariate_normal(middle, self.covariance, size=count, method="eigh"))
-        most = [1.0 if name in SHARES else np.inf for name in self.unknowns]
-        rows = np.minimum(found, most).tolist()
-        return [replace(self.efficiency, **dict(zip(self.unknowns, row, strict=True))) for row in rows]
-
-    def given(self, name: str, value: float) -> Calibration:
-        """The same with one value known: it has no uncertainty any more."""
-        kept = [i for i, unknown in enumerate(self.unknowns) if unknown != name]
-        return replace(
-            self,
-            efficiency=replace(self.efficiency, **{name: value}),
-            unknowns=tuple(self.unknowns[i] for i in kept),
-            covariance=self.covariance[np.ix_(kept, kept)],
-        )
+    source: str  # figures that the values were fitted on
+    factor: float  # nine of ten measured steps were within this factor of the plan
+    factor_from: str  # the steps that the factor was found on
 
 
 def load_calibration(hardware: str, hidden: int) -> Calibration:
@@ -299,11 +262,9 @@ def load_calibration(hardware: str, hidden: int) -> Calibration:
     return Calibration(
         name=name,
         efficiency=Efficiency(**{f.name: table[f.name] for f in fields(Efficiency) if f.name in table}),
-        unknowns=tuple(table["unknowns"]),
-        covariance=np.array(table["covariance"]),
         source=table["source"],
-        factor=table.get("factor"),
-        factor_steps=table.get("factor_steps", 0),
+        factor=table["factor"],
+        factor_from=table["factor_from"],
     )
 
 

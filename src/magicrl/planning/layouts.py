@@ -7,11 +7,10 @@ A recipe's ``[cluster]`` may state its layout (``Stated``): it is checked, and c
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from magicrl.config.cluster_schema import ClusterConfig, LearnerPlacement, RolloutPlacement
 from magicrl.planning.costs import BF16, FLOAT32, Exchange, kv_capacity
@@ -33,8 +32,6 @@ from magicrl.planning.shapes import ModelShape
 from magicrl.planning.workload import Layout
 
 MOST_GPUS = 4096  # where the search for enough accelerators ends
-PACKED = (8192, 16384, 32768)  # tokens of a micro-batch that are tried, beside the recipe's own
-SAMPLES = (1, 2, 4, 8)  # and as many of the longest samples
 SPLITS = (0.25, 0.5, 0.75, 0.875)  # shares of the accelerators that a split layout may give to the engine
 
 
@@ -107,69 +104,42 @@ def sequence_degrees(demand: Demand, ranks: int) -> list[int]:
     return [sp for sp in found if not (shape.heads % sp or shape.kv_heads % sp or ranks % sp)]
 
 
-def place_on(demand: Demand, side: Side, tp: int, sp: int) -> Placed:
-    """One layout with its memory."""
-    return place(demand, side.rollout_gpus, side.learner_gpus, tp, sp, colocated=side.colocated)
-
-
 def candidates(demand: Demand, gpus: int) -> list[Placed]:
-    """All layouts of ``gpus`` accelerators with the demand's own learner settings, those that fit first; the smallest
-    sequence-parallel degree that fits, else the one that lacks least."""
+    """Layouts of ``gpus`` accelerators with the demand's own learner settings, those that fit first.
+
+    In turn on all accelerators, or apart with a share of `SPLITS` for the engine; each tensor-parallel degree; of the
+    sequence-parallel degrees the smallest that fits, or the one that lacks least.
+    """
     found: list[Placed] = []
     for side in sides(demand, gpus):
         for tp in side.degrees:
-            ways = [place_on(demand, side, tp, sp) for sp in sequence_degrees(demand, side.learner_gpus)]
+            ways = [
+                place(demand, side.rollout_gpus, side.learner_gpus, tp, sp, colocated=side.colocated)
+                for sp in sequence_degrees(demand, side.learner_gpus)
+            ]
             fitting = next((placed for placed in ways if placed.fits), None)
             found.append(fitting or min(ways, key=lambda placed: placed.missing))
     return sorted(found, key=lambda placed: max(0.0, placed.missing))
 
 
-def learner_settings(demand: Demand, side: Side) -> Iterator[tuple[Demand, int]]:
-    """Everything that a recipe can set of the learner's memory and that fits the side, each with a Ulysses degree:
-    recomputation, micro-batch, ranks that hold the model once, state in the host's memory."""
-    hardware, own = demand.hardware, demand
-    several = side.learner_gpus > 1 and hardware.gpus_per_node > 1
-    micros = sorted({own.micro_batch_tokens, *PACKED, *(own.longest * count for count in SAMPLES)})
-    node = math.gcd(side.learner_gpus, hardware.gpus_per_node)
-    default = default_shards(own, side.learner_gpus, colocated=side.colocated)
-    copies = {own.shard_ranks or default, node, side.learner_gpus}
-    for sp, shards, offload in itertools.product(
-        sequence_degrees(own, side.learner_gpus),
-        sorted(copies) if several else [1],
-        (False, True) if several and not own.adapters else (own.offload_optimizer,),
-    ):
-        for which in ("none", "long", "own", "all"):
-            for micro in micros:
-                if which == "long" and micro >= own.longest:
-                    break  # no sample is longer than a micro-batch
-                changed = replace(
-                    own, micro_batch_tokens=micro, gpus=shards, shard_ranks=shards, sequence_parallel=sp,
-                    offload_optimizer=offload, **_recomputation(own, which, micro),
-                )  # fmt: skip
-                if learner_memory(own.shape, changed, hardware.runtime).total > hardware.budget:
-                    break  # so do all larger ones
-                yield changed, sp
+def lean_settings(demand: Demand, gpus: int) -> Iterator[Demand]:
+    """The recipe's own learner settings, then ones that take less and less memory.
+
+    Recomputation, a micro-batch of one longest sample, and at last the optimizer state in the host's memory.
+    """
+    yield demand
+    demand = replace(demand, checkpointing=True)
+    yield demand
+    demand = replace(demand, micro_batch_tokens=min(demand.micro_batch_tokens, demand.longest))
+    yield demand
+    if gpus > 1 and demand.hardware.gpus_per_node > 1 and not demand.adapters:
+        yield replace(demand, offload_optimizer=True)
 
 
-def _recomputation(own: Demand, which: str, micro: int) -> dict[str, Any]:
-    """Settings of no recomputation, of that of samples that are longer than a micro-batch, the recipe's, and of all."""
-    if which == "own":
-        return {}
-    never = None if own.checkpoint_above is None else max(micro, own.longest)
-    above = {"none": never, "long": micro, "all": own.checkpoint_above}[which]
-    return {"checkpointing": which == "all", "checkpoint_above": above}
-
-
-def leanest(demand: Demand, gpus: int) -> Demand:
-    """The settings of the learner that take least memory."""
-    return replace(
-        demand,
-        checkpointing=True,
-        checkpoint_above=None,
-        micro_batch_tokens=min(demand.micro_batch_tokens, demand.longest),
-        offload_optimizer=demand.offload_optimizer
-        or (gpus > 1 and demand.hardware.gpus_per_node > 1 and not demand.adapters),
-    )
+def fitting_layouts(demand: Demand, gpus: int) -> list[Placed]:
+    """Layouts that fit with the first of `lean_settings` with which any does; empty where none fits."""
+    ways = ([placed for placed in candidates(way, gpus) if placed.fits] for way in lean_settings(demand, gpus))
+    return next((way for way in ways if way), [])
 
 
 def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int, *, colocated: bool) -> Placed:
@@ -221,14 +191,9 @@ def _doubled(gpus: int) -> list[int]:
     return [gpus * 2**k for k in range(1, 13) if gpus * 2**k <= MOST_GPUS]
 
 
-def fits(demand: Demand, gpus: int) -> bool:
-    """Whether some layout fits, with the learner's settings that take least memory."""
-    return any(placed.fits for placed in candidates(leanest(demand, gpus), gpus))
-
-
 def refusal(demand: Demand, gpus: int, ways: Iterable[str]) -> str:
     """Why nothing fits, by term, and what would make it fit."""
-    demand = leanest(demand, gpus)
+    *_, demand = lean_settings(demand, gpus)
     best = min(candidates(demand, gpus), key=lambda placed: placed.missing)
     layout, learner_short = best.layout, best.learner.total > demand.hardware.budget
     split = "colocated" if layout.colocated else "split"

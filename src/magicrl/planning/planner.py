@@ -1,34 +1,17 @@
-"""A recipe and a number of accelerators to a plan: memory, layout, time by stage, and what other numbers of
-accelerators, other D_R and other group sizes would take, each in its best layout.
-"""
+"""Make the plan of a recipe on a number of accelerators: memory, layout, time by stage, and what changes would do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor, inf
-
-import numpy as np
+from math import ceil, floor
 
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.schema import LoraConfig, StageConfig, TrainConfig
 from magicrl.planning.costs import Calibration, System, forward_flops, load_calibration
 from magicrl.planning.hardware import Hardware
-from magicrl.planning.layouts import (
-    Demand,
-    Placed,
-    Stated,
-    candidates,
-    check_stated,
-    default_shards,
-    fits,
-    learner_settings,
-    place_on,
-    refusal,
-    sides,
-)
+from magicrl.planning.layouts import Demand, Placed, Stated, check_stated, default_shards, fitting_layouts, refusal
 from magicrl.planning.shapes import ModelShape
-from magicrl.planning.simulator import one_step_off, simulate_async
 from magicrl.planning.workload import (
     KEPT,
     Layout,
@@ -38,18 +21,11 @@ from magicrl.planning.workload import (
     Workload,
     lengths_of_mean,
     reasoning_lengths,
-    replica_setup,
-    step_parts,
-    step_time,
+    timing,
 )
 
 LONG_CONTEXT = 4096  # from this T on, lengths are taken to be those of an R1-distilled model; below, half of T
-INTERVAL = (0.1, 0.9)  # quantiles of the step time's interval
-DRAWS = 8  # efficiencies drawn for the interval
 PROMPT = 256
-ASYNC_STEPS = 8  # played for an asynchronous step; the second half counts
-SHORT_LIST = 3  # layouts that are played out of those that an estimate puts first, for asynchronous steps
-
 
 Setting = bool | int | float | str
 """Value of a recipe's setting."""
@@ -67,7 +43,6 @@ class Options:
     kept: float | None = None
     measured: Measured | None = None  # lengths and survivors of a run that exists, instead of assumed ones
     other: float | None = None  # seconds a response outside rollout and GPU passes; None: the calibration's
-    as_stated: bool = False  # the learner's settings are the recipe's; else all that it could set are tried
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -84,14 +59,12 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagePlan:
-    """One stage: seconds of a step with nine tenths of the drawn efficiencies above ``low``, a tenth above ``high``."""
+    """One stage of a plan."""
 
     work: Workload  # of a step, with T, D_R, M and lengths
     steps: int  # the stage's ``max_steps``
-    parts: StepTime  # of the synchronous step: rollout, updates, everything else, tail, idle time
-    seconds: float  # a step, overlapped where the schedule overlaps
-    low: float
-    high: float
+    parts: StepTime  # seconds of rollout, updates and everything else
+    seconds: float  # per step, overlapped where the schedule overlaps
 
     @property
     def hours_per_1000(self) -> float:
@@ -178,48 +151,6 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
     )
 
 
-def timing(
-    system: System,
-    work: Workload,
-    layout: Layout,
-    staleness: int,
-    draws: int = 3,
-) -> tuple[StepTime, float]:
-    """Parts of a synchronous step, and the seconds of one under the schedule that the staleness allows.
-
-    Colocated layouts are synchronous whatever it is.
-    """
-    parts = step_time(system, work, layout, draws)
-    if layout.colocated or staleness == 0:
-        return parts, parts.seconds
-    if staleness == 1:
-        return parts, one_step_off(parts.rollout, parts.parts)
-    stream = simulate_async(
-        [work.drawn(seed) for seed in range(ASYNC_STEPS)],
-        work.prompt,
-        replica_setup(system, layout),
-        layout.replicas,
-        parts.parts,
-        staleness,
-    )
-    return parts, stream.seconds_per_step(ASYNC_STEPS // 2)
-
-
-def estimate(system: System, work: Workload, layout: Layout, staleness: int) -> float:
-    """Seconds a step, for a first choice of layouts: an asynchronous step is not played, but the slower of the
-    learner's side and of an engine whose replicas stay full with the responses that may be on their way."""
-    if layout.colocated or staleness < 2:
-        return timing(system, work, layout, staleness, draws=1)[1]
-    setup = replica_setup(system, layout)
-    context = work.prompt + work.lengths.mean_context
-    on_their_way = (staleness + 1) * work.responses / layout.replicas / 2
-    batch = max(1, int(min(setup.rows, on_their_way, setup.capacity / context)))
-    tokens = work.responses * work.lengths.mean / layout.replicas
-    engine = tokens / batch * setup.cost.step(batch, batch * context)
-    parts = step_parts(system, work, layout)
-    return max(engine, parts.total)
-
-
 def flops_bound(shape: ModelShape, hardware: Hardware, work: Workload, gpus: int) -> dict[str, float]:
     """Seconds of rollout, update and step where FLOPs at the data sheet's peak were all: no plan can be below."""
     a_pass = forward_flops(shape, work.tokens, work.mean_context) / (gpus * hardware.flops)
@@ -231,63 +162,19 @@ Job = Sequence[tuple[Workload, int]]
 """A recipe's stages as workloads, with how many steps each has."""
 
 
-def total_seconds(system: System, job: Job, layout: Layout, staleness: int, *, played: bool) -> float:
-    """Seconds of all stages, from one draw; estimated, or played."""
+def total_seconds(system: System, job: Job, layout: Layout, staleness: int) -> float:
+    """Seconds of all stages on a layout."""
+    return sum(steps * timing(system, work, layout, staleness)[1] for work, steps in job)
 
-    def seconds(work: Workload) -> float:
-        if played:
-            return timing(system, work, layout, staleness, draws=1)[1]
-        return estimate(system, work, layout, staleness)
 
-    return sum(steps * seconds(work) for work, steps in job)
+def best_layout(needed: Demand, system: System, gpus: int, staleness: int, job: Job) -> Placed | None:
+    """The fitting layout that takes least time over all stages; None where none fits."""
+    found = fitting_layouts(needed, gpus)
+    return min(found, key=lambda placed: total_seconds(system, job, placed.layout, staleness), default=None)
 
 
 RANK = LoraConfig().rank  # of adapters that a remedy proposes
 SHORTEST = 256  # T that a remedy proposes
-WORTH = 0.005
-"""Share of the learner's time that a setting has to save to be changed from the recipe's."""
-
-
-def searched(needed: Demand, system: System, options: Options, job: Job) -> list[tuple[float, Placed]]:
-    """Layouts that fit, each with the learner's seconds (all but the rollout), which no schedule is faster than.
-
-    The learner's settings matter to the engine only by what they leave resident beside it, so that of those with equal
-    or more resident bytes the fastest stands for all.
-    """
-    found: list[tuple[float, Placed]] = []
-
-    def learning(placed: Placed) -> float:
-        return sum(steps * step_parts(system, work, placed.layout).total for work, steps in job)
-
-    if options.as_stated:
-        return [(learning(placed), placed) for placed in candidates(needed, options.gpus) if placed.fits]
-    for side in sides(needed, options.gpus):
-        if not side.degrees:
-            continue
-        ways = [(way, place_on(way, side, side.degrees[0], sp)) for way, sp in learner_settings(needed, side)]
-        timed = [(learning(placed), changes(needed, placed), placed, way) for way, placed in ways]
-        timed.sort(key=lambda one: one[0] * (1 + WORTH * one[1]))
-        least = inf
-        for seconds, _, placed, way in timed:
-            resident = placed.learner.resident if side.colocated else 0.0
-            if resident < least:
-                least = resident
-                layouts = (place_on(way, side, tp, placed.layout.sequence_parallel) for tp in side.degrees)
-                found += [(seconds, layout) for layout in layouts if layout.fits]
-    return found
-
-
-def changes(needed: Demand, placed: Placed) -> int:
-    """Of how many settings a layout's learner differs from the recipe's, sequence parallelism counted as one."""
-    layout = placed.layout
-    default = default_shards(needed, layout.learner_gpus, colocated=layout.colocated)
-    return (
-        (layout.micro_batch_tokens != needed.micro_batch_tokens)
-        + ((layout.checkpointing, layout.checkpoint_above) != (needed.checkpointing, needed.checkpoint_above))
-        + (layout.offload != needed.offload_optimizer)
-        + (layout.shards != (needed.shard_ranks or default))
-        + (layout.sequence_parallel > 1)
-    )
 
 
 def recipe_settings(config: TrainConfig, needed: Demand, placed: Placed, staleness: int) -> dict[str, Setting]:
@@ -320,33 +207,6 @@ def recipe_settings(config: TrainConfig, needed: Demand, placed: Placed, stalene
         if layout.colocated and layout.gpus > 1:
             found["rollout.vllm.gpu_share"] = (vllm.gpu_share, share)
     return {key: new for key, (old, new) in found.items() if new is not None and new != old}
-
-
-def best_layout(
-    needed: Demand, system: System, options: Options, job: Job, short_list: int = SHORT_LIST
-) -> Placed | None:
-    """The layout that fits and takes least time over all stages; None where none fits.
-
-    Asynchronous steps are estimated for all layouts and played for the first ``short_list``.
-    """
-
-    def seconds(placed: Placed, *, played: bool) -> float:
-        return total_seconds(system, job, placed.layout, options.staleness, played=played)
-
-    found = sorted(searched(needed, system, options, job), key=lambda one: one[0])
-    if options.staleness < 2:
-        best: tuple[float, Placed | None] = (inf, None)
-        for bound, placed in found:
-            if bound >= best[0]:
-                break
-            best = min(best, (seconds(placed, played=False), placed), key=lambda one: one[0])
-        return best[1]
-    fitting = [placed for _, placed in found]
-    # playing every layout of an asynchronous step takes too long: the estimate chooses which are played
-    first = sorted(fitting, key=lambda placed: seconds(placed, played=False))
-    if short_list == 1:
-        return next(iter(first), None)
-    return min(first[:short_list], key=lambda placed: seconds(placed, played=True), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,9 +248,8 @@ def remedies(config: TrainConfig, shape: ModelShape, hardware: Hardware, options
     here += [cut(*one) for one in adapted]
     found = 0
     for kind in here:
-        first = next(
-            (sets for recipe, sets in kind if fits(demand(recipe, shape, hardware, options), options.gpus)), None
-        )
+        needs = ((demand(recipe, shape, hardware, options), sets) for recipe, sets in kind)
+        first = next((sets for needed, sets in needs if fitting_layouts(needed, options.gpus)), None)
         if first is not None and found < 2:
             found += 1
             yield Remedy(options.gpus, first)
@@ -401,7 +260,7 @@ def remedies(config: TrainConfig, shape: ModelShape, hardware: Hardware, options
             *(node * 2**k for k in range(1, 10) if node * 2**k > options.gpus),
         ]
         for count in counts:
-            if fits(demand(config, shape, hardware, replace(options, gpus=count)), count):
+            if fitting_layouts(demand(config, shape, hardware, replace(options, gpus=count)), count):
                 yield Remedy(count)
                 return
 
@@ -416,43 +275,27 @@ def make_plan(
     """
     calibration = load_calibration(hardware.name, shape.hidden)
     if options.other is not None:
-        calibration = calibration.given("other", options.other)
+        calibration = replace(calibration, efficiency=replace(calibration.efficiency, other=options.other))
     system, needed = System(shape, hardware, calibration.efficiency), demand(config, shape, hardware, options)
     longest = max(stage.max_tokens for stage in config.stages)
     job = [
         (workload(config.in_stage(i), stage, options, stage_lengths(stage, longest, options)), stage.max_steps)
         for i, stage in enumerate(config.stages)
     ]
-    placed = best_layout(needed, system, options, job)
+    placed = best_layout(needed, system, options.gpus, options.staleness, job)
     if placed is None:
         ways = tuple(remedies(config, shape, hardware, options))
         raise DoesNotFit(refusal(needed, options.gpus, [way.words for way in ways]), ways)
-    stages: list[StagePlan] = []
-    for work, steps in job:
-        setting = (work, placed.layout, options.staleness)
-        parts, seconds = timing(system, *setting)
-        # an asynchronous step is played over several batches, which takes longer: fewer draws of it
-        others = calibration.drawn(DRAWS if options.staleness < 2 else DRAWS // 2)
-        drawn = [timing(replace(system, efficiency=other), *setting, draws=1)[1] for other in others]
-        low, high = np.quantile(drawn, INTERVAL)
-        stages.append(
-            StagePlan(
-                work=work,
-                steps=steps,
-                parts=parts,
-                seconds=seconds,
-                low=min(float(low), seconds),
-                high=max(float(high), seconds),
-            )
-        )
+    timed = [(work, steps, *timing(system, work, placed.layout, options.staleness)) for work, steps in job]
+    stages = tuple(StagePlan(work=w, steps=steps, parts=parts, seconds=s) for w, steps, parts, s in timed)
     return Plan(
         shape=shape,
         hardware=hardware,
         options=options,
         calibration=calibration,
         placed=placed,
-        stages=tuple(stages),
-        what_if=_what_if(needed, system, options, stages) if what_if else {},
+        stages=stages,
+        what_if=_what_if(needed, system, options, stages[longest_stage(stages)].work) if what_if else {},
         settings=recipe_settings(config, needed, placed, options.staleness),
         stated=_stated(config, needed, system, options, job),
     )
@@ -465,43 +308,32 @@ def _stated(config: TrainConfig, needed: Demand, system: System, options: Option
     found = check_stated(needed, config.cluster, options.gpus)
     if not found.fits or found.placed is None:
         return found
-    played = options.staleness >= 2  # as for the layout that is compared with
-    seconds = total_seconds(system, job, found.placed.layout, options.staleness, played=played)
-    return replace(found, seconds=seconds)
+    return replace(found, seconds=total_seconds(system, job, found.placed.layout, options.staleness))
 
 
-def _what_if(
-    needed: Demand, system: System, options: Options, stages: Sequence[StagePlan]
-) -> Mapping[str, float | None]:
-    """Twice the accelerators, D_R or group size, at the stage that takes longest; each in its own best layout."""
-    work = stages[longest_stage(stages)].work
-    size, batch = 2 * work.group_size, 2 * work.rollout_batch
+def _what_if(needed: Demand, system: System, options: Options, work: Workload) -> Mapping[str, float | None]:
+    """Seconds per step with twice the accelerators, one update of staleness more, twice D_R and twice the group size,
+    each on its own best layout; None where nothing fits."""
+
+    def seconds(changed: Workload, gpus: int = options.gpus, staleness: int = options.staleness) -> float | None:
+        placed = best_layout(needed, system, gpus, staleness, [(changed, 1)])
+        return None if placed is None else timing(system, changed, placed.layout, staleness)[1]
+
     found: dict[str, float | None] = {}
-    if not options.as_stated:
-        own = replace(options, as_stated=True)
-        found["the recipe's learner settings"] = _step_seconds(needed, system, own, work)
     if needed.hardware.gpus_per_node > 1:  # else this machine has no second accelerator
-        twice = replace(options, gpus=2 * options.gpus)
-        found[f"{twice.gpus} accelerators"] = _step_seconds(needed, system, twice, work)
-    found[f"D_R {batch}"] = _step_seconds(needed, system, options, replace(work, rollout_batch=batch))
-    found[f"group size {size}"] = _step_seconds(needed, system, options, replace(work, group_size=size))
+        found[f"{2 * options.gpus} accelerators"] = seconds(work, gpus=2 * options.gpus)
+        if options.gpus > 1:
+            found[f"staleness {options.staleness + 1}"] = seconds(work, staleness=options.staleness + 1)
+    found[f"D_R {2 * work.rollout_batch}"] = seconds(replace(work, rollout_batch=2 * work.rollout_batch))
+    found[f"group size {2 * work.group_size}"] = seconds(replace(work, group_size=2 * work.group_size))
     return found
 
 
-def _step_seconds(needed: Demand, system: System, options: Options, work: Workload) -> float | None:
-    """Seconds of a step in its own best layout; None where nothing fits."""
-    placed = best_layout(needed, system, options, [(work, 1)], short_list=1)
-    if placed is None:
-        return None
-    return timing(system, work, placed.layout, options.staleness)[1]
-
-
-FACTORS = (0.25, 0.5, 1, 2, 4, 8)  # of the accelerators
-BATCHES = (0.5, 1, 2, 4)  # of D_R and of the group size
+FACTORS = (0.25, 0.5, 1, 2, 4, 8)  # multiples of the plan's number of accelerators
 
 
 def longest_stage(stages: Sequence[StagePlan]) -> int:
-    """Index of the stage that takes most hours: the one that changes and sweeps are about."""
+    """Index of the stage that takes most hours: changes and sweeps are about it."""
     return max(range(len(stages)), key=lambda i: stages[i].hours)
 
 
@@ -510,37 +342,15 @@ def over_gpus(config: TrainConfig, plan: Plan, factors: Sequence[float] = FACTOR
 
     The plan's own number is among them; a machine with one accelerator gives its own alone.
     """
-    index, gpus = longest_stage(plan.stages), plan.options.gpus
-    counts = sorted({gpus, *(round(gpus * f) for f in factors if gpus * f >= 1)})
-    one = config.model_copy(update={"stages": (config.stages[index],)})
-
-    def stage(count: int) -> StagePlan | None:
-        try:
-            options = replace(plan.options, gpus=count)
-            return make_plan(one, plan.shape, plan.hardware, options, what_if=False).stages[0]
-        except ValueError:
-            return None
-
-    if plan.hardware.gpus_per_node == 1:
-        counts = [gpus]
-    return {count: plan.stages[index] if count == gpus else stage(count) for count in counts}
-
-
-def over_batches(config: TrainConfig, plan: Plan) -> dict[tuple[int, int], float | None]:
-    """D_R and group size by turns, the others as they are, to seconds of a step; None where nothing fits.
-
-    The plan's own pair is among them.
-    """
     now, options = plan.stages[longest_stage(plan.stages)], plan.options
-    work, system = now.work, System(plan.shape, plan.hardware, plan.calibration.efficiency)
-    needed = demand(config, plan.shape, plan.hardware, options)
-    own = (work.rollout_batch, work.group_size)
-    pairs = [(round(own[0] * f), own[1]) for f in BATCHES] + [(own[0], round(own[1] * f)) for f in BATCHES]
-    found: dict[tuple[int, int], float | None] = {}
-    for batch, members in pairs:
-        if batch < 1 or members < 2:  # a group of one has no advantages
-            continue
-        other = replace(work, rollout_batch=batch, group_size=members)
-        same = (batch, members) == own
-        found[batch, members] = now.seconds if same else _step_seconds(needed, system, options, other)
-    return found
+    system = System(plan.shape, plan.hardware, plan.calibration.efficiency)
+    counts = {round(options.gpus * f) for f in factors if options.gpus * f >= 1}
+    found: dict[int, StagePlan | None] = {options.gpus: now}
+    for count in (counts - {options.gpus}) if plan.hardware.gpus_per_node > 1 else ():
+        needed = demand(config, plan.shape, plan.hardware, replace(options, gpus=count))
+        placed = best_layout(needed, system, count, options.staleness, [(now.work, 1)])
+        found[count] = None
+        if placed is not None:
+            parts, seconds = timing(system, now.work, placed.layout, options.staleness)
+            found[count] = replace(now, parts=parts, seconds=seconds)
+    return dict(sorted(found.items()))

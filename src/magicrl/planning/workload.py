@@ -1,7 +1,8 @@
-"""One training step as the planner sees it: response lengths, what is to be done, on what, how long each part takes.
+"""The work of a training step, the seconds that it takes, and the response lengths that it depends on.
 
-Lengths are a log-normal cut at T, with an atom there for the responses that T truncates. `read_measured` takes them,
-and the share of groups that survive rejection, from the ``metrics.jsonl`` of a run that exists.
+Lengths follow a log-normal distribution truncated at T. `read_measured` reads lengths and the share of groups that
+survive rejection from the ``metrics.jsonl`` of an existing run. A step takes t_R for the rollout, t_T for the updates
+and t_O for everything else, as in section 5 of the report; each has a closed form.
 """
 
 from __future__ import annotations
@@ -11,29 +12,27 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from math import exp, log, sqrt
 from pathlib import Path
-from typing import cast
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import ndtr
+from statistics import NormalDist, fmean
 
 from magicrl.planning.costs import (
+    DecodeCost,
     Exchange,
     LearnerWork,
     System,
     decode_cost,
     kv_capacity,
+    largest_normal,
     learner_seconds,
     logprob_seconds,
     offload_seconds,
+    straggling,
     weight_sync_seconds,
 )
-from magicrl.planning.simulator import ReplicaSetup, StepParts, requests_of, simulate_rollout
 
+NORMAL = NormalDist()
 MEAN_AT_32K = 12_500  # mean response of R1-Distill-Qwen-7B trained from scratch at T = 32K, tokens: published
 SIGMA = 0.8  # spread of the logarithm of lengths, where no run has been measured: assumed, since not published
-SHARED = 0.5  # how much of that spread a group shares: assumed
+SHARED = 0.5  # correlation of the lengths in a group: assumed
 KEPT = 0.6  # share of the groups that survive rejection: assumed
 
 
@@ -44,18 +43,15 @@ class Lengths:
     median: float  # of the untruncated distribution
     sigma: float  # standard deviation of the logarithm
     limit: int  # T; longer responses have exactly this length
-    # share of the logarithm's variance that the responses of a group have in common (hard problems are long for every
-    # sample), 0 to 1
-    shared: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.median > 0 and self.sigma > 0 and self.limit >= 1 and 0 <= self.shared <= 1):
-            raise ValueError(f"lengths need median > 0, sigma > 0, limit >= 1 and shared in [0, 1], got {self}")
+        if not (self.median > 0 and self.sigma > 0 and self.limit >= 1):
+            raise ValueError(f"lengths need median > 0, sigma > 0 and limit >= 1, got {self}")
 
     @property
     def truncated(self) -> float:
         """Share of the responses that end at T."""
-        return float(ndtr(-(log(self.limit / self.median)) / self.sigma))
+        return NORMAL.cdf(-(log(self.limit / self.median)) / self.sigma)
 
     @property
     def mean(self) -> float:
@@ -69,7 +65,7 @@ class Lengths:
 
     def _moment(self, order: int) -> float:
         z = log(self.limit / self.median) / self.sigma
-        below = exp(order * log(self.median) + (order * self.sigma) ** 2 / 2) * float(ndtr(z - order * self.sigma))
+        below = exp(order * log(self.median) + (order * self.sigma) ** 2 / 2) * NORMAL.cdf(z - order * self.sigma)
         return below + self.limit**order * self.truncated
 
     @property
@@ -81,15 +77,12 @@ class Lengths:
         """The same responses under another T."""
         return replace(self, limit=limit)
 
-    def sample(self, groups: int, group_size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """``[groups, group_size]`` lengths, at least 1."""
-        common = rng.standard_normal((groups, 1)) * sqrt(self.shared)
-        own = rng.standard_normal((groups, group_size)) * sqrt(1 - self.shared)
-        drawn = self.median * np.exp(self.sigma * (common + own))
-        return np.clip(np.ceil(drawn), 1, self.limit).astype(np.int64)
+    def longest(self, count: float) -> float:
+        """Expected length of the longest of ``count`` independent responses; never below the mean."""
+        return max(self.mean, min(self.limit, self.median * exp(self.sigma * largest_normal(count))))
 
 
-def lengths_of_mean(mean: float, limit: int, sigma: float = SIGMA, shared: float = SHARED) -> Lengths:
+def lengths_of_mean(mean: float, limit: int, sigma: float = SIGMA) -> Lengths:
     """The distribution whose mean after truncation at ``limit`` is ``mean``.
 
     Raises:
@@ -98,12 +91,13 @@ def lengths_of_mean(mean: float, limit: int, sigma: float = SIGMA, shared: float
     if not 0 < mean < 0.999 * limit:
         raise ValueError(f"a mean length of {mean:g} tokens does not go with T = {limit}: it must be below T")
 
-    def gap(log_median: float) -> float:
-        return Lengths(median=exp(log_median), sigma=sigma, limit=limit).mean - mean
-
-    # the mean grows with the median from almost 0 to almost T, so that there is one root between
-    root = cast(float, brentq(gap, log(mean) - 5 * sigma - sigma**2, log(limit) + 6 * sigma))
-    return Lengths(median=exp(root), sigma=sigma, limit=limit, shared=shared)
+    # The mean grows with the median from almost 0 to almost T, so that halving the interval finds the only solution.
+    low, high = log(mean) - 5 * sigma - sigma**2, log(limit) + 6 * sigma
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = Lengths(median=exp(middle), sigma=sigma, limit=limit).mean < mean
+        low, high = (middle, high) if below else (low, middle)
+    return Lengths(median=exp(high), sigma=sigma, limit=limit)
 
 
 @cache
@@ -113,7 +107,6 @@ def reasoning_lengths(limit: int) -> Lengths:
 
 
 WINDOW = 20  # last steps that are averaged
-NINTH_DECILE = 1.2815515655446004  # standard normal quantile of 0.9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,10 +133,10 @@ def read_measured(folder: Path) -> Measured:
     last = [record["values"] for record in records if record["stage"] == records[-1]["stage"]][-WINDOW:]
     limit = int(last[-1]["stage/max_tokens"])
     keys = ("length/mean", "length/q50", "length/q90", "groups/trained", "groups/sampled")
-    mean = {key: float(np.mean([values[key] for values in last])) for key in keys}
+    mean = {key: fmean(values[key] for values in last) for key in keys}
     median, ninth = mean["length/q50"], mean["length/q90"]
     inside = 0 < median < ninth < limit  # a decile at T says nothing of the spread
-    sigma = min(2.0, max(0.05, log(ninth / median) / NINTH_DECILE)) if inside else SIGMA
+    sigma = min(2.0, max(0.05, log(ninth / median) / NORMAL.inv_cdf(0.9))) if inside else SIGMA
     lengths = lengths_of_mean(min(mean["length/mean"], 0.99 * limit), limit, sigma)
     return Measured(lengths=lengths, kept=min(1.0, max(mean["groups/trained"] / mean["groups/sampled"], 0.01)))
 
@@ -187,18 +180,14 @@ class Workload:
         if left <= 0:
             return 1.0, 1.0
         z = log(left / lengths.median) / lengths.sigma
-        share = float(ndtr(-z))
-        shorter = exp(log(lengths.median) + lengths.sigma**2 / 2) * float(ndtr(z - lengths.sigma))
+        share = NORMAL.cdf(-z)
+        shorter = exp(log(lengths.median) + lengths.sigma**2 / 2) * NORMAL.cdf(z - lengths.sigma)
         return share, (share * self.prompt + lengths.mean - shorter) / (self.prompt + lengths.mean)
 
     def micro_batch(self, tokens: int) -> float:
         """Mean tokens of a micro-batch that may have so many; longer samples go alone."""
         share, alone = self.beyond(tokens)
         return 1.0 / ((1.0 - alone) / tokens + share / (self.prompt + self.lengths.mean))
-
-    def drawn(self, seed: int) -> NDArray[np.int64]:
-        """``[D_R, M]`` lengths of one step."""
-        return self.lengths.sample(self.rollout_batch, self.group_size, np.random.default_rng(seed))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,77 +231,130 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """Seconds of one synchronous step."""
+    """Seconds of each part of one step, each part alone on its accelerators."""
 
-    rollout: float  # t_R, mean over draws of lengths
-    parts: StepParts  # everything else
-    tail: float  # share of the rollout after nine tenths of the responses had ended
-    idle: float  # share of the replicas' rollout time with nothing to do
-    preemptions: float  # a step
-
-    @property
-    def learn(self) -> float:
-        """t_T."""
-        return self.parts.learn
+    rollout: float  # t_R: every response of the step, the longest included
+    learn: float  # t_T: all updates
+    logprobs: float  # old and reference log-probs
+    sync: float  # new weights to the engine
+    outside: float  # judging, data handling
+    busy: float  # rollout of as many tokens where the next steps' responses keep the engine's batch full
+    batch: float  # sequences that a replica decodes at once, mean over the rollout
 
     @property
     def other(self) -> float:
-        """t_O: everything but rollout and updates, as the report counts."""
-        return self.parts.total - self.parts.learn
+        """t_O: everything except rollout and updates, as in the report."""
+        return self.logprobs + self.sync + self.outside
 
     @property
-    def seconds(self) -> float:
-        """The whole step."""
-        return self.rollout + self.parts.total
+    def learner(self) -> float:
+        """Everything except the rollout."""
+        return self.learn + self.other
+
+    def seconds(self, staleness: int) -> float:
+        """Seconds per step where rollouts may be ``staleness`` updates behind.
+
+        Synchronous: t_R + t_T + t_O. One step off-policy: the slower side, and a pause for the new weights. More: the
+        slower side with a full batch, and the rollout of the longest response spread over the steps that it may span.
+        """
+        if staleness == 0:
+            return self.rollout + self.learner
+        if staleness == 1:
+            return max(self.rollout, self.learner - self.sync) + self.sync
+        return max(self.busy + self.sync, self.learner, self.rollout / staleness)
 
 
-def replica_setup(system: System, layout: Layout) -> ReplicaSetup:
-    """One replica of the layout's engine."""
-    return ReplicaSetup(
-        cost=decode_cost(system, layout.tensor_parallel),
-        capacity=kv_capacity(system.shape, layout.cache_bytes, layout.tensor_parallel),
-        rows=layout.rows,
+def rollout_seconds(
+    cost: DecodeCost,
+    *,
+    responses: float,
+    batch: float,
+    mean: float,
+    mean_context: float,
+    longest: float,
+    prompts: float,
+    prompt: float,
+) -> tuple[float, float]:
+    """Seconds in which one replica generates ``responses``, and its mean batch over that time.
+
+    While responses wait, each place in the batch decodes one after the other; afterwards the longest response is
+    decoded to its end, so that there are ``(responses / batch - 1) * mean + longest`` decode steps. Each costs the
+    overhead and the larger of reading the weights and the arithmetic of the mean batch. Each token adds the read of
+    its context, each distinct prompt its prefill.
+
+    Args:
+        cost: decode step of the replica.
+        responses: responses of the replica.
+        batch: sequences that it decodes at once at most; no more than ``responses``.
+        mean: mean response length, tokens.
+        mean_context: response tokens that a response token sees on average.
+        longest: length of the longest response.
+        prompts: distinct prompts, each prefilled once.
+        prompt: mean prompt length, tokens.
+
+    Example:
+        >>> cost = DecodeCost(overhead=1.0, weights=2.0, sequence=0.0, context=0.0, prefill=0.5)
+        >>> rollout_seconds(
+        ...     cost, responses=4, batch=2, mean=3, mean_context=1.5, longest=7, prompts=1, prompt=2
+        ... )  # 3 + 7 steps of 3 s, and 1 s of prefill
+        (31.0, 1.2)
+    """
+    steps = (responses / batch - 1) * mean + longest
+    tokens = responses * mean
+    decode = steps * (cost.overhead + max(cost.weights, cost.sequence * tokens / steps))
+    context = tokens * (cost.row + cost.context * (prompt + mean_context))
+    return cost.prefill * prompts * prompt + decode + context, tokens / steps
+
+
+def step_time(system: System, work: Workload, layout: Layout) -> StepTime:
+    """Seconds of each part of a step on a layout."""
+    lengths, replicas = work.lengths, layout.replicas
+    cost = decode_cost(system, layout.tensor_parallel)
+    context = work.prompt + lengths.mean_context
+    capacity = kv_capacity(system.shape, layout.cache_bytes, layout.tensor_parallel)
+    room = max(1.0, min(layout.rows, capacity / context))
+    each, longest = max(1.0, work.responses / replicas), lengths.longest(work.responses)
+    deviation = sqrt(max(0.0, lengths.mean_square - lengths.mean**2))
+    # A step waits for the replica with the most tokens. Those of a group stay together, and hard problems are long in
+    # every response, so that a replica averages over fewer independent lengths than it has responses.
+    independent = each / (1 + (min(each, work.group_size) - 1) * SHARED)
+    fullest = each * min(straggling(replicas, independent, deviation / lengths.mean), longest / lengths.mean)
+    rollout, batch = rollout_seconds(
+        cost,
+        responses=fullest,
+        batch=min(fullest, room),
+        mean=lengths.mean,
+        mean_context=lengths.mean_context,
+        longest=longest,
+        prompts=max(1.0, work.rollout_batch / replicas),
+        prompt=work.prompt,
     )
-
-
-def step_parts(system: System, work: Workload, layout: Layout) -> StepParts:
-    """Seconds of a step outside its rollout."""
-    lengths = work.lengths
-    deviation = sqrt(max(0.0, lengths.mean_square - lengths.mean**2)) / (work.prompt + lengths.mean)
+    # with staleness, responses of the next steps fill the places of those that have ended
+    full = min(room, 2 * each)
+    busy = each * lengths.mean / full * cost.step(full, full * context)
     learner = LearnerWork(
         tokens=work.tokens * work.kept * work.reuse,
         mean_context=work.mean_context,
         responses=work.responses * work.kept * work.reuse,
-        variation=deviation,
+        variation=deviation / (work.prompt + lengths.mean),
         sgd_steps=work.sgd_steps,
         micro_batch_tokens=work.micro_batch(layout.micro_batch_tokens),
         recompute=layout.recomputed(work),
     )
     gpus = layout.learner_gpus
     moved = offload_seconds(system, learner, gpus // layout.sequence_parallel, layout.shards) if layout.offload else 0.0
-    return StepParts(
-        logprobs=work.forwards * logprob_seconds(system, work.tokens, work.mean_context, gpus),
-        learn=learner_seconds(system, learner, gpus, layout.sequence_parallel, layout.exchange) + moved,
-        sync=weight_sync_seconds(system, layout.gpus),
-        other=system.efficiency.other * work.responses,
-    )
-
-
-def step_time(system: System, work: Workload, layout: Layout, draws: int = 4) -> StepTime:
-    """A synchronous step: rollout, then everything else.
-
-    Raises:
-        ValueError: the cache does not hold the longest response.
-    """
-    setup = replica_setup(system, layout)
-    # the same draws for every layout and efficiency, so that these can be compared
-    played = [
-        simulate_rollout(requests_of(work.drawn(seed), work.prompt), setup, layout.replicas) for seed in range(draws)
-    ]
     return StepTime(
-        rollout=float(np.mean([r.seconds for r in played])),
-        parts=step_parts(system, work, layout),
-        tail=float(np.mean([r.tail() for r in played])),
-        idle=float(np.mean([r.idle for r in played])),
-        preemptions=float(np.mean([r.preemptions for r in played])),
+        rollout=rollout,
+        learn=learner_seconds(system, learner, gpus, layout.sequence_parallel, layout.exchange) + moved,
+        logprobs=work.forwards * logprob_seconds(system, work.tokens, work.mean_context, gpus),
+        sync=weight_sync_seconds(system, layout.gpus),
+        outside=system.efficiency.other * work.responses,
+        busy=busy,
+        batch=batch,
     )
+
+
+def timing(system: System, work: Workload, layout: Layout, staleness: int) -> tuple[StepTime, float]:
+    """Parts of a step, and its seconds under the schedule; engine and learner that share accelerators take turns."""
+    parts = step_time(system, work, layout)
+    return parts, parts.seconds(0 if layout.colocated else staleness)

@@ -31,12 +31,12 @@ def plan_blocks(facts: Mapping[str, Any]) -> tuple[Block, ...]:
     others = [{"refused": "", "hours": None, "gpu_hours": None, "stages": ()} | o for o in facts.get("compare", ())]
     rows = [o | {"steps": ", ".join(f"{stage['step_seconds']:.4g} s" for stage in o["stages"])} for o in others]
     blocks = (
-        block("plan", "Plan", {"stages": facts["stages"], "source": facts["calibration"]["source"]}),
+        block("plan", "Plan", {"stages": facts["stages"], "calibration": facts["calibration"]}),
         block("instead", "Instead", {"rows": rows} if rows else None, template="plan_instead"),
         figures_block("memory", "Memory", [[view] for view in memory_views(facts)]),
         figures_block("time", "Time of a step", [[view] for view in _time_views(facts)]),
+        figures_block("changes", "What changes would do", [[view] for view in _change_views(facts)]),
         _more_gpus(facts),
-        _batches(facts),
     )
     return tuple(block for block in blocks if block is not None)
 
@@ -51,6 +51,7 @@ def _head(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("sequence parallel", str(layout["sequence_parallel"])),
         ("staleness", str(facts["staleness"])),
         ("all stages", duration(3600 * facts["hours"])),
+        ("range", " to ".join(duration(3600 * hours) for hours in facts["hours_90_percent"])),
         ("accelerator-hours", number(facts["gpu_hours"])),
     ]
     if "cost" in facts:
@@ -99,6 +100,18 @@ def _time_views(facts: Mapping[str, Any]) -> list[FigureView]:
         bars_view("step_parts", title, "seconds", bars, note, left=LEFT),
         bars_view("hours_per_1000_steps", whole, "hours", hours, later, color=2, left=LEFT - 32),
     ]
+
+
+def _change_views(facts: Mapping[str, Any]) -> list[FigureView]:
+    """Seconds of the longest stage's step with each change alone; changes with which nothing fits are left out."""
+    fitting = [change for change in facts["what_if"] if change["seconds"] is not None]
+    if not fitting:
+        return []
+    now = max(facts["stages"], key=lambda stage: stage["hours"])
+    bars: list[Bar] = [("as planned", now["step_seconds"], f"{number(now['step_seconds'])} s")]
+    bars += [(one["change"], one["seconds"], f"{number(one['seconds'])} s (x {one['ratio']:.2f})") for one in fitting]
+    note = f"The stage with T = {now['max_tokens']}; each change alone, on its own best layout."
+    return [bars_view("step_by_change", "Time of a step by change", "seconds", bars, note, left=LEFT)]
 
 
 def _more_gpus(facts: Mapping[str, Any]) -> Block | None:
@@ -157,7 +170,7 @@ def gpu_chart(points: Sequence[Mapping[str, Any]]) -> Chart:
     base = last["step_seconds"] - slope / last["gpus"]
     xs = tuple(float(point["gpus"]) for point in points)
     step, rollout = (tuple((float(p["gpus"]), p[key]) for p in points) for key in ("step_seconds", "rollout_seconds"))
-    band = tuple((float(p["gpus"]), *p["step_seconds_80_percent"]) for p in points)
+    band = tuple((float(p["gpus"]), *p["step_seconds_90_percent"]) for p in points)
     curve = tuple((x, base + slope / x) for x in xs)
     return Chart(
         key="step_over_gpus",
@@ -165,7 +178,7 @@ def gpu_chart(points: Sequence[Mapping[str, Any]]) -> Chart:
         unit="seconds",
         y_low=0.0,
         series=(
-            Series(label="step, with its 80 % interval", points=step, band=band, dots=True),
+            Series(label="step, with its range", points=step, band=band, dots=True),
             Series(label="rollout t_R", points=rollout, color=1, dots=True),
             Series(label="a + b/N through the ends", points=curve, color=4),
         ),
@@ -173,31 +186,5 @@ def gpu_chart(points: Sequence[Mapping[str, Any]]) -> Chart:
         x_word="accelerators",
         x_log=True,
         x_ticks=xs,
-        note="The interval is that of the efficiencies alone: not of lengths, survivors, failures or the network.",
+        note="The range held nine of ten measured steps; points of one plan move up and down in it together.",
     )
-
-
-def _batches(facts: Mapping[str, Any]) -> Block | None:
-    """A step with another D_R or group size, and what a response then costs."""
-    points = [point for point in facts["over_batches"] if point["step_seconds"] is not None]
-    if len(points) < 2:
-        return None
-    stage = facts["stages"][facts["longest_stage"]]
-    names = [f"{point['rollout_batch']} × {point['group_size']}" for point in points]
-    here = f"{stage['rollout_batch']} × {stage['group_size']}"
-    names = [f"{name} (now)" if name == here else name for name in names]
-
-    def seconds(field: str) -> list[Bar]:
-        return [(name, p[field], f"{number(p[field])} s") for name, p in zip(names, points, strict=True)]
-
-    title, each = "Time of a step", "Time of a step for each response"
-    lead = (
-        f"D_R × group size at T = {stage['max_tokens']} on the same accelerators; the tail is waited for once a step."
-    )
-    views = (
-        bars_view("step_over_batches", title, "seconds", seconds("step_seconds"), left=LEFT),
-        bars_view(
-            "response_over_batches", each, "seconds a response", seconds("seconds_a_response"), color=2, left=LEFT
-        ),
-    )
-    return figures_block("batches", "D_R and group size", [[view] for view in views], lead)

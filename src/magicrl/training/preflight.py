@@ -606,7 +606,7 @@ def _planned_seconds(
     alone = config.model_copy(update={"cluster": None})
     kept = min(1.0, max(0.05, learnable.signal.mean))
     mean = lengths_of_mean(mean, first).at(longest).mean
-    options = Options(gpus=1, mean_length=mean, kept=kept, as_stated=True)
+    options = Options(gpus=1, mean_length=mean, kept=kept)
     small, _ = short_steps(alone, prompts)
     # with the longest stage in both, so that lengths are those of the same distribution
     plans = [make_plan(recipe, shape, load_hardware(name), options, what_if=False) for recipe in (alone, small)]
