@@ -108,7 +108,7 @@ def test_anything_else_is_planned_for_its_model_and_steps(tmp_path: Path) -> Non
         (FOLDER / "smollm2.toml").read_text().replace('sft = "smollm2-sft.toml"', 'model = "SmolLM2-135M"')
     )
     short = said(Path("smollm2"), "model=SmolLM2-135M", "data=problems.jsonl", "stages.1.max_steps=1")
-    _, plan = planned(copied, [], None, "cpu-2core", Options(gpus=1, as_stated=True))
+    _, plan = planned(copied, [], None, "cpu-2core", Options(gpus=1))
     assert said(copied).startswith(f"about {duration(3600 * plan.hours)} for at most ")
     for words, steps in ((said(copied), 50), (short, 21)):
         assert f"for at most {steps} training steps as planned on two CPU cores" in words

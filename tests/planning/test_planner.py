@@ -192,6 +192,7 @@ def test_the_layout_is_the_fastest_that_fits() -> None:
     [
         (PAPER, "H200", 64, 0),
         (PAPER, "H200", 16, 2),
+        (PAPER, "H200", 4, 2),
         (RECIPES / "skywork" / "or1-7b.toml", "RTX-4090", 32, 0),
         (RECIPES / "deepseek" / "7b-lora-gpu.toml", "H100-80G", 1, 0),
         (RECIPES / "deepseek" / "1.5b-node.toml", "H100-80G", 8, 1),
