@@ -42,4 +42,4 @@ def test_a_plan_has_every_figure_whole(
     assert app(words, result_action="return_value") == 0
     told = capsys.readouterr().out
     assert "…" not in told
-    assert all(name in told for name in ("step s", "80 %", "tail", "h/1000"))
+    assert all(name in told for name in ("step s", "range", "h/1000"))
