@@ -173,6 +173,14 @@ def best_layout(needed: Demand, system: System, gpus: int, staleness: int, job: 
     return min(found, key=lambda placed: total_seconds(system, job, placed.layout, staleness), default=None)
 
 
+def best_step(
+    needed: Demand, system: System, gpus: int, staleness: int, work: Workload
+) -> tuple[StepTime, float] | None:
+    """Parts and seconds of one step on the layout that is best for it; None where none fits."""
+    placed = best_layout(needed, system, gpus, staleness, [(work, 1)])
+    return None if placed is None else timing(system, work, placed.layout, staleness)
+
+
 RANK = LoraConfig().rank  # of adapters that a remedy proposes
 SHORTEST = 256  # T that a remedy proposes
 
@@ -316,8 +324,8 @@ def _what_if(needed: Demand, system: System, options: Options, work: Workload) -
     each on its own best layout; None where nothing fits."""
 
     def seconds(changed: Workload, gpus: int = options.gpus, staleness: int = options.staleness) -> float | None:
-        placed = best_layout(needed, system, gpus, staleness, [(changed, 1)])
-        return None if placed is None else timing(system, changed, placed.layout, staleness)[1]
+        step = best_step(needed, system, gpus, staleness, changed)
+        return None if step is None else step[1]
 
     found: dict[str, float | None] = {}
     if needed.hardware.gpus_per_node > 1:  # else this machine has no second accelerator
@@ -348,9 +356,6 @@ def over_gpus(config: TrainConfig, plan: Plan, factors: Sequence[float] = FACTOR
     found: dict[int, StagePlan | None] = {options.gpus: now}
     for count in (counts - {options.gpus}) if plan.hardware.gpus_per_node > 1 else ():
         needed = demand(config, plan.shape, plan.hardware, replace(options, gpus=count))
-        placed = best_layout(needed, system, count, options.staleness, [(now.work, 1)])
-        found[count] = None
-        if placed is not None:
-            parts, seconds = timing(system, now.work, placed.layout, options.staleness)
-            found[count] = replace(now, parts=parts, seconds=seconds)
+        step = best_step(needed, system, count, options.staleness, now.work)
+        found[count] = None if step is None else replace(now, parts=step[0], seconds=step[1])
     return dict(sorted(found.items()))

@@ -118,9 +118,8 @@ class Client(Peer):
         if not shared or (target.__name__, attribute) in NOT_MIRRORED:
             setattr(target, attribute, value)
             return
-        key = (target.__name__, attribute)
-        original = self._assigned.setdefault(key, getattr(target, attribute, None))
         current = getattr(target, attribute, None)
+        original = self._assigned.setdefault((target.__name__, attribute), current)
         setattr(target, attribute, value)
         if current is not original:
             self.replace(target.__name__, [], attribute)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
-from magicrl.verifiers.code.remote import Unsupported
+from magicrl.verifiers.code.remote import Unsupported, taken
 
 _MARKS, _FIXTURE = "__pytest_marks__", "__pytest_fixture__"
 _WIDE = {"class": "class", "module": "module", "package": "module", "session": "module"}
@@ -153,7 +153,7 @@ def _import_or_skip(name: str, **_: Any) -> Any:
 class _Param:
     def __init__(self, *given: Any, marks: Any = (), id: Any = None) -> None:
         self.given = given
-        self.marks = [mark.mark for mark in (marks if isinstance(marks, list | tuple) else (marks,))]
+        self.marks = _listed(marks)
 
 
 class _Mark:
@@ -267,11 +267,7 @@ class _Captured(_Offered):
         self._streams = streams
 
     def readouterr(self) -> Any:
-        texts = [stream.getvalue() for stream in self._streams]
-        for stream in self._streams:
-            stream.seek(0)
-            stream.truncate()
-        return _Read(*texts)
+        return _Read(*map(taken, self._streams))
 
 
 class _Request(_Offered):
@@ -413,14 +409,19 @@ def _is_test(name: str, found: Any) -> bool:
         if name.startswith("test"):
             raise Unsupported(f"{name} is no function, which pytest does not collect")
         return False
-    return getattr(found, "__test__", None) is True or (name.startswith("test") and getattr(found, "__test__", True))
+    return _is_chosen(found, name.startswith("test"))
 
 
 def _is_test_class(name: str, found: Any) -> bool:
     """Whether pytest collects this as a class of tests; those of unittest are run by unittest."""
     if not isinstance(found, type) or issubclass(found, unittest.TestCase):
         return False
-    return getattr(found, "__test__", None) is True or (name.startswith("Test") and getattr(found, "__test__", True))
+    return _is_chosen(found, name.startswith("Test"))
+
+
+def _is_chosen(found: Any, named: bool) -> bool:
+    """Whether ``__test__`` makes something a test, or its name does and ``__test__`` does not deny it."""
+    return getattr(found, "__test__", None) is True or (named and getattr(found, "__test__", True))
 
 
 def _members(kind: type) -> dict[str, Any]:

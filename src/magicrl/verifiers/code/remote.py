@@ -217,12 +217,12 @@ class Peer:
         self._numbers: dict[int, int] = {}
         self._files = Files(folder)
         self._nodes = Nodes({})
-        self._state: dict[str, Any] = {"environ": dict(os.environ), "folder": getcwd()}
+        self._state = _state()
         self._turn = threading.RLock()  # either side may use threads
 
     def state_changes(self) -> dict[str, Any]:
         """The environment and the working directory, where they changed since they were last exchanged."""
-        now = {"environ": dict(os.environ), "folder": getcwd()}
+        now = _state()
         changed = {name: value for name, value in now.items() if value != self._state[name]}
         self._state = now
         return changed
@@ -240,7 +240,7 @@ class Peer:
             with contextlib.suppress(OSError, ValueError):
                 chdir(folder)
         if environ is not None or folder is not None:
-            self._state = {"environ": dict(os.environ), "folder": getcwd()}
+            self._state = _state()
 
     def send(self, message: Mapping[str, Any]) -> None:
         _write_all(self._outgoing, dumps(message).encode("ascii") + b"\n")
@@ -259,6 +259,19 @@ class Peer:
         if number == len(self._lent):
             self._lent.append(value)
         return number
+
+
+def _state() -> dict[str, Any]:
+    """What of a process the other side takes over before its next step."""
+    return {"environ": dict(os.environ), "folder": getcwd()}
+
+
+def taken(stream: io.StringIO) -> str:
+    """The text of a stream, which is empty afterwards."""
+    text = stream.getvalue()
+    stream.seek(0)
+    stream.truncate()
+    return text
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -291,9 +304,7 @@ class Server(Peer):
             found = {"error": self._error(error)}
         for name, stream in (("out", sys.stdout), ("err", sys.stderr)):
             if isinstance(stream, io.StringIO) and stream.tell():
-                found[name] = stream.getvalue()
-                stream.seek(0)
-                stream.truncate()
+                found[name] = taken(stream)
         if (changed := self._files.changes()) is not None:
             found["files"] = changed
         return found | self.state_changes()

@@ -498,7 +498,6 @@ class MathsVerifier:
         """Step 4: Math-Verify on what the steps before left open."""
         spelled = canonical(text)
         seed_sympy(0)  # sympy probes some identities at random points: the same ones for every item
-        # named phases: a worker that dies while it parses the gold is the gold's fault (`worker.WorkerProcess.ask`)
         parsed = {gold: self._parse_gold(gold) for gold, _ in pairs}
         if not any(parsed[gold] or (gold not in self._exhausting and has_shape(spelling)) for gold, spelling in pairs):
             reason = "the gold answer cannot be read"
@@ -524,7 +523,8 @@ class MathsVerifier:
         return make_verdict(status, decided_by="math_verify", extracted=text)
 
     def _parse_gold(self, gold: str) -> list[Any]:
-        # a phase of its own for each: together they may take longer than the worker's limit
+        # a worker that dies in this phase dies by the gold's fault (`worker.WorkerProcess.ask`); each gold is a phase
+        # of its own, since together they may take longer than the worker's limit
         self._progress("gold")
         if gold not in self._golds:
             try:
