@@ -14,10 +14,10 @@ TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml packages/verifiers/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --no-compile -c constraints.txt $(TORCH_INDEX) torch
-	$(PIP) install --no-compile -c constraints.txt -e .
+	$(PIP) install --no-compile -c constraints.txt -e packages/verifiers -e .
 	touch $@
 
 setup-dev: $(VENV)/.developed
@@ -56,7 +56,7 @@ $(VENV)/.vllm: $(VENV)/.developed
 $(VENV)/.environments: $(VENV)/.vllm
 	$(PIP) install -c constraints.txt -e '.[openenv]'
 	$(PIP) install -c constraints.txt aiohttp anthropic httpx mcp openai 'prime-pydantic-config[toml]' prime-sandboxes renderers tenacity uvicorn
-	$(PIP) install --no-deps -c constraints.txt verifiers
+	$(PIP) install --no-deps -c constraints.txt verifiers verl
 	touch $@
 
 # Chromium for the browser test and the screenshots: the system's, else Debian's package (needs root), else the

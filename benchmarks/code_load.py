@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 
 from magicrl.records import Problem
-from magicrl.verifiers.code.judge import CodeJudge
-from magicrl.verifiers.code.pool import CodePool
-from magicrl.verifiers.code.suite import parse_suite
+from magicrl_verifiers.code.judge import CodeJudge
+from magicrl_verifiers.code.pool import CodePool
+from magicrl_verifiers.code.suite import parse_suite
 
 PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 _QUEUED = 4000

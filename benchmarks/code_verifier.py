@@ -56,7 +56,7 @@ print(spent / count)
 # what the fork server does before it serves: nothing but its forks is left
 _SERVER = """
 import importlib
-from magicrl.verifiers.code import child, kernel
+from magicrl_verifiers.code import child, kernel
 for name in forkserver.PRELOADED:
     importlib.import_module(name)
 child.prepare()
@@ -145,9 +145,9 @@ def child_speed(kind: str, tests: int, samples: int) -> float:
         start = cpu_seconds()
         assert all(lcb_sample(cases, PROGRAM) for _ in range(samples))
         return (cpu_seconds() - start) / samples
-    from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
-    from magicrl.verifiers.code.sandbox import SandboxOptions
-    from magicrl.verifiers.code.suite import parse_suite
+    from magicrl_verifiers.code.judge import CodeJudge, CodeOptions
+    from magicrl_verifiers.code.sandbox import SandboxOptions
+    from magicrl_verifiers.code.suite import parse_suite
 
     tier, *off = kind.removeprefix("ours_").split("-")
     suite = parse_suite(cases)
@@ -174,7 +174,7 @@ def _floor(setup: str = "") -> float:
 
 def _server_floor() -> float:
     """The same of a process that has loaded what the fork server has."""
-    from magicrl.verifiers.code.sandbox import bootstrap
+    from magicrl_verifiers.code.sandbox import bootstrap
 
     return _floor(bootstrap() + _SERVER)
 
@@ -262,8 +262,8 @@ def _side_effects(row: dict[str, Any]) -> list[str]:
 
 
 def _each_tier(run: Callable[[Any], dict[str, Any]], tiers: list[str]) -> dict[str, Any]:
-    from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
-    from magicrl.verifiers.code.sandbox import Limits, SandboxError, SandboxOptions
+    from magicrl_verifiers.code.judge import CodeJudge, CodeOptions
+    from magicrl_verifiers.code.sandbox import Limits, SandboxError, SandboxOptions
 
     found: dict[str, Any] = {}
     for tier in tiers:
@@ -278,7 +278,7 @@ def _each_tier(run: Callable[[Any], dict[str, Any]], tiers: list[str]) -> dict[s
 
 
 def _attacks(judge: Any) -> dict[str, Any]:
-    from magicrl.verifiers.code.suite import parse_suite
+    from magicrl_verifiers.code.suite import parse_suite
 
     victim = Path("/tmp/adv_victim")
     victim.mkdir(exist_ok=True)
@@ -316,7 +316,7 @@ def tests_in(row: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _references(judge: Any) -> dict[str, Any]:
-    from magicrl.verifiers.code.suite import parse_suite
+    from magicrl_verifiers.code.suite import parse_suite
 
     found: dict[str, Any] = {}
     for folder in sorted(path for path in ARGUMENTS.data.iterdir() if path.is_dir()):

@@ -22,7 +22,7 @@ site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 ls build/gpu-wheels/*.whl >/dev/null || { echo "no build/gpu-wheels here: make gpu-wheels, and carry that folder" >&2; exit 2; }
 "${PYTHON:=python3}" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" build/gpu-wheels/*.whl || exit 2
-export PYTHONPATH=$PWD/src:$site PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 PART_SECONDS=${PART_SECONDS:-480}
+export PYTHONPATH=$PWD/src:$PWD/packages/verifiers/src:$site PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 PART_SECONDS=${PART_SECONDS:-480}
 failed=()
 for part; do
   echo "== $part"

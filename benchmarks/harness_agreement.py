@@ -30,7 +30,7 @@ from common import parser_of, write_figure
 from magicrl.evaluation.provenance import environment_facts, git_commit, now
 from magicrl.evaluation.samples import EvaluationFolder
 from magicrl.records import Problem
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers.service import VerifierPool
 
 FORMS = {"gsm8k": "number", "svamp": "number", "math500": "maths"}
 SOLUTIONS = 300  # of each set, the first ones

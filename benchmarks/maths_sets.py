@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from magicrl.verifiers.extraction import last_box
+from magicrl_verifiers.extraction import last_box
 
 DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "math"
 SETS = (

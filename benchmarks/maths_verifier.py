@@ -28,9 +28,9 @@ from rewrites import rewrites
 
 from magicrl.evaluation.provenance import git_commit
 from magicrl.records import Outcome, Problem
-from magicrl.verifiers import JudgeOptions, VerifierPool
-from magicrl.verifiers.base import verifier_spec
-from magicrl.verifiers.maths.maths_verifier import MathsVerifier
+from magicrl_verifiers import JudgeOptions, VerifierPool
+from magicrl_verifiers.maths.maths_verifier import MathsVerifier
+from magicrl_verifiers.table import verifier_spec
 
 NEAR_MISSES = 10_000
 PAGE = ROOT / "docs" / "verifiers.md"

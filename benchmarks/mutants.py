@@ -45,7 +45,8 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELIS
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = Path(__file__).with_name("faults")
-PACKAGE = Path("src/magicrl")
+PACKAGES = (Path("src/magicrl"), Path("packages/verifiers/src/magicrl_verifiers"))
+"""A file of the first is named from the package, one of the second with the package's name before it."""
 CPU_LIMIT, WALL_LIMIT = 240, 1800
 """Limits for the tests of one fault, in seconds: a fault may make them compute, or wait, without end."""
 _WORTH_SHARING = 5  # with more rows than this, third-party packages are imported once for all of them
@@ -99,7 +100,7 @@ def _row(table: str, row: dict[str, Any], group_tests: Sequence[str], suites: Ma
 
 
 def located(place: str, old: str, root: Path = ROOT) -> tuple[str, int]:
-    """Return the file, relative to the package, and the offset in it of the only match of `old` at `place`.
+    """Return the file, as `_path` reads it, and the offset in it of the only match of `old` at `place`.
 
     Args:
         place: A symbol (`Trainer.step`, a function, class or module constant by its qualified name), a symbol of one
@@ -126,9 +127,15 @@ def located(place: str, old: str, root: Path = ROOT) -> tuple[str, int]:
     return found[0]
 
 
+def _path(root: Path, file: str) -> Path:
+    """Return where a file is: `training/step.py` in the first package, `magicrl_verifiers/pool.py` in the second."""
+    package = next((one for one in PACKAGES[1:] if file.startswith(f"{one.name}/")), None)
+    return root / (PACKAGES[0] / file if package is None else package.parent / file)
+
+
 @functools.cache
 def _text(root: Path, file: str) -> str:
-    path = root / PACKAGE / file
+    path = _path(root, file)
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
@@ -136,8 +143,10 @@ def _text(root: Path, file: str) -> str:
 def _symbols(root: Path) -> dict[str, list[tuple[str, int, int]]]:
     """Return the places of each qualified name in the package: file, first and last offset, decorators included."""
     found: dict[str, list[tuple[str, int, int]]] = {}
-    for path in sorted((root / PACKAGE).rglob("*.py")):
-        file = path.relative_to(root / PACKAGE).as_posix()
+    files = [path.relative_to(root / PACKAGES[0]) for path in (root / PACKAGES[0]).rglob("*.py")]
+    for package in PACKAGES[1:]:
+        files += [path.relative_to(root / package.parent) for path in (root / package).rglob("*.py")]
+    for file in sorted(one.as_posix() for one in files):
         lines = io.StringIO(_text(root, file), newline="\n").readlines()  # as ast counts them
         offsets = [0]
         for line in lines:
@@ -208,9 +217,14 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "src"
         shutil.rmtree(self.folder, ignore_errors=True)
-        shutil.copytree(ROOT / PACKAGE, self.folder / "magicrl", ignore=shutil.ignore_patterns("__pycache__"))
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, self.folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
         # by content, not by time: a changed file is compiled anew, however soon after the last change
         compileall.compile_dir(self.folder, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+
+    def place(self, file: str) -> Path:
+        """Return where a file of the packages is in the copy."""
+        return self.folder / (file if _path(Path(), file).is_relative_to(PACKAGES[1]) else f"magicrl/{file}")
 
     def run(self, tests: Sequence[str], log: Path, *, stop_at_first: bool = True) -> tuple[int, float]:
         """Exit status of pytest on these tests (-1: it ran into a limit), and CPU seconds with its children."""
@@ -238,7 +252,7 @@ class Copy:
         for name in collected["modules"]:
             with contextlib.suppress(Exception):  # what cannot be imported by itself is imported by its package
                 importlib.import_module(name)
-        assert "magicrl" not in sys.modules, "every fault's process must read the copy"
+        assert not {"magicrl", "magicrl_verifiers"} & set(sys.modules), "every fault's process must read the copy"
         return collected["slow"]
 
     def _live(self, tests: Sequence[str], log: Path, stop_at_first: bool, collected: Path | None = None) -> None:
@@ -262,8 +276,8 @@ class Copy:
                 os._exit(0)
             first = ["-x"] if stop_at_first else []
             found = int(pytest.main([*first, "-m", "", "-p", "no:cacheprovider", "--no-header", "--tb=short", *tests]))
-            origin = sys.modules["magicrl"].__file__ or ""
-            assert origin.startswith(str(self.folder)), f"the tests read {origin}"
+            origins = [sys.modules[p.name].__file__ or "" for p in PACKAGES if p.name in sys.modules]
+            assert all(origin.startswith(str(self.folder)) for origin in origins), f"the tests read {origins}"
             status = found
         finally:
             sys.stdout.flush()
@@ -311,7 +325,7 @@ class Study:
     def baseline(self, faults: Iterable[Fault]) -> float:
         """See that the tests are green without a fault; CPU seconds, 0 where that is known."""
         tests = sorted({test for fault in faults for test in fault.tests})
-        key = self._key("baseline", tests, _code_of(ROOT / PACKAGE))
+        key = self._key("baseline", tests, _code_of(*(ROOT / package for package in PACKAGES)))
         if key in self.known or not tests:
             return 0.0
         log = self.work / "baseline.log"
@@ -328,7 +342,7 @@ class Study:
         if key in self.known and not again:
             return self.known[key]
         log = self.work / f"{fault.name}.log"
-        places = {self.copy.folder / "magicrl" / file: text for file, text in texts.items()}
+        places = {self.copy.place(file): text for file, text in texts.items()}
         whole = {place: place.read_text(encoding="utf-8") for place in places}
         for place, text in places.items():
             place.write_text(text, encoding="utf-8")
@@ -362,8 +376,8 @@ class Study:
 
 
 @functools.cache
-def _code_of(path: Path) -> str:
-    paths = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+def _code_of(*places: Path) -> str:
+    paths = [p for place in places for p in (sorted(place.rglob("*.py")) if place.is_dir() else [place])]
     return "\0".join(_code(p.read_text(encoding="utf-8")) for p in paths)
 
 

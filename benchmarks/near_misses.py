@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from magicrl.verifiers.maths.notation import canonical
+from magicrl_verifiers.maths.notation import canonical
 
 Change = Callable[[str, random.Random], str | None]
 

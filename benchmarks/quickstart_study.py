@@ -40,7 +40,6 @@ from magicrl.training.recorder import NullObserver, environment_facts
 from magicrl.training.session import train
 from magicrl.training.sft import SUPERVISED, run_sft, supervised_steps
 from magicrl.training.start_checks import check_run
-from magicrl.verifiers.pool import VerifierPool
 
 RECIPE, START = RECIPES / "quickstart.toml", RECIPES / "quickstart-sft.toml"
 CONTROL_BATCH = 64
@@ -109,7 +108,7 @@ def control_arm(config: TrainConfig, start: Path, tokens: int) -> dict[str, Any]
     set_threads(config)
     config = config.model_copy(update={"start": StartConfig(model=str(start))})
     ready = check_run(config, start.parent / "not-written", resume=False)
-    with VerifierPool.from_config(config.verifier) as judge:
+    with config.verifier.pool() as judge:
         built = build(config, ready, start)
         built.engine.load_weights(built.learner.weights(), 0)
         samples: list[TrainSample] = []

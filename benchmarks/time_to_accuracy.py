@@ -39,7 +39,7 @@ from magicrl.training.objective import entropy_controller
 from magicrl.training.sft import run_sft
 from magicrl.training.start_checks import check_run
 from magicrl.training.step import Parts, Trainer
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers.service import VerifierPool
 
 SIDES = ("magicrl", "trl", "magicrl-plain")
 PLAIN = ("algorithm.reject_zero_advantage=false", "entropy.controller=none")
@@ -139,7 +139,7 @@ def run_arm(name: str, case: Case, side: str, seed: int, given: Path | None, mod
     start = given or start_of(config.start, seed, models)
     config = config.model_copy(update={"start": StartConfig(model=str(start))})
     ready = check_run(config, models / "not-written", resume=False)
-    with VerifierPool.from_config(config.verifier) as judge:
+    with config.verifier.pool() as judge:
         built = build(config, ready, start)
         judge.warm_up(built.data.verifiers())
         products = [products_s(built, config.model.dtype)]

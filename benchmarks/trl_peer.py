@@ -22,7 +22,7 @@ from measure import Clock, Times
 
 from magicrl.config.schema import OptimizerConfig, StageConfig
 from magicrl.records import Problem
-from magicrl.verifiers.base import VerifierService
+from magicrl_verifiers.records import VerifierService
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func says at every start that it may change
 

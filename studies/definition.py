@@ -76,7 +76,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from magicrl.registry import did_you_mean
+from magicrl_verifiers.references import did_you_mean
 
 Curves: TypeAlias = Mapping[str, Sequence[float | None]]
 Result: TypeAlias = Mapping[str, Any]

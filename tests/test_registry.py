@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from magicrl import registry
-from magicrl.registry import BUILTINS, check, fingerprint, names, resolve
+from magicrl.registry import BUILTINS, check, names, resolve
+from magicrl_verifiers.references import fingerprint
 
 
 def test_every_built_in_is_where_the_table_says() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from magicrl.api.runs import Run, load_run
     from magicrl.api.training import Step, Training, start, train
     from magicrl.records import Problem, Verdict
-    from magicrl.verifiers.rewards import reward
+    from magicrl_verifiers.rewards import reward
 
 _HOMES = {
     "Evaluation": "magicrl.api.evaluating",
@@ -31,7 +31,7 @@ _HOMES = {
     "load_run": "magicrl.api.runs",
     "plan": "magicrl.api.planning",
     "preflight": "magicrl.api.preflight",
-    "reward": "magicrl.verifiers.rewards",
+    "reward": "magicrl_verifiers.rewards",
     "start": "magicrl.api.training",
     "train": "magicrl.api.training",
     "verify": "magicrl.api.judging",

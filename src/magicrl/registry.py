@@ -10,19 +10,12 @@ exception is `live`: an object that was given in Python, which this process alon
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import importlib
-import importlib.util
-import inspect
-import re
-import sys
-import textwrap
-from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
-from pathlib import Path
-from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from magicrl_verifiers import references
+from magicrl_verifiers.table import VERIFIERS
 
 BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -67,12 +60,7 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "fixed": "magicrl.algorithms.entropy:fixed_control",
             "adaptive": "magicrl.algorithms.entropy:adaptive_control",
         },
-        "reward": {
-            "code": "magicrl.verifiers.base:CODE",
-            "exact": "magicrl.verifiers.base:EXACT",
-            "judge": "magicrl.verifiers.base:JUDGE",
-            "maths": "magicrl.verifiers.base:MATHS",
-        },
+        "reward": VERIFIERS,
         "family": {
             "calculator_problems": "magicrl.data.calculator_problems:make_calculator_problems",
             "guess_number": "magicrl.data.guess_number:make_guess_number",
@@ -123,57 +111,9 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 """For each kind of thing the names that come with magicrl, and where each is."""
 
 
-LIVE = "live:"
-"""How a reference begins that means an object of this process."""
-
-
-class Live(NamedTuple):
-    """An object that was given in Python, and the text that tells it from others; None where there is none."""
-
-    thing: Any
-    text: str | None
-
-
-_live: dict[str, Live] = {}
-
-
-def live(thing: Any, name: str | None = None, text: str | None = None) -> str:
-    """A reference to ``thing``, ``live:NAME@DIGEST``, which this process alone can resolve.
-
-    The digest is of ``text`` (default: the source text of a function or class, not what it reads from around it);
-    ``live:NAME@unknown`` where no text can be had.
-
-    Example:
-        >>> live(len)
-        'live:len@unknown'
-    """
-    text = source_text(thing) if text is None else text
-    found = name or getattr(thing, "__name__", type(thing).__name__)
-    word = re.sub(r"\W+", "_", found).strip("_") or "given"
-    mark = "unknown" if text is None else hashlib.sha256(text.encode()).hexdigest()[:8]
-    reference = f"{LIVE}{word}@{mark}"
-    _live[reference] = Live(thing, text)
-    return reference
-
-
-def live_text(reference: str) -> str | None:
-    """The text that tells this live object from others; None without one."""
-    return _live[reference].text if reference in _live else None
-
-
-def source_text(thing: Any) -> str | None:
-    """The source text of a function, a class or an object's class; None where it cannot be had."""
-    thing = inspect.unwrap(getattr(thing, "func", thing))  # of functools.partial
-    try:
-        described = inspect.isroutine(thing) or inspect.isclass(thing)
-        return textwrap.dedent(inspect.getsource(thing if described else type(thing))).strip()
-    except (OSError, TypeError):  # typed at a prompt, or written in C
-        return None
-
-
 def names(kind: str) -> tuple[str, ...]:
     """The built-in names of this kind and those of installed packages, in alphabetical order."""
-    return tuple(sorted({*BUILTINS[kind], *entry_points(group=f"magicrl.{kind}").names}))
+    return references.names(kind, BUILTINS[kind])
 
 
 def check(kind: str, reference: str) -> str:
@@ -182,30 +122,7 @@ def check(kind: str, reference: str) -> str:
     Raises:
         ValueError: an unknown name (says the nearest known one), a file or a module that is not there.
     """
-    _checked(kind, reference)
-    return reference
-
-
-def _checked(kind: str, reference: str) -> tuple[str, str]:
-    """`check`, and the module or file and the attribute that it found."""
-    if reference.startswith(LIVE):
-        if reference not in _live:
-            raise ValueError(
-                f"{kind} {reference!r} was given in Python to another process, and this one does not have it; give the "
-                f"same object again (its text, where it has one, stands in run.json), or put it into a file and name "
-                "it as file.py:name"
-            )
-        return LIVE, reference
-    where, attribute = _split(kind, reference)
-    # looked for, not imported: a recipe is checked without running what it names
-    if where.endswith(".py"):
-        if not Path(where).expanduser().is_file():
-            raise ValueError(f"{kind} {reference!r}: there is no file {where}")
-    elif not _is_there(where):
-        raise ValueError(f"{kind} {reference!r}: there is no module {where!r}; is its package installed?")
-    if not attribute.isidentifier():
-        raise ValueError(f"{kind} {reference!r}: {attribute!r} is no name of a function, a class or a value")
-    return where, attribute
+    return references.check(kind, reference, BUILTINS[kind])
 
 
 def resolve(kind: str, reference: str) -> Any:
@@ -215,82 +132,9 @@ def resolve(kind: str, reference: str) -> Any:
         ValueError: as `check`; the module fails to import (its error is told and is the cause); or it has no such
             attribute.
     """
-    where, attribute = _checked(kind, reference)
-    if where == LIVE:
-        return _live[reference].thing
-    try:
-        module = _module_of_file(Path(where).expanduser()) if where.endswith(".py") else importlib.import_module(where)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        raise ValueError(
-            f"{kind} {reference!r}: {where} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    if not hasattr(module, attribute):
-        raise ValueError(f"{kind} {reference!r}: {where} has no {attribute!r}{did_you_mean(attribute, vars(module))}")
-    return getattr(module, attribute)
+    return references.resolve(kind, reference, BUILTINS[kind])
 
 
 def is_builtin(kind: str, reference: str) -> bool:
     """Whether ``reference`` is a name that comes with magicrl."""
     return reference in BUILTINS[kind]
-
-
-def fingerprint(reference: str) -> str | None:
-    """SHA-256 of the file that ``file.py:attribute`` names, in 64 hex digits; None for other references."""
-    where = reference.rpartition(":")[0]
-    if not where.endswith(".py"):
-        return None
-    return hashlib.sha256(Path(where).expanduser().read_bytes()).hexdigest()
-
-
-def _split(kind: str, reference: str) -> tuple[str, str]:
-    """Module or file, and attribute, of any reference."""
-    if reference in BUILTINS[kind]:
-        reference = BUILTINS[kind][reference]
-    elif ":" not in reference:
-        found = entry_points(group=f"magicrl.{kind}", name=reference)
-        if not found:
-            raise ValueError(
-                f"unknown {kind} {reference!r}{did_you_mean(reference, names(kind))} Known: {', '.join(names(kind))}; "
-                "or your own as file.py:name or module:name"
-            )
-        reference = next(iter(found)).value
-    where, _, attribute = reference.rpartition(":")
-    return where, attribute
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """What an error says after a wrong name: ``; did you mean 'exact'?``, or a full stop where none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    return f"; did you mean {near[0]!r}?" if near else "."
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # a parent package is missing, or the name is no name
-        return False
-
-
-def _module_of_file(path: Path) -> ModuleType:
-    """The file as a module, the same object each time its text is the same."""
-    path = path.resolve()
-    text = path.read_bytes()
-    digest = hashlib.sha256(text).hexdigest()[:8]
-    # with the text's digest: two recipes may each bring a file of this name, and a changed file is another module
-    name = f"magicrl_file_{path.stem}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None, path
-    module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # its neighbours can be imported, and never in place of an installed package
-    sys.modules[name] = module  # dataclasses look their module up while it is executed
-    try:
-        # The loader would take bytecode of an earlier text: it compares only times, in seconds, and lengths.
-        exec(compile(text, path, "exec", dont_inherit=True), vars(module))
-    except BaseException:
-        # half a module must not be found there the next time
-        del sys.modules[name]
-        raise
-    return module

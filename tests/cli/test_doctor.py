@@ -15,7 +15,7 @@ from magicrl.cli.main import app
 from magicrl.distributed.doctor import Finding
 from magicrl.models import cpu_kernels
 from magicrl.planning.memory import GIB
-from magicrl.verifiers.code.sandbox import SandboxRefusal
+from magicrl_verifiers.code.sandbox import SandboxRefusal
 
 ROOT = Path(__file__).resolve().parents[2]
 Usage = namedtuple("Usage", "total used free")

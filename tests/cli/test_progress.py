@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from magicrl.cli import progress
 from magicrl.cli.main import app
-from magicrl.reporting.wording import TimeLeft
+from magicrl_verifiers import progress
+from magicrl_verifiers.progress import TimeLeft
 
 
 class Clock:

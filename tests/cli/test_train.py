@@ -16,7 +16,7 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.config.paths import FOLDER, find_recipe
 from magicrl.models.small_models import make_byte_tokenizer, make_miniature
 from magicrl.planning.planner import Options
-from magicrl.reporting.wording import duration
+from magicrl_verifiers.progress import duration
 
 RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes"
 LARGE = sorted(path for folder in ("skywork", "deepseek") for path in (RECIPES / folder).glob("*.toml"))

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.errors import RecipeError
 from magicrl.config.loader import brought_files, config_hash, leaves, load_start_recipe, load_train_recipe, to_toml
 from magicrl.config.paths import FOLDER, find_recipe
 from magicrl.config.schema import TrainConfig
 from magicrl.config.verifier_schema import JudgeConfig, VerifierConfig
+from magicrl_verifiers.secrets import without_secrets
 
 GOOD = """
 [start]

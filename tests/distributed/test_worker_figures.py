@@ -11,7 +11,7 @@ pytest.importorskip("ray")
 
 from magicrl.distributed.engine_pool import ReplicaSlot
 from magicrl.distributed.verifier_nodes import Judged, _Place, merged
-from magicrl.verifiers.base import make_verdict
+from magicrl_verifiers.records import make_verdict
 
 
 def test_overlapping_work_is_told_once() -> None:

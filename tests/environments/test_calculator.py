@@ -30,8 +30,8 @@ from magicrl.environments.calculator import (
     read_calls,
 )
 from magicrl.records import Problem
-from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.exact import ExactVerifier
+from magicrl_verifiers.exact import ExactVerifier
+from magicrl_verifiers.records import JudgeOptions
 
 ASKED = Problem(id="a", prompt="?", golds=("758",), verifier="maths", source="test")
 

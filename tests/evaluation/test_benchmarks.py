@@ -26,7 +26,7 @@ from magicrl.data.code_records import before_stub, unwrapped_text
 from magicrl.evaluation.benchmarks import Reading, catalogue, load_benchmark, parse_asked
 from magicrl.records import Problem
 from magicrl.registry import BUILTINS, resolve
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers.service import VerifierPool
 
 Verdicts = Callable[[Iterable[tuple[Problem, str]]], list[bool]]
 BOX = "\n\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -357,7 +357,7 @@ import json
 import reasoning_gym
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers.pool import VerifierPool
 
 found = {}
 with VerifierPool() as pool:

@@ -30,7 +30,7 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers.service import VerifierPool
 
 
 def completion(text: str, *, tokens: int = 3, cut: bool = False, entropy: float = 0.25) -> Completion:

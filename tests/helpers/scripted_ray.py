@@ -209,7 +209,7 @@ def _facts() -> Any:
 
 def _judged() -> Any:
     from magicrl.distributed.verifier_nodes import Judged
-    from magicrl.verifiers.base import make_verdict
+    from magicrl_verifiers.records import make_verdict
 
     verdict: Verdict = make_verdict("matched", decided_by="exact")
     return Judged(verdict, 0.0, 0.0)

@@ -372,17 +372,15 @@ class Observers:
 
     def see_verdicts(self, config: TrainConfig, folder: Path) -> Seen:
         """Verdicts of the in-process verifier on fixed responses."""
-        from magicrl.verifiers.pool import VerifierPool
 
         asked = Problem(id="p", prompt="", golds=("3",), verifier="exact", source="table")
         responses = ["it is 3", r"\boxed{3}", "<think> it is 3", r"<think>so</think> \boxed{3}", r"<think> \boxed{3}"]
-        with contextlib.closing(VerifierPool.from_config(config.verifier)) as pool:
+        with contextlib.closing(config.verifier.pool()) as pool:
             return {"verdicts": [verdict.correct for verdict in pool.judge(asked, responses)]}
 
     def see_workers(self, config: TrainConfig, folder: Path) -> Seen:
         """How worker processes of the maths verifier and of an environment would be started."""
         from magicrl.environments.pool import EnvironmentPool
-        from magicrl.verifiers.pool import VerifierPool
 
         started: list[Any] = []
         maths = Problem(id="p", prompt="", golds=("3",), verifier="maths", source="table")
@@ -403,8 +401,8 @@ class Observers:
 
             def drop(self) -> None: ...
 
-        with patch("magicrl.verifiers.pool.WorkerSlot", Slot):
-            judge = VerifierPool.from_config(config.verifier)
+        with patch("magicrl_verifiers.pool.WorkerSlot", Slot):
+            judge = config.verifier.pool()
             with contextlib.suppress(RuntimeError):
                 judge.warm_up(["maths"])
             judge.close()
@@ -454,7 +452,6 @@ class Observers:
 
     def see_judge(self, config: TrainConfig, folder: Path) -> Seen:
         """Requests to a served judge, and the verdicts that its replies give."""
-        from magicrl.verifiers.pool import VerifierPool
 
         judge = config.verifier.judge
         assert judge is not None
@@ -500,7 +497,7 @@ class Observers:
             known = judge.model_copy(update={"base_url": url, "cache": cache})
             verifier = config.verifier.model_copy(update={"judge": known})
             count = 6 if script == "slow" else 2
-            with contextlib.closing(VerifierPool.from_config(verifier)) as pool:
+            with contextlib.closing(verifier.pool()) as pool:
                 verdicts = pool.judge(asked, [f"the answer is {number}" for number in range(count)])
                 totals = pool.totals()
         bodies = sorted((request.body for request in asked_for), key=lambda body: json.dumps(body, sort_keys=True))
@@ -637,7 +634,7 @@ def _watched_calls() -> Generator[Seen]:
 @contextmanager
 def _settings_of_servers(limits: list[Any]) -> Generator[None]:
     """Waits and tries of every request that the transport makes."""
-    from magicrl.served.openai_http import Transport
+    from magicrl_verifiers.served.openai_http import Transport
 
     made = Transport.__init__
 

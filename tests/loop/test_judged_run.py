@@ -13,10 +13,10 @@ from json_server import Asked, Reply, json_server
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
-from magicrl.served import openai_http
 from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
+from magicrl_verifiers.served import openai_http
 
 SECRET = "sk-never-shown-0123456789"
 

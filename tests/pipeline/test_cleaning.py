@@ -16,7 +16,7 @@ from magicrl.pipeline.frame import Decision, Drop
 from magicrl.pipeline.judge_step import FLAWED
 from magicrl.pipeline.maths_rules import maths_fault
 from magicrl.pipeline.pipeline_schema import CodeCleaning, MathsCleaning
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers.service import VerifierPool
 
 
 def maths(problem: str, gold: str = "5", solution: str | None = None, **notes: Any) -> Entry:

@@ -13,7 +13,8 @@ from magicrl.reporting.page import render_page
 from magicrl.reporting.read_folders import Interval, TemperatureScore, read_run
 from magicrl.reporting.run_page import run_blocks
 from magicrl.reporting.scores import comparisons, headline, rise, summary
-from magicrl.reporting.wording import duration, moment, number, percent, points, temperature, visible
+from magicrl.reporting.wording import moment, number, percent, points, temperature, visible
+from magicrl_verifiers.progress import duration
 
 
 def test_the_rise_is_stated_against_the_start_s_best_temperature(run_folder: Path) -> None:

@@ -25,8 +25,8 @@ from magicrl.evaluation.samples import SampleRow
 from magicrl.records import Message, Problem, RolloutGroup, RolloutRequest, TokenArray, frozen_tokens
 from magicrl.rollout.openai_engine import UNKNOWN_TOKEN, OpenAIEngine
 from magicrl.rollout.requests import sample_seed
-from magicrl.served.openai_http import ServerError, ServerSettings
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers.served.openai_http import ServerError, ServerSettings
+from magicrl_verifiers.service import VerifierPool
 
 
 @dataclass(kw_only=True)
@@ -110,7 +110,7 @@ def engine_on(server: ScriptedServer, *, tokenizer: Any = None, **settings: Any)
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magicrl.served.openai_http._FIRST_WAIT", 0.001)
+    monkeypatch.setattr("magicrl_verifiers.served.openai_http._FIRST_WAIT", 0.001)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 

@@ -41,7 +41,7 @@ from magicrl.training.batches import buffer_samples, train_samples, with_old_log
 from magicrl.training.learner import LocalLearner
 from magicrl.training.metrics import StalenessMeter, rollout_metrics, sampled_work
 from magicrl.training.protocols import Controls
-from magicrl.verifiers.base import make_verdict
+from magicrl_verifiers.records import make_verdict
 
 END = 1
 # tokens, what the environment said, and by hand the places of what the model wrote

@@ -38,7 +38,6 @@ from magicrl.training.reward_probes import (
     _made_up,
     probe_reward,
 )
-from magicrl.verifiers.pool import VerifierPool
 
 RISE = Difference(mean=0.3, low=0.1, high=0.5, problems=24, clusters=24)
 NEIGHBOUR = Neighbour(
@@ -315,6 +314,6 @@ def test_every_planted_fault_is_named_and_no_sound_recipe_is_accused(tmp_path: P
 def test_another_accepted_answer_is_not_tried_as_a_wrong_one() -> None:
     first = replace(problem("p0", "0?", "1"), golds=("1", "one"))
     boxed = VerifierConfig(extract="box", reasoning="auto")
-    with VerifierPool.from_config(boxed) as pool:
+    with boxed.pool() as pool:
         earned = _made_up(pool, boxed, [first, problem("p1", "1?", "one"), problem("p2", "2?", "2")])
     assert (earned[GOLD], earned[WRONG], earned[NOTHING]) == (1.0, 0.0, 0.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from magicrl.records import Outcome
-from magicrl.verifiers.base import Extract, JudgeOptions, Reasoning
-from magicrl.verifiers.exact import ExactVerifier, normalise
+from magicrl_verifiers.exact import ExactVerifier, normalise
+from magicrl_verifiers.records import Extract, JudgeOptions, Reasoning
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from magicrl.verifiers.base import Reasoning
-from magicrl.verifiers.extraction import MAX_ANSWER_CHARS, answer_part, last_box
+from magicrl_verifiers.extraction import MAX_ANSWER_CHARS, answer_part, last_box
+from magicrl_verifiers.records import Reasoning
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,12 @@ from builders import completion
 
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.records import Episode, Outcome, Problem, Verdict
-from magicrl.verifiers import JudgeOptions, VerifierPool
-from magicrl.verifiers.base import make_verdict, submit_completions, verdicts_of
-from magicrl.verifiers.isolated import IsolatedProtocol
-from magicrl.verifiers.pool import Item
-from magicrl.verifiers.worker import Lost, WorkerProcess, WorkerRefusal, WorkerStartError
+from magicrl.rollout.judging import submit_completions, verdicts_of
+from magicrl_verifiers import JudgeOptions, VerifierPool
+from magicrl_verifiers.isolated import IsolatedProtocol
+from magicrl_verifiers.pool import Item
+from magicrl_verifiers.records import make_verdict
+from magicrl_verifiers.worker import Lost, WorkerProcess, WorkerRefusal, WorkerStartError
 
 HANG = r"\boxed{\lim_{x \to 0} 9^{9^{9}}}"
 
@@ -267,7 +268,7 @@ def test_a_reward_asked_while_the_pool_closes_is_cancelled(monkeypatch: pytest.M
 
 def test_exact_problems_need_no_worker_and_options_come_from_the_recipe() -> None:
     config = VerifierConfig(reasoning="required", extract="box", workers=1)
-    with VerifierPool.from_config(config) as pool:
+    with config.pool() as pool:
         responses = [r"a \boxed{3}", "a </think> 3", r"a </think> \boxed{3}", rf"a </think> \boxed{{{'3' * 2000}}}"]
         verdicts = pool.judge(problem("3", verifier="exact"), responses)
         assert [v.status for v in verdicts] == ["no_answer", "no_answer", "matched", "mismatch"]
@@ -313,7 +314,9 @@ def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch, program: st
 
 
 def test_a_stopped_worker_does_not_hang_the_pool() -> None:
-    plan = IsolatedProtocol("maths", JudgeOptions(extract="box"), 5.0, 1024).plan
+    plan = IsolatedProtocol(
+        "magicrl_verifiers.maths.maths_verifier:MathsVerifier", JudgeOptions(extract="box"), 5.0, 1024
+    ).plan
     worker = WorkerProcess(dataclasses.replace(plan, stall_limit=0.3))
     os.kill(worker.pid, signal.SIGSTOP)
     request = {"item": 0, "golds": ["3"], "response": "x" * 10**6, "distrust": False}
@@ -335,14 +338,17 @@ def test_a_stopped_worker_does_not_hang_the_pool() -> None:
 )
 def test_replies_are_validated(change: dict[str, object]) -> None:
     good: dict[str, object] = {"outcome": "correct", "status": "matched", "reason": "", "extracted": "3"}
-    protocol, item = IsolatedProtocol("maths", JudgeOptions(), 1.0, 1024), Item(0, problem("3"), "3", bare=False)
+    protocol, item = (
+        IsolatedProtocol("magicrl_verifiers.maths.maths_verifier:MathsVerifier", JudgeOptions(), 1.0, 1024),
+        Item(0, problem("3"), "3", bare=False),
+    )
     assert protocol.read(item, {"verdict": good}, 0.1).correct
     assert protocol.read(item, {"verdict": good | change}, 0.1).status == "worker_lost"
     assert protocol.read(item, good, 0.1).status == "worker_lost"
 
 
 def test_the_calling_process_loads_neither_torch_nor_sympy() -> None:
-    code = "import sys, magicrl.verifiers.batch; print(sorted({'torch', 'sympy', 'transformers'} & set(sys.modules)))"
+    code = "import sys, magicrl_verifiers.batch; print(sorted({'torch', 'sympy', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

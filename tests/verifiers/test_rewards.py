@@ -28,13 +28,14 @@ from magicrl.records import (
     frozen_tokens,
 )
 from magicrl.training.metrics import rollout_metrics
-from magicrl.verifiers import VerifierPool, reward
-from magicrl.verifiers.base import make_verdict, verifier_spec
+from magicrl_verifiers import VerifierPool, reward
+from magicrl_verifiers.records import make_verdict
+from magicrl_verifiers.table import verifier_spec
 
 REWARDS = """
 import asyncio, os, psutil, resource, sys
 from magicrl.records import Outcome, Verdict
-from magicrl.verifiers import reward
+from magicrl_verifiers import reward
 
 def plain(problem, response):
     return len(response) / 4
@@ -161,7 +162,7 @@ def test_workers_import_what_the_run_imports_and_have_the_recipes_memory(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(file.parent)
-    with VerifierPool.from_config(VerifierConfig(memory_limit_mb=300)) as pool:
+    with VerifierConfig(memory_limit_mb=300).pool() as pool:
         (verdict,) = pool.judge(replace(problem(file, ""), verifier=f"{file.stem}:bounded"), ["a"])
     assert verdict.correct, verdict.reason
     assert 100 < verdict.metrics["room"] <= 300

@@ -7,8 +7,8 @@ import json
 import re
 from pathlib import Path
 
-from magicrl.verifiers.base import OUTCOME_OF_STATUS
-from magicrl.verifiers.maths.maths_verifier import CHEAP_STEPS
+from magicrl_verifiers.maths.maths_verifier import CHEAP_STEPS
+from magicrl_verifiers.records import OUTCOME_OF_STATUS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "verifiers.md"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from builders import write_lines
 
-from magicrl.cli.main import math, reward
-from magicrl.verifiers import JudgeOptions
-from magicrl.verifiers.batch import verify_file
+from magicrl_verifiers import JudgeOptions
+from magicrl_verifiers.batch import verify_file
+from magicrl_verifiers.cli import math, reward
 
 
 def test_a_file_is_judged_in_order(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_only_a_whole_output_has_its_name(tmp_path: Path) -> None:
 
 REWARDS = """
 import asyncio
-from magicrl.verifiers import reward
+from magicrl_verifiers import reward
 
 def plain(problem, response):
     return {"score": len(response) / problem.extra["most"], "prompt": len(problem.prompt)}

@@ -11,15 +11,15 @@ import pytest
 from builders import problem
 
 from magicrl.records import Outcome, Verdict
-from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.isolated import IsolatedProtocol
-from magicrl.verifiers.pool import Item, WorkerPool, WorkerProtocol
-from magicrl.verifiers.worker import Exhausted, WorkerPlan
+from magicrl_verifiers.isolated import IsolatedProtocol
+from magicrl_verifiers.pool import Item, WorkerPool, WorkerProtocol
+from magicrl_verifiers.records import JudgeOptions
+from magicrl_verifiers.worker import Exhausted, WorkerPlan
 
 SCRIPTED = '''
 import os, random, signal, time
-from magicrl.verifiers.base import VerifierSpec, make_verdict
-from magicrl.verifiers.worker import RequestHandler
+from magicrl_verifiers.records import make_verdict
+from magicrl_verifiers.worker import RequestHandler
 
 
 class Handler(RequestHandler):
@@ -80,8 +80,6 @@ class Verifier:
             said = str(self.distrusted)
         return make_verdict("matched", reason=said, decided_by=str(os.getpid()))
 
-
-VERIFIER = VerifierSpec(name="scripted", protocol=print, isolated=Verifier)
 '''
 
 
@@ -132,7 +130,7 @@ def test_an_unusable_reply_costs_its_worker_and_closing_waits_for_nobody(
 
 
 def test_what_an_isolated_item_does_is_its_own(module: Path) -> None:
-    with WorkerPool(IsolatedProtocol(f"{module}:VERIFIER", JudgeOptions(), 0.5, 64), 1) as pool:
+    with WorkerPool(IsolatedProtocol(f"{module}:Verifier", JudgeOptions(), 0.5, 64), 1) as pool:
         phases, grown, first, second = judged(pool, "two phases", "grows", "random", "random")
         assert phases.status == "matched", "the reference answer and the answer have the whole time each"
         assert phases.decided_by == grown.decided_by != first.decided_by, "a worker that has grown is replaced"

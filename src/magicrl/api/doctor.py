@@ -23,8 +23,8 @@ from magicrl.config.paths import shipped_recipes, stated_memory
 from magicrl.distributed.doctor import Finding
 from magicrl.planning.hardware import peak_flops
 from magicrl.planning.memory import GIB, host_memory
-from magicrl.verifiers.batch import usable_cores
-from magicrl.verifiers.code.sandbox import Sandbox, SandboxError, SandboxOptions
+from magicrl_verifiers.batch import usable_cores
+from magicrl_verifiers.code.sandbox import Sandbox, SandboxError, SandboxOptions
 
 EXTRAS = {
     "lora": "LoRA: [model.lora] of a recipe",

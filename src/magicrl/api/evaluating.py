@@ -25,9 +25,8 @@ from magicrl.registry import check
 from magicrl.reporting.evaluation_page import evaluation_blocks
 from magicrl.reporting.page import render_page
 from magicrl.reporting.read_folders import RecordedEvaluation, evaluated, read_evaluation_folder
-from magicrl.verifiers.base import Extract, Reasoning
-from magicrl.verifiers.batch import usable_cores
-from magicrl.verifiers.pool import needed_judge
+from magicrl_verifiers.batch import usable_cores
+from magicrl_verifiers.records import Extract, Reasoning
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -239,7 +238,7 @@ def settings_over(preset: str | None, given: Mapping[str, Any], **rest: Any) -> 
 
 def recipe_judge(recipe: Recipe) -> JudgeConfig:
     """The ``[verifier.judge]`` of a training recipe. Raises RecipeError where it has none."""
-    return needed_judge(load_train_recipe(recipe).verifier.judge)
+    return load_train_recipe(recipe).verifier.needed_judge()
 
 
 def load_benchmarks(asked: Sequence[Asked], reading: Reading) -> list[LoadedBenchmark]:

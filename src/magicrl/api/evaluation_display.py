@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from magicrl.evaluation.samples import SampleRow
-from magicrl.reporting.wording import TimeLeft, duration, percent, visible
+from magicrl.reporting.wording import percent, visible
+from magicrl_verifiers.progress import TimeLeft, duration
 
 if TYPE_CHECKING:
     from magicrl.evaluation.runner import Cost

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from magicrl.config.errors import RecipeError
 from magicrl.config.overrides import Override, plain
 from magicrl.records import Problem
-from magicrl.registry import live
+from magicrl_verifiers.references import live
 
 if TYPE_CHECKING:
     from magicrl.config.schema import TrainConfig
@@ -101,7 +101,7 @@ def reward_reference(reward: str | RewardFunction) -> str:
             f"reward must be a name (maths, exact, code, file.py:function) or a function, got {reward!r:.60} "
             f"({type(reward).__name__})"
         )
-    from magicrl.verifiers.base import verifier_spec
+    from magicrl_verifiers.table import verifier_spec
 
     reference = live(reward)
     verifier_spec(reference)
@@ -150,7 +150,7 @@ def refuse_live_elsewhere(config: TrainConfig) -> None:
     """
     from magicrl.config.loader import live_parts
     from magicrl.registry import resolve
-    from magicrl.verifiers.rewards import in_a_file
+    from magicrl_verifiers.rewards import in_a_file
 
     if config.cluster is None:
         return

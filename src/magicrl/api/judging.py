@@ -8,8 +8,8 @@ from typing import Any, cast, overload
 
 from magicrl.api.given import Frame, RewardFunction, in_python, reward_reference
 from magicrl.records import Verdict
-from magicrl.verifiers.base import Extract, JudgeOptions, Reasoning
-from magicrl.verifiers.batch import usable_cores, verify_rows
+from magicrl_verifiers.batch import usable_cores, verify_rows
+from magicrl_verifiers.records import Extract, JudgeOptions, Reasoning
 
 Gold = str | Sequence[str] | Mapping[str, Any]
 """The right answer, a list of accepted ones, or the tests of a program."""

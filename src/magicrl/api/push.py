@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
-from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.errors import RecipeError
+from magicrl_verifiers.secrets import without_secrets
 
 CARD, WEIGHTS = "README.md", ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
 

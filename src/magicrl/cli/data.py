@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from magicrl.cli.options import Flag, Overrides, Several
-from magicrl.cli.progress import ProgressLines
 from magicrl.cli.tables import listing
 from magicrl.config.errors import RecipeError
+from magicrl_verifiers.progress import ProgressLines
 
 if TYPE_CHECKING:
     from magicrl.pipeline.frame import Watcher

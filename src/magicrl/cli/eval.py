@@ -32,8 +32,10 @@ from magicrl.evaluation.benchmarks import Reading, Window, parse_asked
 from magicrl.evaluation.presets import TABLE13_SETS
 from magicrl.evaluation.results import Ask, Price, write_results
 from magicrl.evaluation.samples import RESULTS
-from magicrl.reporting.wording import duration, number, percent, points, visible
-from magicrl.verifiers.batch import usable_cores
+from magicrl.reporting.wording import number, percent, points, visible
+from magicrl_verifiers import references
+from magicrl_verifiers.batch import usable_cores
+from magicrl_verifiers.progress import duration
 
 if TYPE_CHECKING:
     from magicrl.evaluation.requested import Requested
@@ -372,7 +374,7 @@ def _requested(options: EvalOptions, run: Path) -> Requested:
     from magicrl.models.loading import described_model
     from magicrl.models.prompts import PromptEncoder
     from magicrl.training.checkpoint import start_model
-    from magicrl.verifiers.base import JudgeOptions
+    from magicrl_verifiers.records import JudgeOptions
 
     settings = settings_of(options, ask_of(options))
     reasoning = settings.reasoning
@@ -383,7 +385,7 @@ def _requested(options: EvalOptions, run: Path) -> Requested:
     chosen = parse_engine_options(options.engine, options.engine_option or ())
     engine = {
         "engine": options.engine,
-        "engine_sha256": registry.fingerprint(options.engine),
+        "engine_sha256": references.fingerprint(options.engine),
         "dtype": chosen.get("dtype", options.dtype) if options.engine == "vllm" else options.dtype,
         "head_dtype": chosen.get("head_dtype") if options.engine == "vllm" else None,
     }

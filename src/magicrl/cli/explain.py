@@ -83,7 +83,8 @@ def explain(
 
 
 def _show_steps(found: dict[str, Any], console: Console) -> None:
-    from magicrl.reporting.wording import checkpoint_name, duration
+    from magicrl.reporting.wording import checkpoint_name
+    from magicrl_verifiers.progress import duration
 
     if not found["notable"]:
         console.print(f"none of the {found['steps']} steps stands out; any is made again with --step", markup=False)

@@ -114,7 +114,8 @@ def _table(listed: Sequence[ListedRun], width: int) -> Table:
 
 
 def _cell(run: ListedRun, name: str) -> str:
-    from magicrl.reporting.wording import duration, moment
+    from magicrl.reporting.wording import moment
+    from magicrl_verifiers.progress import duration
 
     value = run.columns[name]
     if name in ("best", "last", "train", "test"):

@@ -29,8 +29,8 @@ from magicrl.reporting.read_folders import read_run
 from magicrl.reporting.run_page import write_report
 from magicrl.reporting.scores import summary
 from magicrl.reporting.trackers import make_trackers
-from magicrl.reporting.wording import duration
 from magicrl.training.diagnosis import NOTHING_LEARNED
+from magicrl_verifiers.progress import duration
 
 if TYPE_CHECKING:
     from magicrl.planning.shapes import ModelShape

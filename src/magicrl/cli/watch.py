@@ -18,7 +18,8 @@ from magicrl.records import StepMetrics
 from magicrl.reporting.display import RunPanel, event_text, figure, start_panel
 from magicrl.reporting.read_folders import read_lines, read_metrics, read_run
 from magicrl.reporting.serve import HOST, report_server
-from magicrl.reporting.wording import duration, visible
+from magicrl.reporting.wording import visible
+from magicrl_verifiers.progress import duration
 
 LATEST_EVENTS = 6  # events before the present that are shown
 

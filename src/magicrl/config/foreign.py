@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal, NoReturn
 
-from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.errors import RecipeError
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.config.section import Section
 from magicrl.registry import names
+from magicrl_verifiers.secrets import without_secrets
 
 Settings = dict[str, Any]
 """Dotted keys of a recipe to values; ``stages.X`` is the key X of its one stage, ``data.train`` a list of tables."""

@@ -18,11 +18,12 @@ import tomli_w
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.errors import RecipeError
 from magicrl.config.overrides import Override, Overrides, Recipe, override_of, plain
 from magicrl.config.paths import counted_from, find_recipe, shipped_recipe, typed
 from magicrl.config.schema import SftConfig, TrainConfig
-from magicrl.registry import LIVE, fingerprint
+from magicrl_verifiers.references import LIVE, fingerprint
+from magicrl_verifiers.secrets import without_secrets
 
 Config = TypeVar("Config", bound=BaseModel)
 T = TypeVar("T")

@@ -12,7 +12,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from magicrl.records import Problem
-from magicrl.registry import did_you_mean, resolve
+from magicrl.registry import resolve
+from magicrl_verifiers.references import did_you_mean
 
 Split = Literal["train", "validation", "test"]
 OptionValue = float | int | str | bool

@@ -17,8 +17,8 @@ from magicrl.data.code_records import CodeTask, code_task
 from magicrl.data.data_files import Row
 from magicrl.records import Message, Problem, prompt_key
 from magicrl.registry import is_builtin
-from magicrl.verifiers.code.suite import SuiteError, parse_suite
-from magicrl.verifiers.extraction import last_box
+from magicrl_verifiers.code.suite import SuiteError, parse_suite
+from magicrl_verifiers.extraction import last_box
 
 _ROLES = {
     "system": "system",

@@ -25,7 +25,8 @@ from magicrl.data.data_files import KINDS, BadRow, Row, read_place
 from magicrl.data.families import Split, check_options, make_family, unique_problems
 from magicrl.data.schemas import OFFER, Quarantined, Read, RecordReader, Template, catalogue
 from magicrl.records import Problem
-from magicrl.registry import LIVE, resolve
+from magicrl.registry import resolve
+from magicrl_verifiers.references import LIVE
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:

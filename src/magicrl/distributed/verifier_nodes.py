@@ -24,8 +24,8 @@ from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.distributed.runtime import ClusterError, Node, cause_of, nodes, waited_for
 from magicrl.records import Problem, Verdict
 from magicrl.training.protocols import WorkSpan
-from magicrl.verifiers.base import make_verdict, verifier_spec
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers.records import make_verdict
+from magicrl_verifiers.table import verifier_spec
 
 _LATE = 2  # an item that was late so often is not judged
 # likewise: a node that dies takes its actor's successors with it for as long as Ray believes the node alive
@@ -45,7 +45,7 @@ class JudgeActor:
     """A node's verifier pool. Its calls wait in threads of their own, so that a slow item delays no other."""
 
     def __init__(self, config: VerifierConfig) -> None:
-        self._pool = VerifierPool.from_config(config)
+        self._pool = config.pool()
 
     def judge(self, problem: Problem, response: str) -> Judged:
         """The verdict of one response."""
@@ -117,7 +117,7 @@ class NodeTicket:
 
 
 class VerifierNodes:
-    """A `magicrl.verifiers.base.VerifierService` over all nodes; ``workers_per_node`` instead of the config's."""
+    """A `magicrl_verifiers.records.VerifierService` over all nodes; ``workers_per_node`` instead of the config's."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from magicrl.config.errors import without_secrets
+from magicrl_verifiers.secrets import without_secrets
 
 _COPY = """
 import os, sys

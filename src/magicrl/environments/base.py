@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 from magicrl.records import Problem, Verdict
 from magicrl.registry import resolve
-from magicrl.verifiers.base import make_verdict
+from magicrl_verifiers.records import make_verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any
 
 from magicrl.environments.base import Step
 from magicrl.records import Problem
-from magicrl.verifiers.extraction import answer_part
+from magicrl_verifiers.extraction import answer_part
 
 SYNTAX = "error: write numbers with + - * / ^ and ( )"
 ZERO = "error: division by zero"

@@ -10,7 +10,7 @@ import re
 
 from magicrl.environments.base import Step
 from magicrl.records import Problem
-from magicrl.verifiers.extraction import answer_part
+from magicrl_verifiers.extraction import answer_part
 
 TOO_LOW = "Too low."
 TOO_HIGH = "Too high."

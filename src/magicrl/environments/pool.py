@@ -21,10 +21,10 @@ from pydantic import TypeAdapter
 from magicrl.config.schema import EnvironmentConfig
 from magicrl.environments.base import Environment, EnvironmentSpec, Step, environment_spec
 from magicrl.records import Problem, Verdict
-from magicrl.verifiers.isolated import limit_cpu, limit_memory
-from magicrl.verifiers.pool import ATTEMPTS, Closing
-from magicrl.verifiers.rewards import MAX_REASON, Failures, number, own_code_plan, told
-from magicrl.verifiers.worker import (
+from magicrl_verifiers.isolated import limit_cpu, limit_memory
+from magicrl_verifiers.pool import ATTEMPTS, Closing
+from magicrl_verifiers.rewards import MAX_REASON, Failures, number, own_code_plan, told
+from magicrl_verifiers.worker import (
     Exhausted,
     Lost,
     Refused,

@@ -19,7 +19,8 @@ from magicrl.data.schemas import Template
 from magicrl.data.schemas import catalogue as schemas
 from magicrl.data.sources import Place, Read, RecordReader, Rejected, read_problems
 from magicrl.records import Problem
-from magicrl.registry import BUILTINS, LIVE, did_you_mean, is_builtin, names, resolve
+from magicrl.registry import BUILTINS, is_builtin, names, resolve
+from magicrl_verifiers.references import LIVE, did_you_mean
 
 PREFIX = "reasoning_gym/"
 SEED = 0

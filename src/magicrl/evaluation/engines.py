@@ -9,8 +9,6 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from magicrl import registry
-from magicrl.config.errors import without_secrets
 from magicrl.files import checksum
 from magicrl.models.loading import described_model, resolve_device
 from magicrl.models.model_files import JSON_FILES, TOKENIZER_FILES, find_model
@@ -20,7 +18,9 @@ from magicrl.rollout.engines import EngineSettings, make_engine
 from magicrl.rollout.openai_engine import UNLIMITED_CONTEXT, OpenAIEngine
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.vllm_engine import VllmEngine
-from magicrl.verifiers.extraction import OPEN_TAG
+from magicrl_verifiers import references
+from magicrl_verifiers.extraction import OPEN_TAG
+from magicrl_verifiers.secrets import without_secrets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
     vllm = engine if isinstance(engine, VllmEngine) else None
     chosen = settings if vllm is None else vllm.settings  # options of the command line may have changed both
     # of an engine of the user's: other code may give other samples
-    digest = registry.fingerprint(name)
+    digest = references.fingerprint(name)
     return OpenedEngine(
         engine=engine,
         encode=encoder.encode,

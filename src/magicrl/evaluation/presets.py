@@ -7,7 +7,7 @@ from typing import Any
 
 from magicrl.config.loader import shipped_table
 from magicrl.config.schema import Section
-from magicrl.verifiers.base import Extract
+from magicrl_verifiers.records import Extract
 
 TABLE13_SETS = ("aime24", "aime25", "livecodebench")
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from magicrl.config.errors import without_secrets
 from magicrl.evaluation.benchmarks import LoadedBenchmark
 from magicrl.evaluation.comparison import read_benchmarks
 from magicrl.evaluation.runner import EvaluationSettings, decides_of
 from magicrl.evaluation.samples import AskedProblem, EvaluationFolder, differences
 from magicrl.records import Problem
-from magicrl.verifiers.base import JudgeOptions
+from magicrl_verifiers.records import JudgeOptions
+from magicrl_verifiers.secrets import without_secrets
 
 _ENGINE = ("engine", "engine_sha256", "dtype", "head_dtype")
 """Facts of an engine that are known before it has loaded a model."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from magicrl import registry
-from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.errors import RecipeError
 from magicrl.config.loader import decisive
 from magicrl.config.schema import EnvironmentConfig
 from magicrl.config.verifier_schema import JudgeConfig
@@ -25,8 +24,11 @@ from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, Sample
 from magicrl.records import Problem
 from magicrl.rollout.engines import EngineSettings
 from magicrl.rollout.episodes import EpisodeEngine
-from magicrl.verifiers.base import Extract, JudgeOptions, Reasoning, verifier_spec
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers import references
+from magicrl_verifiers.records import Extract, JudgeOptions, Reasoning
+from magicrl_verifiers.secrets import without_secrets
+from magicrl_verifiers.service import VerifierPool
+from magicrl_verifiers.table import verifier_spec
 
 PILOT_SAMPLES = 32
 """Most samples of a pilot; it is run where at least four times as many are to come."""
@@ -328,7 +330,7 @@ def decides_of(
     names = sorted({problem.environment for problem in benchmark.problems if problem.environment is not None})
     if names:
         limits = {name: getattr(settings, name) for name in ("max_turns", "max_observation_tokens")}
-        code = {name: registry.fingerprint(name) for name in names if name.rpartition(":")[0].endswith(".py")}
+        code = {name: references.fingerprint(name) for name in names if name.rpartition(":")[0].endswith(".py")}
         decides["environments"] = {"names": names, "sha256": code, **limits}
     return decides
 

@@ -15,13 +15,13 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from magicrl.config.errors import without_secrets
 from magicrl.evaluation.provenance import now
 from magicrl.files import write_atomically
 from magicrl.pipeline.frame import count_rows
 from magicrl.pipeline.parts import StepFolder
 from magicrl.pipeline.pipeline_schema import PipelineConfig, PipelineSource
 from magicrl.pipeline.stats import StepCounts, counts_of
+from magicrl_verifiers.secrets import without_secrets
 
 WIDTH = 860
 _FONT = 'font-family="system-ui, sans-serif"'

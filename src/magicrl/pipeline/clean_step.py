@@ -25,15 +25,17 @@ from magicrl.pipeline.maths_rules import maths_fault
 from magicrl.pipeline.parts import StepFolder
 from magicrl.pipeline.pipeline_schema import CleanStep, CodeCleaning, MathsCleaning
 from magicrl.records import Outcome, Problem, Verdict
-from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict
-from magicrl.verifiers.code.pool import CodePool, disagreements
-from magicrl.verifiers.code.sandbox import Limits
-from magicrl.verifiers.code.suite import SuiteError, parse_suite
-from magicrl.verifiers.extraction import CLOSE_TAG, OPEN_TAG, last_box
-from magicrl.verifiers.maths.literals import plain_number
-from magicrl.verifiers.maths.notation import canonical, close_braces
-from magicrl.verifiers.pool import Closing, Ticket, VerifierPool
+from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict
+from magicrl_verifiers.code.pool import CodePool
+from magicrl_verifiers.code.sandbox import Limits
+from magicrl_verifiers.code.suite import SuiteError, parse_suite
+from magicrl_verifiers.code_files import disagreements
+from magicrl_verifiers.extraction import CLOSE_TAG, OPEN_TAG, last_box
+from magicrl_verifiers.maths.literals import plain_number
+from magicrl_verifiers.maths.notation import canonical, close_braces
+from magicrl_verifiers.pool import Closing, Ticket
+from magicrl_verifiers.records import JudgeOptions
+from magicrl_verifiers.service import VerifierPool
 
 _PROBE = r"\boxed{\int_0^1 \zeta(7) y \, dy + \Gamma(\frac{1}{7})}"
 """An answer that is nobody's: what the verifier says of a gold beside it is whether it can read the gold."""

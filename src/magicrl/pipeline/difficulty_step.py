@@ -33,8 +33,8 @@ from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part
 from magicrl.pipeline.pipeline_schema import DifficultyStep, EarlyStop
 from magicrl.records import Problem
 from magicrl.rollout.engines import EngineSettings
-from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers.records import JudgeOptions
+from magicrl_verifiers.service import VerifierPool
 
 
 def chance_of_the_same(counted: int, total: int, prior: float) -> float:

@@ -24,7 +24,7 @@ from magicrl.files import write_atomically
 from magicrl.pipeline.entry import DROPPED_SCHEMA, SCHEMA, Entry, entries_of, table_of
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part, told_when_full
 from magicrl.pipeline.pipeline_schema import PipelineConfig
-from magicrl.verifiers.code import kernel
+from magicrl_verifiers.code import kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.errors import RecipeError
 from magicrl.data.data_files import read_hub, read_place
 from magicrl.data.schemas import Template, catalogue
 from magicrl.data.sources import BadRow, Place, Quarantined, Read, RecordReader, Row
@@ -21,7 +21,8 @@ from magicrl.pipeline.entry import DROPPED_SCHEMA, Ability, Entry, entry_of, is_
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part, told_when_full
 from magicrl.pipeline.pipeline_schema import PipelineSource
 from magicrl.records import Problem
-from magicrl.registry import fingerprint
+from magicrl_verifiers.references import fingerprint
+from magicrl_verifiers.secrets import without_secrets
 
 
 class NotWanted(ValueError):

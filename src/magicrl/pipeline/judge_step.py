@@ -23,7 +23,7 @@ from magicrl.pipeline.judge_report import as_text, estimated_cost, flawed_figure
 from magicrl.pipeline.judge_votes import TEXTS, Judgement, judge_problems, votes_missing
 from magicrl.pipeline.parts import Part, StepFolder, read_part
 from magicrl.pipeline.pipeline_schema import JudgeStep
-from magicrl.verifiers.code import kernel
+from magicrl_verifiers.code import kernel
 
 FLAWED = tuple(Document(id=f"flawed/{name}", text=text) for name, text in TEXTS.flawed.items())
 """Problems known to be flawed, as the report found them behind its difficulty filter."""

@@ -13,8 +13,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from magicrl.config.loader import load_config, shipped_table
 from magicrl.config.paths import FilePath, FilePaths, located_folder
 from magicrl.config.schema import DType, EngineName, FieldMapping, Section, SourceName
-from magicrl.registry import did_you_mean
-from magicrl.verifiers.base import Extract, Reasoning
+from magicrl_verifiers.records import Extract, Reasoning
+from magicrl_verifiers.references import did_you_mean
 
 
 class EmbeddingSettings(Section):

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from magicrl.config.loader import shipped_table
-from magicrl.registry import did_you_mean
+from magicrl_verifiers.references import did_you_mean
 
 GIB = 2.0**30
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from magicrl.config.loader import shipped_table
 from magicrl.config.schema import TinyModelConfig
-from magicrl.registry import did_you_mean
+from magicrl_verifiers.references import did_you_mean
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # architectures whose parameters are counted exactly
 MIXTURES = ("mixtral", "qwen3_moe")  # the same, every layer with experts

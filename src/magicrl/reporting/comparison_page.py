@@ -44,8 +44,9 @@ from magicrl.reporting.read_folders import (
 )
 from magicrl.reporting.samples import MOST_PROBLEMS, arm_browsers
 from magicrl.reporting.token_entropy import arms_entropy
-from magicrl.reporting.wording import duration, temperature
+from magicrl.reporting.wording import temperature
 from magicrl.training.diagnosis import measure_of
+from magicrl_verifiers.progress import duration
 
 LAST_STEPS = 5
 """Steps over which a run's last numbers are averaged."""

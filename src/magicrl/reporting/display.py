@@ -21,8 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from magicrl.records import StepMetrics
-from magicrl.reporting.wording import TimeLeft, duration, number, percent, visible
+from magicrl.reporting.wording import number, percent, visible
 from magicrl.training.diagnosis import ACCURACY, REWARD, Measure, measure_of
+from magicrl_verifiers.progress import TimeLeft, duration
 
 MOST_REPLICAS, MOST_VERIFIERS = 4, 2  # rows; of more there are the slowest replicas and the busiest verifiers
 COLUMN_GAP = 2

@@ -19,6 +19,7 @@ from magicrl.files import write_atomically
 from magicrl.reporting import wording
 from magicrl.reporting.charts import FigureView, file_css, page_css
 from magicrl.reporting.samples import clipped
+from magicrl_verifiers.progress import duration
 
 SCRIPTS = ("values.js", "crosshair.js", "save.js", "browse.js")
 """Parts of the page's one script, in order."""
@@ -88,9 +89,9 @@ def render_page(
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    words = ("percent", "points", "number", "duration", "temperature", "visible")
+    words = ("percent", "points", "number", "temperature", "visible")
     environment.filters.update({name: getattr(wording, name) for name in words})
-    environment.filters.update(shortened=shortened, clipped=clipped)
+    environment.filters.update(shortened=shortened, clipped=clipped, duration=duration)
     script = "".join(_asset(name) for name in SCRIPTS)
     hover = {"#style": file_css()} | {key: value for block in blocks for key, value in block.hover.items()}
     return environment.get_template("page.html.j2").render(

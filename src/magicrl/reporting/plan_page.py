@@ -9,7 +9,8 @@ from typing import Any
 
 from magicrl.reporting.charts import Bar, Chart, FigureView, Series, bars_view, chart_view
 from magicrl.reporting.page import Block, block, figures_block, render_page, write_page
-from magicrl.reporting.wording import duration, number, percent
+from magicrl.reporting.wording import number, percent
+from magicrl_verifiers.progress import duration
 
 LEFT = 136
 """Room for the names of bars."""

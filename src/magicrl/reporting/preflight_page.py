@@ -8,7 +8,8 @@ from typing import Any
 
 from magicrl.reporting.charts import bars_view
 from magicrl.reporting.page import block, figures_block, render_page, write_page
-from magicrl.reporting.wording import duration, percent
+from magicrl.reporting.wording import percent
+from magicrl_verifiers.progress import duration
 
 LEFT = 220
 """Room for the names of bars."""

@@ -36,8 +36,9 @@ from magicrl.reporting.read_folders import RecordedRun, RunFolderError, read_lin
 from magicrl.reporting.samples import LEVELS, MOST_PROBLEMS, run_browsers, shown_rollouts
 from magicrl.reporting.scores import headline, run_verdict, training_seconds
 from magicrl.reporting.token_entropy import run_entropy
-from magicrl.reporting.wording import duration, moment, number, percent
+from magicrl.reporting.wording import moment, number, percent
 from magicrl.training.health import RULES
+from magicrl_verifiers.progress import duration
 
 
 def write_report(run_folder: Path, output: Path | None = None) -> Path:

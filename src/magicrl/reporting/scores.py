@@ -12,8 +12,9 @@ from rich.text import Text
 from magicrl.evaluation.statistics import paired_scores
 from magicrl.reporting.charts import IntervalRow, intervals_view
 from magicrl.reporting.read_folders import Evaluation, Interval, RecordedRun, TemperatureScore
-from magicrl.reporting.wording import duration, number, percent, temperature, visible
+from magicrl.reporting.wording import number, percent, temperature, visible
 from magicrl.training.diagnosis import ACCURACY, REWARD, Measure, measure_of
+from magicrl_verifiers.progress import duration
 
 
 class ScorePair(NamedTuple):

@@ -24,11 +24,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from magicrl.config.errors import without_secrets
 from magicrl.config.loader import leaves
 from magicrl.records import StepMetrics
 from magicrl.registry import is_builtin, resolve
 from magicrl.reporting.read_folders import Evaluation, RecordedRun, read_run
+from magicrl_verifiers.secrets import without_secrets
 
 IDENTITY_FILE = "trackers.json"
 Report = Callable[[Mapping[str, object]], None]

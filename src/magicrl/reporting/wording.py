@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 # second control block, direction marks and overrides, lone surrogates
@@ -59,20 +57,6 @@ def checkpoint_name(step: int) -> str:
     return f"the checkpoint of step {step}" if step else "the start"
 
 
-def duration(seconds: float | None) -> str:
-    """``3725`` as ``1 h 2 min``, ``75`` as ``1 min 15 s``, ``2.4`` as ``2.4 s``."""
-    if seconds is None or not math.isfinite(seconds):
-        return "–"
-    if seconds < 10:
-        return f"{max(0.0, seconds):.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 def moment(iso: str) -> str:
     """``2026-11-20T09:30:11+00:00`` as ``2026-11-20 09:30 UTC``; what is no ISO time, as it is."""
     try:
@@ -88,26 +72,3 @@ def visible(text: str) -> str:
     code points in angle brackets. Line ends and tabs stay. Escaping for HTML is the template's work.
     """
     return text.replace("\r\n", "\n").translate(_SHOWN)
-
-
-class TimeLeft:
-    """Time left of counted work at its pace so far, in words.
-
-    Args:
-        clock: seconds; a test puts its own here.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._began: dict[str, tuple[float, int]] = {}  # when each was first told of, and how much was done then
-        self._last: dict[str, int] = {}
-
-    def words(self, name: str, done: int, total: int) -> str:
-        """``, left 12 s``; empty at the first call for this work, when it begins again, and at its end."""
-        if name not in self._began or done < self._last[name]:
-            self._began[name] = (self._clock(), done)
-        self._last[name] = done
-        since, first = self._began[name]
-        if not first < done < total:
-            return ""
-        return f", left {duration((self._clock() - since) / (done - first) * (total - done))}"

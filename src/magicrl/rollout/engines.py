@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from magicrl import registry
-from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.errors import RecipeError
 from magicrl.config.schema import DType, HeadDType, LoraConfig
 from magicrl.models.adapter_files import adapter_shapes
 from magicrl.models.loading import (
@@ -33,7 +33,6 @@ from magicrl.models.loading import (
 )
 from magicrl.models.model_files import find_model
 from magicrl.models.prompts import PromptEncoder
-from magicrl.registry import did_you_mean
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.rollout.openai_engine import OpenAIEngine
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
@@ -41,7 +40,9 @@ from magicrl.rollout.recording import ReplayEngine, read_rollouts
 from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused
 from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
 from magicrl.rollout.vllm_weights import Placed
-from magicrl.served.openai_http import ServerSettings
+from magicrl_verifiers.references import did_you_mean
+from magicrl_verifiers.secrets import without_secrets
+from magicrl_verifiers.served.openai_http import ServerSettings
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

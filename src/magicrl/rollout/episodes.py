@@ -23,7 +23,7 @@ from magicrl.records import Completion, FinishedSample, FinishReason, RolloutReq
 from magicrl.rollout.protocol import Learner, RolloutEngine
 from magicrl.rollout.requests import Filed, GroupProgress, OpenGroups, SchedulingEngine, pack_begun, with_begun
 from magicrl.rollout.turns import parted, turns_of, with_observation, with_turn
-from magicrl.verifiers.base import make_verdict
+from magicrl_verifiers.records import make_verdict
 
 
 @dataclass(kw_only=True, eq=False, slots=True)

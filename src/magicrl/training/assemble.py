@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from magicrl.config.cluster_schema import RolloutPlacement
-from magicrl.config.errors import RecipeError, under, without_secrets
+from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.families import make_family
 from magicrl.data.sources import fingerprint
@@ -30,8 +30,8 @@ from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Learner, Reference
 from magicrl.training.sft import run_sft, supervised_start
 from magicrl.training.start_checks import Ready, RunData, with_needed_reference
-from magicrl.verifiers.base import VerifierService
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers.records import VerifierService
+from magicrl_verifiers.secrets import without_secrets
 
 Progress = Callable[[str, int, int], None]
 _OWN_GPU, _SHARED_GPU = 0.9, 0.6  # of its memory for vLLM; beside it the learner's weights and moments stay
@@ -106,7 +106,7 @@ class LocalParts:
 
     def judge(self) -> Judge:
         """The verifier pool of the recipe's ``[verifier]``."""
-        return VerifierPool.from_config(self._config.verifier)
+        return self._config.verifier.pool()
 
     def policy(self, start: Path | str) -> LoadedModel:
         """The start model for `learner`: with float32 weights, or without any where other processes read them.

@@ -20,7 +20,7 @@ from magicrl.files import write_atomically
 from magicrl.records import Problem
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.diagnosis import Diagnosis, Judging, SampledAnswers, answers_of, diagnose, judging_of
-from magicrl.verifiers.base import VerifierService
+from magicrl_verifiers.records import VerifierService
 
 
 class StageEnd(NamedTuple):

@@ -21,7 +21,7 @@ from magicrl.evaluation.engines import opens_reasoning
 from magicrl.models.loading import LoadedModel
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, TokenArray, TrainSample, frozen_floats, frozen_tokens
-from magicrl.verifiers.extraction import CLOSE_TAG, last_box
+from magicrl_verifiers.extraction import CLOSE_TAG, last_box
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import numpy as np
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.statistics import Difference, paired_scores
 from magicrl.records import Completion, Problem, ScoredGroup, StepMetrics, Verdict
-from magicrl.verifiers.base import NO_ANSWER, Extract, Reasoning
+from magicrl_verifiers.records import NO_ANSWER, Extract, Reasoning
 
 Cause: TypeAlias = Literal["enough", "truncated", "no_answer", "all_wrong", "all_right", "same_reward"]
 

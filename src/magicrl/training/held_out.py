@@ -14,7 +14,7 @@ from magicrl.evaluation.job import Encode, Progress, evaluation_seed, sample_pro
 from magicrl.evaluation.statistics import Score
 from magicrl.records import Problem, ScoredGroup
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.verifiers.base import VerifierService
+from magicrl_verifiers.records import VerifierService
 
 
 def held_out_test(

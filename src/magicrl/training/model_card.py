@@ -19,10 +19,10 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from magicrl.config.errors import without_secrets
 from magicrl.config.loader import config_hash, live_parts
 from magicrl.config.schema import TrainConfig
 from magicrl.training.diagnosis import ACCURACY, Conclusion, Measure, SampledAnswers, measure_of
+from magicrl_verifiers.secrets import without_secrets
 
 CARD = "README.md"
 RECIPE = "config.toml"

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from magicrl.algorithms.advantages import score_group
-from magicrl.config.errors import without_secrets
 from magicrl.config.schema import ModelConfig
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.job import sample_problems
@@ -32,8 +31,8 @@ from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 from magicrl.training.sft import SUPERVISED
-from magicrl.verifiers.base import Extract, Reasoning
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers.records import Extract, Reasoning
+from magicrl_verifiers.secrets import without_secrets
 
 SAMPLES = 4
 """Answers a problem and way of asking, at temperature 1."""
@@ -132,9 +131,7 @@ class FirstLook:
         )
         self.engine.load_weights(dict(policy.model.named_parameters()), 0)
         # both at once: an answer is sampled once and read in two ways
-        self._judges = {
-            extract: VerifierPool.from_config(VerifierConfig(extract=extract, reasoning=reasoning)) for extract in READS
-        }
+        self._judges = {extract: VerifierConfig(extract=extract, reasoning=reasoning).pool() for extract in READS}
         for judge in self._judges.values():
             judge.warm_up({verifier})
         self.tokens, self.seconds = 0, 0.0

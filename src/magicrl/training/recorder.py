@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-from magicrl.config.errors import without_secrets
 from magicrl.config.loader import brought_files, config_hash, leaves, live_parts, to_toml
 from magicrl.config.paths import counted_from
 from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
@@ -21,7 +20,8 @@ from magicrl.evaluation.provenance import environment_facts, now
 from magicrl.evaluation.samples import differences
 from magicrl.files import write_atomically
 from magicrl.records import StepMetrics
-from magicrl.registry import LIVE, live_text
+from magicrl_verifiers.references import LIVE, live_text
+from magicrl_verifiers.secrets import without_secrets
 
 
 @runtime_checkable

@@ -15,9 +15,8 @@ import numpy as np
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.statistics import Difference, paired_difference
 from magicrl.records import Problem, ScoredGroup, Verdict
-from magicrl.verifiers.base import VerifierService
-from magicrl.verifiers.extraction import CLOSE_TAG
-from magicrl.verifiers.pool import VerifierPool
+from magicrl_verifiers.extraction import CLOSE_TAG
+from magicrl_verifiers.records import VerifierService
 
 GOLDS, MADE_UP, MADE_UP_SERVED = 200, 24, 4
 """Problems whose gold is judged, and that made-up answers are given to; the last where a server judges."""
@@ -193,7 +192,7 @@ def _judged_again(verifier: VerifierConfig, groups: Sequence[ScoredGroup], other
     changed = verifier.model_copy(update={"workers": 1} | ({"extract": other} if reading else {}))
     first: list[bool] = []
     second: list[bool] = []
-    with VerifierPool.from_config(changed) as pool:
+    with changed.pool() as pool:
         for group in groups:
             problem = group.group.request.problem
             asked = problem if reading else dataclasses.replace(problem, verifier=other)

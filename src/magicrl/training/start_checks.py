@@ -39,7 +39,6 @@ from magicrl.training.demonstrations import demonstrated_keys, trial_batches
 from magicrl.training.objective import LearnerSettings, Objective, brought, entropy_controller
 from magicrl.training.recorder import check_folder
 from magicrl.training.sft import made_model, start_policy, supervised_start
-from magicrl.verifiers.pool import needed_judge
 
 _log = logging.getLogger(__name__)
 
@@ -281,7 +280,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, encoder)
     if "judge" in data.verifiers():
-        needed_judge(config.verifier.judge)
+        config.verifier.needed_judge()
     _check_demonstrated(shown, data, config)
     tests = (p for problems in data.test.values() for p in problems)
     longest = max(encoder.length(p) for p in (*data.train, *data.validation, *tests))

@@ -48,7 +48,7 @@ from magicrl.training.metrics import StalenessMeter, StepClock, Values, entropy_
 from magicrl.training.objective import LearnerSettings, Objective, brought, entropy_controller
 from magicrl.training.protocols import Controls, Learner, NotFiniteError, Reference, TrainingStopped, UpdateMetrics
 from magicrl.training.rollout_queue import RolloutQueue
-from magicrl.verifiers.base import VerifierService
+from magicrl_verifiers.records import VerifierService
 
 ESTIMATORS: tuple[EntropyEstimator, ...] = ("sampled", "exact")
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
-from magicrl.verifiers.code.sandbox import Limits, SandboxError, SandboxOptions
+from magicrl_verifiers.code.judge import CodeJudge, CodeOptions
+from magicrl_verifiers.code.sandbox import Limits, SandboxError, SandboxOptions
 
 LIMITS = Limits(cpu_seconds=2.0, memory_mb=512, output_mb=4, idle_seconds=1.0)
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from magicrl.verifiers.code import seccomp
-from magicrl.verifiers.code.judge import CodeJudge, CodeVerdict
-from magicrl.verifiers.code.suite import parse_suite
+from magicrl_verifiers.code import seccomp
+from magicrl_verifiers.code.judge import CodeJudge, CodeVerdict
+from magicrl_verifiers.code.suite import parse_suite
 
 from .conftest import judge_of
 

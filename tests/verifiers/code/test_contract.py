@@ -13,10 +13,10 @@ from unittest import mock
 
 import pytest
 
-from magicrl.verifiers.code import border, collection, pytest_forms
-from magicrl.verifiers.code.judge import CodeJudge
-from magicrl.verifiers.code.remote import Files
-from magicrl.verifiers.code.suite import SuiteError, is_plain, parse_suite, wanted_names
+from magicrl_verifiers.code import border, collection, pytest_forms
+from magicrl_verifiers.code.judge import CodeJudge
+from magicrl_verifiers.code.remote import Files
+from magicrl_verifiers.code.suite import SuiteError, is_plain, parse_suite, wanted_names
 
 _WRITES = ("tempfile", "tmp_path")
 

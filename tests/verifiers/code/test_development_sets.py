@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
-from magicrl.verifiers.code.sandbox import Limits, SandboxOptions
-from magicrl.verifiers.code.suite import parse_suite
+from magicrl_verifiers.code.judge import CodeJudge, CodeOptions
+from magicrl_verifiers.code.sandbox import Limits, SandboxOptions
+from magicrl_verifiers.code.suite import parse_suite
 
 from .conftest import judge_of
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from magicrl.verifiers.code import child, kernel
-from magicrl.verifiers.code.seccomp import Filter
-from magicrl.verifiers.code.values import SLOTS
+from magicrl_verifiers.code import child, kernel
+from magicrl_verifiers.code.seccomp import Filter
+from magicrl_verifiers.code.values import SLOTS
 
 REQUEST = {"role": "program", "compiled": False, "common": ["source"], "each": []}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from magicrl.verifiers.code.judge import CodeJudge
-from magicrl.verifiers.code.sandbox import Limits, Observation, failure
-from magicrl.verifiers.code.suite import AssertCase, CallCase, parse_suite
+from magicrl_verifiers.code.judge import CodeJudge
+from magicrl_verifiers.code.sandbox import Limits, Observation, failure
+from magicrl_verifiers.code.suite import AssertCase, CallCase, parse_suite
 
 from .conftest import judge_of
 

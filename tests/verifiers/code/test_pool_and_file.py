@@ -14,12 +14,13 @@ import psutil
 import pytest
 from builders import write_lines
 
-from magicrl.cli.main import code
 from magicrl.records import Outcome, Problem
-from magicrl.verifiers import JudgeOptions, VerifierPool
-from magicrl.verifiers.code.judge import CodeOptions
-from magicrl.verifiers.code.pool import CodePool, verify_code_file
-from magicrl.verifiers.code.sandbox import Limits
+from magicrl_verifiers import JudgeOptions, VerifierPool
+from magicrl_verifiers.cli import code
+from magicrl_verifiers.code.judge import CodeOptions
+from magicrl_verifiers.code.pool import CodePool
+from magicrl_verifiers.code.sandbox import Limits
+from magicrl_verifiers.code_files import verify_code_file
 
 from .conftest import judge_of
 

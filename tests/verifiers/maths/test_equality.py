@@ -12,16 +12,16 @@ from flint import arb, ctx, fmpq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.maths.answers import Expr, function, number, signs, symbol
-from magicrl.verifiers.maths.equality import constant_ratio, domains, number_value, rational_value, same_value
-from magicrl.verifiers.maths.formulas import parse
-from magicrl.verifiers.maths.lexer import tokens_of
-from magicrl.verifiers.maths.maths_verifier import CpuAlarm, MathsVerifier, cpu_limit
-from magicrl.verifiers.maths.notation import canonical
-from magicrl.verifiers.maths.quantities import UNITS, unit_phrase
-from magicrl.verifiers.maths.steps import proven
-from magicrl.verifiers.maths.values import Enclosure, Residues, UnclearError, UndefinedError
+from magicrl_verifiers.maths.answers import Expr, function, number, signs, symbol
+from magicrl_verifiers.maths.equality import constant_ratio, domains, number_value, rational_value, same_value
+from magicrl_verifiers.maths.formulas import parse
+from magicrl_verifiers.maths.lexer import tokens_of
+from magicrl_verifiers.maths.maths_verifier import CpuAlarm, MathsVerifier, cpu_limit
+from magicrl_verifiers.maths.notation import canonical
+from magicrl_verifiers.maths.quantities import UNITS, unit_phrase
+from magicrl_verifiers.maths.steps import proven
+from magicrl_verifiers.maths.values import Enclosure, Residues, UnclearError, UndefinedError
+from magicrl_verifiers.records import JudgeOptions
 
 QUICK = settings(max_examples=150, derandomize=True)
 

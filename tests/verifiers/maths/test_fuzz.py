@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magicrl.records import Problem, Verdict
-from magicrl.verifiers import VerifierPool
-from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.maths.lexer import tokens_of
-from magicrl.verifiers.maths.maths_verifier import MathsVerifier, readings, same_structure
-from magicrl.verifiers.maths.notation import canonical
-from magicrl.verifiers.maths.prose import final_answer
+from magicrl_verifiers import VerifierPool
+from magicrl_verifiers.maths.lexer import tokens_of
+from magicrl_verifiers.maths.maths_verifier import MathsVerifier, readings, same_structure
+from magicrl_verifiers.maths.notation import canonical
+from magicrl_verifiers.maths.prose import final_answer
+from magicrl_verifiers.records import JudgeOptions
 
 PIECES = r"""
 1 2 3 12 0.5 x y n k a f ( ) [ ] { } \{ \} , ; : = < > | + - * / ^ _ ! ' % & \\ $ ^2 _1 ^{2} _{10} \frac \sqrt

@@ -10,10 +10,10 @@ from maths_sets import golds, hostile, labelled
 from near_misses import near_misses
 
 from magicrl.records import Outcome, Problem
-from magicrl.verifiers import VerifierPool
-from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.maths.maths_verifier import MathsVerifier
-from magicrl.verifiers.maths.notation import close_braces
+from magicrl_verifiers import VerifierPool
+from magicrl_verifiers.maths.maths_verifier import MathsVerifier
+from magicrl_verifiers.maths.notation import close_braces
+from magicrl_verifiers.records import JudgeOptions
 
 MOST_FALSE_NEGATIVES = 0.03
 

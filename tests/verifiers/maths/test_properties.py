@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicrl.records import Verdict
-from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.maths.answers import Quantity
-from magicrl.verifiers.maths.equality import same_value
-from magicrl.verifiers.maths.maths_verifier import MathsVerifier, readings
-from magicrl.verifiers.maths.notation import canonical
+from magicrl_verifiers.maths.answers import Quantity
+from magicrl_verifiers.maths.equality import same_value
+from magicrl_verifiers.maths.maths_verifier import MathsVerifier, readings
+from magicrl_verifiers.maths.notation import canonical
+from magicrl_verifiers.records import JudgeOptions
 
 VERIFIER = MathsVerifier(JudgeOptions(reasoning="none", extract="box"))
 QUICK = settings(max_examples=200, derandomize=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.extraction import joint_boxes
-from magicrl.verifiers.maths.maths_verifier import MathsVerifier
-from magicrl.verifiers.maths.prose import final_answer
+from magicrl_verifiers.extraction import joint_boxes
+from magicrl_verifiers.maths.maths_verifier import MathsVerifier
+from magicrl_verifiers.maths.prose import final_answer
+from magicrl_verifiers.records import JudgeOptions
 
 CHOICES = [
     ("Die Antwort ist B.", "B"),

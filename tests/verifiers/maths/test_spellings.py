@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.maths.maths_verifier import MathsVerifier
+from magicrl_verifiers.maths.maths_verifier import MathsVerifier
+from magicrl_verifiers.records import JudgeOptions
 
 VERIFIER = MathsVerifier(JudgeOptions())
 # as a worker does: what the first integral loads would count against its CPU limit

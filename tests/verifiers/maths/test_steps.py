@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from magicrl.verifiers.maths.literals import plain_number
-from magicrl.verifiers.maths.maths_verifier import same_rational, same_string, same_word
-from magicrl.verifiers.maths.notation import canonical, strip_outer_braces
+from magicrl_verifiers.maths.literals import plain_number
+from magicrl_verifiers.maths.maths_verifier import same_rational, same_string, same_word
+from magicrl_verifiers.maths.notation import canonical, strip_outer_braces
 
 
 @pytest.mark.parametrize(

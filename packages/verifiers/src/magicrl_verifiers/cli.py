@@ -1,0 +1,235 @@
+"""The command line: JSON Lines in, JSON Lines out. Heavy modules are imported inside the commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from magicrl_verifiers.progress import ProgressLines
+
+if TYPE_CHECKING:
+    from magicrl_verifiers.batch import BatchSummary
+
+Several = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
+app = App(name="magicrl-verify", help="Judge answers: JSON Lines in, JSON Lines out.", version_flags=["--version"])
+
+
+@app.command
+def math(
+    *,
+    input: Path,
+    output: Path,
+    reasoning: Literal["auto", "required", "none"] = "auto",
+    extract: Literal["lenient", "box"] = "lenient",
+    time_limit: float = 2.0,
+    workers: int | None = None,
+) -> int:
+    """Judge mathematical answers: lines {"id"?, "gold", "response"} -> {"id", "correct", "status", ...}.
+
+    Example: magicrl verify math --input answers.jsonl --output verdicts.jsonl
+
+    Parameters
+    ----------
+    input
+        JSON Lines; gold is a text or a list of accepted texts.
+    output
+        JSON Lines, one verdict a line, same order.
+    reasoning
+        auto: reasoning opened and never closed is no answer; required: no `</think>`, no answer; none: ignore tags.
+    extract
+        lenient also takes an answer without a box.
+    time_limit
+        Seconds of its worker's CPU time that one item may take before the worker is killed.
+    workers
+        Worker processes; default: the cores this process may use.
+    """
+    from magicrl_verifiers.batch import verify_file
+    from magicrl_verifiers.records import JudgeOptions
+
+    options = JudgeOptions(reasoning=reasoning, extract=extract)
+    console = Console()
+    tell = ProgressLines(console).lines("judged")
+    summary = verify_file(input, output, options=options, time_limit=time_limit, workers=workers, tell=tell)
+    console.print(f"{summary.total} judged, {summary.correct} correct -> {output}")
+    return all_read(summary)
+
+
+@app.command
+def reward(
+    name: str,
+    /,
+    *,
+    input: Path,
+    output: Path,
+    time_limit: float = 10.0,
+    memory_limit_mb: int = 4096,
+    workers: int | None = None,
+) -> int:
+    """Judge by a reward of your own, as training does: lines {"prompt"?, "gold"?, "response", ...} -> {"score", ...}.
+
+    Example: magicrl verify reward my_reward.py:score --input answers.jsonl --output scores.jsonl
+
+    Parameters
+    ----------
+    name
+        FILE.py:FUNCTION, MODULE:FUNCTION, the name of an installed package's, or a built-in one (maths, exact, code).
+    input
+        JSON Lines; gold is a text or a list of texts; further fields are the problem's extra.
+    output
+        JSON Lines, one verdict a line, same order.
+    time_limit
+        CPU seconds of one isolated call, where the reward sets none.
+    memory_limit_mb
+        MiB of one isolated call, where the reward sets none.
+    workers
+        Worker processes of an isolated reward; default: the cores this process may use.
+    """
+    from magicrl_verifiers.batch import verify_file
+
+    console = Console()
+    limits: dict[str, Any] = {"workers": workers, "time_limit": time_limit, "memory_limit_mb": memory_limit_mb}
+    summary = verify_file(input, output, verifier=name, tell=ProgressLines(console).lines("judged"), **limits)
+    mean = "" if summary.score is None else f", mean reward {summary.score:.3g}"
+    told = f"{summary.total} judged, {summary.correct} right{mean}, {summary.not_judged} not judged -> {output}"
+    console.print(told)
+    return all_read(summary)
+
+
+@app.command
+def code(
+    *,
+    input: Path,
+    output: Path,
+    reasoning: Literal["auto", "required", "none"] = "auto",
+    time_limit: float = 10.0,
+    memory_limit_mb: int = 4096,
+    total_limit: float | None = None,
+    stop_at_failure: bool = False,
+    explain: bool = False,
+    preload: Several = None,
+    tier: Literal["auto", "A", "B"] = "auto",
+    workers: int | None = None,
+) -> int:
+    """Judge programs in a sandbox: lines {"id"?, "response" | "program", "tests"} -> {"id", "correct", "status", ...}.
+
+    Example: magicrl verify code --input programs.jsonl --output verdicts.jsonl
+
+    Parameters
+    ----------
+    input
+        JSON Lines; tests as {"inputs", "outputs", "fn_name"?}, {"entry_point", "import_prefix", "test_code"} or
+        {"assert_case"}; optional "checker", "time_limit", "memory_limit_mb", "float_tolerance".
+    output
+        JSON Lines, one verdict a line, same order.
+    reasoning
+        auto: reasoning opened and never closed is no answer; required: no `</think>`, no answer; none: ignore tags.
+    time_limit
+        CPU seconds of one test, unless the problem states its own.
+    memory_limit_mb
+        MiB of one test, unless the problem states its own.
+    total_limit
+        CPU seconds of all tests of a program together; default: 12 times the limit of one test.
+    stop_at_failure
+        Leave out the tests after the first that fails.
+    explain
+        Add "reason", a sentence, to every line.
+    preload
+        A further module that programs may import at once, e.g. sortedcontainers (repeatable).
+    tier
+        auto: private namespaces where the system allows them; B: demand them; A: do without.
+    workers
+        Worker processes; default: the cores this process may use.
+    """
+    from magicrl_verifiers.code.judge import CodeOptions
+    from magicrl_verifiers.code.sandbox import Limits, SandboxOptions
+    from magicrl_verifiers.code_files import verify_code_file
+    from magicrl_verifiers.records import JudgeOptions
+
+    options = CodeOptions(
+        limits=Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb),
+        total_seconds=total_limit,
+        stop_at_failure=stop_at_failure,
+        sandbox=SandboxOptions(tier=tier, preload=tuple(preload or ())),
+        judge=JudgeOptions(reasoning=reasoning),
+    )
+    count = workers or len(os.sched_getaffinity(0))
+    console = Console()
+    tell = ProgressLines(console).lines("judged")
+    summary = verify_code_file(input, output, options=options, workers=count, explain=explain, tell=tell)
+    console.print(f"{summary.total} judged, {summary.correct} correct, {summary.not_judged} not judged -> {output}")
+    return all_read(summary)
+
+
+def all_read(summary: BatchSummary) -> int:
+    """0 where every line could be read."""
+    if summary.broken:
+        count = f"{len(summary.broken)} of {summary.total} lines could not be read"
+        raise ValueError(f"{count} (their verdict is broken_line, the others are judged); {summary.broken[0]}")
+    return 0
+
+
+@app.command
+def checkers(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
+    """Examine checkers of code problems: lines {"id"?, "tests" with "checker", "right": [...], "wrong": [...]}.
+
+    Example: magicrl verify checkers --input checkers.jsonl --output admitted.jsonl
+
+    Parameters
+    ----------
+    input
+        JSON Lines; programs known to be right, which the checker must accept, and wrong ones, which it must reject.
+    output
+        JSON Lines: {"id", "admitted", "rejected_right", "accepted_wrong"}.
+    time_limit
+        CPU seconds of one test, unless the problem states its own.
+    """
+    from magicrl_verifiers.code.judge import CodeOptions
+    from magicrl_verifiers.code.sandbox import Limits
+    from magicrl_verifiers.code_files import admission_file
+
+    console = Console()
+    options, tell = CodeOptions(limits=Limits(cpu_seconds=time_limit)), ProgressLines(console).lines("examined")
+    count = admission_file(input, output, options, tell)
+    console.print(f"{count} checkers admitted -> {output}")
+    return 0
+
+
+@app.command
+def disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
+    """Find code problems that need a checker: lines {"id"?, "solutions": [...], "tests"} of correct solutions.
+
+    Example: magicrl verify disagreements --input solved.jsonl --output needs_checker.jsonl
+
+    Parameters
+    ----------
+    input
+        JSON Lines; at least two programs a line, all known to be right.
+    output
+        JSON Lines: {"id", "needs_checker", "tests"}, the tests on which the solutions disagree.
+    time_limit
+        CPU seconds of one test, unless the problem states its own.
+    """
+    from magicrl_verifiers.code.judge import CodeOptions
+    from magicrl_verifiers.code.sandbox import Limits
+    from magicrl_verifiers.code_files import disagreements_file
+
+    console = Console()
+    options, tell = CodeOptions(limits=Limits(cpu_seconds=time_limit)), ProgressLines(console).lines("examined")
+    count = disagreements_file(input, output, options, tell)
+    console.print(f"{count} problems need a checker -> {output}")
+    return 0
+
+
+def main() -> None:
+    """Entry point: exit 0 done, 1 failed; every error says what to do."""
+    try:
+        status = app(result_action="return_value")
+    except (ValueError, RuntimeError, OSError) as error:
+        Console(stderr=True, highlight=False).print(f"magicrl-verify: {error}", markup=False, soft_wrap=True)
+        sys.exit(1)
+    sys.exit(status or 0)

@@ -1,0 +1,438 @@
+"""The tests' side of the border: calls of the program, its objects and its module, as test code sees them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import inspect
+import io
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from magicrl_verifiers.code import values
+from magicrl_verifiers.code.remote import SPECIAL, Nodes, Peer, Unsupported, kinds_of, made_error
+
+PROGRAM_MODULES = ("solution", "main", "submission", "program", "candidate", "your_module", "__main__")
+"""Names under which test code imports the program."""
+NOT_MIRRORED = {("sys", "stdout"), ("sys", "stderr"), ("os", "environ")}
+"""What the program writes, and its environment, cross with every answer."""
+
+_NO_ERRORS_OF = ("unittest", "magicrl", "pytest")
+"""Modules whose exceptions steer a test run: never raised for a program."""
+MUTABLE = (list, dict, set, bytearray, collections.deque)
+_STAND_INS = (io.StringIO, io.BytesIO, types.GeneratorType)
+
+
+class ProgramGone(BaseException):
+    """The program's process ended or wrote nonsense. Not an Exception: test code must not catch it."""
+
+
+class Client(Peer):
+    """The tests' side. Nothing of the program's is believed but what it answers as plain data.
+
+    Attributes:
+        called: how often something of the program's was used.
+        missed: whether the tests looked for a name that the program does not define.
+        gone: why the program is no more, or None.
+    """
+
+    def __init__(self, replies: int, calls: int, folder: str) -> None:
+        super().__init__(replies, calls, folder)
+        self._names: dict[str, Any] | None = None
+        self._errors: dict[str, type[BaseException]] = {}
+        self.called = 0
+        self.missed = False
+        self._last: tuple[Any, list[Any]] = (None, [])
+        self._assigned: dict[tuple[str, str], Any] = {}
+        self.gone: str | None = None
+        self.first_call: Callable[[], None] = lambda: None
+
+    def greet(self, namespace: Mapping[str, Any]) -> None:
+        """Say what the tests bring; lists and trees arrive as nodes of the tests' classes, if they have such."""
+        self._nodes = Nodes(namespace)
+        nodes = "ListNode" in namespace or "TreeNode" in namespace
+        with contextlib.suppress(OSError):  # its end shows when it is asked for something
+            self.send({"op": "hello", "nodes": nodes})
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What the program defines."""
+        if self._names is None:
+            found = self._receive().get("names")
+            if not isinstance(found, dict):
+                raise self._nonsense("no names")
+            self._names = found
+        return self._names
+
+    def lookup(self, name: str) -> Any:
+        """What the program defines under a name that it has."""
+        known = self.names[name]
+        if known is None:
+            return self.ask("get", {"name": name})
+        try:
+            if isinstance(known[0], list):
+                return self._error_class([(str(module), str(kind)) for module, kind in known])
+            return Remote(self, {"h": [int(known[0]), bool(known[1])]}, name)
+        except (TypeError, ValueError, IndexError) as error:
+            raise self._nonsense(str(error)) from error
+
+    def call(self, target: Mapping[str, Any], positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        encoded = {name: self._encode(item) for name, item in named.items()}
+        reply = self._exchange("call", of=target, a=[self._encode(item) for item in positional], k=encoded)
+        given, after = [*positional, *named.values()], reply.get("after")
+        # Python passes arguments by reference, so what the program changed in place has to come back
+        if isinstance(after, list) and len(after) == len(given):
+            for mine, changed in zip(given, after, strict=True):
+                _update(mine, self._decode(changed))
+            # values cross as copies, but where the program returned an argument itself, so does this
+            same = reply.get("same")
+            if isinstance(same, int) and 0 <= same < len(given) and isinstance(given[same], MUTABLE):
+                return given[same]
+        self._last = (self._decode(reply["value"]), given)
+        return self._last[0]
+
+    def is_new(self, found: Any, other: Any) -> bool:
+        """Whether ``found`` is the last result and ``other`` an argument of that call, and they are two values."""
+        result, given = self._last
+        return found is result and any(other is one for one in given)
+
+    def operate(self, name: str, *operands: Any) -> Any:
+        """A function of `operator` or a built-in one, applied in the program's process."""
+        return self.call({"operator": name}, operands, {})
+
+    def ask(self, op: str, target: Mapping[str, Any], *given: Any, **fields: Any) -> Any:
+        """Any other request: ``get``, ``set``, ``delete``, ``wait``."""
+        return self._decode(self._exchange(op, of=target, a=[self._encode(item) for item in given], **fields)["value"])
+
+    def replace(self, module: str, path: list[str], attribute: str, *value: Any) -> None:
+        """Set an attribute in the program's process (module ``""``: its own); without a value, put it back."""
+        self.names  # noqa: B018 - its answer comes first
+        fields = {"a": [self._encode(item) for item in value]} if value else {}
+        self._request({"op": "replace", "module": module, "path": path, "attribute": attribute, **fields})
+
+    def assign(self, target: Any, attribute: str, value: Any) -> None:
+        """Set an attribute of the tests'; one of a module that both processes have is set in the program's too."""
+        shared = isinstance(target, types.ModuleType) and not isinstance(target, ProgramModule)
+        if not shared or (target.__name__, attribute) in NOT_MIRRORED:
+            setattr(target, attribute, value)
+            return
+        current = getattr(target, attribute, None)
+        original = self._assigned.setdefault((target.__name__, attribute), current)
+        setattr(target, attribute, value)
+        if current is not original:
+            self.replace(target.__name__, [], attribute)
+        if value is not original:
+            self.replace(target.__name__, [], attribute, value)
+
+    def seed(self, *given: Any, **named: Any) -> None:
+        """Seed ``random`` in the program's process as in this one."""
+        self.names  # noqa: B018 - its answer comes first
+        fields = {name: self._encode(item) for name, item in named.items()}
+        self._request({"op": "seed", "a": [self._encode(item) for item in given], "k": fields})
+
+    def _exchange(self, op: str, **fields: Any) -> dict[str, Any]:
+        self.names  # noqa: B018 - its answer comes first
+        if self.called == 0:
+            self.first_call()
+        self.called += 1
+        return self._request({"op": op, **fields})
+
+    def _request(self, message: dict[str, Any]) -> dict[str, Any]:
+        with self._turn:
+            if (changed := self._files.changes()) is not None:
+                message["files"] = changed
+            message |= self.state_changes()
+            self._send(message)
+            # the program uses something lent before it answers
+            while "op" in (reply := self._receive()):
+                self._send(self._answer(reply))
+            self._files.apply(reply.get("files"))
+            # never the working directory: from there the tests may import what the program wrote
+            self.apply_state({"environ": reply.get("environ")})
+            for name, stream in (("out", sys.stdout), ("err", sys.stderr)):
+                if isinstance(reply.get(name), str):
+                    stream.write(reply[name])
+            if "value" not in reply:
+                self._raise(reply.get("error"))
+            return reply
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The program uses what was lent to it: a function by calling it, a stand-in by its public attributes."""
+        try:
+            lent = self._lent[request["lent"]]
+            given = [self._decode(item) for item in request["a"]]
+            if request["op"] == "call":
+                result = lent(*given, **{name: self._decode(item) for name, item in request["k"].items()})
+                return {"value": self._encode(result)}
+            name = str(request["attribute"])
+            # else it could set a mock's `return_value` or read what the tests compare with
+            if not _may_use(lent, name):
+                raise AttributeError(f"a program may not use {name!r} of what tests lend it")
+            if request["op"] == "set":
+                setattr(lent, name, given[0])
+                return {"value": None}
+            return {"value": self._encode(getattr(lent, name))}
+        except Exception as error:  # noqa: BLE001 - goes back to the program that called
+            return {"error": {"kinds": kinds_of(type(error)), "args": [str(item) for item in error.args], "vars": {}}}
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        try:
+            self.send(message)
+        except OSError as error:
+            raise self._nonsense("it ended before it was called") from error
+
+    def _receive(self) -> dict[str, Any]:
+        if self.gone is not None:
+            raise ProgramGone(self.gone)
+        try:
+            message = self.receive()
+        except (ValueError, RecursionError, OSError) as error:
+            raise self._nonsense(str(error)) from error
+        if message is None:
+            raise self._nonsense("it ended while it was called")
+        return message
+
+    def _nonsense(self, reason: str) -> ProgramGone:
+        self.gone = f"the program did not answer: {reason}"
+        return ProgramGone(self.gone)
+
+    def _encode(self, value: Any) -> Any:
+        return values.encode(value, self._lend)
+
+    def _lend(self, value: Any) -> Any:
+        if isinstance(value, Remote):
+            return dict(object.__getattribute__(value, "_target"))
+        if value is _STRANGER:
+            return {"stranger": 0}
+        if isinstance(value, types.ModuleType):
+            raise Unsupported("a module is handed to the program")
+        if not _is_mock(value) and not isinstance(value, type) and hasattr(value, "val"):
+            return None  # a node of a list or tree
+        name = next((name for name, kind in self._errors.items() if kind is value), None)
+        if name is not None:
+            return {"name": name}
+        if isinstance(value, types.FunctionType | types.MethodType) and not hasattr(value, "mock"):
+            if inspect.iscoroutinefunction(value):
+                raise Unsupported("an asynchronous function of the tests is handed to the program")
+            return {"function": [self._number(value), *self._described(value)]}
+        return {"lent": self._number(value)}
+
+    def _described(self, function: Any) -> list[Any]:
+        """What ``functools.wraps`` and ``inspect.signature`` read of a function."""
+        parameters = [
+            [one.name, int(one.kind), [] if one.default is one.empty else [self._encode(one.default)]]
+            for one in inspect.signature(function).parameters.values()
+        ]
+        return [function.__name__, function.__qualname__, function.__doc__, parameters]
+
+    def _decode(self, value: Any) -> Any:
+        try:
+            return values.decode(value, self._hook)
+        except (ValueError, TypeError, RecursionError, ArithmeticError, AttributeError, LookupError) as error:
+            raise self._nonsense(str(error)) from error
+
+    def _hook(self, tagged: Mapping[str, Any]) -> Any:
+        (tag, content), *_ = tagged.items()
+        if tag == "h":
+            remote = Remote(self, {"h": [int(content[0]), bool(content[1])]})
+            return _awaited(remote) if content[2] is True else remote
+        if tag == "lent":
+            return self._lent[content]
+        return self._nodes.hook(tagged)
+
+    def _error_class(self, kinds: list[tuple[str, str]]) -> type[BaseException]:
+        """The class for an exception of these kinds, nearest first: a common one, or one for the program's own."""
+        module, name = kinds[0]
+        common = vars(sys.modules.get(module, types)).get(name)  # the program's modules hold no names here
+        steers = getattr(common, "__module__", "").startswith(_NO_ERRORS_OF)
+        if isinstance(common, type) and issubclass(common, Exception | SystemExit) and not steers:
+            return common
+        if len(kinds) == 1:
+            return Exception
+        # one class a name, so that `except` and `assertRaises` meet the same one again
+        if name not in self._errors:
+            self._errors[name] = type(name, (self._error_class(kinds[1:]),), {})
+        return self._errors[name]
+
+    def _raise(self, error: Any) -> NoReturn:
+        """The program's exception, marked as such."""
+        try:
+            raised = made_error(error, self._decode, self._error_class)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as trouble:
+            raise self._nonsense(str(trouble)) from trouble
+        raised._of_program = True  # pyright: ignore[reportAttributeAccessIssue]
+        raise raised
+
+
+def of_program(error: BaseException) -> bool:
+    """Whether the program raised this exception."""
+    return getattr(error, "_of_program", False) is True
+
+
+def _is_mock(value: Any) -> bool:
+    mock = sys.modules.get("unittest.mock")
+    return mock is not None and isinstance(value, mock.NonCallableMock)
+
+
+def _may_use(lent: Any, name: str) -> bool:
+    """Whether a program may read or set an attribute: never one that steers a mock, nor one that leads elsewhere."""
+    if _is_mock(lent):  # its children only: its own interface is the tests'
+        interface = dir(sys.modules["unittest.mock"].NonCallableMock)
+        return name in SPECIAL or not (name.startswith(("_", "assert")) or name in interface)
+    own = type(lent).__module__ == "__main__" and not isinstance(lent, type)
+    return (own or isinstance(lent, _STAND_INS)) and (name in SPECIAL or not name.startswith(("_", "gi_")))
+
+
+async def _awaited(remote: Remote) -> Any:
+    return remote._client.ask("wait", remote._target)  # pyright: ignore[reportPrivateUsage]
+
+
+class Remote:
+    # Something of the program's. The class has no docstring, since `__doc__` is the program's.
+    #
+    # An operator that shows the program a value of the tests' (``f(2) == 4``, ``3 in f(2)``) is left to the program
+    # only for objects that the tests made of a class, by a capitalised name (``Stack()``): else any result could claim
+    # to be right.
+
+    __doc__ = property(lambda self: self.__getattr__("__doc__"))  # pyright: ignore[reportAssignmentType]
+    # no `__dict__`, so that `vars` and `__dict__` read the program's
+    __slots__ = ("__weakref__", "_client", "_name", "_own", "_target")
+    _client: Client
+    _target: Mapping[str, Any]
+    _name: str
+    _own: bool
+
+    def __init__(self, client: Client, target: Mapping[str, Any], name: str = "", own: bool = False) -> None:
+        for attribute, value in (("_client", client), ("_target", target), ("_name", name), ("_own", own)):
+            object.__setattr__(self, attribute, value)
+
+    def __call__(self, *positional: Any, **named: Any) -> Any:
+        made = self._client.call(self._target, positional, named)
+        if isinstance(made, Remote) and self._name[:1].isupper() and self._name != "Solution":
+            object.__setattr__(made, "_own", True)
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        return self._client.ask("get", self._target, attribute=name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._client.ask("set", self._target, value, attribute=name)
+
+    def __delattr__(self, name: str) -> None:
+        self._client.ask("delete", self._target, attribute=name)
+
+    def __eq__(self, other: object) -> bool:
+        ask = self._client.operate
+        # a value of the tests' is never shown: the result of a call equals none of them
+        if not (isinstance(other, Remote) or self._own):
+            return False
+        # an object that equals a stranger equals everything
+        return ask("eq", self, other) is True and ask("eq", self, _STRANGER) is not True
+
+    def __hash__(self) -> int:
+        return hash(self._client.operate("hash", self))
+
+    def __bool__(self) -> bool:
+        return self._client.operate("truth", self) is True
+
+    def __contains__(self, item: Any) -> bool:
+        if self._own or isinstance(item, Remote):
+            return self._client.operate("contains", self, item) is True
+        # compared here, element by element: `in` would show the item to the program
+        return any(item == one for one in self)
+
+    def __iter__(self) -> Any:
+        return self._client.operate("iter", self)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
+        raise Unsupported(f"a class of the tests derives from {self._name or 'a class'} of the program")
+
+    def __subclasscheck__(self, kind: Any) -> bool:
+        return isinstance(kind, Remote) and self._client.operate("issubclass", kind, self) is True
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, Remote) and self._client.operate("isinstance", instance, self) is True
+
+    def __enter__(self) -> Any:
+        return self.__getattr__("__enter__")()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self.__getattr__("__exit__")(None, None, None)
+
+
+def is_named(remote: Remote) -> bool:
+    """Whether tests got this by a name of the program's, or made it of a class; else it is what a call returned."""
+    return bool(remote._name) or remote._own  # pyright: ignore[reportPrivateUsage]
+
+
+def _operator(function: str, *, shows: bool, turned: bool = False) -> Callable[..., Any]:
+    """An operator that is left to the program; ``shows``: it would show its other operand to the program."""
+
+    def operate(self: Remote, *given: Any) -> Any:
+        if shows and not isinstance(given[0], Remote) and not self._own:  # pyright: ignore[reportPrivateUsage]
+            raise TypeError(f"the program returned an object where a value was expected ({function})")
+        operands = (*given, self) if turned else (self, *given)
+        return self._client.operate(function, *operands)  # pyright: ignore[reportPrivateUsage]
+
+    return operate
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(Remote, f"__{_name}__", _operator(_name, shows=True))
+    setattr(Remote, f"__r{_name}__", _operator(_name, shows=True, turned=True))
+for _name in ("lt", "le", "gt", "ge", "matmul", "and_", "or_", "xor"):
+    setattr(Remote, f"__{_name.rstrip('_')}__", _operator(_name, shows=True))
+_unary = ("len", "next", "str", "repr", "abs", "neg", "float", "int", "index", "reversed")
+for _name in (*_unary, "getitem", "setitem", "delitem"):
+    setattr(Remote, f"__{_name}__", _operator(_name, shows=False))
+
+
+_STRANGER: Any = object()
+
+
+class ProgramModule(types.ModuleType):
+    """The program as a module, for ``from solution import f`` and ``patch("solution.helper")``.
+
+    ``own``: names of the tests' that come first (in ``__main__``).
+    """
+
+    def __init__(self, client: Client, name: str, own: dict[str, Any]) -> None:
+        super().__init__(name)
+        self.__dict__.update(_client=client, _own=own)
+
+    def __getattr__(self, name: str) -> Any:
+        if dict.__contains__(self._own, name):
+            return self._own[name]
+        names = self._client.names
+        if name == "__all__":
+            return [name for name in names if not name.startswith("_")]
+        if name not in names:
+            self._client.missed = self._client.missed or not name.startswith("__")
+            error = AttributeError(f"the program defines no {name!r}", name=name, obj=self)
+            error._of_program = not name.startswith("__")  # pyright: ignore[reportAttributeAccessIssue]
+            raise error
+        return self._client.lookup(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        elif dict.__contains__(self._own, name):
+            self._own[name] = value
+        else:
+            self._client.replace("", [], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._client.replace("", [], name)
+
+
+def _update(mine: Any, changed: Any) -> None:
+    """A mutable argument takes the content that the program gave it."""
+    if type(mine) is not type(changed):
+        return
+    if isinstance(mine, list | bytearray):
+        mine[:] = changed
+    elif isinstance(mine, dict | set | collections.deque):
+        mine.clear()
+        (mine.extend if isinstance(mine, collections.deque) else mine.update)(changed)

@@ -1,0 +1,463 @@
+"""One program against the tests of one problem. The comparison happens here, outside of every sandbox.
+
+Whatever a program exhausts itself is its failure. Only a sandbox or a checker that failed is nobody's:
+``infrastructure_error``, after a second try in fresh processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from magicrl_verifiers.code import checkers, remote, values
+from magicrl_verifiers.code.checkers import Checker
+from magicrl_verifiers.code.sandbox import (
+    Job,
+    Limits,
+    Lost,
+    Observation,
+    Program,
+    Sandbox,
+    SandboxOptions,
+    check_lost,
+    failure,
+)
+from magicrl_verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError
+from magicrl_verifiers.code.values import present_cpu
+from magicrl_verifiers.extraction import answer_part
+from magicrl_verifiers.pool import Closing
+from magicrl_verifiers.records import OUTCOME_OF_STATUS, JudgeOptions, Reasoning, Verdict
+
+_FENCE = re.compile(r"^[ \t]{0,8}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n]*$", re.MULTILINE)
+_PYTHON = {"python", "python3", "py", "py3", "python2"}
+
+
+def program_in(response: str, reasoning: Reasoning) -> str | None:
+    """The text of the last closed fenced block after the reasoning; one that is marked as Python goes first.
+
+    A block that stays open is no block: the response was cut. Blocks of output or of shell commands that follow the
+    program do not hide it, since they are not marked as Python. None if there is no block or the reasoning never ended.
+
+    Example:
+        >>> program_in("```python\\nprint(1)\\n```\\nIt prints\\n```\\n1\\n```", "auto")
+        'print(1)\\n'
+    """
+    text = answer_part(response, reasoning)
+    if text is None:
+        return None
+    best: str | None = None
+    last: str | None = None
+    opened: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+        # as in CommonMark: the closing fence is of the same sign, no shorter, and says nothing
+        elif fence[1][0] == opened[1][0] and len(fence[1]) >= len(opened[1]) and not fence[2]:
+            last = text[opened.end() + 1 : fence.start()]
+            if opened[2].lower() in _PYTHON:
+                best = last
+            opened = None
+        elif fence[2].lower() in _PYTHON:
+            opened = fence  # a block that was never closed, and a new one
+    return last if best is None else best
+
+
+_VERDICTS = (0, 1, 2, 4, 7, 8)
+"""testlib's exit statuses: right, wrong, bad form, trailing data, points (not full marks), too short; 3: it failed."""
+
+
+class CheckerFailed(Exception):
+    """The checker, not the answer, is at fault."""
+
+
+class Referee:
+    """A checker that is a function or a program. ``limits`` are those of the programs that it judges."""
+
+    def __init__(self, sandbox: Sandbox, checker: Checker, limits: Limits) -> None:
+        self._sandbox, self._checker, self._limits = sandbox, checker, limits
+        self.program = None if checker.kind == "compiled" else Program(checker.text)
+        self.seconds = 0.0
+
+    def by_function(self, arguments: list[Any]) -> bool:
+        """A checker function's word. If it raises, the expected answer shows whose fault that is."""
+        said, reason = self._ask_function(arguments)
+        if said is not None:
+            return said
+        given, output, answer = arguments
+        # asked again with the expected answer as the output: if it takes that, it works and this output was at fault
+        if answer is not None:
+            if output != answer and self._ask_function([given, answer, answer])[0] is True:
+                return False  # it can judge: this output is what it could not read
+            raise CheckerFailed(f"the checker failed on the expected output too: {reason}")
+        # no expected answer to try it on: only what no output can bring about is the checker's own mistake
+        if reason.startswith(("NameError", "ImportError", "ModuleNotFoundError", "SyntaxError")):
+            raise CheckerFailed(f"the checker failed: {reason}")
+        return False
+
+    def _ask_function(self, arguments: list[Any]) -> tuple[bool | None, str]:
+        seen = self._run("judge", {"args": json.dumps(arguments).encode("ascii")}, outputs=("result",))
+        if seen.exit_code == 0 and seen.result in (b"yes", b"no"):
+            return seen.result == b"yes", ""
+        failed = failure(seen, self._limits)
+        return None, "no verdict" if failed is None else failed[1]
+
+    def by_program(self, given: bytes, output: bytes, answer: bytes | None) -> bool:
+        """A checker program's exit status, by testlib's contract."""
+        code, reason = self._ask_program(given, output, answer or b"")
+        if code in _VERDICTS:
+            return code == 0
+        if code != 3 and answer is not None and self._ask_program(given, answer, answer)[0] == 0:
+            return False  # it crashed on this output only
+        raise CheckerFailed(f"the checker failed: {reason or f'exit status {code}'}")
+
+    def _ask_program(self, given: bytes, output: bytes, answer: bytes) -> tuple[int | None, str]:
+        channels = {"input": given, "output": output, "answer": answer}
+        if self.program is None:
+            channels["binary"] = Path(self._checker.text).read_bytes()  # its path does not exist inside
+        seen = self._run("checker" if self.program else "execute", channels)
+        return (seen.exit_code, seen.errors) if seen.killed is None else (None, f"ended: {seen.killed}")
+
+    def _run(self, role: str, channels: Mapping[str, bytes], outputs: Sequence[str] = ()) -> Observation:
+        job = Job(role=role, program=self.program, limits=self._limits, channels=channels, outputs=outputs)
+        (seen,) = self._sandbox.run(job, trusted=True)
+        self.seconds += seen.cpu_seconds
+        check_lost(seen, self._limits)
+        return seen
+
+
+_ATTEMPTS = 2
+_MAX_REASON = 300
+_MOST_AHEAD = 32
+_MAX_CHECKED = 16 << 20
+_HEAVY = re.compile(r"\b(?:numpy|scipy|pandas)\b")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeVerdict(Verdict):
+    """A verdict with its counts.
+
+    Attributes:
+        passed: tests passed.
+        total: tests of the problem. Tests after a failure may not have run (see ``stop_at_failure``).
+    """
+
+    passed: int = 0
+    total: int = 0
+
+
+def code_verdict(
+    status: str, reason: str = "", *, passed: int = 0, total: int = 0, seconds: float = 0.0, decided_by: str = "tests"
+) -> CodeVerdict:
+    """The verdict of this status; its outcome follows from the status alone."""
+    return CodeVerdict(
+        outcome=OUTCOME_OF_STATUS[status],
+        status=status,
+        reason=reason[:_MAX_REASON],
+        decided_by="extraction" if status == "no_code" else decided_by,
+        seconds=seconds,
+        passed=passed,
+        total=total,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeOptions:
+    """How programs are judged.
+
+    Attributes:
+        limits: of each test, where the problem states no limits of its own.
+        total_seconds: CPU seconds of all tests of a program together; None: 12 times the limit of one test.
+        stop_at_failure: leave out the tests after the first that fails.
+        sandbox: how programs are confined.
+        judge: where the program stands in a response.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    total_seconds: float | None = None
+    stop_at_failure: bool = True
+    sandbox: SandboxOptions = field(default_factory=SandboxOptions)
+    judge: JudgeOptions = field(default_factory=JudgeOptions)
+
+
+class CodeJudge(Closing):
+    """Judges programs one after another in this thread. Closing it ends the sandbox's processes.
+
+    Example:
+        >>> from magicrl_verifiers.code.suite import parse_suite
+        >>> suite = parse_suite({"inputs": ["2 3"], "outputs": ["5"]})
+        >>> with CodeJudge() as judge:
+        ...     judge.judge_program("a, b = map(int, input().split()); print(a + b)", suite).status
+        'passed'
+    """
+
+    def __init__(self, options: CodeOptions | None = None) -> None:
+        self._options = options or CodeOptions()
+        self.sandbox = Sandbox(self._options.sandbox)
+
+    def close(self) -> None:
+        self.sandbox.close()
+
+    def judge_response(self, response: str, suite: Suite) -> CodeVerdict:
+        """Judge the program in a response (its last fenced block after the reasoning)."""
+        program = program_in(response, self._options.judge.reasoning)
+        if program is None or not program.strip():
+            reason = "no closed code block after the reasoning" if program is None else "the code block is empty"
+            return code_verdict("no_code", reason, total=len(suite.cases))
+        return self.judge_program(program, suite)
+
+    def judge_program(self, source: str, suite: Suite) -> CodeVerdict:
+        """Run the program on every test; never raises for what a program does."""
+        try:
+            checker = None if suite.checker is None else checkers.load_checker(suite.checker)
+        except (SuiteError, OSError) as error:
+            return code_verdict("infrastructure_error", str(error), total=len(suite.cases))
+        with contextlib.closing(_Trial(self.sandbox, self._options, source, suite, checker)) as trial:
+            status, reason = trial.run()
+        return code_verdict(status, reason, passed=trial.passed, total=len(suite.cases), seconds=trial.seconds())
+
+    def outputs(self, source: str, suite: Suite) -> list[bytes | None]:
+        """What a program gives on every test, uncompared: its output or its result; None where it fails."""
+        with contextlib.closing(_Trial(self.sandbox, self._options, source, suite, None)) as trial:
+            return [trial.output(case) for case in suite.cases]
+
+
+class _Trial:
+    """One program's way through its tests."""
+
+    def __init__(
+        self, sandbox: Sandbox, options: CodeOptions, source: str, suite: Suite, checker: Checker | None
+    ) -> None:
+        self._sandbox = sandbox
+        self._suite = suite
+        self._checker = checker
+        self._stop = options.stop_at_failure
+        self._limits = dataclasses.replace(
+            options.limits,
+            cpu_seconds=suite.time_limit or options.limits.cpu_seconds,
+            memory_mb=suite.memory_limit_mb or options.limits.memory_mb,
+        )
+        total = options.total_seconds
+        self._total = 12 * self._limits.cpu_seconds if total is None else total
+        self._left = self._total
+        self._program = Program(source, prelude=suite.prelude)
+        self._heavy = bool(_HEAVY.search(source) or (suite.prelude and _HEAVY.search(suite.prelude)))
+        builtin = checker is None or checker.kind == "builtin"
+        self._referee = None if checker is None or builtin else Referee(sandbox, checker, self._limits)
+        self._ahead = 1
+        """Tests that are run before the first of them is judged: one until one has passed, then ever more."""
+        self.passed = 0
+
+    def close(self) -> None:
+        self._program.close()
+        if self._referee is not None and self._referee.program is not None:
+            self._referee.program.close()
+
+    def seconds(self) -> float:
+        """CPU seconds of the program, of test code and of the checker."""
+        return self._total - self._left + (self._referee.seconds if self._referee else 0.0)
+
+    def run(self) -> tuple[str, str]:
+        """The status of the first failure and its reason, or ``passed``."""
+        cases = self._suite.cases
+        first: tuple[str, str] | None = None
+        at = 0
+        while at < len(cases):
+            if self._left <= 0:
+                first = first or ("time_limit", f"test {at + 1}: the time for all tests together was used up")
+                break
+            # one request is for one role: calls, whole programs and test code go to different children
+            alike = itertools.takewhile(functools.partial(_alike, cases[at]), cases[at : at + self._ahead])
+            for found in self._with_retries(list(alike)):
+                at += 1
+                if found is None:
+                    self.passed += 1
+                    continue
+                first = first or (found[0], f"test {at}: {found[1]}")
+                # every further test would end the same way
+                if self._stop or found[0] in ("syntax_error", "infrastructure_error"):
+                    return first
+        return first or ("passed", "")
+
+    def _with_retries(self, cases: Sequence[Case]) -> list[tuple[str, str] | None]:
+        """What came of the first of these tests, at least of one."""
+        found: list[tuple[str, str] | None] = []
+        lost = Lost("")
+        for _ in range(_ATTEMPTS):
+            try:
+                for one in self._judge(cases):
+                    found.append(one)
+                # a batch makes compiled form and descriptors once, but is wasted on a program that fails at its start
+                self._ahead = min(4 * self._ahead, _MOST_AHEAD)
+                return found
+            except Lost as error:
+                lost = error
+                # fresh processes, and the next test alone, so that a second loss is its own
+                self._sandbox.close()
+                self._program.close()
+                self._ahead, cases = 1, cases[:1]
+                if found:
+                    return found
+            except CheckerFailed as error:
+                return [*found, ("infrastructure_error", str(error))]
+        # a program that kills itself looks the same, and must not escape its verdict
+        if lost.killed:
+            return [("runtime_error", "killed from outside twice")]
+        return [("infrastructure_error", str(lost))]
+
+    def _judge(self, cases: Sequence[Case]) -> Iterator[tuple[str, str] | None]:
+        if isinstance(cases[0], AssertCase):
+            yield self._assertions(cases[0])
+            return  # the others come later
+        # fewer observations than tests: the runs stop at the first failure or when the time is up
+        for case, (seen, failed) in zip(cases, self._observe(cases), strict=False):
+            if failed is not None:
+                yield failed
+            elif isinstance(case, StdinCase):
+                yield self._stdin(case, seen)
+            else:
+                assert isinstance(case, CallCase)
+                yield self._call(case, seen)
+
+    def _present_limits(self) -> Limits:
+        return dataclasses.replace(self._limits, cpu_seconds=present_cpu(self._limits.cpu_seconds, self._left))
+
+    def _observe(self, cases: Sequence[Case]) -> Iterator[tuple[Observation, tuple[str, str] | None]]:
+        """What was seen of each of these tests, of one kind, and how it failed; fewer if one fails or time is up."""
+        role, output = ("program", "stdout") if isinstance(cases[0], StdinCase) else ("call", "result")
+        job = Job(
+            role=role,
+            program=self._program,
+            limits=self._limits,
+            each=[_input(case) for case in cases],
+            outputs=(output,),
+            left=self._left,
+            stop=self._stop,
+        )
+        for seen in self._sandbox.run(job, heavy=self._heavy):
+            limits = self._present_limits()
+            check_lost(seen, limits)
+            self._left -= seen.cpu_seconds
+            yield seen, failure(seen, limits)
+
+    def output(self, case: Case) -> bytes | None:
+        """The bare output of one test. Raises Lost if the sandbox fails."""
+        if isinstance(case, AssertCase):
+            return None
+        ((seen, failed),) = self._observe([case])
+        if failed is not None:
+            return None
+        return seen.output if isinstance(case, StdinCase) else seen.result
+
+    def _stdin(self, case: StdinCase, seen: Observation) -> tuple[str, str] | None:
+        # a checker is Python and reads it all: a flood of output would use up its time, and look like its fault
+        if self._referee is not None and len(seen.output) > max(_MAX_CHECKED, 4 * len(case.output or "")):
+            return "output_limit", f"{len(seen.output)} bytes of output are more than a checker is asked to read"
+        if self._accepts_text(case, seen.output):
+            return None
+        got = f"got {seen.output[:80].decode('utf-8', 'replace')!r}"
+        return "wrong_answer", got if case.output is None else f"{got}, expected {case.output[:80]!r}"
+
+    def _accepts_text(self, case: StdinCase, output: bytes) -> bool:
+        answer = None if case.output is None else case.output.encode("utf-8", "surrogatepass")
+        if self._referee is None or self._checker is None:
+            assert answer is not None
+            name = "tokens" if self._checker is None else self._checker.text
+            return checkers.accepts_text(name, output, answer, self._suite.float_tolerance)
+        if self._checker.kind == "function":
+            return self._referee.by_function([case.input, output.decode("utf-8", "replace"), case.output])
+        return self._referee.by_program(case.input.encode("utf-8", "surrogatepass"), output, answer)
+
+    def _call(self, case: CallCase, seen: Observation) -> tuple[str, str] | None:
+        try:
+            message = json.loads(seen.result)
+            accepted = self._accepts_value(case, message)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError):
+            return "wrong_answer", "the result is no plain data"
+        except MemoryError:
+            return "output_limit", "the result is too large"
+        return None if accepted else ("wrong_answer", f"{case.entry}: got {json.dumps(message['result']):.100}")
+
+    def _accepts_value(self, case: CallCase, message: dict[str, Any]) -> bool:
+        result, after = message["result"], message["after"]
+        if self._suite.in_place is not None:
+            if not isinstance(after, list):
+                raise TypeError("the arguments are no plain data")
+            result = after[self._suite.in_place]
+        # a function that returns nothing was asked to change an argument in place
+        elif result is None and not case.strict and case.expected is not None and isinstance(after, list):
+            result = _changed(after, case)
+        found = values.decode(result, remote.as_list)
+        tolerance = self._suite.float_tolerance
+        if self._referee is not None:
+            given = values.encode(case.positional or case.named)
+            return self._referee.by_function([given, result, values.encode(case.expected)])
+        if self._checker is not None:
+            return checkers.accepts_value(self._checker.text, found, case.expected, tolerance)
+        if checkers.same_value(found, case.expected, tolerance, strict=case.strict):
+            return True
+        # the APPS convention: every expected result stands in a list of its own
+        if case.strict or not self._suite.wrapped or not isinstance(case.expected, list):
+            return False
+        return checkers.same_value(values.decode(result, remote.as_list), case.expected[0], tolerance, strict=False)
+
+    def _assertions(self, case: AssertCase) -> tuple[str, str] | None:
+        """Test code in a process of its own; what it says counts, since nothing of the program runs there."""
+        limits, heavy = self._present_limits(), self._heavy or bool(_HEAVY.search(case.code))
+        details = {"entry": case.entry, "wanted": case.wanted, "check": case.check}
+        with contextlib.closing(Program(case.code, prelude=self._suite.prelude)) as tests:
+            theirs, ours = self._sandbox.run_pair(self._program, tests, limits, details, heavy=heavy)
+        self._left -= theirs.cpu_seconds + ours.cpu_seconds
+        called, _, said = ours.result.rpartition(b"\n")
+        found: dict[str, Any] = json.loads(said) if ours.exit_code == 0 and ours.killed is None and said else {}
+        outcome, reason = found.get("said"), found.get("reason", "")
+        if outcome == "broken":
+            raise CheckerFailed(f"the test code is at fault: {reason}")
+        if outcome == "wrong":
+            return "wrong_answer", reason
+        # what ended the program says more than the tests' word that it is gone
+        failed = failure(theirs, limits)
+        if failed is not None and (outcome != "held" or failed[0] == "syntax_error"):
+            return failed
+        if outcome == "program":
+            return "runtime_error", reason
+        if outcome is None:
+            failed = failure(ours, limits) or ("runtime_error", "the test code did not end as it should")
+            # the program was not used yet, so it cannot have ended the tests
+            if not called:
+                raise CheckerFailed(f"the test code failed before it called the program: {failed[1]}")
+            return failed
+        # tests that check nothing would reward every program
+        if not found["called"] or not found["asserted"]:
+            what = "asserted nothing" if found["called"] else "never called the program"
+            raise CheckerFailed(f"the test code {what}")
+        return None
+
+
+def _alike(one: Case, other: Case) -> bool:
+    return type(one) is type(other)
+
+
+def _input(case: Case) -> Mapping[str, bytes]:
+    """The channels that a test is put to a program on."""
+    assert not isinstance(case, AssertCase)
+    if isinstance(case, StdinCase):
+        return {"stdin": case.input.encode("utf-8", "surrogatepass")}
+    named = {name: values.encode(item) for name, item in case.named.items()}
+    positional = [values.encode(item) for item in case.positional]
+    return {"args": json.dumps({"entry": case.entry, "a": positional, "k": named}).encode("ascii")}
+
+
+def _changed(after: list[Any], case: CallCase) -> Any:
+    """Of a function that returns nothing: the first argument that it changed, else the first."""
+    for now, before in zip(after, case.positional, strict=False):
+        if now != values.encode(before):
+            return now
+    return after[0] if after else None

@@ -1,0 +1,617 @@
+"""Whether two answers say the same. True and False are final; None leaves the pair to Math-Verify."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import combinations, pairwise
+from typing import Any
+
+from magicrl_verifiers.maths.answers import (
+    ALL_REALS,
+    Answer,
+    Based,
+    Clock,
+    Cycles,
+    Domain,
+    Dotted,
+    Equation,
+    Expr,
+    Family,
+    Group,
+    Matrix,
+    Named,
+    Order,
+    Piecewise,
+    Quantity,
+    Ratio,
+    RealSet,
+    Sentence,
+    Several,
+    Text,
+    Unit,
+    Within,
+    all_of,
+    any_of,
+    as_value,
+    complete,
+    function,
+    names_of,
+    number,
+    plain,
+    rename,
+    substitute,
+    symbol,
+    without_degrees,
+)
+from magicrl_verifiers.maths.equality import approximates, constant_ratio, linear, number_value, quadratic, same_value
+from magicrl_verifiers.maths.literals import DENIALS, endless, same_words, word_number
+from magicrl_verifiers.maths.quantities import in_base_units, singular
+from magicrl_verifiers.maths.relations import (
+    MINUS_INFINITY,
+    PLUS_INFINITY,
+    alternatives,
+    as_spans,
+    same_set,
+    subject_set,
+    unbounded,
+)
+from magicrl_verifiers.maths.sequences import counting, same_family
+
+_HALF_TURN = symbol("pi") / number(180)
+
+
+def same_quantity(gold: Quantity, answer: Quantity) -> bool | None:
+    left, right = (None if one.unit is None or one.unit.kind == "none" else one.unit for one in (gold, answer))
+    if left is not None and right is not None:
+        return _both_units(gold.expr, left, answer.expr, right)
+    unit = left or right
+    if unit is None:
+        verdict = same_number(gold.expr, answer.expr)
+        return True if verdict is False and degrees_left_out(gold.expr, answer.expr) else verdict
+    given, bare = (gold.expr, answer.expr) if left else (answer.expr, gold.expr)
+    if unit.kind == "percent":
+        hundredth = given / number(100)
+        share = None if left else number_value(bare)
+        if share is not None and abs(share) < 1:
+            return same_number(bare, hundredth)  # 0.25 is no 0.25%
+        # 28 for 28%, and 0.28 for it: the question says "what percentage"
+        return any_of([same_number(one, bare) for one in (given, hundredth)])
+    if unit.kind == "degree":
+        # without a degree sign a number is degrees like the other; with a pi it is radians
+        verdict = False if given.holds("const", "pi") else same_number(given, without_degrees(bare))
+        radians = given.holds("const", "pi") or (verdict is not True and bare.holds("const", "pi"))
+        return same_number(given * _HALF_TURN, bare) if radians else verdict
+    if unit.kind == "unit":  # 10 \mathrm{m}/\mathrm{s} against 10m/s
+        based = in_base_units(bare, None)
+        if based is not None and not given.symbols:
+            return same_value(in_base_units(given, unit) or given, based)
+        if unit.noun and bare.symbols.issuperset(unit.noun):
+            letters = [symbol(letter) for letter in unit.noun]  # "2 pi hr" is no hours
+            return same_value(Expr("mul", (given, *letters)), bare)
+    return same_number(gold.expr, answer.expr)
+
+
+def _both_units(gold: Expr, left: Unit, answer: Expr, right: Unit) -> bool | None:
+    if left.kind == right.kind == "unit":
+        if any((left.dimension, right.dimension) == ((("L", n),), (("any", n),)) for n in (1, 2, 3)):
+            return same_number(gold, answer)  # "square units" says no more than no unit
+        if left.dimension != right.dimension:
+            return False
+        # no product with a factor: the decimals of a literal, which rounding is judged by, would be lost
+        if left.factor == right.factor:
+            return same_number(gold, answer)
+        return same_value(number(left.factor) * gold, number(right.factor) * answer)
+    if left.kind != right.kind:
+        if {left.kind, right.kind} != {"degree", "unit"} or () not in (left.dimension, right.dimension):
+            return False
+        # the radian is a unit without a dimension
+        degrees, radians = (gold, answer) if left.kind == "degree" else (answer, gold)
+        return same_value(degrees * _HALF_TURN, radians)
+    # the thing that is counted has to agree; a percentage may leave out of what
+    if left.noun != right.noun and (left.kind == "noun" or (left.kind == "percent" and left.noun and right.noun)):
+        return False
+    return same_number(gold, answer)
+
+
+def degrees_left_out(gold: Expr, answer: Expr) -> bool:
+    """``180 - a`` for an angle ``180^\\circ - a``: one side alone has degree signs, and the other no pi."""
+    for one, other in ((gold, answer), (answer, gold)):
+        bare = without_degrees(one)
+        if bare != one and bare.symbols and not other.holds("const", "pi"):
+            return same_value(bare, other) is True
+    return False
+
+
+def same_number(gold: Expr, answer: Expr) -> bool | None:
+    """Equal formulas, or a decimal that is the other's value to six or more significant digits."""
+    verdict = same_value(gold, answer)
+    if verdict is False and (approximates(answer, gold) or approximates(gold, answer)):
+        return True
+    return verdict
+
+
+def same_ratio(gold: Answer, answer: Answer) -> bool | None:
+    if isinstance(gold, Clock) and isinstance(answer, Clock) and _moment(gold) == _moment(answer):
+        return True
+    left, right = (one.ratio if isinstance(one, Clock) else one for one in (gold, answer))
+    if isinstance(left, Ratio) and isinstance(right, Ratio):
+        if len(left.parts) != len(right.parts):
+            return False
+        # The cross products of zeros are equal for every ratio: without this, 0:0 would match any reference.
+        nothing = [all(same_value(part, number(0)) is True for part in one.parts) for one in (left, right)]
+        if any(nothing):
+            return all(nothing)
+        # by cross products, without dividing by a part that may be zero
+        pairs = combinations(zip(left.parts, right.parts, strict=True), 2)
+        return all_of([same_value(a * d, c * b) for (a, b), (c, d) in pairs])
+    ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
+    value = plain(other)
+    if isinstance(ratio, Ratio) and len(ratio.parts) == 2 and value is not None:
+        return same_value(Expr("div", ratio.parts), value)
+    return False
+
+
+def _moment(clock: Clock) -> int:
+    """Seconds after midnight; noon and midnight as people write them."""
+    half_day = 12 * 3600
+    return clock.seconds % half_day + half_day * (clock.half == "pm") if clock.half else clock.seconds
+
+
+def one_value(items: Sequence[Answer]) -> bool:
+    """Whether values joined by "or" are all one, as in ``\\frac{3}{10} or 30\\%``: that is no hedging."""
+    values = complete(as_value(item) if isinstance(item, Quantity) else None for item in items)
+    return values is not None and all(same_value(one, other) is True for one, other in pairwise(values))
+
+
+def numbered_names(plain: Sequence[Answer], items: Sequence[Answer]) -> bool:
+    """Whether ``items`` are ``x_1 = .., x_2 = ..``, where the other list says ``x = .. or x = ..``."""
+    names = {item.name for item in plain if isinstance(item, Named)}
+    numbered = {item.name for item in items if isinstance(item, Named)}
+    stems = {re.sub(r"_\d+$", "", name) for name in numbered}
+    return len(names) == 1 and names == stems and len(numbered) == len(items)
+
+
+def described(items: Sequence[Answer]) -> list[tuple[str, ...]]:
+    """What the words say that stand with each count: ``("red", "apple")``."""
+    return [tuple(map(singular, item.unit.words)) if isinstance(item, Quantity) and item.unit else () for item in items]
+
+
+def ordered_names(items: Sequence[Answer]) -> bool:
+    """``a = 1, b = 2`` has an order; ``x_1 = 1, x_2 = 2`` has none."""
+    stems = {item.name.split("_")[0] for item in items if isinstance(item, Named)}
+    return len(stems) == len(items)
+
+
+def assigned(answer: Answer) -> dict[str, Answer] | None:
+    """The values of ``x = 1, y = 2`` or of ``(x, y) = (1, 2)`` by their names; None for one name, or a choice."""
+    if isinstance(answer, Named) and isinstance(answer.value, Group) and answer.name.startswith("("):
+        names, values = answer.name.strip("()").split(","), answer.value.items
+    elif (isinstance(answer, Several) and not answer.either) or (isinstance(answer, Group) and answer.opening == "{"):
+        names = [item.name for item in answer.items if isinstance(item, Named) and not item.arguments]
+        values = values_of(answer.items)
+    else:
+        return None
+    return dict(zip(names, values, strict=True)) if 1 < len(set(names)) == len(names) == len(values) else None
+
+
+def values_of(items: Sequence[Answer]) -> tuple[Answer, ...]:
+    return tuple(item.value if isinstance(item, Named) else item for item in items)
+
+
+def same_order(gold: Order, answer: Order) -> bool | None:
+    """The same chain part by part, or one inequality times a constant of the right sign."""
+    if gold.relations != answer.relations:
+        return False
+    verdicts = [same_value(one, other) for one, other in zip(gold.parts, answer.parts, strict=True)]
+    if verdicts.count(True) == len(verdicts) or len(gold.parts) != 2:
+        return all_of(verdicts)
+    ratio = constant_ratio(gold.parts[0] - gold.parts[1], answer.parts[0] - answer.parts[1])
+    # a negative factor turns an inequality round, but not an "is not equal"
+    return None if ratio is None else ratio != 0 if gold.relations == ("!=",) else ratio > 0
+
+
+def solves(gold: Equation, answer: Expr) -> bool:
+    """Whether a formula is the one name of the equation that it does not hold, and the equation has it once.
+
+    Example: to ``r sin(t) = 3`` the answer ``3/sin(t)``. With two names missing the answer says too little.
+    """
+    names = gold.left.symbols | gold.right.symbols
+    missing = names - answer.symbols
+    if len(missing) != 1 or not answer.symbols <= names:
+        return False
+    (name,) = missing
+    whole = gold.left - gold.right
+    if same_value(substitute(whole, name, answer), number(0)) is not True:
+        return False
+    found = linear(whole, name)
+    if found is None:
+        return False
+    # then there is no second solution, but where the step is zero any value may solve it: of xy = 2x^2 all y at x = 0
+    constant, step = found
+    denominator = answer.args[1] if answer.op == "div" else number(1)
+    return bool(constant_ratio(step, denominator) or constant_ratio(constant, number(1)))
+
+
+def solutions(equation: Equation) -> Named | None:
+    """The two solutions of a quadratic equation in one name."""
+    found = quadratic(equation.left - equation.right)
+    if found is None:
+        return None
+    name, _, low, high, discriminant = found
+    return Named(name, (), Several((Quantity(low), Quantity(high))), symbol(name)) if discriminant else None
+
+
+def _formula(answer: Answer) -> Expr | None:
+    """A definition by cases as one formula; None where a value is none, or a condition is no set of real numbers."""
+    if not isinstance(answer, Piecewise):
+        return plain(answer)
+    args: list[Expr] = []
+    for value, condition in answer.pieces:
+        formula, where = plain(value), None if condition is None else subject_set(condition)
+        if formula is None or (where is None) != (condition is None):
+            return None
+        if where is None:
+            args += [formula, Expr("bounds")]
+        for span in where.spans if where is not None else ():
+            subject = Expr("sym", name=where.subject if where is not None else "")
+            low = () if span.low == MINUS_INFINITY else (_bound(subject, span.low, span.low_closed),)
+            high = () if span.high == PLUS_INFINITY else (_bound(span.high, subject, span.high_closed),)
+            args += [formula, Expr("bounds", (*low, *high))]
+    return Expr("cases", tuple(args)) if args else None
+
+
+def _bound(above: Expr, below: Expr, closed: bool) -> Expr:
+    return Expr("bound", (above - below,), "closed" if closed else "open")
+
+
+_CLOSED = (Cycles, Domain, Within, Piecewise, Dotted, Sentence)
+"""Shapes that equal nothing but their own kind (and a name's value)."""
+
+
+def same(gold: Answer, answer: Answer) -> bool | None:
+    """Whether the answer says what the gold says."""
+    if gold == answer:
+        return True
+    if isinstance(gold, Family) or isinstance(answer, Family):
+        return same_family(gold, answer, same)
+    closed = isinstance(gold, _CLOSED) or isinstance(answer, _CLOSED)
+    # by name before by position: x = 1, y = 2 may come as (y, x) = (2, 1)
+    given, said = assigned(gold), assigned(answer)
+    if not closed and given is not None and said is not None and given.keys() == said.keys():
+        return all_of([same(value, said[name]) for name, value in given.items()])
+    if isinstance(gold, Named) and isinstance(answer, Named):
+        return _both_named(gold, answer)
+    if not closed and (isinstance(gold, Equation | Order) or isinstance(answer, Equation | Order)):
+        return _relations(gold, answer)
+    if isinstance(gold, Named) or isinstance(answer, Named):
+        return _one_named(gold, answer)
+    if closed:
+        return _closed(gold, answer)
+    for kinds, compare in _BY_KIND:
+        if isinstance(gold, kinds) or isinstance(answer, kinds):
+            return compare(gold, answer)
+    return same_quantity(gold, answer) if isinstance(gold, Quantity) and isinstance(answer, Quantity) else None
+
+
+def _closed(gold: Answer, answer: Answer) -> bool | None:
+    """Sets that are no intervals, definitions by cases, permutations, lists that go on."""
+    # the blackboard letter may be written as a plain one
+    if isinstance(gold, Domain) and isinstance(answer, Quantity):
+        return answer == Quantity(symbol(gold.name)) if len(gold.name) == 1 else False
+    if isinstance(gold, Domain) and isinstance(answer, Domain):
+        # N is the positive integers here (docs/verifiers.md, policies)
+        return {gold.name, answer.name} <= {"N", "Z+"} or {gold.name, answer.name} <= {"N0", "Z+0"}
+    for one, other in ((gold, answer), (answer, gold)):
+        if isinstance(one, Domain) and (listed := counting(other)):
+            return one.name in listed
+        if isinstance(one, Within) and isinstance(other, RealSet) and one.domain == "Z":
+            counts = other.subject in ("n", "m", "k")  # letters of whole numbers: n > 2 says all
+            return counts and same(one.condition, other) is True
+    if isinstance(gold, Piecewise) or isinstance(answer, Piecewise):
+        # the same function; one whose conditions are not about a letter's size is not compared
+        left, right = _formula(gold), _formula(answer)
+        return same_value(left, right) if left is not None and right is not None else False
+    if isinstance(gold, Sentence) and isinstance(answer, Sentence) and len(gold.parts) == len(answer.parts):
+        pairs = zip(gold.parts, answer.parts, strict=True)
+        return all(one == two or (not isinstance(one, str) and not isinstance(two, str) and same(one, two) is True)
+                   for one, two in pairs)  # fmt: skip
+    return False
+
+
+def _words(gold: Answer, answer: Answer) -> bool | None:
+    if isinstance(gold, Text) and isinstance(answer, Text):
+        return same_words(gold.words, answer.words)
+    text, other = (gold, answer) if isinstance(gold, Text) else (answer, gold)
+    if not isinstance(text, Text) or not isinstance(other, Quantity):
+        return None
+    words, formula = text.words, other.expr
+    if len(words) == 2 and len(words[1]) == 1 and other.unit is None and words[0] not in DENIALS:
+        return formula.op == "sym" and formula.name.casefold() == words[1]  # student B
+    if endless(words):
+        return formula == symbol("inf") and other.unit is None
+    value = word_number(words)
+    if value is None:
+        return False
+    said = Quantity(number(value))
+    return same_quantity(said, other) if text is gold else same_quantity(other, said)
+
+
+def _one_named(gold: Answer, answer: Answer) -> bool | None:
+    """A value for a name, where the other side gives the value alone."""
+    if isinstance(gold, Named):
+        count = as_count(gold) if isinstance(answer, Quantity) else None
+        if count is not None:
+            return same(count, answer) if count.expr.symbols else False  # C(5, 2) as a gold is a point
+        if isinstance(gold.value, Quantity) and isinstance(answer, Several) and not answer.signs:
+            return False  # c_1 = 0 is not "c_1 = 0 or c_2 = 0"
+        return same(gold.value, answer)
+    assert isinstance(answer, Named)
+    count = as_count(answer) if isinstance(gold, Quantity) else None
+    if (
+        count is None
+        and isinstance(gold, Several)
+        and len({one.name for one in gold.items if isinstance(one, Named)}) > 1
+    ):
+        return isinstance(answer.value, Several | Group | Matrix) and same(gold, answer.value)
+    return same(gold, count or answer.value)
+
+
+def _both_named(gold: Named, answer: Named) -> bool | None:
+    if gold.name == answer.name and gold.arguments != answer.arguments and len(gold.arguments) == len(answer.arguments):
+        if names_of(answer.value) & (set(gold.arguments) - set(answer.arguments)):
+            return False  # f(t) = x^2 is a constant
+        return same(gold.value, rename(answer.value, dict(zip(answer.arguments, gold.arguments, strict=True))))
+    one, other = _member(gold), _member(answer)
+    if one is not None and other is not None and one[0] == other[0] and one[1] != other[1]:
+        return same(gold.value, rename(answer.value, {other[1]: one[1]}))  # a_n = 2n is a_k = 2k
+    functions = bool(gold.arguments), bool(answer.arguments)
+    alike = gold.name == answer.name and (gold.arguments == answer.arguments or not all(functions))
+    alike = alike or (one is not None and one == other) or _squeezed(gold.name) == _squeezed(answer.name)
+    if alike or (functions[0] != functions[1] and {"y", "y'"} & {gold.name, answer.name}):
+        return same(gold.value, answer.value)  # y = 2x and f(x) = 2x
+    # two names that are formulas may still be one relation: x = y/2 is y = 2x
+    return False if gold.symbol is None and answer.symbol is None else _relations(gold, answer)
+
+
+def as_count(named: Named) -> Quantity | None:
+    """``C(n, k)``, read as a point with a name, as the number of choices; ``P(n, k)`` as that of arrangements."""
+    group = named.value
+    if named.name not in ("C", "P") or not isinstance(group, Group) or len(group.items) != 2 or group.opening != "(":
+        return None
+    parts = complete(map(plain, group.items))
+    if parts is None:
+        return None
+    chosen = function("binomial", *parts)
+    return Quantity(chosen if named.name == "C" else chosen * function("factorial", parts[1]))
+
+
+def _member(named: Named) -> tuple[str, str] | None:
+    """The sequence and the letter of ``a_n`` or ``a(n)``."""
+    stem, _, letter = named.name.partition("_")
+    if len(named.arguments) == 1 and not letter:
+        return named.name, named.arguments[0]
+    return (stem, letter) if len(letter) == 1 and letter.isalpha() and not named.arguments else None
+
+
+_LOOSE = re.compile(r"^(?:angle:)?(?:vec:)?(?:bar:)?(?:hat:)?|[\s_{}\\]")
+
+
+def _squeezed(name: str) -> str:
+    """A name without what spelling leaves free: accents, the sign of an angle, braces."""
+    bare = _LOOSE.sub("", name)
+    # two points name a segment, three an angle, in either direction; a vector has one direction
+    points = len(bare) in (2, 3) and bare.isalpha() and bare.isupper() and not name.startswith("vec:")
+    return min(bare, bare[::-1]) if points else bare  # AB is BA, angle ABC is CBA
+
+
+def _relations(gold: Answer, answer: Answer) -> bool | None:
+    left, right = _equation(gold), _equation(answer)
+    if left is not None and right is not None:
+        return _same_relation(gold, left, answer, right)
+    if isinstance(gold, Order) and isinstance(answer, Order):
+        return same_order(gold, answer)
+    if isinstance(answer, Equation) and not isinstance(gold, Equation | Order | Named):
+        # x + y = 5 gives 5 where a value is asked
+        named = isinstance(gold, Several) and any(isinstance(item, Named) for item in gold.items)
+        valued = answer.left.symbols and not answer.right.symbols and not named
+        return same(gold, Quantity(answer.right)) if valued else False
+    if isinstance(gold, Equation) and (value := plain(answer)) is not None:
+        return solves(gold, value)
+    if isinstance(gold, Equation) and (roots := solutions(gold)) is not None:
+        return same(roots, answer)  # x^2 = 9 as a reference means both its solutions
+    return None if isinstance(gold, Order) or isinstance(answer, Order) else False
+
+
+def _same_relation(gold: Answer, left: Equation, answer: Answer, right: Equation) -> bool | None:
+    """The same equation up to a factor, or one that gives a name the value that the other has for it."""
+    ratio = constant_ratio(left.left - left.right, right.left - right.right)
+    if ratio:
+        return True  # x = y/2 is 2x - y = 0
+    for one, equation in ((gold, right), (answer, left)):
+        if isinstance(one, Named) and isinstance(one.value, Quantity) and one.symbol is not None:
+            names = equation.left.symbols | equation.right.symbols
+            if names - one.value.expr.symbols == one.symbol.symbols and solves(equation, one.value.expr):
+                return True
+    return None if ratio is None else False
+
+
+def _equation(answer: Answer) -> Equation | None:
+    if isinstance(answer, Named) and answer.symbol is not None and (value := plain(answer.value)) is not None:
+        return Equation(answer.symbol, value)
+    return answer if isinstance(answer, Equation) else None
+
+
+def _sets(gold: Answer, answer: Answer) -> bool | None:
+    left, right = as_spans(gold), as_spans(answer)
+    # a gold may list intervals without "or"; of an answer that would be hedging
+    if left is None and isinstance(gold, Several) and (gold.either or any(map(unbounded, gold.items))):
+        left = alternatives(gold.items)
+    if right is None and isinstance(answer, Several) and answer.either:
+        right = alternatives(answer.items)
+    if isinstance(answer, Quantity) and gold == ALL_REALS:
+        return answer == Quantity(symbol("R"))
+    for one, other in ((gold, answer), (answer, gold)):
+        if one == RealSet(()) and isinstance(other, Text):
+            return other.words in (("none",), ("does", "not", "exist"))
+        if one == RealSet(()) and other == Quantity(symbol("phi")):
+            return True  # a phi for the empty set's sign
+    if left is None or right is None:
+        if isinstance(gold, Several) or isinstance(answer, Several):
+            return _several(gold, answer)
+        return False if isinstance(gold, Quantity | Text) or isinstance(answer, Quantity | Text) else None
+    # a bare interval has no subject and meets a condition on any name
+    if left.subject and right.subject and _squeezed(left.subject) != _squeezed(right.subject):
+        return False
+    return same_set(left, right)
+
+
+def _several(gold: Answer, answer: Answer) -> bool | None:
+    """Lists without order, unless names or brackets give one."""
+    if isinstance(gold, Several) and isinstance(answer, Several):
+        return _both_several(gold, answer)
+    several, group = (gold, answer) if isinstance(gold, Several) else (answer, gold)
+    assert isinstance(several, Several)
+    # joined by "or" in an answer: only ways to write one value
+    if several is answer and several.either and one_value(several.items):
+        return all_of([same(gold, item) for item in several.items])
+    if isinstance(group, Quantity) and all(isinstance(item, Named) for item in several.items):
+        shared = set(values_of(several.items))  # p = q = 2
+        return same(group, shared.pop()) if len(shared) == 1 else False
+    if isinstance(gold, Text) and (said := [item.words for item in several.items if isinstance(item, Text)]):
+        # "yes, it is": the comma stood between words
+        return len(said) == len(several.items) and same_words(gold.words, tuple(word for part in said for word in part))
+    if isinstance(group, Group) and group.opening == group.closing:
+        if group.opening == "{":
+            # names count where both sides give them
+            listed = several.items if any(isinstance(item, Named) for item in group.items) else values_of(several.items)
+            mine, theirs = (listed, group.items) if several is gold else (group.items, listed)
+            return matched(mine, theirs, same=same_member)
+        # a pair in [ ] is an interval, so only longer ones are lists
+        if group.opening in "(<" or len(group.items) != 2:
+            return in_order(several.items, group.items) if not (several.signs or several.either) else False
+    return False if isinstance(group, Quantity | Text | Ratio | Clock | Based | Group | Matrix) else None
+
+
+def _both_several(gold: Several, answer: Several) -> bool | None:
+    left, right = gold.items, answer.items
+    # names give the values an order: a = 1, b = 2 asks for 1, 2
+    if ordered_names(left) and not any(isinstance(item, Named) for item in right):
+        return in_order(left, right)
+    named = all(isinstance(item, Named) for item in (*left, *right))
+    if named and gold.either != answer.either and ordered_names(left):
+        return False  # x = 1 and y = 2 says more than x = 1 or y = 2
+    if not named or numbered_names(left, right) or numbered_names(right, left):
+        left, right = values_of(left), values_of(right)
+    asked, said = described(gold.items), described(answer.items)
+    nouns = [words[-1] for words in asked if words]
+    # without repeated nouns the order of a list says nothing
+    if len(set(nouns)) == len(nouns):
+        return matched(left, right)
+    if sorted(asked) == sorted(said):  # 3 red and 2 green apples: what describes them tells them apart
+        left = [item for _, item in sorted(zip(asked, left, strict=True), key=lambda pair: pair[0])]
+        right = [item for _, item in sorted(zip(said, right, strict=True), key=lambda pair: pair[0])]
+    return in_order(left, right)
+
+
+def in_order(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
+    """Item by item."""
+    if len(gold) != len(answer):
+        return False
+    return all_of([same(left, right) for left, right in zip(gold, answer, strict=True)])
+
+
+def same_member(gold: Answer, answer: Answer) -> bool | None:
+    """Of a set's members: ``{3}`` is ``3`` as an answer, but not as a member of a set."""
+    sets = [one == RealSet(()) or (isinstance(one, Group) and one.opening == "{") for one in (gold, answer)]
+    return same(gold, answer) if sets[0] == sets[1] else False
+
+
+def matched(
+    gold: Sequence[Answer], answer: Sequence[Answer], *, same: Callable[[Answer, Answer], bool | None] = same
+) -> bool | None:
+    """One for one, in any order; equal items count as often as they stand there."""
+    if len(gold) != len(answer):
+        return False
+    left = list(answer)
+    found: list[bool | None] = []
+    for item in gold:
+        verdict: bool | None = False
+        for at, candidate in enumerate(left):
+            one = same(item, candidate)
+            if one is True:
+                left.pop(at)
+                verdict = True
+                break
+            # an item that cannot be told from the gold's keeps the whole list open
+            verdict = None if one is None else verdict
+        if verdict is False:
+            return False
+        found.append(verdict)
+    return all_of(found)
+
+
+def _groups(gold: Answer, answer: Answer) -> bool | None:
+    if isinstance(gold, Matrix) and isinstance(answer, Matrix):
+        if len(gold.rows) != len(answer.rows) or len(gold.rows[0]) != len(answer.rows[0]):
+            return False
+        return all_of([in_order(left, right) for left, right in zip(gold.rows, answer.rows, strict=True)])
+    both = (gold, answer) if isinstance(gold, Group) and isinstance(answer, Group) else None
+    if both and (both[0].opening, both[0].closing) == (both[1].opening, both[1].closing):
+        if both[0].opening == "{":
+            return matched(both[0].items, both[1].items, same=same_member)
+        return in_order(both[0].items, both[1].items)
+    # {5} is 5
+    if (inner := _only_member(gold)) is not None:
+        return same(inner, answer)
+    if (inner := _only_member(answer)) is not None:
+        return same(gold, inner)
+    if both:
+        return _brackets_aside(*both)
+    for one, other in ((gold, answer), (answer, gold)):
+        whole = plain(one.items[0]) if isinstance(one, Group) and len(one.items) == 1 and one.opening == "[" else None
+        if whole is not None and isinstance(one, Group) and one.closing == "[" and (value := plain(other)) is not None:
+            return value.holds("fn", "floor") and same_value(function("floor", whole), value) is True  # Gauss's [n/2]
+    matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
+    if isinstance(matrix, Matrix) and isinstance(other, Group):
+        return _as_matrix(matrix, other)
+    return False if isinstance(gold, Quantity | Text) or isinstance(answer, Quantity | Text) else None
+
+
+def _only_member(answer: Answer) -> Answer | None:
+    return answer.items[0] if isinstance(answer, Group) and answer.opening == "{" and len(answer.items) == 1 else None
+
+
+def _as_matrix(matrix: Matrix, group: Group) -> bool | None:
+    """A matrix written as a list of lists, a row or column written as a vector."""
+    listed = [item.items for item in group.items if isinstance(item, Group) and item.opening == group.opening == "["]
+    if len(listed) == len(group.items) and len(set(map(len, listed))) == 1:
+        return _groups(matrix, Matrix(tuple(listed)))
+    square = group.opening == group.closing == "[" and len(group.items) > 2
+    if not square and not {group.opening, group.closing} <= {"(", "<"}:
+        return None
+    vector = matrix.rows[0] if len(matrix.rows) == 1 else tuple(row[0] for row in matrix.rows)
+    return in_order(vector, group.items) if 1 in (len(matrix.rows), len(matrix.rows[0])) else False
+
+
+def _brackets_aside(gold: Group, answer: Group) -> bool | None:
+    """Angle brackets and parentheses both make vectors; any other difference of brackets is one of meaning."""
+    marks = {gold.opening, gold.closing, answer.opening, answer.closing}
+    # of three numbers and more no brackets make an interval
+    vectors = marks == {"(", "<"} or (marks <= {"(", "<", "["} and len(gold.items) > 2)
+    paired = gold.opening == gold.closing and answer.opening == answer.closing
+    return in_order(gold.items, answer.items) if vectors and paired else False
+
+
+_BY_KIND: tuple[tuple[Any, Callable[[Answer, Answer], bool | None]], ...] = (
+    (RealSet, _sets),
+    (Several, _several),
+    (Group | Matrix, _groups),
+    (
+        Based,
+        lambda gold, answer: False,
+    ),  # another base or none: the same digits in the same base were found equal before
+    (Ratio | Clock, same_ratio),
+    (Text, _words),
+)
+"""How two answers are compared of which one is of these kinds; the first row counts."""

@@ -1,0 +1,520 @@
+"""Are two formulas equal? Different only where an enclosure of their difference leaves out zero, and then surely.
+
+Equal are numbers that are one rational number, or whose difference stays around zero with more bits than anything
+in either formula could hide it behind; numbers too long to be written out, by their residues modulo four large primes
+that depend on both formulas; and functions that are equal at enough points of every branch. What stays open within
+`MOST_BITS` is not equal.
+
+The points lie on every side of what breaks a formula: the absolute value, the floor, the larger of two, a root, a
+logarithm, a condition all change where some other formula passes zero (`_switches`). These places are looked for in
+every letter, exactly where that formula is a polynomial, else by its changes of sign from 10^-6 to 10^12, or to 10^29
+in a formula with large numbers; there are points at them, between them and beyond the outermost, so that no branch and
+no narrow domain is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import lru_cache, reduce
+from itertools import combinations, pairwise, product
+from operator import add, mul
+
+from flint import acb, arb, ctx, fmpq, fmpq_poly, fmpz
+
+from magicrl_verifiers.maths.answers import Expr, complete, function, number, substitute
+from magicrl_verifiers.maths.literals import rounds
+from magicrl_verifiers.maths.steps import has_steps, proven
+from magicrl_verifiers.maths.values import MOST_BITS, Enclosure, Point, Residues, UnclearError, UndefinedError, Value
+
+_COUNTERS = frozenset("nkmpqrljNMK")
+"""Names that mostly stand for whole numbers: their formulas are tried at whole numbers too."""
+_MOST_DEGREE = 6
+
+
+def _grid(most: int) -> list[fmpq]:
+    return sorted(
+        sign * fmpq(part) * fmpq(10) ** power for sign in (-1, 1) for power in range(-6, most) for part in (1, 3)
+    )
+
+
+_GRID, _WIDE_GRID = _grid(13), _grid(30)
+_BITS = 64
+_HALVINGS = 50
+_MOST_SWITCHES = 12
+_MOST_PLACES = 24
+_SHARES = (fmpq(1, 2), fmpq(137, 1000), fmpq(71, 100), fmpq(93, 100))
+
+
+def domains(gold: Expr, answer: Expr) -> Iterator[tuple[Iterator[dict[str, fmpq]], bool]]:
+    """Points to try, and whether values must be real there; complex values come last, for who has no real ones."""
+    names = sorted(gold.symbols | answer.symbols)
+    # depend on both texts: the same verdict every time, and no answer can be fitted to the points beforehand
+    numbers = random.Random(zlib.crc32(repr(gold).encode()) ^ zlib.crc32(repr(answer).encode()))
+    whole_names = _whole_names(gold) | _whole_names(answer)
+    steps = any(tree.holds("fn", name) for tree in (gold, answer) for name in ("floor", "ceil", "mod"))
+    counted = steps and _COUNTERS.issuperset(names)  # between whole numbers nobody asks
+    divisors = any(tree.holds("fn", name) for tree in (gold, answer) for name in ("gcd", "lcm"))
+
+    def points(count: int, low: int, high: int, below: int) -> Iterator[dict[str, fmpq]]:
+        for _ in range(count):
+            yield {
+                name: fmpq(numbers.randint(low, high), 1 if name in whole_names else numbers.randint(1, below))
+                for name in names
+            }
+
+    def real() -> Iterator[dict[str, fmpq]]:
+        draws = [(20, 1, 40, 1)] if counted else [(3, 1, 40, 13), (4, -40, 40, 13), (2, 1, 12, 13), (2, 100, 400, 7)]
+        if steps or divisors or any(name.split("_")[0] in _COUNTERS for name in names):
+            draws.append((5, 1, 9, 1))
+        for draw in draws:
+            yield from points(*draw)
+        yield from _beside_breaks(gold, answer, names, whole_names | (set(names) if counted else set()), numbers)
+        if not whole_names and not counted:
+            # far out and close to zero, where functions that agree at middling sizes part
+            for size in (10**3, 10**5, 10**9):
+                yield {name: fmpq(numbers.choice((-1, 1)) * numbers.randint(size, 9 * size), 7) for name in names}
+                yield {name: fmpq(numbers.choice((-1, 1)) * numbers.randint(1, 9), size) for name in names}
+
+    if gold.holds("const", "i") or answer.holds("const", "i"):
+        yield points(6, 1, 40, 13), False
+        return
+    yield real(), True
+    yield points(5, 1, 40, 13), False
+
+
+def _whole_names(tree: Expr) -> frozenset[str]:
+    """Names that stand for whole numbers: in the exponent of a negative number, as n in (-1)^n, in bounds of sums."""
+    found = frozenset[str]().union(*(_whole_names(part) for part in tree.args))
+    if tree.op == "series":
+        found = (found | tree.args[0].symbols | tree.args[1].symbols) - {tree.name.split()[1]}
+    if tree.op == "fn" and tree.name == "factorial2":
+        found |= tree.symbols
+    if tree.op == "pow" and tree.args[1].symbols and tree.args[0].holds("neg") and not tree.args[0].symbols:
+        found |= tree.args[1].symbols
+    return found
+
+
+def _beside_breaks(
+    gold: Expr, answer: Expr, names: Sequence[str], whole: frozenset[str] | set[str], numbers: random.Random
+) -> Iterator[dict[str, fmpq]]:
+    """Points at the breaks in each letter, between them and beyond them, the other letters drawn."""
+    # a rational function has one formula everywhere: no branch to miss
+    analytic = not any(_bends(tree) for tree in (gold, answer))
+    breaks = [] if analytic else list(dict.fromkeys((*_switches(gold), *_switches(answer))))[:_MOST_SWITCHES]
+    for name in names if breaks else ():
+        # with other letters the breaks lie elsewhere: two draws of them
+        for _ in range(1 if len(names) == 1 else 2):
+            others = {other: fmpq(numbers.randint(-40, 40), 1 if other in whole else 7) for other in names}
+            places = {place for tree in breaks if name in tree.symbols for place in _zeros(tree, name, others)}
+            # the nearest to zero, if there are too many
+            ordered = sorted(sorted(places, key=abs)[:_MOST_PLACES])
+            if not ordered:
+                continue
+            # one place beyond the outermost breaks on each side
+            gap = 1 + max(abs(ordered[0]), abs(ordered[-1]))
+            ordered = [ordered[0] - gap, *ordered, ordered[-1] + gap]
+            shares = _SHARES if len(ordered) <= 8 else _SHARES[:1]
+            tried = [low + (high - low) * share for low, high in pairwise(ordered) for share in shares]
+            for place in (*ordered[1:-1], *tried):
+                yield {**others, name: fmpq(round(place)) if name in whole else place}
+
+
+def _bends(tree: Expr) -> bool:
+    """Whether a formula is not one rational function everywhere."""
+    bent = tree.op in ("fn", "cases") or (tree.op == "pow" and tree.args[1].op != "num")
+    return bent or (tree.op == "pow" and tree.args[1].value.denominator != 1) or any(map(_bends, tree.args))
+
+
+def _switches(tree: Expr) -> Iterator[Expr]:
+    """Formulas that pass zero where ``tree`` may change from one analytic formula to another, or end."""
+    if tree.op != "series":  # its body has a letter of its own
+        for part in tree.args:
+            yield from _switches(part)
+    first = tree.args[0] if tree.args else tree
+    one, minus = number(1), number(-1)
+    if tree.op == "div" and tree.args[1].symbols:
+        yield tree.args[1]
+    elif tree.op == "bound" or (tree.op == "pow" and _bends(tree) and first.symbols):
+        yield first
+    elif tree.op == "fn" and first.symbols | tree.args[-1].symbols:
+        if tree.name in ("abs", "root", "ln", "log", "lg", "logb"):
+            yield first
+        elif tree.name in ("max", "min"):
+            yield from (one - other for one, other in combinations(tree.args[:4], 2))
+        elif tree.name in ("floor", "ceil", "mod"):
+            inner = first if tree.name != "mod" else Expr("div", tree.args)
+            yield from (inner, inner - one, inner - minus, inner - number(2))
+        elif tree.name in ("arcsin", "arccos", "artanh", "arcsec", "arccsc", "arcosh"):
+            yield from (first - one, first - minus)
+        elif tree.name in ("tan", "sec"):
+            yield function("cos", first)
+        elif tree.name in ("cot", "csc"):
+            yield function("sin", first)
+
+
+def _zeros(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
+    """Where a formula passes zero in one letter; close to it where that is not rational."""
+    form = _polynomial(tree, name, others)
+    if form is None:
+        found = _changes(tree, name, others)
+    elif form.degree() > 1:
+        ctx.prec = _BITS  # global in FLINT: the last evaluation may have left it high
+        roots: list[tuple[acb, int]] = form.complex_roots()  # pyright: ignore[reportAssignmentType]
+        # a ball that touches the real axis counts: a point too many costs little
+        found = [_simple(root.real.mid().fmpq()) for root, _ in roots if root.imag.contains(0)]
+    else:
+        found = [-form[0] / form[1]] if form.degree() == 1 else []
+    return found
+
+
+def _at(tree: Expr, point: Point) -> fmpq | arb | None:
+    try:
+        value = Enclosure(_BITS, real=True).value(tree, point)
+    except (UndefinedError, UnclearError):
+        return None
+    return None if isinstance(value, acb) else value
+
+
+def _polynomial(tree: Expr, name: str, others: dict[str, fmpq]) -> fmpq_poly | None:
+    """The formula as a polynomial in one letter; None where it is none, or of a higher degree than is worth it."""
+    if name not in tree.symbols:
+        value = _at(tree, others)
+        return fmpq_poly([value]) if isinstance(value, fmpq) else None
+    if tree.op == "sym":
+        return fmpq_poly([0, 1])
+    parts = complete(_polynomial(part, name, others) for part in tree.args)
+    found: fmpq_poly | None = None
+    if parts is None:
+        return None
+    if tree.op in ("add", "mul"):
+        found = reduce(add if tree.op == "add" else mul, parts)
+    elif tree.op == "neg":
+        found = -parts[0]
+    elif tree.op == "div" and parts[1].degree() == 0:
+        found = parts[0] / parts[1][0]
+    elif tree.op == "pow" and parts[1] in range(1, _MOST_DEGREE + 1):  # a constant, and whole
+        found = parts[0] ** int(parts[1][0].numerator)
+    return found if found is not None and found.degree() <= _MOST_DEGREE else None
+
+
+def _small(tree: Expr) -> bool:
+    """Whether no number of a formula is so large that it may break beyond the grid."""
+    large = (tree.op == "num" and abs(tree.value) > 10**4) or (tree.op == "pow" and not tree.symbols)
+    return not large and all(map(_small, tree.args))
+
+
+def _simple(place: fmpq) -> fmpq:
+    # 5040 has every divisor up to 10: a break at a simple fraction is met exactly, not nearly
+    rounded = fmpq(round(place * 5040), 5040)
+    return rounded if abs(rounded - place) < fmpq(1, 10**9) else place
+
+
+def _changes(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
+    """Where the sign changes on the grid, halved down."""
+    values = [(place, _at(tree, {**others, name: place})) for place in (_GRID if _small(tree) else _WIDE_GRID)]
+    signs = [(place, value > 0) for place, value in values if value is not None and (value > 0 or value < 0)]
+    changes = [(low, high, before) for (low, before), (high, after) in pairwise(signs) if before != after]
+    found: list[fmpq] = []
+    for low, high, before in sorted(changes, key=lambda change: abs(change[0]))[:_MOST_SWITCHES]:
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            value = _at(tree, {**others, name: middle})
+            # a pole or the zero itself: nothing is left to halve
+            if value is None or value == 0:
+                low = high = middle
+                break
+            low, high = (middle, high) if (value > 0) == before else (low, middle)
+        found.append(_simple((low + high) / 2))
+    return found
+
+
+_FIRST_BITS = 96
+_SURE_BITS = 384
+_AGREE = 64
+_UNCLEAR_BITS = 4096
+_STEP_BITS = 1024
+_NEEDED = 4
+_MAX_SYMBOLS = 12
+_PRIMES = 4
+_VALUE_BITS = 1200
+_KEPT_BITS = 1000
+_MOST_SIZE = 10**5
+_FLOAT_ERROR = 2**-52
+
+
+def same_value(gold: Expr, answer: Expr) -> bool | None:
+    """Whether two formulas are equal wherever both are defined; None when that could not be found out.
+
+    Example: ``x^2-1`` and ``(x-1)(x+1)`` are; ``sqrt(x^2)`` and ``x`` are not.
+    """
+    if gold == answer:
+        return True
+    infinite = gold.holds("const", "inf"), answer.holds("const", "inf")
+    if any(infinite):
+        left, right = _infinity(gold), _infinity(answer)
+        if all(infinite):
+            return None if left is None or right is None else left == right
+        return None if left is None and right is None else False
+    if len(gold.symbols | answer.symbols) > _MAX_SYMBOLS:
+        return None
+    functions = bool(gold.symbols | answer.symbols)
+    if gold.holds("set") or answer.holds("set"):
+        return _same_members(gold, answer)
+    # a bare log is natural or decimal, the same on both sides
+    for base in (0, 10) if gold.holds("fn", "log") or answer.holds("fn", "log") else (0,):
+        verdict = _same_function(gold, answer, base) if functions else None
+        for real in (True, False) if not functions else ():
+            verdict = _agree_at(gold, answer, {}, real, base, MOST_BITS) if verdict is None else verdict
+        if verdict is not False:
+            return verdict
+    return False
+
+
+def _infinity(tree: Expr) -> int | None:
+    if tree.op == "const" and tree.name == "inf":
+        return 1
+    if tree.op == "neg":
+        inner = _infinity(tree.args[0])
+        return None if inner is None else -inner
+    return None
+
+
+def _same_members(gold: Expr, answer: Expr) -> bool | None:
+    """Whether two sets of sets with names have the same members, by all ways of being in some and not in others."""
+    names = sorted(gold.symbols | answer.symbols)
+    ways = [dict(zip(names, way, strict=True)) for way in product((False, True), repeat=len(names))]
+    sides = [[_has(tree, way) for way in ways] for tree in (gold, answer)]
+    return None if None in (*sides[0], *sides[1]) else sides[0] == sides[1]
+
+
+def _has(tree: Expr, way: dict[str, bool]) -> bool | None:
+    if tree.op == "sym":
+        return way[tree.name]
+    parts = [_has(part, way) for part in tree.args]
+    if tree.op != "set" or None in parts:
+        return None
+    if tree.name == "setminus":
+        return bool(parts[0] and not parts[1])
+    return any(parts) if tree.name == "cup" else all(parts)
+
+
+def _same_function(gold: Expr, answer: Expr, base: int) -> bool | None:
+    agreed = 0
+    for points, real in domains(gold, answer):
+        if not real and agreed >= _NEEDED:
+            break  # complex values are only asked where there are no real ones
+        if not real and not agreed and _real_somewhere(gold, answer):
+            return None  # no number gives both a real value
+        for point in points:
+            # a function has many points, so each gets fewer bits than a single number
+            verdict = _agree_at(gold, answer, point, real, base, MOST_BITS // 8)
+            if verdict is False:
+                return False
+            agreed += verdict is True
+    if agreed < _NEEDED:
+        return None
+    if has_steps(gold) or has_steps(answer):
+        counted = _COUNTERS.issuperset(gold.symbols | answer.symbols)
+        return True if proven(gold, answer, same_value, counted=counted) else None
+    return True
+
+
+def _real_somewhere(gold: Expr, answer: Expr) -> bool:
+    points, real = next(domains(gold, answer))
+    return real and any(_at(tree, point) is not None for point in points for tree in (gold, answer))
+
+
+def _agree_at(gold: Expr, answer: Expr, point: Point, real: bool, base: int, most: int) -> bool | None:
+    """Whether both have the same value at a point; None when one of them has none, or it stays unclear."""
+    # few bits first: most different values part at once; only equal ones go all the way
+    bits = _FIRST_BITS
+    while True:
+        machine = Enclosure(bits, real=real, log_base=base)
+        values: list[Value | None] = []
+        for tree in (gold, answer):
+            try:
+                values.append(machine.value(tree, point))
+            except UndefinedError:
+                values.append(None)
+            except UnclearError:
+                break
+        if None in values:
+            # cases say where they hold: less is another answer
+            said = gold.holds("cases") or answer.holds("cases")
+            return False if said and values.count(None) == 1 == len(values) - 1 else None
+        if len(values) < 2:
+            verdict = _same_residues(gold, answer, point) if machine.rounded and bits == _FIRST_BITS else None
+            if verdict is not None or bits >= _UNCLEAR_BITS:
+                return verdict
+            bits *= 8
+            continue
+        left, right = values
+        assert left is not None
+        assert right is not None
+        if isinstance(left, fmpq) and isinstance(right, fmpq):
+            return left == right
+        gap = left - right
+        # the ball surely holds the difference, so this is a proof
+        if not _holds_zero(gap):
+            return False
+        verdict = _same_residues(gold, answer, point) if machine.rounded and bits == _FIRST_BITS else None
+        if verdict is not None:
+            return verdict
+        # no proof of equality: more bits than anything in either formula could hide a difference behind
+        enough = _SURE_BITS + 2 * machine.spread
+        if bits >= enough and _narrow(gap, left, bits):
+            return True
+        if bits == most or (point and enough > most and bits >= _UNCLEAR_BITS):
+            return None
+        # by steps, since a difference mostly shows long before it could no longer hide
+        bits = min(most, max(_STEP_BITS, 8 * bits) if bits * 8 < enough else max(enough, 2 * bits))
+
+
+def _holds_zero(gap: Value) -> bool:
+    if isinstance(gap, acb):
+        return gap.real.contains(0) and gap.imag.contains(0)
+    return gap.contains(0) if isinstance(gap, arb) else gap == 0
+
+
+def _narrow(gap: Value, left: Value, bits: int) -> bool:
+    """Whether a ball around zero is small beside the values, or beside all that could be hidden."""
+    size = abs(gap).abs_upper() if not isinstance(gap, fmpq) else arb(gap)
+    beside = abs(left) if isinstance(left, fmpq) else abs(left).abs_lower()
+    return bool(size <= beside * arb(2) ** -_AGREE or size <= arb(2) ** (-bits // 2))
+
+
+def _same_residues(gold: Expr, answer: Expr, point: Point) -> bool | None:
+    """Whether two rational numbers too long to be written out are equal, by primes that nobody knows beforehand."""
+    numbers = random.Random(zlib.crc32(repr(gold).encode()) ^ zlib.crc32(repr(answer).encode()))
+    primes: list[int] = []
+    while len(primes) < _PRIMES:
+        # its highest bit for the size, its lowest because primes are odd
+        prime = numbers.getrandbits(127) | 1 << 126 | 1
+        primes += [prime] if fmpz(prime).is_probable_prime() else []
+    # Fermat: exponents may be reduced by p - 1, for all four primes by the least common multiple
+    field = Residues(math.prod(primes), math.lcm(*(prime - 1 for prime in primes)))
+    try:
+        return field.value(gold, point) == field.value(answer, point)
+    except (UnclearError, UndefinedError, RecursionError):
+        return None
+
+
+def linear(tree: Expr, name: str) -> tuple[Expr, Expr] | None:
+    """Start and step of a formula that is ``start + step * name``; None for any other."""
+    start = substitute(tree, name, number(0))
+    step = substitute(tree, name, number(1)) - start
+    return (start, step) if same_value(tree, start + step * Expr("sym", name=name)) is True else None
+
+
+def quadratic(tree: Expr) -> tuple[str, Fraction, Expr, Expr, Fraction] | None:
+    """Name, leading coefficient, smaller and larger root, and discriminant of a quadratic formula with real roots.
+
+    None for a formula with several names, of another degree, or without a real root.
+    """
+    if len(tree.symbols) != 1:
+        return None
+    (name,) = tree.symbols
+    at = {place: substitute(tree, name, number(place)) for place in (-1, 0, 1)}
+    square = (at[1] + at[-1]) / number(2) - at[0]
+    slope = (at[1] - at[-1]) / number(2)
+    x = Expr("sym", name=name)
+    if same_value(tree, square * x * x + slope * x + at[0]) is not True:
+        return None
+    discriminant = slope * slope - number(4) * square * at[0]
+    leading, size = number_value(square), number_value(discriminant)
+    if not leading or size is None or size < 0:
+        return None
+    middle = -slope / (number(2) * square)
+    half = function("root", discriminant, number(2)) / (number(2) * function("abs", square))
+    return name, leading, middle - half, middle + half, size
+
+
+def rational_value(tree: Expr) -> Fraction | None:
+    """The value of a formula that is computed as a rational number; None for all others."""
+    value = _value(tree)
+    return Fraction(int(value.numerator), int(value.denominator)) if isinstance(value, fmpq) else None
+
+
+@lru_cache(maxsize=1024)
+def number_value(tree: Expr) -> Fraction | None:
+    """The real value of a formula without symbols, to 1000 bits where it is not rational; None when it has none."""
+    for bits in (_VALUE_BITS, 4 * _VALUE_BITS):
+        value = _value(tree, bits)
+        if isinstance(value, fmpq):
+            return Fraction(int(value.numerator), int(value.denominator))
+        if not isinstance(value, arb):
+            return None
+        if value.abs_upper() < arb(2) ** -_KEPT_BITS:
+            return Fraction(0)
+        mantissa, exponent = (int(part) for part in value.mid().man_exp())
+        if value.rel_accuracy_bits() > _KEPT_BITS and abs(exponent) <= _MOST_SIZE:
+            surplus = mantissa.bit_length() - _KEPT_BITS  # so that equal values are equal, however they were computed
+            rounded = (mantissa + (1 << surplus >> 1)) >> surplus if surplus > 0 else mantissa
+            return Fraction(rounded) * Fraction(2) ** (exponent + max(surplus, 0))
+    return None
+
+
+def _value(tree: Expr, bits: int = _VALUE_BITS) -> Value | None:
+    if tree.symbols:
+        return None
+    for real in (True, False):
+        try:
+            return Enclosure(bits, real=real).value(tree, {})
+        except UndefinedError:
+            continue
+        except UnclearError:
+            return None
+    return None
+
+
+def approximates(decimal: Expr, exact: Expr) -> bool:
+    """Whether a decimal literal is an irrational number, rounded or cut after six or more significant digits."""
+    negative = decimal.op == "neg"
+    literal = decimal.args[0] if negative else decimal
+    # roundings of fractions are the business of `literals.approximates`
+    if literal.op != "num" or not literal.decimals or rational_value(exact) is not None:
+        return False
+    value = number_value(exact)
+    if value is None:
+        return False
+    said = -literal.value if negative else literal.value
+    # all digits of a double will do
+    double = literal.value * 10**literal.decimals >= 10**14 and abs(said - value) <= abs(value) * Fraction(_FLOAT_ERROR)
+    return double or rounds(said, literal.decimals, value)
+
+
+def constant_ratio(one: Expr, other: Expr) -> Fraction | None:
+    """The sign of ``one / other`` (1 or -1) where that is the same constant everywhere, 0 where it is none.
+
+    None when too few points have a value. Both being zero everywhere counts as no constant.
+    """
+    if len(one.symbols | other.symbols) > _MAX_SYMBOLS or one.holds("const", "inf") or other.holds("const", "inf"):
+        return None
+    first: fmpq | arb | None = None
+    met = 0
+    for points, real in domains(one, other):
+        for point in points if real else ():
+            machine = Enclosure(2 * _SURE_BITS, real=True)
+            try:
+                left, right = machine.value(one, point), machine.value(other, point)
+            except (UndefinedError, UnclearError):
+                continue
+            zeros = _holds_zero(left), _holds_zero(right)
+            # where both are zero the ratio says nothing; where one is, it is no constant
+            if any(zeros):
+                if not all(zeros):
+                    return Fraction(0)
+                continue
+            ratio = left / right
+            assert not isinstance(ratio, acb)  # real
+            if first is not None and not _holds_zero(first - ratio):
+                return Fraction(0)
+            first = ratio if first is None else first
+            met += 1
+    if first is None or met < _NEEDED:
+        return None
+    return Fraction(1 if first > 0 else -1)

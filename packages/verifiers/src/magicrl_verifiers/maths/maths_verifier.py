@@ -1,0 +1,543 @@
+"""The maths verifier (RECIPE section 8): answer part, extraction, comparison, Math-Verify.
+
+    answer part after the reasoning -> last box -> string, rational, word, choice, structure -> Math-Verify
+
+Departures from the released code: the last box is cut out before Math-Verify sees it (several boxes would be
+joined), golds and answers are compared by steps of our own before anything is left to Math-Verify, and a response
+whose reasoning never ended has no answer. Math-Verify's own time-outs are off: they use ``signal.alarm`` and measure
+the machine's load.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from types import FrameType
+from typing import Any
+
+import math_verify
+import sympy
+from latex2sympy2_extended import NormalizationConfig
+from sympy.core.random import seed as seed_sympy
+
+from magicrl_verifiers.extraction import answer_part, joint_boxes, last_box
+from magicrl_verifiers.isolated import Progress
+from magicrl_verifiers.maths.answers import Answer, Family, Group, Quantity, Several, any_of
+from magicrl_verifiers.maths.comparison import same
+from magicrl_verifiers.maths.lexer import ELLIPSES, Token, tokens_of
+from magicrl_verifiers.maths.literals import (
+    approximates,
+    choice_letter,
+    choice_letters,
+    choice_text,
+    plain_number,
+    polar,
+)
+from magicrl_verifiers.maths.notation import canonical, close_braces, congruence, letters_of
+from magicrl_verifiers.maths.prose import final_answer
+from magicrl_verifiers.maths.quantities import singular
+from magicrl_verifiers.maths.reading import read
+from magicrl_verifiers.maths.sequences import (
+    arguments_of,
+    periodic_parameters,
+    same_antiderivative,
+    same_constants,
+    same_family,
+)
+from magicrl_verifiers.records import JudgeOptions, Verdict, make_verdict
+
+
+class CpuAlarm(BaseException):
+    """The CPU time was used up. No `Exception`, so that no library takes it for one of its own errors."""
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Generator[None]:
+    """Raise `CpuAlarm` in the block once it used so many seconds of CPU time."""
+    # only the main thread may set signal handlers; elsewhere the pool's limit on the worker has to do
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise CpuAlarm
+
+    before = signal.signal(signal.SIGPROF, ring)
+    # again and again: a library may catch the first one in an ``except:`` of its own
+    signal.setitimer(signal.ITIMER_PROF, seconds, 0.2)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
+
+_UNFINISHED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit)
+"""Slow to evaluate without being out of reach."""
+
+_WHOLE = (
+    math_verify.LatexExtractionConfig(
+        # units off: it would take any last letter for one
+        normalization_config=NormalizationConfig(
+            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last"
+        )
+    ),
+)
+_DIGITS = 50
+_EXACT_TOLERANCE = 1e-30
+_FLOAT_TOLERANCE = 1e-5
+
+
+def parse_formula(latex: str) -> list[Any]:
+    """The expressions that Math-Verify reads in ``latex``, which is taken as one answer; empty when it reads none.
+
+    The box around it keeps Math-Verify from picking a part or altering it (RECIPE section 8, step 4).
+    """
+    found = math_verify.parse(f"\\boxed{{{latex}}}", extraction_config=_WHOLE, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    return [item for item in found if not isinstance(item, str)]
+
+
+def evaluates(parsed: list[Any]) -> bool:
+    """Whether numbers among the expressions can be computed at all; a gold like 10^{10^{10^{10}}} cannot.
+
+    Called for golds, in the phase where an exhausted worker is the gold's fault and not the answer's.
+    """
+    numbers = [item for item in parsed if isinstance(item, sympy.Expr) and not item.has(*_UNFINISHED)]
+    return all(number.evalf(15) is not sympy.nan for number in numbers if number.is_number)
+
+
+def equivalent(gold: list[Any], answer: list[Any]) -> bool:
+    """Whether Math-Verify holds any pair for equal, and exact numbers agree to more than its six decimals."""
+    return any(
+        math_verify.verify(left, right, timeout_seconds=None) and _numbers_agree(left, right)
+        for left in gold
+        for right in answer
+    )
+
+
+def _numbers_agree(gold: Any, answer: Any) -> bool:
+    """Undo Math-Verify's absolute rounding: 1/2004! and 1/2006! are both 0.000000 there.
+
+    Two exact numbers must agree to 30 digits; a decimal approximation to a relative 1e-5.
+    """
+    sides = (gold, answer)
+    if not all(isinstance(side, sympy.Expr) and side.is_number for side in sides):
+        return True
+    left, right = (side.evalf(_DIGITS) for side in sides)
+    if not (left.is_Number and right.is_Number and left.is_finite and right.is_finite):
+        return True
+    tolerance = _FLOAT_TOLERANCE if any(side.has(sympy.Float) for side in sides) else _EXACT_TOLERANCE
+    return bool(abs(left - right) <= tolerance * max(abs(left), abs(right)))
+
+
+def _joined(match: re.Match[str]) -> str:
+    return re.sub(r"[ .]", "", match[0])
+
+
+def _going_on(match: re.Match[str]) -> str:
+    return rf"{match['head']}\overline{{{match['again'] or match['twice']}}}"
+
+
+def _repeating(match: re.Match[str]) -> str:
+    """A repeating decimal as the fraction that it is."""
+    whole, fixed = match["whole"] or "0", match["fixed"]
+    again = match["over"] or match["again"] or (match["first"] + (match["middle"] or "") + (match["last"] or ""))
+    bottom = (10 ** len(again) - 1) * 10 ** len(fixed)
+    top = int(whole + fixed + again) - int(whole + fixed)
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def _in_degrees(match: re.Match[str]) -> str:
+    """Degrees, minutes and seconds of arc as degrees."""
+    seconds = int(match["degrees"]) * 3600 + int(match["minutes"]) * 60 + int(match["seconds"] or 0)
+    return rf"\frac{{{seconds}}}{{3600}}^\circ"
+
+
+_NUMERALS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\A0[bB](?P<digits>[01]{1,200})\Z", r"\g<digits>_2"),
+        (r"\A0[oO](?P<digits>[0-7]{1,200})\Z", r"\g<digits>_8"),
+        (r"\A0[xX](?P<digits>[\dA-Fa-f]{1,200})\Z", r"\g<digits>_{16}"),
+        (r"(?<![\w\\])(?P<n>\d{1,4}|n)C(?P<k>\d{1,4}|[rk])(?!\w)", r"\\binom{\g<n>}{\g<k>}"),  # 10C3
+        (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", _joined),
+        (r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])", _joined),
+        # 0.2727... with a line over what repeats
+        (
+            r"(?<![\d.])(?P<head>\d{0,20}\.\d{0,6}?)(?:(?P<again>\d{1,3})(?P=again){2,9}|(?P<twice>\d{2,6})(?P=twice))"
+            r"(?:\\[lc]?dots|\.\.\.)(?!\w)",
+            _going_on,
+        ),
+        (
+            r"(?<![\d.])(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20})"
+            r"(?:\\(?:overline|bar) ?\{(?P<over>\d{1,30})\}"
+            r"|\((?P<again>\d{1,30})\)(?=$|[ ,;)\]}\\%])"
+            r"|\\dot ?\{?(?P<first>\d)\}?(?:(?P<middle>\d{0,30})\\dot ?\{?(?P<last>\d)\}?)?)(?!\d)",
+            _repeating,
+        ),
+        (
+            r"(?<![\d.])(?P<degrees>\d{1,4})\^\\circ ?(?P<minutes>\d{1,2})(?:\^\\prime|')"
+            r"(?: ?(?P<seconds>\d{1,2})(?:\^\{\\prime ?\\prime\}|''|\"))?(?!\d)",
+            _in_degrees,
+        ),
+    )
+)
+"""Ways to write a number, and how the grammar reads it."""
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:[eE]|\\mathrm\{[eE]\})([+-]?\d{1,4})(?![\d.]|\w*_)")
+_EXPONENT_BEFORE_LETTER = re.compile(r"\d[eE][+-]?\d{1,4}[A-Za-z]")
+_LEADING_ZERO = re.compile(r"(?<!\d),0\d|\d,0\d")
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+_DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
+_MOST_WORDS = 3
+"""In a sentence Math-Verify reads one formula of several."""
+_SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
+
+
+def same_structure(gold: str, answer: str) -> bool | None:
+    """Whether two answers in canonical notation say the same; None when one was not read or nothing was decided."""
+    verdicts: list[bool | None] = []
+    for left in readings(gold, trusted=True):
+        for right in readings(answer, trusted=False):
+            verdicts.append(compare(left, right))
+            if verdicts[-1] is True:
+                return True
+    return True if _decimal_comma(gold, answer) else any_of(verdicts or [None])
+
+
+def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
+    """The shapes that a text can have: commas between groups of three digits may be no list."""
+    for pattern, replacement in _NUMERALS:
+        text = pattern.sub(replacement, text)
+    plain = text if trusted or _EXPONENT_BEFORE_LETTER.search(text) else ""
+    text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
+    joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
+    # 6e-10 may be a gold's 6e - 10, its spaces lost
+    spellings = (joined, text, plain) if plain else (joined, text)
+    if joined != text and _LEADING_ZERO.search(text):
+        spellings = (joined,)  # 10,000 is no list: no item is written 000
+    for spelling in dict.fromkeys(spellings):
+        # 17 \bmod 5 is 2, and the class of 2 where a congruence is asked for
+        for one in (spelling, congruence(spelling)) if r"\bmod" in spelling else (spelling,):
+            found = read(one, trusted)
+            if found is not None:
+                yield found
+
+
+def has_shape(gold: str) -> bool:
+    """Whether a gold can be read at all."""
+    return next(readings(gold, trusted=True), None) is not None
+
+
+def compare(gold: Answer, answer: Answer) -> bool | None:
+    """Compare two shapes, with their parameters renamed where they have some."""
+    verdict = same(gold, answer)
+    if verdict is True:
+        return True
+    if periodic_parameters(gold) and periodic_parameters(answer) and same_family(gold, answer, same) is True:
+        return True
+    if same_antiderivative(gold, answer):
+        return True
+    # f(x) = cx for some constant c: the letters of a function may be declared to be any numbers
+    bare = [one.answer if isinstance(one, Family) and one.domain in ("", "R", "C") and arguments_of(one.answer) else one
+            for one in (gold, answer)]  # fmt: skip
+    return True if same_constants(bare[0], bare[1], same) else verdict
+
+
+def same_list(gold: str, boxes: str, count: int) -> bool:
+    """Whether several boxes together are a gold that is a list of as many answers."""
+    for left in readings(gold, trusted=True):
+        items = left.items if isinstance(left, Several) or (isinstance(left, Group) and left.opening == "{") else ()
+        if len(items) == count and any(same(left, right) is True for right in readings(boxes, trusted=False)):
+            return True
+    return False
+
+
+def _decimal_comma(gold: str, answer: str) -> bool:
+    """An answer ``2,74`` to a gold 2.74: in the answer only, where the gold shows that no list is asked for."""
+    if not (_DECIMAL_POINT.fullmatch(gold) and _DECIMAL_COMMA.fullmatch(answer)):
+        return False
+    return not _GROUPED.fullmatch(answer.lstrip("-")) and gold == answer.replace(",", ".")
+
+
+def engine_may_judge(gold: str, answer: str) -> bool:
+    """Whether Math-Verify reads all that these texts say.
+
+    It drops words, bases and ellipses, forgets how often an item stands in a list and in which order: words,
+    brackets, separators and relations must be the same on both sides, and the rest must be there at all.
+    """
+    sides = ((gold, True), (answer, False))
+    if all(any(isinstance(one, Quantity) for one in readings(text, trusted=trusted)) for text, trusted in sides):
+        return False  # undecided here: Math-Verify would compare roundings
+    left, right = tokens_of(gold), tokens_of(answer)
+    if left is None or right is None or _unreadable(left) or _unreadable(right) or len(_words(left)) > _MOST_WORDS:
+        return False
+    return _words(left) == _words(right) and _shape(left) == _shape(right)
+
+
+def _unreadable(tokens: list[Token]) -> bool:
+    dots = any(token.kind == "cmd" and (token.text in ELLIPSES or token.text in "?…") for token in tokens)
+    subscripts = (before for before, token in pairwise(tokens) if (token.kind, token.text) == ("op", "_"))
+    return dots or any(before.kind in ("num", "close") for before in subscripts)  # a base
+
+
+def _words(tokens: list[Token]) -> list[str]:
+    """Words and units; short plain runs of letters are products or differentials, which Math-Verify reads."""
+    return sorted(
+        token.text
+        for token in tokens
+        if token.kind == "unit" or (token.kind == "word" and (token.roman or len(token.text) > 3))
+    )
+
+
+def _shape(tokens: list[Token]) -> list[str]:
+    """Brackets, separators and relations in order, where there are any separators or relations."""
+    marks = [f"{token.kind} {token.text}" for token in tokens if token.kind in _SHAPE]
+    return marks if any(not mark.startswith(("open", "close")) for mark in marks) else []
+
+
+Step = Callable[[str, str], bool | None]
+"""(gold, answer), both in canonical notation -> equal (True), surely different (False), cannot tell (None)."""
+
+_MARKED_CHOICE = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\((?P<letter>[A-J])\)\s*\}(?=.)")
+_SMALL_CHOICE = re.compile(r"\(?(?P<letter>[a-j])\)?\.?")
+_CAPITALS = re.compile(r"(?<![A-Za-z\\])[A-J]|(?<=[A-J])[A-J]")
+_WRAPPED_CHOICE = re.compile(r"\(?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\(?[A-J]\)?\s*\}\)?")
+_PHRASES = frozenset(("diverges", "divergent", "converges", "convergent", "dne", "none"))
+"""Words that another word or phrase may stand for, see `phrases`."""
+_WEEKDAYS = frozenset(("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"))
+_POLAR = {"T": "true", "F": "false", "Y": "yes", "N": "no"}
+_LETTERS = re.compile(r"[A-Za-z]+")
+
+
+def same_string(gold: str, answer: str) -> bool | None:
+    """Equal spelling, fonts aside. Right even where Math-Verify can parse neither side."""
+    if gold == answer:
+        return True if gold else None
+    return True if letters_of(gold) == letters_of(answer) else None
+
+
+def same_rational(gold: str, answer: str) -> bool | None:
+    """Two plain numbers are compared exactly, and that is final unless a separator leaves room for doubt.
+
+    Only a fraction that no decimal can say may be given as one, see `approximates`.
+    """
+    left, right = plain_number(gold), plain_number(answer)
+    if left is None or right is None:
+        return None
+    if left.value == right.value or approximates(right, left.value) or approximates(left, right.value):
+        return True
+    # 1,234 may also be a list of two: the structure decides
+    return None if left.grouped or right.grouped else False
+
+
+def same_word(gold: str, answer: str) -> bool | None:
+    """Two bare words: case does not matter from three letters on, other letters are another answer.
+
+    Words of the same letters in another order stay open: ``ab`` and ``ba`` may be products.
+    """
+    if not (_LETTERS.fullmatch(gold) and _LETTERS.fullmatch(answer)):
+        return polar(gold, answer)
+    if {gold.casefold(), answer.casefold()} & _PHRASES:
+        return None
+    if len(gold) >= 3 and gold.casefold() == answer.casefold():
+        return True
+    if _POLAR.get(answer.upper()) == gold.casefold():
+        return True
+    if _one_thing(gold.casefold(), answer.casefold()):
+        return True
+    return None if sorted(gold.casefold()) == sorted(answer.casefold()) else False
+
+
+def _one_thing(gold: str, answer: str) -> bool:
+    """``ellipse`` and ``ellipses``, ``Friday`` and ``Fri``; a product of letters in their order is no word."""
+    short, long = sorted((gold, answer), key=len)
+    if long in _WEEKDAYS:
+        return 3 <= len(short) <= 5 and long.startswith(short)
+    plural = long in (short + "s", short + "es") or singular(long) == singular(short)
+    return plural and len(short) > 3 and sorted(short) != list(short)
+
+
+def same_choice(gold: str, answer: str) -> bool | None:
+    """A multiple-choice letter against whatever the answer makes of one: ``B`` and ``(B) 15``."""
+    several = choice_letters(gold)
+    if several is not None:
+        written = _CAPITALS.findall(gold)
+        return True if several == choice_letters(answer) and sorted(written) == written else None
+    if len(gold) > 3 and not _WRAPPED_CHOICE.fullmatch(gold):
+        marked = _MARKED_CHOICE.match(gold)  # a letter with what it stands for
+        return _same_marked(marked["letter"], gold[marked.end() :].strip(), answer) if marked else None
+    asked, given = choice_letter(gold), choice_letter(answer)
+    if asked is not None and (small := _SMALL_CHOICE.fullmatch(answer)):
+        given = small["letter"].upper()  # c and (c) for C
+    return None if asked is None or given is None else asked == given
+
+
+def _same_marked(letter: str, stands_for: str, answer: str) -> bool | None:
+    """A letter and what it stands for: either will do, but what is given of both must not be wrong."""
+    given = choice_letter(answer)
+    if given is None:
+        return True if same_rational(stands_for, answer) or same_structure(stands_for, answer) else None
+    said = choice_text(answer)
+    # an answer that gives both is held to both, or guessing the letter with any text would pay
+    if given == letter and said and stands_for != said:
+        wrong = False in (same_rational(stands_for, said), same_structure(stands_for, said))
+        return not wrong
+    return True if given == letter else None
+
+
+CHEAP_STEPS: tuple[tuple[str, Step], ...] = (
+    ("string", same_string),
+    ("rational", same_rational),
+    ("word", same_word),
+    ("choice", same_choice),
+    ("structure", same_structure),
+)
+
+
+MAX_PARSED_CHARS = 5000
+"""A longer answer is compared as a string only: no formula that anyone asks for has this length."""
+MAX_PROSE_CHARS = 8000
+"""Without a box, only the end of the text is searched for an answer."""
+ENGINE_SECONDS = 1.6
+"""CPU time that Math-Verify may use for one answer, and once for each gold.
+
+Twice what an integral takes that sympy solves, on a slow machine, and less than the worker's whole limit.
+"""
+STEPS_SECONDS = 1.0
+"""CPU time that the steps before it may use."""
+_CACHED_GOLDS = 4096
+_MAY_BE_LIST = re.compile(r"[,;]|\\pm|\b(?:and|or)\b")
+
+
+class MathsVerifier:
+    """Judges one response against its golds. Runs in a worker process; see `magicrl_verifiers.pool`."""
+
+    def __init__(self, options: JudgeOptions, progress: Progress = lambda phase: None) -> None:
+        self._options = options
+        self._progress = progress
+        self._golds: dict[str, list[Any]] = {}
+        self._exhausting: set[str] = set()
+
+    def distrust(self, golds: Sequence[str]) -> None:
+        for gold in golds:
+            self._exhausting.add(gold)
+            self._remember(gold, [])
+
+    def judge(self, golds: Sequence[str], response: str) -> Verdict:
+        try:
+            return self._judge(golds, response)
+        except RecursionError:
+            return make_verdict("unparsable", reason="the answer is nested too deeply", decided_by="structure")
+
+    def _judge(self, golds: Sequence[str], response: str) -> Verdict:
+        part = answer_part(response, self._options.reasoning)
+        if part is None:
+            return make_verdict("no_answer", reason="the reasoning never ended", decided_by="extraction")
+        box = last_box(part)
+        text, formula = (box.strip(), True) if box is not None else self._in_prose(golds, part)
+        if not text:
+            reason = "no closed box after the reasoning" if box is None else "the answer is empty"
+            return make_verdict("no_answer", reason=reason, decided_by="extraction")
+        pairs = [(gold, canonical(close_braces(gold))) for gold in golds]
+        joint = joint_boxes(part) if box is not None else None
+        try:
+            with cpu_limit(STEPS_SECONDS):
+                verdict = self._by_steps(pairs, text) if joint is None else self._by_joint_boxes(pairs, joint)
+        except CpuAlarm:
+            reason = f"the answer used up {STEPS_SECONDS:g} s of CPU time"
+            return make_verdict("timeout", reason=reason, decided_by="structure", extracted=text)
+        return verdict or self._by_engine(pairs, text, formula)
+
+    def _in_prose(self, golds: Sequence[str], part: str) -> tuple[str, bool]:
+        """The final answer of a text without a box, and whether one was found; else all of the text."""
+        if self._options.extract == "box":
+            return "", False
+        found = final_answer(part[-MAX_PROSE_CHARS:], choice=all(choice_letter(gold) is not None for gold in golds))
+        return found or part.strip()[-MAX_PROSE_CHARS:], found is not None
+
+    def _by_steps(self, pairs: list[tuple[str, str]], text: str) -> Verdict | None:
+        """Steps 1 to 3: everything that needs no symbolic algebra. None when a gold stays open."""
+        spelled = canonical(text)
+        golds = [gold for _, gold in pairs]
+        # cheap and sure steps first; of a very long answer the string alone
+        for name, step in CHEAP_STEPS if len(spelled) <= MAX_PARSED_CHARS else CHEAP_STEPS[:1]:
+            opinions = [step(gold, spelled) for gold in golds]
+            if True in opinions:
+                return make_verdict("matched", decided_by=name, extracted=text)
+            # a step that is sure of "different" takes the gold out; the next one sees what stays open
+            golds = [gold for gold, opinion in zip(golds, opinions, strict=True) if opinion is None]
+            if not golds:
+                return make_verdict("mismatch", decided_by=name, extracted=text)
+        if len(spelled) > MAX_PARSED_CHARS:
+            return make_verdict("mismatch", decided_by="string", reason="too long to be read", extracted=text)
+        return None
+
+    def _by_joint_boxes(self, pairs: list[tuple[str, str]], boxes: tuple[str, ...]) -> Verdict:
+        """Several boxes in a row are one list: the reference is a list of as many answers, or each box is right."""
+        text = ", ".join(boxes)
+        spelled = canonical(text)
+        lists = [gold for _, gold in pairs if _MAY_BE_LIST.search(gold)] if len(spelled) <= MAX_PARSED_CHARS else []
+        if any(same_list(gold, spelled, len(boxes)) for gold in lists):
+            return make_verdict("matched", decided_by="boxes", extracted=text)
+        alone = (self._by_steps(pairs, box) for box in dict.fromkeys(boxes))
+        if all(verdict is not None and verdict.correct for verdict in alone):
+            return make_verdict("matched", decided_by="boxes", extracted=text)
+        reason = "several boxes in a row give different answers"
+        return make_verdict("mismatch", decided_by="boxes", reason=reason, extracted=text)
+
+    def _by_engine(self, pairs: list[tuple[str, str]], text: str, formula: bool) -> Verdict:
+        """Step 4: Math-Verify on what the steps before left open."""
+        spelled = canonical(text)
+        seed_sympy(0)  # sympy probes some identities at random points: the same ones for every item
+        parsed = {gold: self._parse_gold(gold) for gold, _ in pairs}
+        if not any(parsed[gold] or (gold not in self._exhausting and has_shape(spelling)) for gold, spelling in pairs):
+            reason = "the gold answer cannot be read"
+            return make_verdict("gold_unparsable", reason=reason, decided_by="math_verify", extracted=text)
+        self._progress("answer")
+        usable = [parsed[gold] for gold, spelling in pairs if parsed[gold] and engine_may_judge(spelling, spelled)]
+        # prose without a formula is no answer that algebra could save
+        if not formula or not (usable or has_shape(spelled)):
+            return make_verdict("mismatch", decided_by="structure", extracted=text)
+        if not usable:
+            reason = "neither that they are equal nor that they differ could be shown"
+            return make_verdict("undecided", reason=reason, decided_by="structure", extracted=text)
+        try:
+            with cpu_limit(ENGINE_SECONDS):
+                found = parse_formula(spelled)
+                status = "matched" if any(equivalent(gold, found) for gold in usable) else "mismatch"
+        except CpuAlarm:
+            reason = f"the answer used up {ENGINE_SECONDS:g} s of CPU time"
+            return make_verdict("timeout", reason=reason, decided_by="math_verify", extracted=text)
+        if not found:
+            reason = "Math-Verify reads nothing in the answer"
+            return make_verdict("unparsable", reason=reason, decided_by="math_verify", extracted=text)
+        return make_verdict(status, decided_by="math_verify", extracted=text)
+
+    def _parse_gold(self, gold: str) -> list[Any]:
+        # a worker that dies in this phase dies by the gold's fault (`worker.WorkerProcess.ask`); each gold is a phase
+        # of its own, since together they may take longer than the worker's limit
+        self._progress("gold")
+        if gold not in self._golds:
+            try:
+                with cpu_limit(ENGINE_SECONDS):
+                    parsed = parse_formula(canonical(gold))
+                    self._remember(gold, parsed if evaluates(parsed) else [])
+            except CpuAlarm:
+                self._exhausting.add(gold)
+                self._remember(gold, [])
+        return self._golds[gold]
+
+    def _remember(self, gold: str, parsed: list[Any]) -> None:
+        if len(self._golds) >= _CACHED_GOLDS:
+            # the oldest: dictionaries keep their order
+            self._golds.pop(next(iter(self._golds)))
+        self._golds[gold] = parsed

@@ -1,0 +1,291 @@
+r"""The final answer in running text, when no box holds it (``lenient``).
+
+One candidate is taken, by rules that depend on the text alone: what an announcement ("the answer is") names, else
+the last value of the last sentence that has one. Two candidates joined by "or" are taken as both, which is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from magicrl_verifiers.maths.notation import plain_mathematics
+
+_ANSWER_WORDS = (
+    r"(?:final\s+)?answers?|answer|results?|solutions?|correct\s+(?:option|choice|letter)|"
+    r"答案|正确答案|正確答案|答え|正解|정답|답|réponse|reponse|respuesta|resposta|risposta|antwort|ответ|відповідь|"
+    r"उत्तर|الجواب|الإجابة|إجابة|odpowiedź|odpověď|cevap|svar|svaret|vastaus|antwoord|jawaban|"
+    r"đáp án|câu trả lời|válasz|คำตอบ|উত্তর"
+)
+_IS = (
+    r"\s*(?:\*\*)?\s*(?:is|are|was|would\s+be|will\s+be|be|est|es|é|è|ist|lautet|является|это|是|為|为|は|은|는|هي|هو|है|to|jest|je|är|er|on|adalah|là)?"
+    r"(?:\s*[:：=]|\s+therefore|\s+thus|\s+indeed)?\s*(?:\*\*)?\s*[:：]?\s*"
+)
+_ANCHOR = re.compile(rf"(?<![^\W_])(?:{_ANSWER_WORDS})(?![A-Za-z]){_IS}", re.IGNORECASE)
+_STRONG = re.compile(
+    r"(?:[:：=]|\bis\b|\bare\b|\best\b|\bes\b|\bist\b|\blautet\b|[éè是為为は은는]|هي|هو|है|это|\bà\b|\blà\b)\W*$",
+    re.IGNORECASE,
+)
+_CONTROL = re.compile(r"<\|.*", re.DOTALL)
+_HOPE = re.compile(r"I hope (?:it|this) is correct\.?\s*$|Let me know if .{0,80}$", re.IGNORECASE)
+_CLOSING = re.compile(r"^[ \t]*####[ \t]+(?P<value>\S[^\n]{0,80})\s*\Z", re.MULTILINE)  # GSM8K's last line
+_MATH = re.compile(
+    r"\$\$(?P<a>[^$]{1,400})\$\$|(?<!\\)\$(?P<b>(?:\\\$|[^$\n]){1,300})(?<!\\)\$(?!\d)|\\\((?P<c>.{1,300}?)\\\)|\\\[(?P<d>.{1,400}?)\\\]",
+    re.DOTALL,
+)
+_PERCENT = re.compile(r"\s*(?:\\?%|percent\b|pct\b)", re.IGNORECASE)
+_BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*")
+_NUMBER_BODY = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|\d+[.,]\d+|\.\d+|\d+"
+_NUMBER = re.compile(
+    rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?(?:\\?[$€£¥₹])?\s?(?:{_NUMBER_BODY})(?:\s?[/:]\s?\d+)*(?:\s*(?:\\?%|percent\b|pct\b|[ap]\.m\.|[ap]m\b))?",
+    re.IGNORECASE,
+)
+_LATEX = re.compile(
+    r"-?(?:\d+)?\\(?:frac|dfrac|tfrac|sqrt)\s*(?:\[[^\]]{1,5}\])?\s*\{[^{}]{1,60}\}(?:\s*\{[^{}]{1,60}\})?"
+)
+_UNIT_NAMES = (
+    r"(?:(?:square|cubic|sq\.?|cu\.?) )?(?:[cmk]m|mm|kg|mg|m[lL]|ft|lbs?|oz|mph|km/hr?|m/s|mi|"
+    r"(?:centi|milli|kilo)?met(?:er|re)s?|inch(?:es)?|feet|foot|yards?|miles?|(?:kilo)?grams?|lit(?:er|re)s?|"
+    r"hours?|minutes?|seconds?|weeks?|days?|months?|years?|cents?|dollars?|degrees?|units?)"
+)
+_RAISED = r"(?:\^\{?[23]\}?|[²³])"
+_UNIT_AFTER = re.compile(
+    rf"\s?(?P<unit>{_UNIT_NAMES}|m(?={_RAISED})|[msgLNJWVKh](?=\s*(?:[.,;)]|$)))(?P<power>{_RAISED})?"
+    r"(?P<per>\s?(?:/|per )\s?(?:s|h|hr|min|second|minute|hour|day)\b)?(?![A-Za-z\d^])"
+)
+_ASSIGNED = re.compile(
+    r"(?<![A-Za-z\d])(?:[A-Za-z](?:\([a-z]\))?|[A-Za-z]_\w)\s*=\s*(?P<value>[^=,;$]{1,60}?)\s*\.?\s*$"
+)
+_SAID = re.compile(r"\b(?:is|equals) {1,3}(?P<value>[^=,;$]{1,60}?) {0,3}\.? {0,3}$")
+_UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|operatorname)\s*\{[^{}]{0,60}\}")
+_NAME = re.compile(r"^[A-Za-z]\s*=(?=[^=]*$)\s*")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_WORDS_OF_FORMULAS = frozenset(("sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi", "or", "and"))
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|[。！？\n]+")
+_REASON = re.compile(r",? \b(?:since|because|as|whereas|while|given that)\b.*", re.DOTALL)
+_LISTED = re.compile(
+    r"\b(?:roots|solutions|zeros|zeroes|answers|values|numbers|possibilities)\b.*\bare\b", re.IGNORECASE
+)
+_CONNECTED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
+_DENIED = re.compile(r"\s*(?:\*\*)?(?:not|never|neither)\b|n[o'’]t\b", re.IGNORECASE)
+_EITHER = re.compile(r"\s*,?\s*(?:or|ou|oder|o|或|または)\s*", re.IGNORECASE)
+_MAX_SENTENCES = 6
+_MAX_SEGMENT = 300
+
+_LETTER = re.compile(r"(?<![A-Za-z\d\\$'’])[(\[（]?(?P<letter>[A-J])[)\]）]?(?![A-Za-zÀ-ɏ\u1e00-\u1eff\d'’])")
+_FORMULA_LETTER = re.compile(r"\A\s*(?:option|choice|letter)?\s*\$([A-J])\$(?=\W*\Z)")
+_FIRST_LETTER = re.compile(r"\W*(?P<letter>[A-J])(?:[).:,;。．、，：）]|\s*$|\s*\n|[^\x00-\x7f]|\*)")
+_CALLED_RIGHT = re.compile(
+    r"(?<![A-Za-z\d])[(]?(?P<letter>[A-J])[)]?\s+(?:is|must be|est|es|ist)\s+(?:the\s+|la\s+|die\s+)?(?:only\s+)?"
+    r"(?:correct|right|best|true|correcte?|bonne|correcta|richtig)"
+)
+_CALLED_WRONG = re.compile(
+    r"[)]?\s+(?:is|are|est|es|ist)\s+(?:\w+\s+)?(?:not|wrong|incorrect|false|out\b|impossible|falsch)|\s*(?:isn|cannot)"
+)
+_NEGATED = re.compile(
+    r"(?:\bnot|n['’]t(?:\s+be)?|\bcannot be|\bneither|\bnor|\bexclude|\beliminate|\brule out|\bnicht|\bkein|\bno es|"
+    # Chinese: is not, by no means, not chosen (in both scripts)
+    r"\u4e0d\u662f|\u5e76\u975e|\u4e0d\u9009|\u4e0d\u9078|n['’]est pas|\bnon è|\bnão é|\bне|नहीं|ليس|"
+    r"\binstead of|\brather than|\bexcept)\s*(?:the\s+)?(?:option|choice|answer)?\s*[\"'(*]*$",
+    re.IGNORECASE,
+)
+
+
+_CONCLUDED = re.compile(r"therefore|so |thus|hence|因此|所以|donc|also", re.IGNORECASE)
+
+
+def final_answer(text: str, *, choice: bool) -> str | None:
+    """The text of the final answer, or None when none was found; ``choice``: a multiple-choice letter is asked.
+
+    Example:
+        >>> final_answer("We get 3 + 4 = 7. So the answer is 7 apples.", choice=False)
+        '7'
+    """
+    # what a model writes behind its answer: control tokens, a polite last sentence
+    text = _CONTROL.sub("", text)
+    text = _HOPE.sub("", text.strip()).strip()
+    text = "".join(str(unicodedata.decimal(char)) if char.isdecimal() and char > "\x7f" else char for char in text)
+    if choice:
+        return " or ".join(dict.fromkeys(_choice(text))) or None
+    text = _MATH.sub(_on_one_line, plain_mathematics(text))
+    if (closing := _CLOSING.search(text)) and (value := _first_value(closing["value"])) is not None:
+        return value
+    anchored = _anchored(text)
+    return anchored if anchored is not None else _last_value(text)
+
+
+def _on_one_line(span: re.Match[str]) -> str:
+    """A formula without what looks like the end of a sentence."""
+    return re.sub(r"(?<=[.!?]) ", "~", re.sub(r"\s+", " ", re.sub(r"\\!\s*", "", span[0])))
+
+
+def _anchored(text: str) -> str | None:
+    """What the last announcement names; an announcement that names nothing is none."""
+    # from the end: the last announcement that names something counts
+    for anchor in reversed(list(_ANCHOR.finditer(text))):
+        # "the answer" in the middle of a sentence announces nothing: a verb or a colon must follow
+        if not _STRONG.search(anchor[0]):
+            continue
+        rest = text[anchor.end() : anchor.end() + _MAX_SEGMENT]
+        segment = _SENTENCE.split(rest, maxsplit=1)[0] if not rest.startswith(("\\[", "$$")) else rest
+        # "the answer is not 5 but 6"
+        if _DENIED.match(segment):
+            _, turn, segment = segment.partition(" but ")
+            if not turn:
+                return anchor[0].split()[-1] + " not " + rest[: _MAX_SEGMENT // 10]  # it says what the answer is not
+        found = _first_value(segment)
+        if found is not None:
+            return found
+        plain = segment.strip(" .*:")
+        if plain and len(plain) <= 80:
+            return plain
+    return None
+
+
+def _first_value(segment: str) -> str | None:
+    """The first value of a segment, and those joined to it by ``and``, ``or`` or a comma."""
+    spans = list(_MATH.finditer(segment))
+    if spans:
+        return _run([(span.start(), span.end(), _content(span, segment)) for span in spans], segment)
+    segment = segment.replace("**", "")
+    whole = _NAME.sub("", segment.strip().rstrip(".").strip())
+    if _bare_formula(whole):
+        return whole
+    # of "f(2) = 4 + 3 = 7" the last side
+    equals = segment.rfind("=")
+    if equals >= 0:
+        segment = segment[equals + 1 :]
+        if segment.count(")") > segment.count("("):
+            segment = segment[: segment.rfind(")")]
+    latex = list(_LATEX.finditer(segment))
+    values = latex or list(_NUMBER.finditer(segment))
+    if not values:
+        return None
+    whole = segment.strip().rstrip(".").strip()
+    if not latex and re.fullmatch(r"[\d\s()\[\]{}+*/^,.:;a-z\\-]{1,60}", whole) and re.search(r"[()\[\]^*\\]", whole):
+        return whole  # an interval, a tuple or a formula in plain text
+    if len(values) == 1 and not latex:
+        return _with_unit(segment, values[0])
+    return _run([(value.start(), value.end(), value[0].strip()) for value in values], segment)
+
+
+def _bare_formula(text: str) -> bool:
+    """Whether a segment is one formula, in LaTeX or plain, with no words around it."""
+    if not text.isascii() or "$" in text or "(=" in text or not re.search(r"\d|\\[a-z]", text):
+        return False
+    return (
+        bool(re.search(r"[A-Za-z\\^_*/+()\[\]{}=,;]", text))
+        and set(_WORD.findall(_UPRIGHT.sub("", text))) <= _WORDS_OF_FORMULAS
+    )
+
+
+def _run(values: list[tuple[int, int, str]], segment: str) -> str:
+    chosen = [values[0][2]]
+    end = values[0][1]
+    for start, stop, value in values[1:]:
+        between = segment[end:start]
+        if not _CONNECTED.fullmatch(between):
+            break
+        chosen.append(("or " if "or" in between.lower() else ", ") + value)
+        end = stop
+    return " ".join(chosen)
+
+
+def _content(span: re.Match[str], text: str) -> str:
+    inner = next(part for part in span.groups() if part is not None)
+    percent = _PERCENT.match(text, span.end())
+    return inner + r"\%" if percent and "%" not in inner else inner
+
+
+def _with_unit(part: str, value: re.Match[str]) -> str:
+    """A number with the unit that stands right after it."""
+    unit = _UNIT_AFTER.match(part, value.end())
+    if unit is None:
+        return value[0].strip()
+    return rf"{value[0].strip()}\text{{ {unit['unit']}}}{unit['power'] or ''}" + (
+        rf"\text{{{unit['per']}}}" if unit["per"] else ""
+    )
+
+
+def _assigned(sentence: str) -> str | None:
+    """The formula that a sentence ends in: ``so f(x) = 2x + 1``; a mere number is left to the general rule."""
+    said = _SAID.search(sentence)
+    if said is not None and re.search(r"\\[a-z]", said["value"]) and _bare_formula(said["value"]):
+        return said["value"]
+    match = _ASSIGNED.search(sentence)
+    if match is None or not _bare_formula(match["value"]) or not re.search(r"[A-Za-z]", match["value"]):
+        return None
+    return match["value"]
+
+
+def _last_value(text: str) -> str | None:
+    """The last value of the last sentence that has one."""
+    displayed = list(_MATH.finditer(text))
+    sentences = [sentence for sentence in _SENTENCE.split(text) if sentence and sentence.strip()]
+    for sentence in reversed(sentences[-_MAX_SENTENCES:]):
+        # bold print marks the result within its sentence
+        bold = [found for found in _BOLD.findall(sentence) if re.search(r"\d|\$", found)]
+        part = bold[-1] if bold else sentence
+        spans = list(_MATH.finditer(part))
+        if not spans and (formula := _assigned(part)) is not None:
+            return formula
+        after = part[spans[-1].end() :] if spans else part
+        # a value behind the last formula comes later, so it wins: "with $n = 3$ we get 12"
+        values = list(_LATEX.finditer(after)) or list(_NUMBER.finditer(after))
+        if values and not (spans and _PERCENT.match(after)):
+            return _plain_run(after, values)
+        if spans:
+            first = len(spans) - 1
+            while first and _CONNECTED.fullmatch(part, spans[first - 1].end(), spans[first].start()):
+                first -= 1
+            return _run([(span.start(), span.end(), _content(span, part)) for span in spans[first:]], part)
+    return _content(displayed[-1], text) if displayed else None
+
+
+def _plain_run(part: str, values: list[re.Match[str]]) -> str:
+    """The last of some numbers, with those before it that ``or`` joins to it; all of a bare list."""
+    if not re.search(r"[^\W\d_]", part) and "=" not in part and len(values) > 1:
+        return part.strip(" .")
+    first = len(values) - 1
+    between = _CONNECTED if _LISTED.search(part) else _EITHER
+    while first and between.fullmatch(part, values[first - 1].end(), values[first].start()):
+        first -= 1
+    if first == len(values) - 1:
+        return _with_unit(part, values[first])
+    return " or ".join(value[0].strip() for value in values[first:])
+
+
+def _choice(text: str) -> list[str]:
+    """The letters chosen: announced, else called right, else the first or those of the last sentence that names any."""
+    for anchor in reversed(list(_ANCHOR.finditer(text))):
+        segment = _SENTENCE.split(text[anchor.end() : anchor.end() + _MAX_SEGMENT], maxsplit=1)[0]
+        segment = _FORMULA_LETTER.sub(r"\1", segment)
+        # without its reason first: "B, because A is wrong" names one letter
+        if letters := _letters(_REASON.sub("", segment)) or _letters(segment):
+            return letters
+    called = [match["letter"] for match in _CALLED_RIGHT.finditer(text) if not _NEGATED.search(text[: match.start()])]
+    if called:
+        return called
+    if first := _FIRST_LETTER.match(text):
+        return _letters(_SENTENCE.split(text, maxsplit=1)[0]) or [first["letter"]]
+    for sentence in reversed([part for part in _SENTENCE.split(text) if part and part.strip()][-_MAX_SENTENCES:]):
+        if letters := _letters(sentence):
+            return letters[-1:] if _CONCLUDED.search(sentence) else letters
+    return []
+
+
+def _letters(part: str) -> list[str]:
+    """The letters that a part names as the choice: no article, none that is ruled out."""
+    found: list[str] = []
+    for match in _LETTER.finditer(part):
+        after = part[match.end() : match.end() + 10]
+        # "A" may be an article and "I" a pronoun: both go on with a word in small letters
+        article = (
+            match["letter"] in "AI"
+            and match[0] == match["letter"]
+            and re.match(r" (?!or\b|and\b|is\b|because\b|since\b|as\b)[a-z]", after)
+        )
+        wrong = _CALLED_WRONG.match(part, match.end())
+        if not article and not wrong and not _NEGATED.search(part[: match.start()]):
+            found.append(match["letter"])
+    return found

@@ -1,0 +1,274 @@
+"""Problems, verdicts and the protocols of what judges; what makes two problems the same one.
+
+A verifier states a fact about one answer; rewards are made elsewhere, so that training and evaluation
+share one judge. Blame is decided by the status alone: whatever an answer exhausts by itself (CPU seconds,
+memory, depth) is wrong, because hanging the judge must not pay; only what is not the answer's doing (a
+lost worker, a gold that cannot be read) is not judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+Reasoning = Literal["auto", "required", "none"]
+Extract = Literal["lenient", "box"]
+
+# raised and lowered characters and fractions, of which NFKC would make plain digits and letters
+_APART = re.compile("([ª²³¹º¼-¾ʰ-ʸˠ-ˤᴬ-ᵪᵸᶛ-ᶿ⁰-ₜ⅐-⅟↉])")
+# soft hyphen, zero-width characters and marks of direction, variation selectors, byte-order mark
+_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufe00-\ufe0f\ufeff]")
+# four single quotes and the prime, four double ones and theirs, four hyphens and dashes and the minus sign
+_TYPED = str.maketrans("‘’‚‛′“”„‟″‐‑‒–−", "'" * 5 + '"' * 5 + "-" * 5)
+
+
+def typed(text: str) -> str:
+    """``text`` in the characters that a keyboard would give, case and whitespace as they are.
+
+    Unicode's NFKC, but raised and lowered characters and fractions stay what they are (it would make 23 of ``2³``);
+    typographic quotes, hyphens and the minus sign become ASCII; what cannot be seen (zero-width characters, soft
+    hyphens) goes.
+
+    Example:
+        >>> typed("Ｆind\\u00a0“x²” − 3\\u200b")
+        'Find "x²" - 3'
+    """
+    if text.isascii():
+        return text
+    pieces = _APART.split(_UNSEEN.sub("", text).translate(_TYPED))
+    # every second piece is what stands between those that stay as they are
+    pieces[::2] = [unicodedata.normalize("NFKC", piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def prompt_key(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """The identity of a prompt: 16 hexadecimal digits, equal for prompts that ask the same in the same words.
+
+    Whitespace counts as one space, case and typography (see ``typed``) do not count; words, numbers, punctuation and
+    LaTeX do. Two prompts that differ by case alone are rarely two problems, and taking them for one costs a training
+    problem, taking one for two lets a test problem into training. Of a list of messages all count, with their roles and
+    in order; one user message is its text.
+
+    Example:
+        >>> prompt_key("What is  2 + 3?\\n") == prompt_key("what is 2 + 3?") != prompt_key("What is 2 - 3?")
+        True
+    """
+    if not isinstance(prompt, str) and len(prompt) == 1 and prompt[0].get("role", "user") == "user":
+        prompt = prompt[0]["content"] if isinstance(prompt[0].get("content"), str) else prompt
+    text = prompt if isinstance(prompt, str) else json.dumps(list(prompt), sort_keys=True, ensure_ascii=False)
+    # the text, not its tokens: a key is the same for every model
+    words = " ".join(typed(text).casefold().split())
+    # 64 bits: of a million prompts two meet with a chance of 3 in 10^8; a lone surrogate in a source must not stop it
+    return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+class Outcome(StrEnum):
+    """All that the algorithms read of a verdict.
+
+    ``NOT_JUDGED`` means that the answer is not to blame (a worker died from outside, the gold does not
+    parse): the completion leaves its group instead of scoring 0.
+    """
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    NOT_JUDGED = "not_judged"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; ``role`` is ``system``, ``user``, ``assistant`` or ``tool``."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One verifiable problem.
+
+    Attributes:
+        id: unique within its data set; recorded with every rollout.
+        prompt: the user's text, the last turn of ``messages``.
+        golds: the accepted answers; any one earns the reward.
+        verifier: name of the verifier that judges it (``exact``, ``maths``, ``code``; for code, tests are JSON in
+            ``golds[0]``).
+        source: where it comes from (data set or task family).
+        level: difficulty level of a generated problem, if it has one.
+        extra: further fields of the source row, carried along untouched.
+        key: its identity, ``prompt_key`` of what the source asks; made of ``prompt`` where it is not given, and kept by
+            ``dataclasses.replace``, so that instructions put around a prompt make no other problem of it. Two problems
+            of one key are the same problem, whatever their ids: together in a hold-out, a filter, a removal.
+        template: name of the template that a generated prompt was filled into, if it has one.
+        context: the turns before the prompt: a system prompt, an earlier exchange; mostly none.
+        environment: name of the environment that answers the response's turns (`magicrl.environments`); mostly none.
+
+    Example:
+        >>> Problem(id="add-0", prompt="What is 2 + 3?", golds=("5",), verifier="maths", source="doc").level
+    """
+
+    id: str
+    prompt: str
+    golds: tuple[str, ...]
+    verifier: str
+    source: str
+    level: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    key: str = field(default="", repr=False)
+    template: str | None = None
+    context: tuple[Message, ...] = ()
+    environment: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            turns = [{"role": message.role, "content": message.content} for message in self.messages]
+            object.__setattr__(self, "key", prompt_key(turns if self.context else self.prompt))
+
+    @property
+    def cluster(self) -> str:
+        """What makes two problems dependent observations: their template, else their key. The unit of an interval."""
+        return self.key if self.template is None else f"{self.source}/{self.template}"
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation that the model goes on with; its chat template renders it."""
+        return (*self.context, Message("user", self.prompt))
+
+
+def check_golds(problem: Problem) -> None:
+    """Raise ValueError for a problem without a reference answer (for code, without tests)."""
+    if not problem.golds:
+        raise ValueError(f"problem {problem.id!r} has no gold answer (a code problem: no tests); give it one")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What a verifier found; a fact, not a reward.
+
+    Attributes:
+        outcome: correct, wrong or not_judged: what is counted as right, in accuracy, pass@k and filters.
+        status: the verifier's own word, e.g. ``matched``, ``mismatch``, ``no_answer``, ``timeout``.
+        reason: one sentence for a person.
+        decided_by: the step that decided, e.g. ``string``, ``math_verify``.
+        extracted: the answer that was judged, if one was found.
+        seconds: wall-clock seconds the judgement took.
+        score: what a graded reward gives the response; None: 1 for a correct one, else 0.
+        metrics: further numbers of a graded reward, averaged over a step.
+    """
+
+    outcome: Outcome
+    status: str
+    reason: str = ""
+    decided_by: str = ""
+    extracted: str | None = None
+    seconds: float = 0.0
+    score: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def correct(self) -> bool:
+        return self.outcome is Outcome.CORRECT
+
+    @property
+    def reward(self) -> float:
+        """What the response earns by itself, before truncation is looked at."""
+        return float(self.correct) if self.score is None else self.score
+
+    def earned(self, *, truncated: bool) -> float:
+        """The reward in training; see `reward_earned`."""
+        return reward_earned(self.reward, truncated=truncated)
+
+
+def reward_earned(reward: float, *, truncated: bool) -> float:
+    """What a response with this reward earns in training. Being cut at T must not pay: it earns 0 then, or less."""
+    return min(0.0, reward) if truncated else reward
+
+
+_STATUSES = {
+    Outcome.CORRECT: "matched passed score_reached",
+    Outcome.WRONG: """
+        mismatch no_answer unparsable undecided timeout memory crash
+        wrong_answer runtime_error time_limit memory_limit output_limit syntax_error no_code security
+        score_below
+    """,
+    Outcome.NOT_JUDGED: "gold_unparsable worker_lost infrastructure_error reward_failed environment_failed",
+}
+OUTCOME_OF_STATUS = MappingProxyType(
+    {status: outcome for outcome, statuses in _STATUSES.items() for status in statuses.split()}
+)
+"""Every status of the built-in verifiers, and of rewards that return a number, with its outcome."""
+
+NO_ANSWER = frozenset({"no_answer", "no_code"})
+"""Statuses of responses that hold nothing to judge."""
+
+MAX_EXTRACTED = 1000
+"""Characters of the extracted answer that a verdict keeps."""
+
+
+def make_verdict(
+    status: str, *, reason: str = "", decided_by: str = "", extracted: str | None = None, seconds: float = 0.0
+) -> Verdict:
+    """The verdict of this status, its outcome taken from `OUTCOME_OF_STATUS`."""
+    if extracted is not None and len(extracted) > MAX_EXTRACTED:
+        extracted = extracted[:MAX_EXTRACTED] + "..."
+    return Verdict(
+        outcome=OUTCOME_OF_STATUS[status],
+        status=status,
+        reason=reason,
+        decided_by=decided_by,
+        extracted=extracted,
+        seconds=seconds,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeOptions:
+    """How the answer is found in a response.
+
+    Attributes:
+        reasoning: ``auto``: a ``<think>`` that is never closed means no answer, no tag at all means that
+            the whole text is the answer; ``required``: no ``</think>``, no answer; ``none``: tags mean nothing.
+        extract: ``box``: only a ``\\boxed{}`` counts; ``lenient``: an answer without a box counts too.
+    """
+
+    reasoning: Reasoning = "auto"
+    extract: Extract = "lenient"
+
+    def __post_init__(self) -> None:
+        if self.reasoning not in ("auto", "required", "none"):
+            raise ValueError(f"reasoning must be auto, required or none, got {self.reasoning!r}")
+        if self.extract not in ("lenient", "box"):
+            raise ValueError(f"extract must be lenient or box, got {self.extract!r}")
+
+
+class Verifier(Protocol):
+    """Judges whether a response gives any of the golds. Pure: depends on the two and the options alone."""
+
+    def judge(self, golds: Sequence[str], response: str) -> Verdict: ...
+
+
+class VerifierService(Protocol):
+    """What the training loop sees: submit while the engine generates, collect afterwards.
+
+    ``submit`` queues one problem's responses and returns a ticket at once; ``result`` waits for its verdicts, in the
+    order of the responses; ``ready`` says whether it would return at once. ``close`` may be called twice.
+    """
+
+    def submit(self, problem: Problem, responses: Sequence[str]) -> Any: ...
+
+    def result(self, ticket: Any) -> tuple[Verdict, ...]: ...
+
+    def ready(self, ticket: Any) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+Judge = Callable[[Problem, Sequence[str]], "Sequence[Verdict] | Future[list[Verdict]]"]
+"""Judges responses to a problem in the calling process, at once or in a while."""

@@ -1,0 +1,338 @@
+"""A reward of one's own: any function ``(problem, response) -> score``, named like everything else that is brought.
+
+A score is a number, a `Verdict`, or a mapping that holds ``score`` and further numbers to log; `reward` sets how the
+function is called. What it raises or does not return in time is *not judged*, never a 0: the response is not to blame.
+
+A function that asks to be isolated is judged in killable worker processes: `RewardProtocol` is the pool's end,
+`RewardHandler` what runs in the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import inspect
+import json
+import logging
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import psutil
+from pydantic import TypeAdapter
+
+from magicrl_verifiers.isolated import limit_cpu, limit_memory
+from magicrl_verifiers.pool import Item, WorkerProtocol
+from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, make_verdict
+from magicrl_verifiers.references import resolve
+from magicrl_verifiers.worker import Exhausted, Refused, RequestHandler, Send, WorkerPlan
+
+_log = logging.getLogger(__name__)
+
+_ASYNC_SECONDS = 60.0
+_STALL_FACTOR = 10.0
+_MIN_STALL_SECONDS = 10.0
+MAX_REASON = 300
+
+_PROBLEM = TypeAdapter(Problem)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class reward:
+    """Says how a reward function is called. Each setting may also be set as an attribute of the function.
+
+    Attributes:
+        batched: it takes lists, ``(problems, responses)``, and returns a list of as many scores. A score may not depend
+            on what else is in the lists: how responses are put together is not promised.
+        isolated: call it in worker processes (as many as ``verifier.workers``), which are killed at its limits.
+        time_limit: seconds of CPU time of one isolated call (default ``verifier.time_limit``; by the clock ten times as
+            long), or seconds to wait for an ``async`` one (default 60). Other functions are not interrupted.
+        memory_limit_mb: MiB that an isolated call may allocate; default ``verifier.memory_limit_mb``.
+        right_from: the least score of a right answer. Accuracy, pass@k and the filters of easy and hard problems count
+            right answers; advantages and rejection use the scores themselves.
+        concurrency: calls of an ``async`` function that are awaited at once.
+
+    Example:
+        >>> @reward(isolated=True, time_limit=5.0, right_from=0.9)
+        ... def score(problem: Problem, response: str) -> float:
+        ...     return 1 / (1 + abs(len(response.split()) - 50))
+    """
+
+    batched: bool = False
+    isolated: bool = False
+    time_limit: float | None = None
+    memory_limit_mb: int | None = None
+    right_from: float = 1.0
+    concurrency: int = 64
+
+    def __post_init__(self) -> None:
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise ValueError(f"time_limit of a reward must be positive seconds, got {self.time_limit}")
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency of a reward must be at least 1, got {self.concurrency}")
+
+    def __call__(self, function: Function) -> Function:
+        for name, value in dataclasses.asdict(self).items():
+            setattr(function, name, value)
+        return function
+
+
+class RewardFunction:
+    """A user's function with its settings: calls it and makes verdicts of what it returns.
+
+    Args:
+        reference: how it was named; stands in messages.
+        function: what the reference names.
+
+    Raises:
+        ValueError: it is no function, or its settings are wrong.
+    """
+
+    def __init__(self, reference: str, function: Any) -> None:
+        if not callable(function):
+            raise ValueError(f"reward {reference!r} is no function but {type(function).__name__}")
+        own: dict[str, Any] = {
+            field.name: getattr(function, field.name, field.default) for field in dataclasses.fields(reward)
+        }
+        self.reference = reference
+        self.settings = reward(**own)
+        self._function: Callable[..., Any] = function
+        self.is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+        self._failures = Failures("reward", reference, "gave no score to a response to")
+
+    def judge(self, problem: Problem, responses: Sequence[str]) -> list[Verdict]:
+        """The verdicts of these responses, made now and here."""
+        if self.is_async:
+            return asyncio.run(self.awaited(problem, responses, asyncio.Semaphore(self.settings.concurrency)))
+        found: list[Verdict] = []
+        for count, given in self._calls(problem, responses):
+            start = time.perf_counter()
+            try:
+                returned = self._function(*given)
+            except Exception as error:  # noqa: BLE001 - the border to a user's code: whatever it raises judges nothing
+                returned = error
+            found += self._verdicts(problem, count, returned, time.perf_counter() - start)
+        return found
+
+    async def awaited(self, problem: Problem, responses: Sequence[str], turns: asyncio.Semaphore) -> list[Verdict]:
+        """The same for an ``async`` function; ``turns`` limits how many calls are under way."""
+        limit = self.settings.time_limit or _ASYNC_SECONDS
+
+        async def call(count: int, given: tuple[Any, Any]) -> list[Verdict]:
+            async with turns:
+                start = time.perf_counter()
+                try:
+                    returned = await asyncio.wait_for(self._function(*given), limit)
+                except TimeoutError:
+                    returned = TimeoutError(f"no score within {limit:g} s")
+                except Exception as error:  # noqa: BLE001 - the border to a user's code, as above
+                    returned = error
+                return self._verdicts(problem, count, returned, time.perf_counter() - start)
+
+        parts = await asyncio.gather(*(call(*one) for one in self._calls(problem, responses)))
+        return [verdict for part in parts for verdict in part]
+
+    def _calls(self, problem: Problem, responses: Sequence[str]) -> list[tuple[int, tuple[Any, Any]]]:
+        """The calls that judge these responses: for how many of them, with what arguments."""
+        if self.settings.batched:
+            return [(len(responses), ([problem] * len(responses), [*responses]))]
+        return [(1, (problem, response)) for response in responses]
+
+    def _verdicts(self, problem: Problem, count: int, returned: Any, seconds: float) -> list[Verdict]:
+        try:
+            if isinstance(returned, Exception):
+                raise returned
+            # inside the try: iterating over what a user's code returned may raise as well
+            scores = list(returned) if self.settings.batched else [returned]
+            if len(scores) != count:
+                raise TypeError(f"a batched reward must return {count} scores, got {len(scores)}")
+            return [self._verdict(score, seconds / max(1, count)) for score in scores]
+        except Exception as error:  # noqa: BLE001 - what a user's code returned may be anything, too
+            return [self.failed(problem, f"{type(error).__name__}: {error}", seconds)] * count
+
+    def _verdict(self, returned: Any, seconds: float) -> Verdict:
+        """What the function returned as a verdict; TypeError or ValueError if it is no score."""
+        if isinstance(returned, Verdict):
+            return dataclasses.replace(returned, seconds=returned.seconds or seconds)
+        metrics: dict[str, float] = {}
+        if isinstance(returned, Mapping):
+            values = dict(cast("Mapping[str, Any]", returned))
+            if "score" not in values:
+                raise TypeError(f"a mapping needs a 'score', got {', '.join(map(str, values)) or 'nothing'}")
+            score = number("score", values.pop("score"))
+            metrics = {str(name): number(str(name), value) for name, value in values.items()}
+        else:
+            score = number("score", returned)
+        right = score >= self.settings.right_from
+        verdict = make_verdict("score_reached" if right else "score_below", decided_by="reward", seconds=seconds)
+        return dataclasses.replace(verdict, score=score, metrics=metrics)
+
+    def failed(self, problem: Problem, reason: str, seconds: float = 0.0) -> Verdict:
+        """The verdict where there is no score; the first of its kind is told."""
+        return self._failures.verdict(problem, reason, seconds)
+
+
+class Failures:
+    """What a user's own code failed at: not judged, the first of a kind told, further ones only counted.
+
+    Args:
+        kind: of what was brought: ``reward`` or ``environment``; the verdict's status is ``KIND_failed``.
+        reference: how it was named.
+        doing: what it did to a problem, after its name in the message.
+    """
+
+    def __init__(self, kind: str, reference: str, doing: str) -> None:
+        self._kind, self._reference, self._doing = kind, reference, doing
+        self._warned: set[str] = set()
+
+    def verdict(self, problem: Problem, reason: str, seconds: float = 0.0) -> Verdict:
+        """The verdict of one failure, whose kind of error stands before the first colon of ``reason``."""
+        error = reason.partition(":")[0]
+        # one warning a kind of error: code that always fails would write one for every response
+        if error not in self._warned:
+            self._warned.add(error)
+            text = "%s %s %s problem %s: %s (not judged; further ones are only counted)"
+            _log.warning(text, self._kind, self._reference, self._doing, problem.id, reason)
+        status = f"{self._kind}_failed"
+        return make_verdict(status, reason=reason[:MAX_REASON], decided_by=self._kind, seconds=seconds)
+
+
+def number(name: str, value: Any) -> float:
+    """``value`` as a finite float; TypeError or ValueError, with its ``name``, if it is none."""
+    # float("0.5") would work, and hide that the function returns text
+    if isinstance(value, str) or value is None:
+        raise TypeError(f"{name} must be a number, got {value!r:.60}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {number}")
+    return number
+
+
+# --- where it is called ---------------------------------------------------------------------------------------------
+
+
+def in_a_file(function: Any) -> str:
+    """Why no other process can call an object of this one, and how it could."""
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        place = inspect.getsourcefile(inspect.unwrap(function)) or ""
+    except TypeError:
+        place = ""
+    # a notebook's cells have a place that is no file, a lambda has no name in its file
+    named = f"{place}:{name}" if name.isidentifier() and Path(place).is_file() else "my_reward.py:NAME"
+    return f"which have no object of this one; put it into a file and give its name, {named!r}, in its place"
+
+
+def judge_here(made: RewardFunction) -> Callable[[Problem, Sequence[str]], Sequence[Verdict] | Future[list[Verdict]]]:
+    if not made.is_async:
+        return made.judge
+    # one for all problems: the limit holds over all groups, not for each
+    turns = asyncio.Semaphore(made.settings.concurrency)
+    return lambda problem, responses: asyncio.run_coroutine_threadsafe(
+        made.awaited(problem, responses, turns), event_loop()
+    )
+
+
+@functools.cache
+def event_loop() -> asyncio.AbstractEventLoop:
+    """The loop in which async rewards wait, in a thread of its own: the caller goes on generating."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
+    return loop
+
+
+def own_code_plan(handler: str, reference: str, seconds: float, memory_limit_mb: int) -> WorkerPlan:
+    """How a worker of a user's own code is started, which resolves ``reference`` for itself."""
+    return WorkerPlan(
+        handler=handler,
+        hello={
+            "reference": reference,
+            "path": sys.path,  # the worker finds what this process finds
+            "cpu_limit": seconds,
+            "memory_limit_mb": memory_limit_mb,
+        },
+        cpu_limit=seconds,
+        stall_limit=max(_MIN_STALL_SECONDS, _STALL_FACTOR * seconds),
+    )
+
+
+def told(problem: Problem) -> Any:
+    """A problem as JSON for a worker; what JSON has no form for in ``extra`` becomes text."""
+    return json.loads(json.dumps(dataclasses.asdict(problem), default=str))
+
+
+class RewardProtocol(WorkerProtocol):
+    """Responses judged by a reward function in worker processes.
+
+    Args:
+        made: the function; it is named to the workers, which resolve it for themselves.
+        time_limit, memory_limit_mb: where the function has no limits of its own.
+    """
+
+    own_words = True
+
+    def __init__(self, made: RewardFunction, options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> None:
+        self._made = made
+        self._seconds = made.settings.time_limit or time_limit
+        self.plan = own_code_plan(
+            "magicrl_verifiers.rewards:RewardHandler",
+            made.reference,
+            self._seconds,
+            made.settings.memory_limit_mb or memory_limit_mb,
+        )
+
+    def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
+        request: dict[str, Any] = {"response": item.text}
+        if not repeat:
+            request["problem"] = told(item.problem)
+        return request
+
+    def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
+        verdict = super().read(item, message, seconds)
+        if verdict.status == "reward_failed":  # told here: the worker's log is seen by nobody
+            return self._made.failed(item.problem, verdict.reason, seconds)
+        return verdict
+
+    def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> Verdict:
+        limit = f"it used up {self._seconds:g} s of CPU time" if outcome.kind == "timeout" else "it crashed its worker"
+        return self._made.failed(item.problem, limit, seconds)
+
+    def final(self, item: Item, verdict: Verdict) -> bool:
+        # a reward that raised would raise again; only a lost worker is worth a second try
+        return verdict.status != "worker_lost"
+
+    def give_up(self, item: Item, verdict: Verdict) -> None:
+        self._made.failed(item.problem, verdict.reason)
+
+
+class RewardHandler(RequestHandler):
+    """In a worker: the function, and the problem that it was asked about last."""
+
+    def __init__(self, hello: dict[str, Any], send: Send) -> None:
+        sys.path += [place for place in hello["path"] if place not in sys.path]
+        try:
+            self._made = RewardFunction(hello["reference"], resolve("reward", hello["reference"]))
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        self._cpu_limit: float = hello["cpu_limit"]
+        self._problem: Problem | None = None
+        self._most_resident = psutil.Process().memory_info().rss + hello["memory_limit_mb"] * 2**19
+        limit_memory(hello["memory_limit_mb"])
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "problem" in request:
+            self._problem = _PROBLEM.validate_python(request["problem"])
+        assert self._problem is not None, "the first request about a problem holds it"
+        limit_cpu(self._cpu_limit)
+        (verdict,) = self._made.judge(self._problem, [request["response"]])
+        grown = psutil.Process().memory_info().rss > self._most_resident
+        return {"verdict": dataclasses.asdict(verdict), "retire": grown or verdict.reason.startswith("MemoryError")}

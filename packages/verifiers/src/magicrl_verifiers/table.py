@@ -1,0 +1,114 @@
+"""Verifiers by name: the built-in ones, and any reward function that a reference names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from magicrl_verifiers.records import Judge, JudgeOptions, Problem, check_golds
+from magicrl_verifiers.references import LIVE, resolve
+
+if TYPE_CHECKING:
+    from magicrl_verifiers.pool import WorkerProtocol
+    from magicrl_verifiers.served_judge import JudgeSettings, ServedJudge
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifierSpec:
+    """A verifier that a problem may name: judged in the calling process, in worker processes or by a server.
+
+    Attributes:
+        name: what ``Problem.verifier`` says.
+        in_process: makes a judge for the calling process, or None.
+        protocol: how it is judged in worker processes, from (options, seconds, MiB), or None.
+        served: makes what asks a server, or None. Exactly one of the three is given.
+        needs_gold: whether it can judge nothing without a reference answer.
+    """
+
+    name: str
+    in_process: Callable[[JudgeOptions], Judge] | None = None
+    protocol: Callable[[JudgeOptions, float, int], WorkerProtocol] | None = None
+    served: Callable[[JudgeSettings, JudgeOptions], ServedJudge] | None = None
+    needs_gold: bool = True
+
+    def __post_init__(self) -> None:
+        assert [self.in_process, self.protocol, self.served].count(None) == 2, self.name
+
+    def check_golds(self, problem: Problem) -> None:
+        """Raise ValueError for a problem without the reference answer that this verifier needs."""
+        if self.needs_gold:
+            check_golds(problem)
+
+
+def _exact(options: JudgeOptions) -> Judge:
+    from magicrl_verifiers.exact import ExactVerifier
+
+    verifier = ExactVerifier(options)
+    return lambda problem, responses: [verifier.judge(problem.golds, response) for response in responses]
+
+
+def _maths(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> WorkerProtocol:
+    from magicrl_verifiers.isolated import IsolatedProtocol
+
+    # The module is imported in the workers only: the calling process never loads sympy. The pair to warm up with
+    # is one that only Math-Verify can judge, so that no item pays for loading it.
+    return IsolatedProtocol(
+        "magicrl_verifiers.maths.maths_verifier:MathsVerifier",
+        options,
+        time_limit,
+        memory_limit_mb,
+        warm_up=(r"\int_0^1 2x \, dx", r"\boxed{\int_0^1 2y \, dy}"),
+    )
+
+
+def _code(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> WorkerProtocol:
+    from magicrl_verifiers.code.judge import CodeOptions
+    from magicrl_verifiers.code.pool import CodeProtocol
+    from magicrl_verifiers.code.sandbox import Limits
+
+    return CodeProtocol(CodeOptions(limits=Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb), judge=options))
+
+
+def _judge(settings: JudgeSettings, options: JudgeOptions) -> ServedJudge:
+    from magicrl_verifiers.served_judge import ServedJudge
+
+    return ServedJudge(settings, options)
+
+
+EXACT = VerifierSpec(name="exact", in_process=_exact)
+MATHS = VerifierSpec(name="maths", protocol=_maths)
+CODE = VerifierSpec(name="code", protocol=_code)
+JUDGE = VerifierSpec(name="judge", served=_judge, needs_gold=False)
+VERIFIERS: Mapping[str, str] = MappingProxyType(
+    {spec.name: f"{__name__}:{spec.name.upper()}" for spec in (CODE, EXACT, JUDGE, MATHS)}
+)
+"""References of the built-in verifiers by name."""
+
+
+def verifier_spec(name: str) -> VerifierSpec:
+    """Return the built-in verifier of this name, or the reward function that it names (`references`).
+
+    Raises:
+        ValueError: unknown name (says the nearest known one), or what it names is no reward.
+    """
+    found = resolve("reward", name, VERIFIERS)
+    return found if isinstance(found, VerifierSpec) else function_spec(name, found)
+
+
+def function_spec(reference: str, function: Any) -> VerifierSpec:
+    """Return the verifier that a reward function is.
+
+    Raises:
+        ValueError: it is no function, or its settings are wrong.
+    """
+    from magicrl_verifiers.rewards import RewardFunction, RewardProtocol, in_a_file, judge_here
+
+    made = RewardFunction(reference, function)
+    if not made.settings.isolated:
+        return VerifierSpec(name=reference, in_process=lambda _: judge_here(made), needs_gold=False)
+    if reference.startswith(LIVE):
+        raise ValueError(f"{reference}: isolated=True calls a reward in processes of its own, {in_a_file(function)}")
+    return VerifierSpec(name=reference, protocol=functools.partial(RewardProtocol, made), needs_gold=False)

@@ -1,0 +1,371 @@
+"""A worker process from both ends: `WorkerProcess` starts, asks and kills it; `main` serves inside it.
+
+Messages are lines of JSON in ASCII, whose escapes carry lone surrogates unharmed. A worker reads text that a model
+wrote, so what it sends is data to validate, never something to unpickle. What a worker does with a request is its
+`RequestHandler`, named when it is started.
+
+An item is given so many seconds of the worker's own CPU time, so that a busy machine does not change a verdict. A
+much longer wall-clock limit catches a worker that was stopped from outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import psutil
+
+import magicrl_verifiers
+from magicrl_verifiers.records import Problem
+
+MAX_REPLY_BYTES = 1 << 20
+START_SECONDS = 120.0
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
+"""Deaths that an answer can bring about by its depth or size; any other signal came from outside."""
+_MIN_WAIT_SECONDS = 0.01
+
+
+class WorkerStartError(RuntimeError):
+    """A worker process could not be started; says what it wrote on standard error."""
+
+
+class WorkerRefusal(WorkerStartError):
+    """A worker started and said why it cannot serve on this machine; another try would say the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerPlan:
+    """How one kind of worker is started, and what an item may use of it.
+
+    Attributes:
+        handler: its `RequestHandler`, as ``module:class``.
+        hello: its settings, sent once.
+        cpu_limit: seconds of the worker's own CPU time for one item (or one phase of it).
+        stall_limit: wall-clock seconds after which a worker that says nothing was stopped from outside.
+    """
+
+    handler: str
+    hello: Mapping[str, Any]
+    cpu_limit: float
+    stall_limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """The item used up a limit: ``kind`` is ``timeout`` or ``crash``, ``phase`` what was being read."""
+
+    kind: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The worker ended for a reason that is not the item's doing; ``stalled``: it said nothing for too long."""
+
+    reason: str
+    stalled: bool = False
+
+
+class WorkerProcess:
+    """A warm worker. One thread at a time may ``ask``; any thread may ``kill``."""
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        """Start and warm up; returns when the worker is ready.
+
+        Raises:
+            WorkerStartError: the process ended or said nothing within `START_SECONDS`.
+            WorkerRefusal: it cannot serve on this machine.
+        """
+        self._cpu_limit = plan.cpu_limit
+        self._stall_limit = plan.stall_limit
+        self._unread = b""
+        self._retired = False
+        self.last_problem: Problem | None = None
+        """The problem that the worker was asked about last, so that a worker thread need not send it again."""
+        try:
+            # a file: nobody reads while the worker warms up, and a full pipe would block it
+            with tempfile.TemporaryFile() as errors:
+                self._child = _spawn(plan.handler, errors.fileno())
+                self._usage = psutil.Process(self._child.pid)
+                self.greeting = self._greet(plan.hello)
+                if self.greeting.get("ready") is not True:
+                    self.kill()
+                    errors.seek(0)
+                    said = errors.read()[-2000:].decode("utf-8", "replace").strip()
+                    if "reason" in self.greeting:
+                        raise WorkerRefusal(str(self.greeting["reason"]))
+                    raise WorkerStartError(f"verifier worker did not start: {said or 'no output'}")
+        except (OSError, psutil.Error) as error:
+            raise WorkerStartError(f"verifier worker did not start: {error}") from error
+
+    def _greet(self, hello: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            self._send(hello, START_SECONDS)
+            return self._receive(START_SECONDS) or {}
+        except (OSError, EOFError, ValueError, RecursionError):
+            return {}
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def usable(self) -> bool:
+        return not self._retired and self._child.poll() is None
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any] | Exhausted | Lost:
+        """Send one request and wait for its reply, whose content is not validated; without one the worker is gone."""
+        phase = ""
+        end = time.monotonic() + self._stall_limit
+        try:
+            self._send(request, self._stall_limit)
+            # the worker is warm and has used CPU time before: what counts begins here
+            start = self._cpu_seconds()
+            while True:
+                left = self._cpu_limit - (self._cpu_seconds() - start)
+                if left <= 0:
+                    self.kill()
+                    return Exhausted("timeout", phase)
+                if time.monotonic() > end:
+                    self.kill()
+                    return Lost(f"worker did not run for {self._stall_limit:.0f} s of wall-clock time", stalled=True)
+                # one thread: its CPU time cannot reach the limit sooner than this
+                message = self._receive(max(_MIN_WAIT_SECONDS, min(left, end - time.monotonic())))
+                if message is None:
+                    continue
+                # a reply to another item would be a verdict on the wrong answer
+                if message.get("item") != request["item"]:
+                    self.kill()
+                    return Lost("worker answered another item")
+                if "phase" not in message:
+                    # a worker must say that it may go on; anything else replaces it
+                    self._retired = message.get("retire") is not False
+                    return message
+                # each phase has the whole limit, so that a slow gold is not the answer's fault
+                phase, start = str(message["phase"])[:20], self._cpu_seconds()
+        except (ValueError, RecursionError) as error:
+            self.kill()
+            return Lost(f"worker sent no valid message: {error}")
+        except (OSError, EOFError):
+            return self._post_mortem(phase)
+
+    def interrupt(self) -> None:
+        """Kill the process group; a thread inside ``ask`` then finds a lost worker. For other threads."""
+        if self._child.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the worker and everything it started, now, and free its pipes."""
+        self.interrupt()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _post_mortem(self, phase: str) -> Exhausted | Lost:
+        # the end of the pipe is seen a moment before the end of the process
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(timeout=5)
+        code = self._child.poll()
+        self.kill()
+        # only a signal can be the item's doing (`_CRASHES`); an exit of its own is the worker's
+        if code is None or code >= 0:
+            return Lost("worker closed its pipe" if code is None else f"worker exited ({code})")
+        # the kernel's limit, a second net under the pool's own (`isolated.limit_cpu`)
+        if -code == signal.SIGXCPU:
+            return Exhausted("timeout", phase)
+        return Exhausted("crash", phase) if -code in _CRASHES else Lost(f"worker ended by signal {-code}")
+
+    def _cpu_seconds(self) -> float:
+        try:
+            times = self._usage.cpu_times()
+        except psutil.Error as error:
+            raise EOFError from error
+        return times.user + times.system
+
+    def _send(self, message: Mapping[str, Any], seconds: float) -> None:
+        """Write everything, or raise: a stopped reader must not block the pool for ever."""
+        assert self._child.stdin is not None
+        fd = self._child.stdin.fileno()
+        view, end = memoryview(_line(message)), time.monotonic() + seconds
+        while view:
+            if not _ready(fd, select.POLLOUT, end - time.monotonic()):
+                raise EOFError
+            with contextlib.suppress(BlockingIOError):
+                view = view[os.write(fd, view) :]
+
+    def _receive(self, seconds: float) -> dict[str, Any] | None:
+        """The next message, or None when none came in time. Raises EOFError at the end of the stream."""
+        assert self._child.stdout is not None
+        fd, end = self._child.stdout.fileno(), time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            if len(self._unread) > MAX_REPLY_BYTES:
+                raise ValueError(f"more than {MAX_REPLY_BYTES} bytes")
+            if not _ready(fd, select.POLLIN, end - time.monotonic()):
+                return None
+            data = os.read(fd, 1 << 16)
+            if not data:
+                raise EOFError
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            raise ValueError(f"not an object: {type(message).__name__}")
+        return message
+
+
+_STARTS = 3
+"""A worker may be killed from outside while it warms up; a broken installation fails every time."""
+
+
+class WorkerSlot:
+    """A place for one worker at a time, which is replaced when it is gone. One thread uses it.
+
+    Args:
+        plan: how its workers are started.
+        closing: no worker is started again once it is set.
+    """
+
+    def __init__(self, plan: WorkerPlan, closing: threading.Event) -> None:
+        self._plan, self._closing = plan, closing
+        self.worker: WorkerProcess | None = None
+
+    def ready(self) -> WorkerProcess:
+        """The worker, a new one where the last is used up.
+
+        Raises:
+            WorkerStartError: as of `WorkerProcess`, after three tries.
+        """
+        for attempt in range(_STARTS):
+            if self.worker is not None and self.worker.usable:
+                break
+            self.drop()
+            try:
+                self.worker = WorkerProcess(self._plan)
+            except WorkerStartError as error:
+                if isinstance(error, WorkerRefusal) or self._closing.is_set() or attempt == _STARTS - 1:
+                    raise
+        assert self.worker is not None
+        return self.worker
+
+    def drop(self) -> None:
+        """End the worker."""
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker = None
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode("ascii") + b"\n"
+
+
+def _ready(fd: int, event: int, seconds: float) -> bool:
+    poll = select.poll()  # not select(): descriptors above 1023 are common in long runs
+    poll.register(fd, event)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def _spawn(handler: str, errors: int) -> subprocess.Popen[bytes]:
+    """A fresh interpreter (never a fork: the parent may hold torch's threads) in its own session."""
+    # the folders from which this process has the package and the handler's own, installed or not
+    packages = [magicrl_verifiers, sys.modules.get(handler.partition(".")[0])]
+    roots = [str(Path(one.__file__).resolve().parents[1]) for one in packages if one is not None and one.__file__]
+    inherited = os.environ.get("PYTHONPATH")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys([*roots, *([inherited] if inherited else [])])),
+        "PYTHONHASHSEED": "0",  # sympy orders some terms by hash
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    child = subprocess.Popen(
+        # -P: a user's file in the current folder, say json.py, must not be imported in place of the module
+        [sys.executable, "-P", "-c", "from magicrl_verifiers.worker import main; main()", handler],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=environment,
+        # a group of its own: `killpg` reaches all that it starts, and Ctrl-C at the terminal does not
+        start_new_session=True,
+        bufsize=0,
+    )
+    assert child.stdin is not None
+    os.set_blocking(child.stdin.fileno(), False)
+    return child
+
+
+Send = Callable[[Mapping[str, Any]], None]
+
+
+class RequestHandler(ABC):
+    """What a kind of worker does with a request; made from its settings and a function that sends word of progress.
+
+    Attributes:
+        greeting: said once, when it is ready to serve.
+    """
+
+    greeting: Mapping[str, Any] = MappingProxyType({})
+
+    @abstractmethod
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply; ``retire`` in it asks for this worker to be replaced."""
+
+    def close(self) -> None:  # noqa: B027 - most kinds hold nothing open
+        """The last request was served."""
+
+
+class Refused(Exception):
+    """This kind of worker cannot serve on this machine; says why."""
+
+
+def main() -> None:
+    """In the worker: read settings and then requests on standard input until it ends or the worker should be replaced.
+
+    The handler's ``module:class`` stands on the command line.
+    """
+    sys.dont_write_bytecode = True
+    module, _, name = sys.argv[1].partition(":")
+    open_handler: Callable[[dict[str, Any], Send], RequestHandler] = getattr(importlib.import_module(module), name)
+    replies = open(os.dup(1), "wb")  # noqa: SIM115 - open until the process ends
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)  # a library that prints cannot disturb the replies
+
+    def send(message: Mapping[str, Any]) -> None:
+        replies.write(_line(message))
+        replies.flush()
+
+    with open(0, "rb", closefd=False) as requests:
+        hello = requests.readline()
+        if not hello:
+            return
+        try:
+            handler = open_handler(json.loads(hello), send)
+        except Refused as refusal:
+            send({"ready": False, "reason": str(refusal)})
+            return
+        send({"ready": True, **handler.greeting})
+        os.dup2(sink, 2)  # until here the pool keeps standard error, to tell why a start failed
+        with contextlib.closing(handler):
+            for line in requests:
+                request = json.loads(line)
+                reply = {"item": request["item"], **handler.handle(request)}
+                send(reply)
+                if reply["retire"]:
+                    return
