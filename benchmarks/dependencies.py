@@ -75,9 +75,12 @@ def installed(extra: str = "") -> dict[str, importlib.metadata.Distribution]:
 
 
 def direct(extra: str = "") -> list[str]:
-    """As pyproject.toml names them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *(project["optional-dependencies"][extra] if extra else ())]
+    """As pyproject.toml names them, and that of the verifiers' package, which is this repository's."""
+    files = (ROOT / "pyproject.toml", ROOT / "packages" / "verifiers" / "pyproject.toml")
+    projects = [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files]
+    named = {canonical(Requirement(text).name): text for project in projects for text in project["dependencies"]}
+    del named["magicrl-verifiers"]
+    return [*named.values(), *(projects[0]["optional-dependencies"][extra] if extra else ())]
 
 
 def licence(distribution: importlib.metadata.Distribution) -> str:

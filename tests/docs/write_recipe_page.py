@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference
@@ -79,18 +79,18 @@ def table(section: type[Section]) -> str:
 
 def docstrings(section: type[Section]) -> dict[str, str]:
     """The text under each setting in the source, in the class itself or one that it extends."""
-    base = section.__base__
-    found = docstrings(base) if base is not None and issubclass(base, Section) and base is not Section else {}
-    tree = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    for before, after in zip(tree.body, tree.body[1:], strict=False):
-        if (
-            isinstance(before, ast.AnnAssign)
-            and isinstance(before.target, ast.Name)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-        ):
-            found[before.target.id] = " ".join(str(after.value.value).replace("``", "`").split())
+    found: dict[str, str] = {}
+    for base in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for before, after in zip(tree.body, tree.body[1:], strict=False):
+            if (
+                isinstance(before, ast.AnnAssign)
+                and isinstance(before.target, ast.Name)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                found[before.target.id] = " ".join(str(after.value.value).replace("``", "`").split())
     return found
 
 

@@ -58,9 +58,9 @@ def test_commands_for_assistants_exist() -> None:
         app.parse_args(command.split()[1:], exit_on_error=False, print_error=False)
     for target in re.findall(r"^ {4}make ([\w-]+)", text, re.MULTILINE):
         subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
-    for path in re.findall(r"`((?:src|tests|examples|benchmarks)[\w/.-]*)`|python (tests/[\w/.]+)", text):
+    for path in re.findall(r"`((?:src|packages|tests|examples|benchmarks)[\w/.-]*)`|python (tests/[\w/.]+)", text):
         assert (ROOT / "".join(path)).exists(), path
-    for room in re.findall(r"`((?:algorithms|reporting|verifiers)/[\w/.]*)", text):
+    for room in re.findall(r"`((?:algorithms|reporting)/[\w/.]*)", text):
         assert (ROOT / "src" / "magicrl" / room).exists(), room
 
 
@@ -76,40 +76,53 @@ def test_the_citation_is_this_version() -> None:
     assert cited["version"] == importlib.metadata.version("magicrl")
 
 
+PROJECTS = {"magicrl": "", "magicrl_verifiers": "packages/verifiers/"}
+"""Folder of each distribution."""
+
+
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The sdist, and the wheel that is built from it and not from this folder."""
-    folder = tmp_path_factory.mktemp("built")
-    subprocess.run([*PIP, "install", "--target", str(folder / "tools"), "setuptools>=77"], check=True)
-    source = folder / "source"
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """Sdist of each distribution, and the wheel that is built from it and not from this folder."""
+    tools = tmp_path_factory.mktemp("tools")
+    subprocess.run([*PIP, "install", "--target", str(tools), "setuptools>=77"], check=True)
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, tracked.split("\0")):
-        if name.startswith("src/") or "/" not in name:
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    make = "import sys; sys.path.insert(0, sys.argv[1]); import setuptools.build_meta as b; b.build_sdist(sys.argv[2])"
-    words = [sys.executable, "-c", make, str(folder / "tools"), str(folder)]
-    subprocess.run(words, cwd=source, check=True, capture_output=True)
-    (sdist,) = folder.glob("magicrl-*.tar.gz")
-    subprocess.run([*PIP, "wheel", "--no-deps", "-w", str(folder), str(sdist)], check=True)
-    (wheel,) = folder.glob("magicrl-*.whl")
-    return sdist, wheel
+    made: dict[str, tuple[Path, Path]] = {}
+    for project, place in PROJECTS.items():
+        folder = tmp_path_factory.mktemp(project)
+        source = folder / "source"
+        for name in filter(None, tracked.split("\0")):
+            own = name.removeprefix(place)
+            if name.startswith(place) and (own.startswith("src/") or "/" not in own):
+                (source / own).parent.mkdir(parents=True, exist_ok=True)
+                (source / own).write_bytes((ROOT / name).read_bytes())
+        make = (
+            "import sys; sys.path.insert(0, sys.argv[1]); import setuptools.build_meta as b; b.build_sdist(sys.argv[2])"
+        )
+        words = [sys.executable, "-c", make, str(tools), str(folder)]
+        subprocess.run(words, cwd=source, check=True, capture_output=True)
+        (sdist,) = folder.glob(f"{project}-*.tar.gz")
+        subprocess.run([*PIP, "wheel", "--no-deps", "-w", str(folder), str(sdist)], check=True)
+        (wheel,) = folder.glob(f"{project}-*.whl")
+        made[project] = sdist, wheel
+    return made
 
 
 @pytest.mark.slow
-def test_sdist_and_wheel_hold_every_file_of_the_package(built: tuple[Path, Path]) -> None:
-    sdist, wheel = built
-    listed = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    files = {name.removeprefix("src/") for name in listed.split()}
+@pytest.mark.parametrize("project", PROJECTS)
+def test_sdist_and_wheel_hold_every_file_of_the_package(built: dict[str, tuple[Path, Path]], project: str) -> None:
+    sdist, wheel = built[project]
+    place = f"{PROJECTS[project]}src"
+    listed = subprocess.run(["git", "ls-files", place], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    files = {name.removeprefix(f"{place}/") for name in listed.split()}
     with zipfile.ZipFile(wheel) as archive:
         assert files - set(archive.namelist()) == set()
         assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
     with tarfile.open(sdist) as archive:
-        assert {name.partition("/src/")[2] for name in archive.getnames() if "/src/magicrl/" in name} >= files
+        assert {name.partition("/src/")[2] for name in archive.getnames() if "/src/magicrl" in name} >= files
 
 
 @pytest.mark.slow
-def test_the_wheel_leaves_an_existing_torch_alone_and_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_wheel_leaves_an_existing_torch_alone_and_runs(built: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     (own,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
@@ -129,12 +142,12 @@ def test_the_wheel_leaves_an_existing_torch_alone_and_runs(built: tuple[Path, Pa
         "install",
         "--no-index",
     ]
-    wheel = str(built[1])
+    wheels = [str(wheel) for _, wheel in built.values()]
     told = subprocess.run(
-        [*words, "--dry-run", "--ignore-installed", "--no-deps", wheel], check=True, capture_output=True
+        [*words, "--dry-run", "--ignore-installed", "--no-deps", *wheels], check=True, capture_output=True
     )
     assert b"torch" not in told.stdout
-    subprocess.run([*words, "--no-deps", "--ignore-installed", wheel], check=True, capture_output=True)
+    subprocess.run([*words, "--no-deps", "--ignore-installed", *wheels], check=True, capture_output=True)
     asked = "import importlib.metadata as m; from magicrl.api.doctor import faults, _requirements, _asked; "
     asked += "print(m.version('torch'), faults([r for r in _requirements('magicrl') if _asked(r, '')]))"
     seen = subprocess.run([python, "-c", asked], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
