@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from magicrl.cli.convert import convert
 from magicrl.cli.data import data_app
 from magicrl.cli.doctor import cluster_app, doctor
 from magicrl.cli.explain import explain
@@ -47,7 +46,6 @@ verify_app = App(name="verify", help="Judge answers: JSON Lines in, JSON Lines o
 app.command(verify_app)
 app.command(data_app)
 app.command(cluster_app)
-app.command(convert)
 app.command(doctor)
 app.command(explain)
 app.command(plan)
