@@ -25,7 +25,6 @@ from magicrl.cli.plan import plan
 from magicrl.cli.preflight import preflight
 from magicrl.cli.progress import ProgressLines
 from magicrl.cli.push import push
-from magicrl.cli.rollouts import rollouts
 from magicrl.cli.runs import runs
 from magicrl.cli.tables import listing
 from magicrl.config.errors import RecipeError, without_secrets
@@ -51,7 +50,6 @@ app.command(explain)
 app.command(plan)
 app.command(preflight)
 app.command(push)
-app.command(rollouts)
 app.command(runs)
 
 
