@@ -38,7 +38,6 @@ WHY = {
     "jinja2": "report pages",
     "psutil": "memory",
     "packaging": "magicrl doctor",
-    "pyyaml": "configurations of TRL and verl",
     "python-flint": "exact arithmetic of the maths verifier",
     "rensa": "MinHash of the data pipeline",
 }

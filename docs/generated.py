@@ -1,21 +1,15 @@
 """What the site takes from the source when it is built: a page's line ``<!-- commands -->`` becomes the command line's
-reference, ``<!-- metrics -->`` the table of metrics, ``<!-- TRL -->`` and ``<!-- verl -->`` those of options, and
-``<!-- peers -->`` that of the peers' settings which benchmarks tried. In the repository a page says where the same is
-to be had."""
+reference, ``<!-- metrics -->`` the table of metrics, and ``<!-- peers -->`` the table of the peers' settings which
+benchmarks tried. In the repository a page says where the same is to be had."""
 
 from __future__ import annotations
 
 import fnmatch
 import json
 import re
-from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 from magicrl.cli.main import app
-from magicrl.config.foreign import Library
-from magicrl.config.foreign_trl import TRL
-from magicrl.config.foreign_verl import VERL
 from magicrl.reporting.curves import METRICS, Metric
 
 # by key, the first that fits; a row's own unit goes first
@@ -68,17 +62,6 @@ def unit_of(metric: Metric) -> str:
     return next((unit for pattern, unit in UNITS.items() if fnmatch.fnmatch(metric.key, pattern)), own or "a number")
 
 
-def options(library: Library) -> str:
-    """A row for each line of a library's table, then its options without a counterpart, and what is done there."""
-
-    def named(names: Iterable[str]) -> str:
-        return ", ".join(f"`{name}`" for name in names)
-
-    rows = [f"| {named(row.theirs)} | {named(row.ours)} | {row.note} |" for row in library.rows]
-    rows += [f"| `{name}` | | {why} |" for name, why in library.neutral.items()]
-    return "\n".join([f"| {library.name} | magicrl | |", "|---|---|---|", *rows])
-
-
 FIGURES = Path(__file__).with_name("figures")
 TRIED = (("bench-rollout", "transformers"), ("bench-rollout-vllm", "vLLM"), ("bench-learner-tuning", "TRL"))
 
@@ -98,7 +81,5 @@ PARTS = {
     "commands": commands,
     "metrics": metrics,
     "peers": peers,
-    "TRL": partial(options, TRL),
-    "verl": partial(options, VERL),
 }
 """What stands for each mark."""

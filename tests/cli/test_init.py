@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from toy_start import toy_sft
 
-from magicrl.cli.init import _fitting, _read, run_init
+from magicrl.cli.init import _fitting, _read, beside, run_init
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.config.schema import ModelConfig
@@ -119,6 +119,14 @@ def test_an_existing_recipe_and_an_unreadable_file_are_refused(tmp_path: Path) -
     (tmp_path / "mine.jsonl").write_text('{"a": 1, "b": 2}\n')
     with pytest.raises(ValueError, match="no problem can be read"):
         init(tmp_path, tmp_path / "mine.jsonl", tmp_path / "new.toml")
+
+
+def test_paths_of_a_recipe_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert beside("mine.jsonl", Path("run.toml")) == "./mine.jsonl"
+    assert beside("mine.jsonl", Path("sub/run.toml")) == "../mine.jsonl"
+    assert beside(str(tmp_path / "mine.jsonl"), Path("run.toml")) == str(tmp_path / "mine.jsonl")
 
 
 def test_numbers_by_hand() -> None:

@@ -152,25 +152,13 @@ def test_every_figure_is_that_of_autograd_by_hand(run: Path, found: dict[str, An
     for index, tokens in enumerate(gradients):
         expected = [float(g @ whole) / norm for g in tokens] or [0.0] * len(hand.tokens[index])
         assert hand.responses[index]["norm"] == pytest.approx(expected, rel=1e-4, abs=1e-8)
-    # AdamW multiplies a gradient by this, at its second moment after the step
-    updates = json.loads((run / "checkpoints" / f"step-{ON_POLICY:06d}" / "state.json").read_text())
-    count = updates["state"]["learner"]["meta"]["optimizer_steps"]
-    second = hand.state(hand.after, "exp_avg_sq") / (1 - 0.999**count)
-    rate = found["update"]["learning_rate"] * 0.1 / (1 - 0.9**count)
-    step = rate * min(1.0, 1.0 / norm) / (second.sqrt() + 1e-8)
-    # entropy of the whole buffer, rejected groups too
-    total = sum(len(tokens) for tokens in hand.tokens)
-    entropy = sum(hand.flat(hand.scores(i)[1].sum()) for i in range(len(hand.tokens))) / total
-    for index, tokens in enumerate(gradients):
-        expected = [-float(step * g @ entropy) for g in tokens] or [0.0] * len(hand.tokens[index])
-        assert hand.responses[index]["entropy"] == pytest.approx(expected, rel=1e-4, abs=1e-9)
-    # influence: what a group's share does to the gain of each
-    groups = range(len(found["groups"]))
-    moves = [-step * sum((g for i in members(hand, k) for g in gradients[i]), torch.zeros_like(whole)) for k in groups]
-    gains = [hand.flat(gain(hand, k)) for k in groups]
-    expected = torch.stack(moves) @ torch.stack(gains).T
-    torch.testing.assert_close(torch.tensor(found["influence"], dtype=torch.float64), expected, rtol=1e-4, atol=1e-10)
-    assert float(expected.abs().max()) > 1e-6
+    # the part of the step that this gradient gives: the change of the first moment, under AdamW's scale
+    state = json.loads((run / "checkpoints" / f"step-{ON_POLICY:06d}" / "state.json").read_text())
+    count = state["state"]["learner"]["meta"]["optimizer_steps"]
+    root = (hand.state(hand.after, "exp_avg_sq") / (1 - 0.999**count)).sqrt() + 1e-8
+    clipped = whole * min(1.0, 1.0 / norm)
+    own = found["update"]["learning_rate"] * 0.1 / (1 - 0.9**count) * clipped / root
+    assert found["update"]["own_norm"] == pytest.approx(float(own.norm()), rel=1e-4)
 
 
 def members(hand: ByHand, group: int) -> list[int]:
@@ -202,14 +190,7 @@ def test_what_was_measured_is_what_happened(run: Path, found: dict[str, Any]) ->
     assert [group["gain"] for group in found["groups"]] == pytest.approx(changes, abs=2e-6)
     total = sum(len(tokens) for tokens in hand.tokens)
     change = sum(float((a[1] - b[1]).sum()) for a, b in zip(after, before, strict=True)) / total
-    update = found["update"]
-    assert update["entropy_change"] == pytest.approx(change, abs=2e-6)
-    # first order and measured agree as far as the step is small
-    first_order = update["entropy_by_tokens"] + update["entropy_by_momentum_and_decay"]
-    assert first_order == pytest.approx(change, rel=0.3)
-    for k in groups:
-        parts = sum(row[k] for row in found["influence"]) + found["groups"][k]["gain_by_momentum_and_decay"]
-        assert parts == pytest.approx(found["groups"][k]["gain"], rel=0.3, abs=2e-4)
+    assert found["update"]["entropy_change"] == pytest.approx(change, abs=2e-6)
 
 
 def test_what_if(found: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from magicrl.reporting.charts import (
     Mark,
     Points,
     Series,
+    bars_view,
     draw,
     file_css,
     frame_of,
@@ -361,3 +362,9 @@ def test_the_export_holds_every_interval_and_the_sentence_every_mean(run_folder:
 def test_the_legend_names_only_what_is_there() -> None:
     row = IntervalRow(label="1", before=interval(0.1, 0.2, 0.3), after=None)
     assert [words for _, words in intervals_view("k", "t", [row], "").legend] == ["before"]
+
+
+def test_bars_escape_their_names_and_export_their_values() -> None:
+    view = bars_view("k", "t", "nats", [("<b>", 0.5, "2 times")])
+    assert "&lt;b&gt;: 0.5 (2 times)" in view.svg
+    assert base64.b64decode(view.csv.partition(",")[2]) == b"name,nats,words\n<b>,0.5,2 times\n"

@@ -33,7 +33,7 @@ def test_every_block_is_there_and_nothing_is_asked_of_anywhere(arm_folders: list
     page = written(arm_folders, tmp_path)
     asks_for_nothing(page)
     assert re.findall(r'<section id="(\w+)"', page) == [
-        "arms", "arm_scores", "settings", "learning", "policy", "time", "tokens", "samples", "runs",
+        "arms", "arm_scores", "settings", "learning", "policy", "time", "samples", "runs",
     ]  # fmt: skip
     # what a band, an interval and a difference are
     assert "from its smallest to its largest run: it is no confidence interval" in page
@@ -138,7 +138,7 @@ def test_runs_and_evaluations_share_a_page(arm_folders: list[Path], tmp_path: Pa
     write_rollout_recording(arm_folders[0])
     page = written([*arm_folders[:1], evaluation], tmp_path)
     anchors = re.findall(r'<section id="(\w+)"', page)
-    assert {"arms", "runs", "tokens", "samples", "scores", "scaling", "model_tokens", "responses"} <= set(anchors)
+    assert {"arms", "runs", "samples", "scores", "scaling", "responses"} <= set(anchors)
     names = [a["data-name"] for _, a in Page(page).elements if "data-name" in a]
     for found in (anchors, names):
         assert len(set(found)) == len(found), "each anchor and each file's name stands once"

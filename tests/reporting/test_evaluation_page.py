@@ -31,7 +31,6 @@ def test_every_block_is_there_and_hostile_responses_stay_text(evaluation_folders
     assert re.findall(r'<section id="(\w+)"', page) == [
         "scores",
         "scaling",
-        "model_tokens",
         "responses",
         "eval_settings",
     ]

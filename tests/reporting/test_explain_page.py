@@ -14,15 +14,14 @@ from .conftest import HOSTILE
 from .test_run_page import asks_for_nothing
 
 
-def group(problem: str, *, text: str = "7", learned: bool = True) -> dict[str, Any]:
+def group(problem: str, *, text: str = "7", norm: float = 1.0, learned: bool = True) -> dict[str, Any]:
     response = {
         "outcome": "correct", "status": "matched", "truncated": False, "reward": 1.0, "advantage": 1.0,
         "tokens": [text, "!"], "logprob": [-0.5, -0.1], "change": [0.1, 0.0], "norm": [0.001, 1.0],
-        "entropy": [0.2, 0.1],
     }  # fmt: skip
     return {
-        "problem": problem, "prompt": "3 + 4", "learned_from": learned, "gain": 0.5, "gain_by_momentum_and_decay": 0.01,
-        "norm": 1.0, "entropy": 0.3, "responses": [response],
+        "problem": problem, "prompt": "3 + 4", "learned_from": learned, "gain": 0.5, "norm": norm,
+        "responses": [response],
     }  # fmt: skip
 
 
@@ -30,23 +29,23 @@ def group(problem: str, *, text: str = "7", learned: bool = True) -> dict[str, A
 def found() -> dict[str, Any]:
     update = {
         "sgd_steps": 1, "learning_rate": 1e-4, "alpha": 0.0, "norm": 0.1, "own_norm": 0.1, "entropy": 0.5,
-        "entropy_change": 0.0, "entropy_by_tokens": 0.0, "entropy_by_momentum_and_decay": 0.0,
-        "grad_norms": [{"recorded": 1.0, "float64": 1.0}],
+        "entropy_change": 0.0, "grad_norms": [{"recorded": 1.0, "float64": 1.0}],
     }  # fmt: skip
     return {
         "run": "runs/toy", "step": 3, "seconds": 1.0, "equal": True, "from_checkpoint": 2, "warnings": [],
         "checks": [{"name": "metrics", "equal": True, "recorded": "a" * 64, "repeated": "a" * 64, "note": ""}],
-        "update": update, "what_if": [], "groups": [group("first"), group("second", text=HOSTILE)],
-        "influence": [[0.1, 0.7], [-0.2, 0.3]],
+        "update": update, "what_if": [],
+        "groups": [group("first"), group("second", text=HOSTILE, norm=-2.0), group("third", learned=False)],
     }  # fmt: skip
 
 
-def test_a_group_is_helped_and_hurt_by_the_rows_of_its_column(found: dict[str, Any]) -> None:
-    """Row i of the influence is what group i's share of the gradient did to each group."""
+def test_groups_are_listed_by_the_size_of_their_share(found: dict[str, Any]) -> None:
+    found["groups"][2]["gain"] = 0.0  # neither learned from nor changed
     head, rows = group_rows(found)
-    first, second = (dict(zip(head, row, strict=True)) for row in rows)
-    assert (first["by itself"], first["by others"], first["hurt most by"]) == ("+0.1", "-0.2", "2 (-0.2)")
-    assert (second["by itself"], second["by others"], second["helped most by"]) == ("+0.3", "+0.7", "1 (+0.7)")
+    assert [dict(zip(head, row, strict=True)) for row in rows] == [
+        {"group": "2", "problem": "second", "mean reward": "1", "norm": "-2", "gain": "+0.5"},
+        {"group": "1", "problem": "first", "mean reward": "1", "norm": "+1", "gain": "+0.5"},
+    ]
 
 
 def test_tokens_stay_text_and_are_as_dark_as_their_share(found: dict[str, Any], tmp_path: Path) -> None:
@@ -54,4 +53,4 @@ def test_tokens_stay_text_and_are_as_dark_as_their_share(found: dict[str, Any], 
     assert asks_for_nothing(page).count("script") == 2
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "\x1b" not in page
-    assert re.findall(r'<span class="(e\d)" title="norm \+1, entropy \+0.1, [^"]+">!</span>', page) == ["e4", "e4"]
+    assert re.findall(r'<span class="(e\d)" title="norm \+1, log-prob [^"]+">!</span>', page) == ["e4"] * 3

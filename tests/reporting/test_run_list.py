@@ -1,4 +1,4 @@
-"""``magicrl runs``, ``magicrl report --serve`` and ``magicrl rollouts`` over written run folders."""
+"""``magicrl runs`` and ``magicrl report --serve`` over written run folders."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe, to_toml
 from magicrl.reporting import run_list
 from magicrl.reporting.serve import SECONDS, LiveReport, report_server
-
-from .conftest import write_rollout_recording
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
@@ -127,8 +125,6 @@ def test_table_two_side_by_side_and_the_page(
     names = (arm_folders[0].name, arm_folders[-1].name)
     pair = told(capsys, "runs", tmp_path, "--compare", *names)
     assert "algorithm.loss" in pair
-    told(capsys, "runs", tmp_path, "--where", "run.seed=0", "--page", tmp_path / "all.html")
-    assert "algorithm" in (tmp_path / "all.html").read_text()
 
 
 def test_a_broken_run_is_named_and_the_others_are_shown(
@@ -174,21 +170,3 @@ def test_a_page_is_made_anew_only_where_the_run_has_written(run_folder: Path) ->
     assert report.look() is not page, "a test that was written in between"
     with pytest.raises(ValueError, match="no such folder"):
         LiveReport(run_folder / "nowhere")
-
-
-def test_rollouts_are_searched_over_all_steps(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_rollout_recording(run_folder)
-    text = told(capsys, "rollouts", run_folder, "--grep", r"document\.title")
-    assert text.count("sum/<1>") == 4  # one a recorded step
-    assert "\x1b" not in text
-    assert "\u202e" not in text  # what a model wrote does not act on the terminal
-    truncated = told(capsys, "rollouts", run_folder, "--outcome", "truncated", "--step", "20", "--whole")
-    assert (truncated.count("step "), truncated.count(", cut, reward")) == (1, 1)
-    lines = told(capsys, "rollouts", run_folder, "--outcome", "correct", "--limit", "3", "--json").splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 20, 21]
-    assert "nothing found" in told(capsys, "rollouts", run_folder, "--problem", "other", status=1)
-    with pytest.raises(ValueError, match="not a regular expression"):
-        told(capsys, "rollouts", run_folder, "--grep", "(")
-    shutil.rmtree(run_folder / "rollouts")
-    with pytest.raises(ValueError, match="rollouts_every"):
-        told(capsys, "rollouts", run_folder)

@@ -1,43 +1,14 @@
-"""Where an update came from: AdamW's step by origin, and what each token's share of the gradient did.
-
-A mini-batch's loss depends on the weights through the log-prob and the entropy of each of its tokens alone. With a and
-b its derivatives by those two, g_t = a_t grad(logp_t) + b_t grad(H_t) is token t's share of the gradient g = sum_t g_t,
-whatever the loss. Its inner product with any direction v needs no gradient of a single token: it is a_t and b_t times
-the derivatives of logp_t and H_t along v.
-"""
+"""The part of AdamW's step that is this gradient's own, and what a group gains by a step."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class StepParts(NamedTuple):
-    """One AdamW step as a sum, ``[P]`` each.
-
-    Attributes:
-        own: by this mini-batch's (clipped) gradient; minus ``scale`` times it.
-        momentum: by the gradients of former steps, through the first moment.
-        decay: by weight decay.
-        scale: what AdamW multiplies a gradient by; its second moment is that after this gradient.
-    """
-
-    own: Tensor
-    momentum: Tensor
-    decay: Tensor
-    scale: Tensor
-
-    @property
-    def whole(self) -> Tensor:
-        """The step itself."""
-        return self.own + self.momentum + self.decay
-
-
-def adamw_parts(
-    weight: Tensor,
+def own_step(
     first_before: Tensor,
     first: Tensor,
     second: Tensor,
@@ -46,34 +17,23 @@ def adamw_parts(
     learning_rate: float,
     betas: tuple[float, float],
     eps: float,
-    weight_decay: float,
-) -> StepParts:
-    """What made up an AdamW step (Loshchilov and Hutter, 2019), from its moments before and after; ``[P]`` each.
+) -> Tensor:
+    """Return the part of an AdamW step (Loshchilov and Hutter, 2019) that its own (clipped) gradient gives, ``[P]``.
+
+    The rest of the step comes from the gradients of earlier steps, through the first moment, and from weight decay.
 
     Args:
-        weight: before the step.
-        first_before: first moment before it (zeros before the first step).
-        first: first moment after it.
-        second: second moment after it.
-        step: of the optimizer, from 1.
-        learning_rate: of this step.
-        betas: decay of the two moments.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled.
+        first_before: First moment before the step (zeros before the first step), ``[P]``.
+        first: First moment after the step, ``[P]``.
+        second: Second moment after the step, ``[P]``.
+        step: Step of the optimizer, from 1.
+        learning_rate: Learning rate of this step.
+        betas: Decay of the two moments.
+        eps: Added to the root of the second moment.
     """
     rate = learning_rate / (1 - betas[0] ** step)
     root = (second / (1 - betas[1] ** step)).sqrt() + eps
-    return StepParts(
-        own=-rate * (first - betas[0] * first_before) / root,
-        momentum=-rate * betas[0] * first_before / root,
-        decay=-learning_rate * weight_decay * weight,
-        scale=rate * (1 - betas[0]) / root,
-    )
-
-
-def token_shares(by_logprob: Tensor, by_entropy: Tensor, logprob_along: Tensor, entropy_along: Tensor) -> Tensor:
-    """<g_t, v> of each token: the loss's derivatives by its log-prob and entropy times theirs along v; ``[T]`` each."""
-    return by_logprob * logprob_along + by_entropy * entropy_along
+    return -rate * (first - betas[0] * first_before) / root
 
 
 def gain_weights(rewards: Tensor, counted: Tensor, lengths: Tensor) -> Tensor:

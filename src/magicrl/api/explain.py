@@ -107,7 +107,6 @@ def explained(
             "warnings": list(repeated.warnings),
             "update": _update(repeated, attributor, measured, changes),
             "groups": _groups(repeated, attributor, measured, changes),
-            "influence": attributor.found.influence.tolist(),
         }
         document["what_if"] = [_varied(repeated, attributor, measured, *pair, tell) for pair in variants]
     return {**document, "seconds": time.monotonic() - begun}
@@ -117,9 +116,9 @@ def _refuse_without_memory(repeated: Repeated) -> None:
     """``ValueError`` where taking the step apart would be killed for want of memory; it says how the step came out."""
     import psutil
 
-    from magicrl.training.attribution import COPIES, MEMORY
+    from magicrl.training.attribution import COPIES
 
-    need = COPIES * 8 * len(repeated.after) + MEMORY
+    need = COPIES * 8 * len(repeated.after)
     free = psutil.virtual_memory().available
     if need > free:
         came = "equal to the recording" if repeated.equal else "NOT equal to the recording"
@@ -165,27 +164,24 @@ def _fields(named: Any) -> dict[str, Any]:
 
 def _update(repeated: Repeated, attributor: Attributor, measured: _Measured, changes: _Changes) -> dict[str, Any]:
     """The step as a whole."""
-    found = attributor.found
     controls = repeated.updates[0][1] if repeated.updates else None
     return {
         "sgd_steps": len(repeated.updates),
         "learning_rate": None if controls is None else controls.learning_rate,
         "alpha": repeated.metrics.values.get("entropy/alpha"),
-        "grad_norms": [{"recorded": one, "float64": other} for one, other in found.grad_norms],
-        "norm": float(found.moved.norm()),
-        "own_norm": float(found.own.norm()),
+        "grad_norms": [{"recorded": one, "float64": other} for one, other in attributor.grad_norms],
+        "norm": float(attributor.moved.norm()),
+        "own_norm": float(attributor.own.norm()),
         "entropy": measured.mean(measured.entropies),
         "entropy_change": changes.entropy,
-        "entropy_by_tokens": float(found.entropy.sum()),
-        "entropy_by_momentum_and_decay": found.entropy_else,
     }
 
 
 def _groups(repeated: Repeated, attributor: Attributor, measured: _Measured, changes: _Changes) -> list[dict[str, Any]]:
     """Every group with its responses, verdicts, advantages, and what each token did."""
-    tokenizer, found = repeated.learner.tokenizer, attributor.found
+    tokenizer = repeated.learner.tokenizer
     learned = {id(s.tokens): s.advantage for batch, _, _ in repeated.updates for s in batch.samples}
-    columns = {"logprob": measured.logprobs, "change": changes.logprobs, "norm": found.norm, "entropy": found.entropy}
+    columns = {"logprob": measured.logprobs, "change": changes.logprobs, "norm": attributor.norm}
     of_tokens = {name: values.split(attributor.lengths) for name, values in columns.items()}
     shown: list[dict[str, Any]] = []
     at = 0
@@ -213,9 +209,7 @@ def _groups(repeated: Repeated, attributor: Attributor, measured: _Measured, cha
                 "golds": list(problem.golds),
                 "learned_from": any(r["advantage"] is not None for r in responses),
                 "gain": changes.gains[index],
-                "gain_by_momentum_and_decay": float(found.gain_else[index]),
                 "norm": sum(math.fsum(r["norm"]) for r in responses),
-                "entropy": sum(math.fsum(r["entropy"]) for r in responses),
                 "responses": responses,
             }
         )
@@ -235,7 +229,7 @@ def _varied(
     from magicrl.training.repeating import vary
 
     tell(f"what if {words}")
-    begun, found = time.monotonic(), attributor.found
+    begun = time.monotonic()
     other = vary(repeated, config, words)
     values = other.result.metrics.values
     keys = ("groups/trained", "learner/sgd_steps", "learner/grad_norm", "learner/clip_ratio", "entropy/alpha")
@@ -243,9 +237,9 @@ def _varied(
     return {
         "what_if": words,
         **{key.rpartition("/")[2]: values.get(key) for key in keys},
-        "cosine": cosine(found.moved, other.moved),
+        "cosine": cosine(attributor.moved, other.moved),
         "norm": float(other.moved.norm()),
-        "own_cosine": cosine(found.own, other.own),
+        "own_cosine": cosine(attributor.own, other.own),
         "own_norm": float(other.own.norm()),
         "entropy_change": changes.entropy,
         "gains": changes.gains,

@@ -20,8 +20,6 @@ NOT_EQUAL = 3
 """Exit status where the step did not come out as it was recorded."""
 SHOWN = 10
 """Groups in the terminal."""
-COLUMNS = 6
-"""Of the table of groups there; the page has all."""
 
 
 def explain(
@@ -112,9 +110,9 @@ def _show(found: dict[str, Any], console: Console) -> None:
         table.add_row(label, visible(value))
     console.print(table, markup=False)
     head, rows = group_rows(found)
-    table = Table(*(Column(name, overflow="fold") for name in head[:COLUMNS]), box=None, pad_edge=False)
+    table = Table(*(Column(name, overflow="fold") for name in head), box=None, pad_edge=False)
     for row in rows[:SHOWN]:
-        table.add_row(*(visible(cell) for cell in row[:COLUMNS]))
+        table.add_row(*(visible(cell) for cell in row))
     if rows:
         console.print(table, markup=False)
     if rows[SHOWN:]:

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from magicrl.cli.convert import convert
 from magicrl.cli.data import data_app
 from magicrl.cli.doctor import cluster_app, doctor
 from magicrl.cli.explain import explain
@@ -25,7 +24,6 @@ from magicrl.cli.options import EVERY_DEFAULT, EvalOptions, Flag, Overrides
 from magicrl.cli.plan import plan
 from magicrl.cli.preflight import preflight
 from magicrl.cli.push import push
-from magicrl.cli.rollouts import rollouts
 from magicrl.cli.runs import runs
 from magicrl.cli.tables import listing
 from magicrl.config.errors import RecipeError
@@ -46,13 +44,11 @@ app.register_install_completion_command(
 app.command(verify_app, name="verify")
 app.command(data_app)
 app.command(cluster_app)
-app.command(convert)
 app.command(doctor)
 app.command(explain)
 app.command(plan)
 app.command(preflight)
 app.command(push)
-app.command(rollouts)
 app.command(runs)
 
 

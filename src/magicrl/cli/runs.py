@@ -1,4 +1,4 @@
-"""``magicrl runs``: the runs below a folder as a table, filtered, sorted, two of them side by side, or on one page."""
+"""``magicrl runs``: the runs below a folder as a table, filtered, sorted, or two of them side by side."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def runs(
     sort: str | None = None,
     reverse: bool = False,
     compare: Annotated[tuple[str, str] | None, Parameter(negative=())] = None,
-    page: Path | None = None,
     json: bool = False,
 ) -> int:
     """List runs: recipe, status, steps, best and last validation, test, start, and the settings that were changed.
@@ -59,8 +58,6 @@ def runs(
         The largest first.
     compare
         Two runs, by name or folder: what each came to, and the settings that differ.
-    page
-        Also write a page that compares the listed runs: arms, curves, settings, tests (magicrl report).
     json
         A JSON list instead of text.
     """
@@ -83,8 +80,6 @@ def runs(
         console.print(_table(listed, console.width))
     else:
         console.print(f"no run in {folder}" + (f" meets {', '.join(where)}" if where else ""), markup=False)
-    if page is not None and listed:
-        _write_page(listed, page, console)
     for item in left_out:
         Console(stderr=True).print(f"left out: {item.why}", style="yellow", markup=False, soft_wrap=True)
     return 1 if left_out else 0
@@ -154,11 +149,3 @@ def _side_by_side(pair: Sequence[ListedRun]) -> Table:
             Text(row["key"], "" if row["decides"] else "dim"), *(Text(visible(cell)) for cell in row["cells"])
         )
     return table
-
-
-def _write_page(listed: Sequence[ListedRun], page: Path, console: Console) -> None:
-    from magicrl.reporting.comparison_page import write_comparison
-
-    paths = [run.recorded.path for run in listed]
-    write_comparison(paths, page, command=f"magicrl report {' '.join(map(str, paths))} --output {page}")
-    console.print(f"page: {page}", markup=False, soft_wrap=True)

@@ -43,7 +43,6 @@ from magicrl.reporting.read_folders import (
     read_run,
 )
 from magicrl.reporting.samples import MOST_PROBLEMS, arm_browsers
-from magicrl.reporting.token_entropy import arms_entropy
 from magicrl.reporting.wording import temperature
 from magicrl.training.diagnosis import measure_of
 from magicrl_verifiers.progress import duration
@@ -150,7 +149,6 @@ def comparison_blocks(arms: Sequence[Arm], axis: Axis) -> tuple[Block, ...]:
         _score_block(arms),
         _settings(arms, labels),
         *_figures(arms, axes, axis),
-        arms_entropy(arms),
         block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None),
         _runs(arms, labels),
     )

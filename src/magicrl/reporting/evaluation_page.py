@@ -14,17 +14,15 @@ from magicrl.evaluation.comparison import compare
 from magicrl.evaluation.presets import TABLE13_SETS, Table13Row, average, table13
 from magicrl.reporting.arms import differing, path_labels, setting_names, setting_rows
 from magicrl.reporting.charts import PALETTE, Chart, IntervalRow, Series, arm_swatch, chart_view, intervals_view
-from magicrl.reporting.page import Block, block, crosshairs, figures_block
+from magicrl.reporting.page import Block, block, crosshairs
 from magicrl.reporting.read_folders import (
     BenchmarkResult,
     Interval,
     RecordedEvaluation,
     Scaling,
     by_benchmark,
-    evaluated,
 )
 from magicrl.reporting.samples import MOST_PROBLEMS, evaluation_browsers
-from magicrl.reporting.token_entropy import MEANT, NamedTokens, entropy_charts, recorded
 
 EXACT = "Exact only while the sampler does not know the limit and no forced answer is used."
 """Must stand at every figure over limits that is computed from one set of samples."""
@@ -42,7 +40,6 @@ def evaluation_blocks(evaluations: Sequence[RecordedEvaluation]) -> tuple[Block,
         _scores(evaluations, names),
         _scaling(evaluations, names),
         _table13(evaluations, names),
-        _model_tokens(evaluations, names),
         block("responses", "Responses", responses, template="samples"),
         _settings(evaluations, names),
     )
@@ -169,22 +166,6 @@ def _table13(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) ->
     paper = [{"row": row, "average": average(row)} for row in table13().rows]
     data = {"paper": paper, "own": own, "sets": TABLE13_SETS, "note": table13().note}
     return block("table13", "Beside Table 13", data if own else None)
-
-
-def _model_tokens(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:
-    """Where samples were kept with their tokens; of the first benchmark that has them."""
-    for benchmark, results in by_benchmark(evaluations).items():
-        named: list[NamedTokens] = []
-        for i, result in results:
-            _, rows = evaluated(evaluations[i].path / benchmark, result.samples)
-            kept = [(row.token_ids, row.token_entropies) for row in rows if row.token_ids and row.token_entropies]
-            if (data := recorded(kept)) is not None:
-                named.append((i, names[i], data))
-        if named:
-            panels = [[chart_view(chart)] for chart in entropy_charts(named, prefix="samples_")]
-            note = f"All samples of {benchmark} that were kept with their tokens (--keep-tokens). {MEANT}"
-            return figures_block("model_tokens", "Where the models are uncertain", panels, note)
-    return None
 
 
 def _settings(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from magicrl.reporting.charts import Bar, bars_view
+from magicrl.reporting.charts import Bar, FigureView, bars_view
 from magicrl.reporting.page import block, figures_block, render_page, write_page
 from magicrl.reporting.wording import checkpoint_name, number, visible
 
@@ -43,8 +43,8 @@ def write_explain_page(found: Mapping[str, Any], output: Path, command: str = ""
 
 GROUPS = (
     "The gain of a group is how far the tokens of its better responses rose over those of its worse ones: the sum of "
-    "(reward - mean reward) × change of log-prob, a token of the group. Parts of it are first order: by the group's "
-    "own share of this step's gradient, by other groups' shares, by momentum and weight decay."
+    "(reward - mean reward) × change of log-prob, per token of the group. The norm is the group's share of the norm of "
+    "the gradient."
 )
 WHAT_IF = (
     "The same responses from the same weights and moments. Cosines are of the change of the weights with that of the "
@@ -78,40 +78,29 @@ def figures_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not update["sgd_steps"]:
         return [*shown, ("update", "none: every group was rejected")]
     norms = ", ".join(f"{n['recorded']:.4g} ({n['float64']:.4g} in float64)" for n in update["grad_norms"][:4])
-    parts = f"{update['entropy_by_tokens']:+.2g} tokens, {update['entropy_by_momentum_and_decay']:+.2g} momentum, decay"
     return [
         *shown,
         ("SGD steps", f"{update['sgd_steps']}, rate {update['learning_rate']:.3g}, alpha {number(update['alpha'])}"),
         ("gradient norm", norms + (" ..." if update["grad_norms"][4:] else "")),
         ("change of the weights", f"{update['norm']:.3g}; by this step's gradient {update['own_norm']:.3g}"),
-        ("entropy", f"{update['entropy']:.4g} nats a token, {update['entropy_change']:+.2g} (first order: {parts})"),
+        ("entropy", f"{update['entropy']:.4g} nats a token, {update['entropy_change']:+.2g}"),
     ]
 
 
 def group_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """A table of the groups that learned or gained, the largest gradient first: its head, its rows."""
-    influence, groups = found["influence"], found["groups"]
-    head = ["group", "problem", "mean reward", "norm", "entropy", "gain", "by itself", "by others", "by momentum"]
-    head += ["helped most by", "hurt most by"]
+    head = ["group", "problem", "mean reward", "norm", "gain"]
     rows: list[list[str]] = []
-    order = sorted(range(len(groups)), key=lambda i: -abs(groups[i]["norm"]))
-    for at in order:
+    groups = found["groups"]
+    for at in sorted(range(len(groups)), key=lambda i: -abs(groups[i]["norm"])):
         group = groups[at]
         if not (group["learned_from"] or group["gain"]):
             continue
         rewards = [response["reward"] for response in group["responses"]]
-        others = {i: row[at] for i, row in enumerate(influence) if i != at and row[at]}
-        most, least = (_extreme(others, sign) for sign in (1, -1))
-        figures = (group["norm"], group["entropy"], group["gain"], influence[at][at], sum(others.values()))
-        signed = [f"{value:+.2g}" for value in (*figures, group["gain_by_momentum_and_decay"])]
         mean = number(sum(rewards) / len(rewards), 2)
-        rows.append([str(at + 1), str(group["problem"]), mean, *signed, most, least])
+        figures = [f"{group[key]:+.2g}" for key in ("norm", "gain")]
+        rows.append([str(at + 1), str(group["problem"]), mean, *figures])
     return head, rows
-
-
-def _extreme(others: Mapping[int, float], sign: int) -> str:
-    at = max(others, key=lambda i: sign * others[i], default=None)
-    return "–" if at is None or sign * others[at] <= 0 else f"{at + 1} ({others[at]:+.2g})"
 
 
 def what_if_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -134,27 +123,23 @@ def what_if_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def _bars(found: Mapping[str, Any]) -> list[Any]:
-    """The tokens of the vocabulary that gave most of the gradient's norm, and of the change of entropy."""
-    names = {"norm": "Share of the gradient's norm by token", "entropy": "Change of entropy by token, nats"}
-    views: list[Any] = []
-    for slot, (key, title) in enumerate(names.items()):
-        sums: dict[str, tuple[float, int]] = {}
-        for group in found["groups"]:
-            for response in group["responses"]:
-                for text, value in zip(response["tokens"], response[key], strict=True):
-                    total, count = sums.get(text, (0.0, 0))
-                    sums[text] = total + value, count + 1
-        largest = sorted(sums.items(), key=lambda item: -abs(item[1][0]))[:MOST_BARS]
-        bars: list[Bar] = [
-            (visible(text[:40]).replace("\n", "⏎").replace(" ", "␣"), abs(total), f"{total:+.2g}, {count} times")
-            for text, (total, count) in largest
-            if total
-        ]
-        if bars:
-            note = "Length: absolute value; behind it the value, and how often the token was drawn."
-            views.append(bars_view(f"tokens_{key}", title, "absolute sum", bars, note, color=slot, left=140))
-    return views
+def _bars(found: Mapping[str, Any]) -> list[FigureView]:
+    """The tokens of the vocabulary that gave most of the gradient's norm."""
+    sums: dict[str, tuple[float, int]] = {}
+    for group in found["groups"]:
+        for response in group["responses"]:
+            for text, value in zip(response["tokens"], response["norm"], strict=True):
+                total, count = sums.get(text, (0.0, 0))
+                sums[text] = total + value, count + 1
+    largest = sorted(sums.items(), key=lambda item: -abs(item[1][0]))[:MOST_BARS]
+    bars: list[Bar] = [
+        (visible(text[:40]).replace("\n", "⏎").replace(" ", "␣"), abs(total), f"{total:+.2g}, {count} times")
+        for text, (total, count) in largest
+        if total
+    ]
+    note = "Length: absolute value; behind it the value, and how often the token was drawn."
+    title = "Share of the gradient's norm by token"
+    return [bars_view("tokens_norm", title, "absolute sum", bars, note, left=140)] if bars else []
 
 
 def _shown_groups(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -173,12 +158,12 @@ def _shown_groups(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _pieces(response: Mapping[str, Any], largest: float) -> list[dict[str, Any]]:
-    columns: Sequence[Sequence[Any]] = [response[k] for k in ("tokens", "norm", "entropy", "logprob", "change")]
+    columns: Sequence[Sequence[Any]] = [response[k] for k in ("tokens", "norm", "logprob", "change")]
     return [
         {
             "text": visible(text),
             "level": sum(abs(norm) >= edge * largest for edge in EDGES),
-            "told": f"norm {norm:+.2g}, entropy {entropy:+.2g}, log-prob {logprob:.3g} {change:+.2g}",
+            "told": f"norm {norm:+.2g}, log-prob {logprob:.3g} {change:+.2g}",
         }
-        for text, norm, entropy, logprob, change in zip(*columns, strict=True)
+        for text, norm, logprob, change in zip(*columns, strict=True)
     ]

@@ -35,7 +35,6 @@ from magicrl.reporting.page import Block, block, figures_block, render_page, wri
 from magicrl.reporting.read_folders import RecordedRun, RunFolderError, read_lines, read_run
 from magicrl.reporting.samples import LEVELS, MOST_PROBLEMS, run_browsers, shown_rollouts
 from magicrl.reporting.scores import headline, run_verdict, training_seconds
-from magicrl.reporting.token_entropy import run_entropy
 from magicrl.reporting.wording import moment, number, percent
 from magicrl.training.health import RULES
 from magicrl_verifiers.progress import duration
@@ -89,7 +88,6 @@ def run_blocks(run: RecordedRun) -> tuple[Block, ...]:
         block("headline", "Result", headline(run)),
         block("health", "Health", {"findings": findings, "steps": len(run.metrics), "rules": RULES}),
         *(_figures(run, group) for group in figure_groups(run)),
-        run_entropy(run),
         _stages(run),
         block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None),
         block("rollouts", "Rollouts", {"steps": rollouts, "levels": LEVELS} if rollouts else None),

@@ -1,4 +1,9 @@
-"""What each token and each group of a training step did to the policy, to first order and as it was measured.
+"""What each token of a training step contributed to its gradient, and what the step's own gradient did to the weights.
+
+A mini-batch's loss depends on the weights through the log-prob and the entropy of each of its tokens alone. With a and
+b its derivatives by those two, g_t = a_t grad(logp_t) + b_t grad(H_t) is token t's share of the gradient g = sum_t g_t,
+whatever the loss. Its inner product with any direction v needs no gradient of a single token: it is a_t and b_t times
+the derivatives of logp_t and H_t along v.
 
 All of it is computed in float64 at the weights that the update began with: gradients by autograd, derivatives along a
 direction by a central difference of two forward passes, which gives eight digits and works for every architecture.
@@ -14,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from magicrl.algorithms.attribution import adamw_parts, dot, gain_weights, token_shares
+from magicrl.algorithms.attribution import gain_weights, own_step
 from magicrl.config.schema import TrainConfig
 from magicrl.models.loading import load_policy, resolve_device, resolve_dtype
 from magicrl.models.packing import PackedBatch
@@ -24,10 +29,8 @@ from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings, MicroBatch, Objective
 from magicrl.training.protocols import Controls
 
-MEMORY = 2 << 30
-"""Bytes of group gradients that are held at once; more groups are taken in several rounds."""
-COPIES = 9
-"""Copies of the weights in float64 that an attribution holds beside the learner and its group gradients."""
+COPIES = 7
+"""Copies of the weights in float64 that an attribution holds in addition to the learner."""
 _SHIFT = 1e-5
 """Length of a central difference's half step, as a share of the weights'."""
 
@@ -43,38 +46,9 @@ class Update:
     after: Mapping[str, Any]
 
 
-@dataclass(kw_only=True, slots=True)
-class Attribution:
-    """What a step did, group by group in the order of the buffer; tokens are response after response, ``[tokens]``.
-
-    Attributes:
-        norm: share of each token in its gradient's norm; over a mini-batch's tokens they sum to that norm.
-        entropy: first-order change of the buffer's mean entropy by each token's share of the step, nats.
-        influence: ``[groups, groups]``: first-order gain of the column's group by the row's share alone.
-        gain_else: ``[groups]``: the same by momentum and weight decay.
-        entropy_else: first-order change of the mean entropy by momentum and weight decay.
-        grad_norms: of each update: recorded, and in float64.
-        own: ``[P]`` the step's own part of the change of the weights.
-        moved: ``[P]`` all of it.
-    """
-
-    norm: Tensor
-    entropy: Tensor
-    influence: Tensor
-    gain_else: Tensor
-    entropy_else: float
-    grad_norms: list[tuple[float, float]]
-    own: Tensor
-    moved: Tensor
-
-
 def vector(tensors: Iterable[Tensor]) -> Tensor:
     """One float64 vector of all their values, on the CPU."""
     return torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
-
-
-def _zeros(*shape: int) -> Tensor:
-    return torch.zeros(*shape, dtype=torch.float64)
 
 
 def of_state(state: Mapping[str, Any], prefix: str) -> Tensor:
@@ -96,36 +70,22 @@ def _flat(state: Mapping[str, Any], prefix: str, name: str) -> Tensor:
     return vector([state.get(f"{prefix}/{name}", torch.zeros_like(state[f"weights/{name}"]))])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Origins:
-    """What made up an update, ``[P]`` each: its own gradient, momentum and weight decay, and what scales a gradient."""
-
-    own: Tensor
-    rest: Tensor
-    scale: Tensor
-
-
-def origins_of(config: TrainConfig, update: Update) -> Origins:
-    """An update of a run of this recipe, by what it came from."""
+def own_part(config: TrainConfig, update: Update) -> Tensor:
+    """Return the part of an update of a run of this recipe that its own gradient gives, ``[P]`` float32."""
     optimizer, before, after = config.optimizer, update.before, update.after
     names = weight_names(before)
-    size = sum(before[f"weights/{name}"].numel() for name in names)
     # as exact as the learner's own state, at half of the gradients' memory
-    own, rest, scale = (torch.zeros(size) for _ in range(3))
-    found, at = Origins(own=own, rest=rest, scale=scale), 0
+    found, at = torch.zeros(sum(before[f"weights/{name}"].numel() for name in names)), 0
     for name in names:  # one weight at a time: all of a model's temporaries at once are ten times its size
-        parts = adamw_parts(
-            *(_flat(state, prefix, name) for state, prefix in ((before, "weights"), (before, "exp_avg"))),
+        part = own_step(
+            _flat(before, "exp_avg", name),
             *(_flat(after, prefix, name) for prefix in ("exp_avg", "exp_avg_sq")),
             step=int(after["meta"]["optimizer_steps"]),
             learning_rate=update.controls.learning_rate,
             betas=(optimizer.beta1, optimizer.beta2),
             eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
         )
-        place = slice(at, at := at + len(parts.own))
-        found.own[place], found.rest[place] = parts.own, parts.momentum + parts.decay
-        found.scale[place] = parts.scale
+        found[at : (at := at + len(part))] = part
     return found
 
 
@@ -191,7 +151,7 @@ class Probe:
         """Derivatives of log-probs and entropies along ``direction`` (``[P]``), ``[tokens]`` each."""
         length = float(direction.norm())
         if not length:
-            zeros = _zeros(sum(len(sample.tokens) for sample in samples))
+            zeros = torch.zeros(sum(len(sample.tokens) for sample in samples), dtype=torch.float64)
             return zeros, zeros
         at = [weight.detach().clone() for weight in self._weights]
         half = _SHIFT * float(torch.stack([weight.norm() for weight in at]).norm()) / length
@@ -229,7 +189,10 @@ class Attributor:
         sampled: ``[tokens]`` bool, False where an environment answered.
         gain: ``[tokens]``, what a group's gain weighs each log-prob by.
         temperature: tau.
-        found: the sums so far.
+        norm: ``[tokens]``, share of each token in its gradient's norm; over an update's tokens they sum to that norm.
+        grad_norms: of each update so far: recorded, and in float64.
+        own: ``[P]`` the own part of the change of the weights so far (`own_part`).
+        moved: ``[P]`` all of it.
     """
 
     def __init__(self, config: TrainConfig, probe: Probe, groups: Sequence[ScoredGroup]) -> None:
@@ -240,21 +203,12 @@ class Attributor:
         starts = np.cumsum([0, *self.lengths])
         # by identity: samples of a batch share their arrays with the completions
         self._start = {id(s.tokens): int(n) for s, n in zip(self.samples, starts[:-1], strict=True)}
-        self._group = {id(s.tokens): s.group_index for s in self.samples}
         mask = [np.ones(len(s.tokens), bool) if s.loss_mask is None else s.loss_mask for s in self.samples]
         self.sampled = torch.from_numpy(np.concatenate(mask))
         self.gain = self._gain_weights() * self.sampled
-        count, size = len(groups), int(starts[-1])
-        self.found = Attribution(
-            norm=_zeros(size),
-            entropy=_zeros(size),
-            influence=_zeros(count, count),
-            gain_else=_zeros(count),
-            entropy_else=0.0,
-            grad_norms=[],
-            own=torch.zeros(probe.size),
-            moved=torch.zeros(probe.size),
-        )
+        self.norm = torch.zeros(int(starts[-1]), dtype=torch.float64)
+        self.grad_norms: list[tuple[float, float]] = []
+        self.own, self.moved = torch.zeros(probe.size), torch.zeros(probe.size)
 
     def _gain_weights(self) -> Tensor:
         weights: list[Tensor] = []
@@ -268,74 +222,27 @@ class Attributor:
             weights.append(gain_weights(rewards, counted, tokens))
         return torch.cat(weights).repeat_interleave(torch.tensor(self.lengths))
 
-    def _of_group(self, index: int) -> tuple[list[TrainSample], slice]:
-        members = [i for i, s in enumerate(self.samples) if s.group_index == index]
-        first = sum(self.lengths[: members[0]])
-        return [self.samples[i] for i in members], slice(first, first + sum(self.lengths[i] for i in members))
-
     def by_group(self, values: Tensor) -> list[float]:
         """Sum of values of the buffer's tokens, ``[tokens]``, over each group."""
-        return [float(values[self._of_group(index)[1]].sum()) for index in range(len(self._groups))]
+        sums = [0.0] * len(self._groups)
+        for sample, part in zip(self.samples, values.split(self.lengths), strict=True):
+            sums[sample.group_index] += float(part.sum())
+        return sums
 
     def add(self, update: Update) -> None:
         """Take one update of the step into account, the first one first."""
-        probe, tau, batch, found = self._probe, self.temperature, update.batch, self.found
-        origins, before = origins_of(self._config, update), of_state(update.before, "weights")
-        found.own += origins.own
-        found.moved += of_state(update.after, "weights") - before
+        probe, tau, samples = self._probe, self.temperature, update.batch.samples
+        before = of_state(update.before, "weights")
+        self.own += own_part(self._config, update)
+        self.moved += of_state(update.after, "weights") - before
         probe.put(before)
         del before
-        a, b = probe.derivatives(batch, update.controls)
-        # the gradient that AdamW saw was clipped to this share
-        limit = self._config.optimizer.max_grad_norm
-        step = origins.scale.mul_(min(1.0, limit / update.grad_norm if update.grad_norm else 1.0))
-        flat = _zeros(len(self.sampled))
-        mean = self.sampled.double() / self.sampled.sum()
-        entropy = probe.gradient(self.samples, flat, mean, tau)
-        found.entropy_else += dot(origins.rest, entropy)
-        whole = self._influences(update, a, b, step, origins.rest)
-        norm = float(whole.norm())
-        found.grad_norms.append((update.grad_norm, norm))
-        places = self._places(batch)
-        along = probe.along(whole, batch.samples, tau)
-        found.norm[places] += token_shares(a, b, *along) / (norm or 1.0)
-        along = probe.along(entropy.mul_(step), batch.samples, tau)
-        found.entropy[places] -= token_shares(a, b, *along)
-
-    def _places(self, batch: TrainBatch) -> Tensor:
-        """Where in the buffer's tokens those of the batch stand."""
-        starts = [self._start[id(s.tokens)] for s in batch.samples]
-        spans = zip(starts, batch.samples, strict=True)
-        return torch.cat([torch.arange(n, n + len(s.tokens)) for n, s in spans])
-
-    def _influences(self, update: Update, a: Tensor, b: Tensor, step: Tensor, rest: Tensor) -> Tensor:
-        """Add what each group of the batch did to the gain of every group; the mini-batch's gradient, ``[P]``."""
-        probe, tau, found = self._probe, self.temperature, self.found
-        lengths = [len(s.tokens) for s in update.batch.samples]
-        of_sample = list(zip(update.batch.samples, a.split(lengths), b.split(lengths), strict=True))
-        members: dict[int, list[tuple[TrainSample, Tensor, Tensor]]] = {}
-        for sample, *weights in of_sample:
-            members.setdefault(self._group[id(sample.tokens)], []).append((sample, weights[0], weights[1]))
-        whole = _zeros(probe.size)
-        at_once = max(1, MEMORY // (8 * probe.size))
-        rows = sorted(members)
-        for first in range(0, len(rows), at_once):
-            block = rows[first : first + at_once]
-            moves: list[Tensor] = []
-            for row in block:
-                samples, by_logprob, by_entropy = zip(*members[row], strict=True)
-                gradient = probe.gradient(samples, torch.cat(by_logprob), torch.cat(by_entropy), tau)
-                whole += gradient
-                moves.append(gradient.mul_(step).neg_())
-            # what moves no weight of its own still moves others
-            others = [] if first else [rest]
-            for column in range(len(self._groups)):
-                samples, tokens = self._of_group(column)
-                weights = self.gain[tokens]
-                if not weights.any():
-                    continue  # all its rewards are equal: nothing to gain
-                gradient = probe.gradient(samples, weights, torch.zeros_like(weights), tau)
-                gained = torch.tensor([dot(move, gradient) for move in (*moves, *others)], dtype=torch.float64)
-                found.influence[block, column] += gained[: len(block)]
-                found.gain_else[column] += gained[len(block) :].sum()
-        return whole
+        by_logprob, by_entropy = probe.derivatives(update.batch, update.controls)
+        gradient = probe.gradient(samples, by_logprob, by_entropy, tau)
+        norm = float(gradient.norm())
+        self.grad_norms.append((update.grad_norm, norm))
+        logprob_along, entropy_along = probe.along(gradient, samples, tau)
+        shares = (by_logprob * logprob_along + by_entropy * entropy_along) / (norm or 1.0)
+        for sample, part in zip(samples, shares.split([len(s.tokens) for s in samples]), strict=True):
+            first = self._start[id(sample.tokens)]
+            self.norm[first : first + len(part)] += part

@@ -28,7 +28,7 @@ from magicrl.models.loading import LoadedModel
 from magicrl.records import Problem, ScoredGroup, StepMetrics, TrainBatch, Verdict
 from magicrl.rollout.recording import ReplayEngine
 from magicrl.training.assemble import LocalParts, make_reference
-from magicrl.training.attribution import Update, of_state, origins_of
+from magicrl.training.attribution import Update, of_state, own_part
 from magicrl.training.checkpoint import Checkpoint, checkpoint_folders, join_state, load_checkpoint, step_of
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings, entropy_controller
@@ -368,7 +368,7 @@ class _Given:
 class Varied:
     """A step made of the same responses under other settings.
 
-    ``own`` and ``moved`` are ``[P]``, as in `magicrl.training.attribution.Attribution`; ``after`` are the weights.
+    ``own`` and ``moved`` are ``[P]``, as in `magicrl.training.attribution.Attributor`; ``after`` are the weights.
     """
 
     result: StepResult
@@ -444,6 +444,6 @@ def vary(repeated: Repeated, config: TrainConfig, words: str) -> Varied:
     before = after = of_state(start_state, "weights")
     own = torch.zeros_like(before)
     for update in learner.again(start_state, learner.noted):
-        own += origins_of(config, update).own
+        own += own_part(config, update)
         after = of_state(update.after, "weights")
     return Varied(result=result, own=own, moved=after - before, after=after)
