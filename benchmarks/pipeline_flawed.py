@@ -7,7 +7,6 @@
 Good problems are real ones of SVAMP, GSM8K and MATH as they stand; flawed ones are others of the same sets, each spoilt
 by one rule below, with the gold it had. Besides stand the six flawed problems of RECIPE section 12, with a gold each.
 Every step sees all of them, so that its share is its own; the funnel at the end is what is left after all three.
-The labels are known, since the flaws were planted: the judges' kappa, precision and recall are against these labels.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,7 @@ from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import write_atomically
 from magicrl.pipeline.build import build
 from magicrl.pipeline.frame import Watcher
-from magicrl.pipeline.judge_report import calibrate
 from magicrl.pipeline.judge_step import FLAWED
-from magicrl.pipeline.judge_votes import stored_judgements
 from magicrl.pipeline.pipeline_schema import PipelineConfig
 from magicrl.pipeline.stats import step_folders
 
@@ -182,22 +178,12 @@ def figures(kinds: Mapping[str, str], drops: Mapping[str, dict[str, str]]) -> di
     }
 
 
-def judged(options: argparse.Namespace, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """The judges against the labels, which are known."""
-    work = options.folder / "judge" / "01-judge" / "work"
-    report = json.loads((work / "judging.json").read_text())
-    labels = {f"planted/{name}": not kind for name, kind in kinds.items()}
-    result = calibrate(stored_judgements(work, labels, report["threshold"]), labels)
-    return {"report": report, "calibration": asdict(result)}
-
-
 def section(found: Mapping[str, Any]) -> list[str]:
     """The figures as docs/judging.md tells them."""
     settings, six = found["settings"], found["report_six"]
-    judge, report = found["judging"]["calibration"], found["judging"]["report"]
     flawed, good = found["flawed_that_survive_difficulty"], found["good_that_survive_difficulty"]
-    kappa, accuracy = (judge[key][settings["judge_model"]] for key in ("judge_kappa", "judge_accuracy"))
-    at = next(row for row in judge["rows"] if row["threshold"] == judge["threshold"])
+    spared = found["good"] - found["table"][0]["dropped_by_judge"]
+    missed = found["flawed"] - sum(row["dropped_by_judge"] for row in found["table"][1:])
     of_six = {use: sum(one[use] != "kept" for one in six.values()) for use in STEPS}
     rows = [[row["kind"], row["problems"], *(row[f"dropped_by_{use}"] for use in STEPS)] for row in found["table"]]
     return [
@@ -212,11 +198,8 @@ def section(found: Mapping[str, Any]) -> list[str]:
         f"difficulty is none of flaws. Of the report's six, cleaning drops {of_six['clean']}, the difficulty filter",
         f"{of_six['difficulty']} and the judge {of_six['judge']}.",
         "",
-        f"The judge's votes agree with each other at a Fleiss kappa of {report['fleiss_kappa']:.2f}",
-        f"({report['agreement']}), its majority with the labels at {kappa:.2f} ({accuracy:.0%} right). At the",
-        f"threshold that keeps 95 % of the good, {at['threshold']} of {settings['votes']}, precision is",
-        f"{at['precision']:.2f}, recall {at['recall']:.2f}, and {at['flawed_kept']:.0%} of the flawed stay: the judge",
-        "is too weak to be of use.",
+        f"The judge keeps {missed} of the {found['flawed']} flawed problems and {spared} of the {found['good']} good",
+        "ones: it is too weak to be of use.",
     ]
 
 
@@ -244,8 +227,6 @@ def main() -> None:
     rows = rows_of(options.data, each=options.each, good=options.good, seed=0)
     write_atomically(options.folder / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     kinds = {row["id"]: row["kind"] for row in rows}
-    labels = "".join(f"planted/{name},{'drop' if kind else 'keep'}\n" for name, kind in kinds.items())
-    write_atomically(options.folder / "labels.csv", f"id,label\n{labels}")
     drops: dict[str, dict[str, str]] = {}
     for use in STEPS[: STEPS.index(options.until) + 1]:
         drops[use] = dropped_by(use, options)
@@ -257,7 +238,7 @@ def main() -> None:
         "command": "python benchmarks/pipeline_flawed.py",
         "settings": {name: getattr(options, name) for name in ("each", "good", "samples", "votes", "judge_model")},
         **figures(kinds, drops),
-        "judging": judged(options, kinds),
+        "judging": json.loads((options.folder / "judge" / "01-judge" / "work" / "judging.json").read_text()),
         "cpu_seconds_of_the_last_call": round(used.ru_utime + used.ru_stime, 1),
         "environment": environment_facts(),
     }

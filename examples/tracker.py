@@ -2,9 +2,8 @@
 
     magicrl train tiny --set 'logging.trackers=["examples/tracker.py:CsvTracker"]'
 
-It is made before training begins and opened at the first step. ``open`` returns the last step that the tracker holds:
-the run then tells it every later one, so that a resumed run, or one that got its tracker late, ends with each step
-once. Whatever it raises ends the tracker with a warning, never the run.
+It is made before training begins and opened at the first step, also of a resumed run. ``trackers.json`` has the last
+step that it was sent, and only later ones are sent. Whatever it raises ends the tracker with a warning, never the run.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-from magicrl.reporting.trackers import NOTHING, TrackedRun
+from magicrl.reporting.trackers import TrackedRun
 
 
 class CsvTracker:
@@ -22,16 +21,9 @@ class CsvTracker:
     def __init__(self) -> None:
         self.folder = Path()
 
-    def open(self, run: TrackedRun) -> int:
+    def open(self, run: TrackedRun) -> None:
         self.folder = run.recorded.path / "csv"
         self.folder.mkdir(exist_ok=True)
-        steps = self.folder / "steps.csv"
-        recorded = run.recorded.metrics[-1].step if run.recorded.metrics else NOTHING
-        rows = list(csv.reader(steps.open())) if steps.exists() else []
-        kept = [row for row in rows if int(row[0]) <= recorded]  # a resumed run makes the later steps again
-        with steps.open("w", newline="") as file:
-            csv.writer(file).writerows(kept)
-        return int(kept[-1][0]) if kept else NOTHING
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         self._append("steps", [[step, key, value] for key, value in values.items()])

@@ -26,7 +26,7 @@ def verdict(keep: bool, reasons: str = "because") -> Reply:
 
 
 class Server:
-    """``asked`` holds every body, in the order of arrival."""
+    """``asked`` holds the body of every POST, in the order of arrival."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -41,6 +41,8 @@ def serving(answer: Callable[[dict[str, Any], int], Reply]) -> Generator[Server]
     server = Server()
 
     def reply(asked: Asked) -> json_server.Reply:
+        if asked.body is None:
+            return json_server.Reply(body={"data": []})
         with server.lock:
             server.asked.append(asked.body)
             server.keys.append(asked.headers.get("authorization"))

@@ -24,7 +24,7 @@ from magicrl.files import only_writer
 from magicrl.pipeline import import_source
 from magicrl.pipeline import parts as part_files
 from magicrl.pipeline.import_source import EntryReader
-from magicrl.pipeline.stats import counts_of, passages_of, way_of
+from magicrl.pipeline.stats import counts_of, way_of
 
 RULES = {"maths": {"agreement": False, "unreadable_golds": "keep"}}
 
@@ -265,18 +265,3 @@ def test_errors_of_settings_name_their_place(pipeline: dict[str, Any], run: Any)
     pipeline["steps"][2]["weights"] = {"c": 1}
     with pytest.raises(RecipeError, match=r"steps\.2\.weights: no source is called 'c'; known: a, b"):
         run(pipeline)
-
-
-def test_how_far_flawed_problems_came(write_rows: Callable[..., Path], run: Any) -> None:
-    texts = ["Prove that 3 is odd.", "What is 1 + 1?", "What is 1 + 1?", "What is 2 + ____?"]
-    rows = [{"problem": text, "answer": "2", "id": f"p{place}"} for place, text in enumerate(texts)]
-    source = {"path": str(write_rows("r.jsonl", rows)), "fields": {"id": "id"}}
-    steps = [{"use": "clean", "maths": {"agreement": False}}, {"use": "dedup", "settings": {"stages": ["exact"]}}]
-    run({"sources": [source], "steps": steps})
-    flawed = ["r/p0", "r/p2", "r/p3", "r/not-read"]
-    told = [(one.step, one.reached, one.dropped, one.passed) for one in passages_of(run.output, flawed)]
-    assert told == [
-        ("import", 3, {}, 3),
-        ("01-clean", 3, {"proof": 1}, 2),
-        ("02-dedup", 2, {"duplicate (exact)": 1}, 1),
-    ]

@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from json_server import free_port
 from scripted import Server, said, serving, verdict
-
-from magicrl.pipeline import judge_step
-from magicrl.pipeline.frame import Context, Watcher
-from magicrl.pipeline.judge_step import served
-from magicrl.pipeline.pipeline_schema import JudgeStep
 
 
 @pytest.fixture
@@ -83,55 +77,18 @@ def test_nonsense_is_nobodys_vote(pipeline: Callable[..., dict[str, Any]], run: 
 def test_an_unreachable_judge_is_a_clear_error_and_the_run_goes_on_later(
     server: Server, pipeline: Callable[..., dict[str, Any]], run: Any
 ) -> None:
-    with pytest.raises(ValueError, match=r"127\.0\.0\.1:9"):
+    with pytest.raises(ValueError, match=r"no answer from http://127\.0\.0\.1:9/v1/models .*start the server"):
         run(pipeline("http://127.0.0.1:9/v1"))
+    assert not run.output.exists(), "the judge is looked for before the first step"
     run(pipeline(server.url))
     assert run.reasons("01-judge") == {"r/r-1": "judged flawed"}
 
 
-SERVER = """
-import http.server, subprocess, sys
-left = "while [ ! -e go ]; do sleep 0.02; done; touch left"
-print(subprocess.Popen(["sh", "-c", left], cwd=sys.argv[2]).pid, flush=True)
-if sys.argv[1] == "0":
-    print("no such model", flush=True)
-    raise SystemExit(3)
-class Guarded(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_error(401)
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Guarded).serve_forever()
-"""
-"""A judge's server that wants a key and starts a process, which writes a file if it is still there after the step."""
-
-
-def test_a_judges_server_runs_for_the_block_and_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Callable[[Callable[[], bool]], None]
+@pytest.mark.parametrize("setting", ["serve", "serve_gguf_package", "serve_seconds"])
+def test_a_server_to_be_started_is_an_error_that_names_the_remedy(
+    setting: str, pipeline: Callable[..., dict[str, Any]], run: Any
 ) -> None:
-    monkeypatch.setattr(judge_step, "_LOOK_SECONDS", 0.02)
-    (tmp_path / "server.py").write_text(SERVER)
-    context = Context(output=tmp_path, workers=1, max_field_characters=1000, watcher=Watcher())
-
-    def step(*words: str) -> JudgeStep:
-        judge = {"base_url": f"http://127.0.0.1:{port}/v1", "model": "m"}
-        settings = {"settings": {"judges": [judge]}, "serve": ["{python}", *words], "serve_seconds": 60}
-        return JudgeStep.model_validate(settings)
-
-    def check_that_nothing_is_left() -> None:
-        child = Path("/proc") / log.read_text().split()[0] / "stat"
-        (tmp_path / "go").touch()
-        # it is gone, or has ended and nobody has asked for its status
-        until(lambda: not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z")
-        (tmp_path / "go").unlink()
-        assert not (tmp_path / "left").exists()
-
-    server, port, log = str(tmp_path / "server.py"), free_port(), tmp_path / "server.log"
-    with served(step(server, str(port), str(tmp_path)), context, log):
-        assert (Path("/proc") / log.read_text().split()[0]).exists()
-    check_that_nothing_is_left()
-    with (
-        pytest.raises(ValueError, match=r"ended with status 3; its output is in .*server\.log"),
-        served(step(server, "0", str(tmp_path)), context, log),
-    ):
-        pytest.fail("it never answered")
-    assert "no such model" in log.read_text()
-    check_that_nothing_is_left()
+    tree = pipeline("http://127.0.0.1:9/v1")
+    tree["steps"][0][setting] = {"serve": ["vllm", "serve"], "serve_gguf_package": "m", "serve_seconds": 3}[setting]
+    with pytest.raises(ValueError, match=rf"{setting}: magicrl no longer starts .* by hand, .*base_url = .*delete"):
+        run(tree)

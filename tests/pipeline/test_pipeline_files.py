@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from json_server import free_port
 
 from magicrl.cli.data import data_app
 from magicrl.config.errors import RecipeError
@@ -164,14 +165,10 @@ def test_what_a_pipeline_needs_is_found_before_its_first_step(
     made.mkdir(parents=True)
     (made / "config.json").write_text("{}")
     with pytest.raises(RecipeError, match="'no_such_package' is not installed"):
-        laptop("steps.4.serve_gguf_package=no_such_package")
-    package = tmp_path / "packages" / "a_model"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "weights.gguf").touch()
-    monkeypatch.syspath_prepend(str(package.parent))
-    with pytest.raises(RecipeError, match=r"steps\.4\.serve: .*no_such_module, which is not installed"):
-        laptop('steps.4.serve=["{python}","-m","no_such_module.server"]', "steps.4.serve_gguf_package=a_model")
+        laptop('steps.3.sampler={gguf_package="no_such_package"}')
+    address = f"http://127.0.0.1:{free_port()}/v1"
+    with pytest.raises(RecipeError, match=rf"steps\.4\.settings\.judges\.0\.base_url: .*no answer from {address}"):
+        laptop(f"steps.4.settings.judges.0.base_url={address}")
     with pytest.raises(RecipeError, match=r"steps\.2\.against\.aime24\.path: .*nowhere\.jsonl: no such file"):
         laptop("steps.2.against.aime24={path='nowhere.jsonl'}")
     with pytest.raises(RecipeError, match=r"steps\.2\.settings\.embedder\.model: .*nowhere does not exist"):

@@ -1,4 +1,4 @@
-"""Trackers hold what the run folder holds: read back from what TensorBoard, W&B and trackio wrote."""
+"""What trackers were sent, read back from what TensorBoard, W&B and trackio wrote; once, also over a resume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 
 from magicrl.records import StepMetrics
 from magicrl.reporting.read_folders import Evaluation, Interval, TemperatureScore
-from magicrl.reporting.trackers import NOTHING, TrackedRun, TrackerMirror, make_trackers, result_figures
+from magicrl.reporting.trackers import TrackedRun, TrackerMirror, make_trackers, result_figures
 from magicrl.training.recorder import RunObserver
 
 from .conftest import write_run
@@ -30,14 +31,14 @@ NAMES = ("tensorboard", "wandb", "trackio")
 Curves = dict[str, list[tuple[int, Any]]]
 
 # What `train` does to a run folder and its observer, without the training: starts, rewinds to a checkpoint,
-# then a stage mark, steps and tests. Killed by SIGKILL after step `kill`.
+# then a stage mark, steps and tests. Ended by the signal `end` after step `last`, unless that is 0.
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
 from magicrl.records import StepMetrics
 from magicrl.reporting.trackers import TrackerMirror, make_trackers
 
-folder, names, checkpoint, last, kill = Path(sys.argv[1]), json.loads(sys.argv[2]), *map(int, sys.argv[3:])
+folder, names, checkpoint, last, end = Path(sys.argv[1]), json.loads(sys.argv[2]), *map(int, sys.argv[3:])
 trackers = make_trackers(names)
 
 def append(name, row):
@@ -68,10 +69,9 @@ with TrackerMirror(folder, trackers, project="tests", report=print) as mirror:
         values = {"train/accuracy/mean": step / 100, "stage/max_tokens": 64, "learner/clip_ratio": None}
         append("metrics.jsonl", {"step": step, "stage": 0, "values": values})
         mirror.step(StepMetrics(step=step, stage=0, values=values))
-        if step == kill:
-            if "trackio" in names:
-                __import__("time").sleep(2)  # its thread writes every half second
-            os.kill(os.getpid(), signal.SIGKILL)
+    if end:
+        os.kill(os.getpid(), end)
+        signal.pause()
     checkpoint = last
     examine("after")
 """
@@ -117,26 +117,27 @@ def young_run(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every tracker, one's own too, of a run killed after step 7 and resumed from step 4: steps 5 to 7 come twice."""
+    """Every tracker, a custom one too, of a run stopped after step 7 and resumed from step 4."""
     home = tmp_path_factory.mktemp("resumed")
     folder = young(home / "run")
     with (folder / "config.toml").open("a") as file:
         file.write("\n[evaluation]\npass_at = [1, 2]\n")
     with pytest.MonkeyPatch.context() as patch:
         at_home(home, patch)
-        for checkpoint, kill in ((0, 7), (4, 0)):
-            drive(folder, (*NAMES, f"{EXAMPLE}:CsvTracker"), checkpoint=checkpoint, last=9, kill=kill)
+        names = (*NAMES, f"{EXAMPLE}:CsvTracker")
+        drive(folder, names, checkpoint=0, last=7, end=signal.SIGINT)
+        drive(folder, names, checkpoint=4, last=9)
     return folder
 
 
-def drive(folder: Path, names: tuple[str, ...], *, checkpoint: int, last: int, kill: int = 0) -> None:
+def drive(folder: Path, names: tuple[str, ...], *, checkpoint: int, last: int, end: int = 0) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(folder), json.dumps(names), str(checkpoint), str(last), str(kill)],
+        [sys.executable, "-c", DRIVER, str(folder), json.dumps(names), str(checkpoint), str(last), str(int(end))],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == (-signal.SIGKILL if kill else 0), done.stderr
+    assert done.returncode == -end, done.stderr
     assert done.stdout == "", "a tracker printed into the display, or failed"
 
 
@@ -171,10 +172,10 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 
 def read_wandb(folder: Path) -> Curves:
-    """The newest offline file, which is the one that a sync ends with."""
-    newest = sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"))[-1]
+    """All offline files in the order of their times, as a sync reads them."""
+    files = sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"))
     curves: Curves = {}
-    for record in wandb_records(newest):
+    for record in (record for file in files for record in wandb_records(file)):
         if record.HasField("history"):
             row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
             for key, value in row.items():
@@ -211,13 +212,12 @@ READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "trackio": read
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_killed_and_resumed_run_has_every_point_once(name: str, resumed: Path) -> None:
+def test_a_stopped_and_resumed_run_has_every_point_once(name: str, resumed: Path) -> None:
     curves = READERS[name](resumed)
     assert [step for step, _ in curves["train/accuracy/mean"]] == list(range(1, 10))
     assert [value for _, value in curves["train/accuracy/mean"]] == pytest.approx([s / 100 for s in range(1, 10)])
     assert curves["events/stage_start"] == [(0, "stage 1")]
-    if name != "trackio":  # it held later steps, and takes no text at earlier ones
-        assert curves["events/resume"] == [(4, "resumed")]
+    assert "events/resume" not in curves, "it is at a step that the stopped run had sent"
     assert "learner/clip_ratio" not in curves
     assert [value for _, value in curves["test_after/test_t0.6/mean"]] == pytest.approx([0.94])
     assert [value for _, value in curves["test_before/test_pass16/low"]] == pytest.approx([0.87])
@@ -240,12 +240,13 @@ def read_csv(folder: Path) -> Curves:
     return curves
 
 
-def test_the_example_of_a_tracker_of_one_s_own_has_every_point_once(resumed: Path) -> None:
+def test_the_example_of_a_custom_tracker_has_every_point_once(resumed: Path) -> None:
     assert len(EXAMPLE.read_text().splitlines()) < 60
     assert [step for step, _ in read_csv(resumed)["train/accuracy/mean"]] == list(range(1, 10))
     results = {key: float(value) for _, key, value in csv.reader((resumed / "csv" / "results.csv").open())}
     assert results["test_after/test_t0.6/mean"] == 0.94
-    assert ["4", "resume", "resumed"] in csv.reader((resumed / "csv" / "events.csv").open())
+    events = list(csv.reader((resumed / "csv" / "events.csv").open()))
+    assert [kind for _, kind, _ in events] == ["evaluation", "stage_start", "end", "evaluation", "end"]
 
 
 @pytest.mark.parametrize(
@@ -264,10 +265,80 @@ def test_what_is_no_tracker_is_refused_before_anything_is_trained(reference: str
 
 
 def test_a_tracker_chosen_after_a_kill_gets_the_whole_history(young_run: Path) -> None:
-    drive(young_run, (), checkpoint=0, last=6, kill=5)
+    drive(young_run, (), checkpoint=0, last=5, end=signal.SIGKILL)
     drive(young_run, NAMES, checkpoint=4, last=6)
     for name in NAMES:
         assert [step for step, _ in READERS[name](young_run)["train/accuracy/mean"]] == list(range(1, 7)), name
+
+
+def test_trackers_that_write_at_once_lose_no_step_to_a_kill(young_run: Path) -> None:
+    names = ("tensorboard", f"{EXAMPLE}:CsvTracker")
+    drive(young_run, names, checkpoint=0, last=7, end=signal.SIGKILL)
+    drive(young_run, names, checkpoint=4, last=9)
+    for read in (read_tensorboard, read_csv):
+        assert [step for step, _ in read(young_run)["train/accuracy/mean"]] == list(range(1, 10))
+
+
+class Sent:
+    """A tracker that keeps the identity of its run and the steps that it was sent."""
+
+    def __init__(self) -> None:
+        self.identity = ""
+        self.steps: list[int] = []
+
+    def open(self, run: TrackedRun) -> None:
+        self.identity = run.identity
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        self.steps.append(step)
+
+    def event(self, step: int, kind: str, message: str) -> None: ...
+
+    def results(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self, status: str) -> None: ...
+
+
+def send(folder: Path, steps: Iterable[int], names: Sequence[str] = ("sent",)) -> list[Sent]:
+    """A process that makes these steps, whose trackers have these names."""
+    trackers = {name: Sent() for name in names}
+    with TrackerMirror(folder, trackers, project="tests", report=print) as mirror:
+        for step in steps:
+            metrics = StepMetrics(step=step, stage=0, values={})
+            recorded = [json.dumps({"step": n, "stage": 0, "values": {}}) for n in range(1, step + 1)]
+            (folder / "metrics.jsonl").write_text("\n".join(recorded) + "\n")
+            mirror.step(metrics)
+    return [*trackers.values()]
+
+
+def test_a_step_that_was_sent_and_not_written_down_comes_twice_and_no_other(young_run: Path) -> None:
+    (first,) = send(young_run, range(1, 8))
+    state = json.loads((young_run / "trackers.json").read_text())
+    assert state == {"id": first.identity, "last": {"sent": 7}}
+    # as a kill leaves it between the sending of step 7 and the writing of it
+    (young_run / "trackers.json").write_text(json.dumps(state | {"last": {"sent": 6}}))
+    (second,) = send(young_run, range(5, 10))
+    assert (second.identity, second.steps) == (first.identity, [7, 8, 9])
+
+
+def test_each_tracker_continues_where_it_was(young_run: Path) -> None:
+    send(young_run, range(1, 4), ["sent", "other"])
+    send(young_run, range(4, 6), ["other"])
+    sent, other, new = send(young_run, range(6, 8), ["sent", "other", "new"])
+    assert (sent.steps, other.steps, new.steps) == ([4, 5, 6, 7], [6, 7], list(range(1, 8)))
+
+
+def test_a_kill_while_trackers_open_leaves_the_name_of_the_run(young_run: Path) -> None:
+    class Killed(Sent):
+        def open(self, run: TrackedRun) -> None:
+            super().open(run)
+            raise SystemExit
+
+    killed = Killed()
+    with TrackerMirror(young_run, {"sent": killed}, project="tests", report=print) as mirror, suppress(SystemExit):
+        mirror.event({"kind": "stage_start", "step": 0, "message": "stage 1"})
+    (later,) = send(young_run, [1])
+    assert later.identity == killed.identity != ""
 
 
 def test_tensorboard_gets_the_configuration_and_every_steps_curves_in_one_run(resumed: Path) -> None:
@@ -306,10 +377,9 @@ class Breaking:
         self.at = at
         self.seen: list[int] = []
 
-    def open(self, run: TrackedRun) -> int:
+    def open(self, run: TrackedRun) -> None:
         if self.at == 0:
             raise ConnectionError(f"401 for {os.environ['WANDB_API_KEY']}")
-        return NOTHING
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         if step == self.at:
@@ -320,7 +390,7 @@ class Breaking:
         raise OSError(28, "No space left on device")
 
     def results(self, step: int, values: Mapping[str, float]) -> None:
-        raise AssertionError("a tracker that ended is told of no results")
+        raise AssertionError("a tracker that ended gets no results")
 
     def close(self, status: str) -> None:
         raise AssertionError("a tracker that ended is not closed")

@@ -1,12 +1,11 @@
-"""What the words of ``magicrl data`` mean: options to a pipeline, tables of what it did, and a person's labels."""
+"""What the words of ``magicrl data`` mean: options to a pipeline, and tables of what it did."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,7 +20,6 @@ from magicrl_verifiers.progress import ProgressLines
 
 if TYPE_CHECKING:
     from magicrl.pipeline.frame import Watcher
-    from magicrl.pipeline.judge_votes import Judgement
     from magicrl.pipeline.pipeline_schema import PipelineConfig
     from magicrl.pipeline.stats import Station, StepCounts
 
@@ -332,98 +330,3 @@ def _show_kinds(console: Console) -> None:
     kinds = known_kinds().kinds.items()
     rows = [(name, kind.title, kind.hub or "", kind.licence, f"run on {kind.checked}") for name, kind in kinds]
     console.print(listing(("kind", "set", "hub data set", "licence", "run on"), rows, console.width))
-
-
-@data_app.command
-def sheet(step: Path, /, *, count: int = 300, seed: int = 0, output: Path | None = None) -> int:
-    """Sample judged problems for a person to label, as one local page and a CSV. It shows no votes.
-
-    Example: magicrl data sheet runs/data/laptop/05-judge --count 200
-
-    Parameters
-    ----------
-    step
-        The folder of a judging step that has run.
-    count
-        Problems of the sample.
-    seed
-        Of the sample.
-    output
-        Where sheet.html, sheet.csv and weights.json go; default: work/labels of the step.
-    """
-    from magicrl.pipeline.judge_report import sample_for_labels, write_sheet
-
-    texts = _texts(step)
-    sample = sample_for_labels(_judgements(step, texts), count=count, seed=seed)
-    page = write_sheet(sample, texts, output or step / "work" / "labels")
-    Console().print(f"{len(sample)} problems: open {page} in a browser, label, save, then: magicrl data calibrate")
-    return 0
-
-
-@data_app.command
-def calibrate(step: Path, /, *, labels: Path, weights: Path | None = None, least_recall: float = 0.95) -> int:
-    """Set judges against a person's labels: precision and recall by threshold, and the threshold that follows.
-
-    Labels of problems that an earlier step of the same run dropped count too: they say what share of the flawed ones
-    each step lets through.
-
-    Example: magicrl data calibrate runs/data/laptop/05-judge --labels labels.csv
-
-    Parameters
-    ----------
-    step
-        The folder of a judging step that has run.
-    labels
-        Saved from the page, or a CSV with the columns id and label (keep, drop or nothing).
-    weights
-        weights.json of the sheet; default: work/labels/weights.json of the step, where it is.
-    least_recall
-        Share of the good problems that the threshold must keep.
-    """
-    from magicrl.files import write_atomically
-    from magicrl.pipeline.judge_report import as_text, read_labels
-    from magicrl.pipeline.judge_report import calibrate as against_labels
-    from magicrl.pipeline.stats import passages_of
-
-    said = read_labels(labels)
-    beside = weights or step / "work" / "labels" / "weights.json"
-    weighing = json.loads(beside.read_text(encoding="utf-8")) if weights is not None or beside.is_file() else None
-    result = against_labels(_judgements(step, said), said, weights=weighing, least_recall=least_recall)
-    run = step.resolve().parent
-    flawed = [name for name, good in said.items() if not good]
-    found = passages_of(run, flawed) if (run / "sources").is_dir() else []  # a step on its own has no steps before it
-    passages = [one for one in found if one.reached]
-    document = asdict(result) | {"flawed_by_step": [asdict(one) for one in passages]}
-    write_atomically(step / "work" / "calibration.json", json.dumps(document, indent=1) + "\n")
-    lines = [
-        f"of the problems labelled as flawed {one.reached} reached {one.step}, {one.passed} passed "
-        f"({one.passed / one.reached:.0%})"
-        for one in passages
-    ]
-    text = as_text(_report(step), result) + "\n".join(lines)
-    Console(highlight=False).print(text, markup=False, soft_wrap=True)
-    return 0
-
-
-def _report(step: Path) -> dict[str, Any]:
-    path = step / "work" / "judging.json"
-    if not path.is_file():
-        raise RecipeError(f"{path}: no such file; give the folder of a judging step that has run, as RUN/05-judge")
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _judgements(step: Path, problems: Collection[str]) -> list[Judgement]:
-    from magicrl.pipeline.judge_votes import stored_judgements
-
-    return stored_judgements(step / "work", problems, int(_report(step)["threshold"]))
-
-
-def _texts(step: Path) -> dict[str, str]:
-    """Statements by id of all problems that the step kept or dropped."""
-    from magicrl.pipeline.parts import read_part
-
-    texts: dict[str, str] = {}
-    for path in sorted([*step.glob("kept/*.parquet"), *step.glob("dropped/*.parquet")]):
-        rows = read_part(path, ["id", "problem"])
-        texts |= dict(zip(rows.column("id").to_pylist(), rows.column("problem").to_pylist(), strict=True))
-    return texts

@@ -14,6 +14,8 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import to_toml
 from magicrl.evaluation.provenance import environment_facts
@@ -27,10 +29,12 @@ from magicrl.pipeline.pipeline_schema import (
     DedupStep,
     DifficultyStep,
     EmbeddingSettings,
+    JudgeSettings,
     JudgeStep,
     PipelineConfig,
     PipelineSource,
 )
+from magicrl_verifiers.served.openai_http import ServerSettings
 
 SOURCES = "sources"
 SETTINGS = "pipeline.toml"
@@ -127,8 +131,9 @@ def check_needs(config: PipelineConfig, output: Path) -> None:
                         _check_files(source)
                 _check_embedder(step.settings.embedder, "settings.embedder.model")
             elif isinstance(step, JudgeStep) and not (output / name / "work" / "judgements.jsonl").is_file():
-                _check_gguf(step.serve_gguf_package, "serve_gguf_package")
-                _check_server(step.serve)
+                for place, judge in enumerate(step.settings.judges):
+                    with under(f"settings.judges.{place}"):
+                        _check_judge(judge)
 
 
 def _check_files(source: PipelineSource) -> None:
@@ -161,13 +166,14 @@ def _check_gguf(package: str | None, key: str) -> None:
             raise RecipeError(str(error), key=key) from error
 
 
-def _check_server(words: Sequence[str]) -> None:
-    """A server that is a module of this interpreter must be installed; of other commands nothing is known before."""
-    if words[:2] == ("{python}", "-m") and len(words) > 2:
-        package = words[2].partition(".")[0]
-        if importlib.util.find_spec(package) is None:
-            raise RecipeError(
-                f"the judge's server is a module of {package}, which is not installed; install it, or name another "
-                "command",
-                key="serve",
-            )
+def _check_judge(judge: JudgeSettings) -> None:
+    """Whatever the server answers, it is there; the key and the model are checked with the first vote."""
+    server = ServerSettings(base_url=judge.base_url)
+    try:
+        httpx2.get(server.endpoint("/models"), timeout=5)
+    except httpx2.HTTPError as error:
+        raise RecipeError(
+            f"judge {judge.shown_name!r}: no answer from {server.shown('/models')} ({type(error).__name__}); start the "
+            f"server, as with 'vllm serve {judge.model} --port PORT', or stop before this step with --until",
+            key="base_url",
+        ) from None

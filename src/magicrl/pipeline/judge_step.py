@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import httpx2
 
 from magicrl.files import write_atomically
 from magicrl.pipeline.entry import Document, Entry
@@ -23,83 +14,9 @@ from magicrl.pipeline.judge_report import as_text, estimated_cost, flawed_figure
 from magicrl.pipeline.judge_votes import TEXTS, Judgement, judge_problems, votes_missing
 from magicrl.pipeline.parts import Part, StepFolder, read_part
 from magicrl.pipeline.pipeline_schema import JudgeStep
-from magicrl_verifiers.code import kernel
 
 FLAWED = tuple(Document(id=f"flawed/{name}", text=text) for name, text in TEXTS.flawed.items())
 """Problems known to be flawed, as the report found them behind its difficulty filter."""
-_LOOK_SECONDS = 0.5
-_STOP_SECONDS = 20.0
-
-
-@contextmanager
-def served(settings: JudgeStep, context: Context, log: Path) -> Generator[None]:
-    """Run ``settings.serve`` for the length of the block, once it answers; nothing where there is no command.
-
-    Raises:
-        ValueError: it ends or does not answer in time; says where its output is.
-    """
-    if not settings.serve:
-        yield
-        return
-    model = ""
-    if settings.serve_gguf_package is not None:
-        from magicrl.models.small_models import prepare_gguf_package  # torch: only where such a package is named
-
-        folder = context.output / "models" / settings.serve_gguf_package
-        model = str(prepare_gguf_package(settings.serve_gguf_package, folder))
-    words = [word.replace("{model}", model).replace("{python}", sys.executable) for word in settings.serve]
-    # programs of this environment are found though it may not be activated
-    beside = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    try:
-        with log.open("wb") as output:
-            server = subprocess.Popen(
-                words,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=beside,
-                # a session of its own: `_stop` ends with it whatever the server started
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
-    except OSError as error:
-        raise ValueError(f"the judge's server {words[0]!r} cannot be started: {error.strerror}") from None
-    try:
-        _wait(server, settings, log)
-        yield
-    finally:
-        _stop(server)
-
-
-def _die_with_parent() -> None:
-    """A killed run leaves no server behind."""
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _wait(server: subprocess.Popen[bytes], settings: JudgeStep, log: Path) -> None:
-    address = settings.settings.judges[0].base_url.rstrip("/") + "/models"
-    until = time.monotonic() + settings.serve_seconds
-    while time.monotonic() < until:
-        if server.poll() is not None:
-            raise ValueError(f"the judge's server ended with status {server.returncode}; its output is in {log}")
-        try:
-            # any answer will do: a server that wants a key, too, is up
-            if httpx2.get(address, timeout=5).status_code < 500:
-                return
-        except httpx2.HTTPError:
-            pass
-        time.sleep(_LOOK_SECONDS)
-    raise ValueError(f"the judge's server did not answer at {address} in {settings.serve_seconds:g} s; see {log}")
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    """End the server and what it started: it leads a session of its own."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        # even if the server has ended: what it started may be left
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, sign)
-        with suppress(subprocess.TimeoutExpired):
-            server.wait(_STOP_SECONDS)
-
 
 _FREE = {
     *("concurrency", "requests_per_minute", "attempts", "attempt_seconds", "key_variable", "base_url"),
@@ -136,13 +53,10 @@ class Judge(Step[JudgeStep]):
                 context.watcher.progress(self.use, len(lines), total, "problems")
                 yield judgement
 
-        # no server is started for votes that are all on disk
-        serve = any(missing.values()) or self._settings.flawed
-        with served(self._settings, context, folder.work / "server.log") if serve else nullcontext():
-            told = report_of(judged(), settings)
-            if self._settings.flawed:
-                known = judge_problems(FLAWED, settings, folder=folder.work)
-                told["flawed"] = flawed_figures(known, [problem.id for problem in FLAWED])
+        told = report_of(judged(), settings)
+        if self._settings.flawed:
+            known = judge_problems(FLAWED, settings, folder=folder.work)
+            told["flawed"] = flawed_figures(known, [problem.id for problem in FLAWED])
         text = as_text(told)
         if "flawed" in told:
             flawed = told["flawed"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import re
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -306,12 +305,6 @@ class VoteCache:
         self._rows.put(key, asdict(vote))
 
 
-def _read_vote(line: str) -> Vote:
-    fields: dict[str, Any] = json.loads(line)
-    del fields["key"]
-    return Vote(**fields)
-
-
 @contextmanager
 def open_cache(folder: Path) -> Generator[VoteCache]:
     """The folder's votes, for one process at a time: it is an error that another one writes them."""
@@ -351,7 +344,7 @@ def judge_problems(problems: Iterable[Document], settings: JudgingSettings, *, f
                         for judge in settings.judges
                         for index in range(judge.votes)
                     ]
-                    yield decide(problem.id, votes, settings.threshold, settings.undecided == "keep")
+                    yield decide(problem.id, votes, settings.threshold, undecided=settings.undecided == "keep")
         finally:
             for judge in judges:
                 runner.run(judge.close())
@@ -367,15 +360,14 @@ def votes_missing(problems: Iterable[Document], settings: JudgingSettings, *, fo
     return missing
 
 
-def decide(problem: str, votes: Sequence[Vote], threshold: int, undecided: bool | None = None) -> Judgement:
-    """What votes decide: at least the threshold of them, in number, say keep.
-
-    ``undecided``: what becomes of a problem of whose votes fewer than half could be read; None: as of any other.
+def decide(problem: str, votes: Sequence[Vote], threshold: int, *, undecided: bool) -> Judgement:
+    """Keep a problem if at least ``threshold`` votes say so; ``undecided`` says whether to keep it where fewer than
+    half of its votes could be read.
     """
     valid = sum(vote.status == "valid" for vote in votes)
     keeps = sum(vote.keep is True for vote in votes)
     found = Judgement(problem=problem, votes=tuple(votes), valid=valid, keeps=keeps, keep=keeps >= threshold)
-    return found if found.decided or undecided is None else replace(found, keep=undecided)
+    return found if found.decided else replace(found, keep=undecided)
 
 
 async def _ask(
@@ -418,26 +410,3 @@ def _wanted(
             if key not in cache:
                 wanted[key] = Wanted(problem, index, key)
     return list(wanted.values())
-
-
-def stored_judgements(folder: Path, problems: Collection[str], threshold: int) -> list[Judgement]:
-    """Judgements of these problems (ids) from the ``votes.jsonl`` in ``folder``, in the order of the file.
-
-    Of votes with the same judge and index (asked for under other settings) the last counts. Of problems with equal
-    statements, which share their votes, only the one that they were asked for is found.
-
-    Raises:
-        ValueError: there are no votes.
-    """
-    path = folder / "votes.jsonl"
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; give the folder of a judging step that has run")
-    votes: dict[str, dict[tuple[str, int], Vote]] = {}
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if not line.endswith("\n"):
-                break  # cut short by a kill
-            vote = _read_vote(line)
-            if vote.problem in problems:
-                votes.setdefault(vote.problem, {})[vote.judge, vote.index] = vote
-    return [decide(name, tuple(found.values()), threshold) for name, found in votes.items()]

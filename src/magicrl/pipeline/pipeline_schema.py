@@ -421,11 +421,18 @@ class JudgeStep(StepSettings):
     settings: JudgingSettings
     flawed: bool = True
     """Have the judges vote on the problems that are known to be flawed, too, and report how many they find."""
-    serve: tuple[str, ...] = ()
-    """Command of a local server to be run while judges vote; ``{model}`` stands for the folder of
-    ``serve_gguf_package``, ``{python}`` for this interpreter. Without it the servers must be running."""
-    serve_gguf_package: str | None = None  # a Python package that holds the judge as a GGUF file; converted once
-    serve_seconds: float = Field(default=180.0, gt=0)  # longest start of the server
+
+    @model_validator(mode="before")
+    @classmethod
+    def _servers_run_already(cls, step: Any) -> Any:
+        gone = {"serve", "serve_gguf_package", "serve_seconds"} & step.keys() if isinstance(step, dict) else None
+        if gone:
+            raise ValueError(
+                f"{', '.join(sorted(gone))}: magicrl no longer starts a judge's server. Start it by hand, as with "
+                "'vllm serve MODEL --port 8000', give its address as base_url = \"http://localhost:8000/v1\" under "
+                "[[steps.settings.judges]], and delete this setting"
+            )
+        return step
 
 
 class Band(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,19 +48,6 @@ class Station:
     reason: str
     detail: str
     row: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Passage:
-    """What one step did with some problems: so many reached it, so many it dropped, by reason."""
-
-    step: str
-    reached: int
-    dropped: dict[str, int]
-
-    @property
-    def passed(self) -> int:
-        return self.reached - sum(self.dropped.values())
 
 
 def step_folders(output: Path) -> list[StepFolder]:
@@ -129,18 +116,3 @@ def _look(folder: StepFolder, name: str, problem: str, near: set[str]) -> Iterat
             row = read_part(path).slice(ids.index(problem), 1).to_pylist()[0]
             reason, detail = row.pop("reason", "") or "", row.pop("detail", "") or ""
             yield Station(step=name, kept=path.parent == folder.kept, reason=reason, detail=detail, row=row)
-
-
-def passages_of(output: Path, problems: Collection[str]) -> list[Passage]:
-    """How far some problems (ids) came: the import, then each step in order. What was never read does not count."""
-    wanted = set(problems)
-    told: list[Passage] = []
-    for name, folders in _levels(output):
-        kept, dropped = 0, Counter[str]()
-        for folder in folders:
-            for table in folder.tables("kept", ["id"]):
-                kept += len(wanted & set(table.column("id").to_pylist()))
-            for table in folder.tables("dropped", ["id", "reason"]):
-                dropped.update(row["reason"] for row in table.to_pylist() if row["id"] in wanted)
-        told.append(Passage(step=name, reached=kept + dropped.total(), dropped=dict(dropped.most_common())))
-    return told

@@ -1,4 +1,4 @@
-"""Trackers: places that a run's figures are copied to, and the observer that keeps them level with the run folder.
+"""Trackers: places that a run's figures are copied to, and the observer that copies them.
 
 TensorBoard, Weights & Biases and trackio come with magicrl; one's own is named in the recipe as ``file.py:Class`` and
 does what ``Tracker`` says (examples/tracker.py). Each package is an extra, imported as its tracker is made. What else
@@ -18,30 +18,29 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from magicrl.config.loader import leaves
+from magicrl.files import write_atomically
 from magicrl.records import StepMetrics
 from magicrl.registry import is_builtin, resolve
 from magicrl.reporting.read_folders import Evaluation, RecordedRun, read_run
 from magicrl_verifiers.secrets import without_secrets
 
-IDENTITY_FILE = "trackers.json"
+STATE_FILE = "trackers.json"
+"""File in the run folder: the run's ``id`` in trackers, and the last training step that each was sent, as ``last``."""
 Report = Callable[[Mapping[str, object]], None]
-
-NOTHING = -1
-"""The last step of a tracker that holds none; events before the first training step are at step 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackedRun:
-    """What a tracker is told as it begins or goes on."""
+    """The run that a tracker opens."""
 
-    recorded: RecordedRun  # the run folder as it stands
+    recorded: RecordedRun  # the run folder
     project: str  # groups runs, where a tracker knows groups
     identity: str  # 16 hex digits that name this run folder in every tracker, the same after a resume
 
@@ -66,8 +65,8 @@ class Tracker(Protocol):
     ``logging.trackers`` names a class (or a function without arguments) that makes one, before anything is trained.
     """
 
-    def open(self, run: TrackedRun) -> int:
-        """Begin or go on; returns the last training step that it holds and keeps (``NOTHING`` for none)."""
+    def open(self, run: TrackedRun) -> None:
+        """Begin a run, or continue the one of this identity. The steps that follow were not sent before."""
         ...
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -79,7 +78,7 @@ class Tracker(Protocol):
         ...
 
     def results(self, step: int, values: Mapping[str, float]) -> None:
-        """Test results, each told once a process, keys as ``result_figures`` gives them."""
+        """Test results, keys as ``result_figures`` gives them; step 0 before training, the last one after it."""
         ...
 
     def close(self, status: str) -> None:
@@ -137,37 +136,32 @@ def make_trackers(references: Sequence[str]) -> dict[str, Tracker]:
     return made
 
 
-@dataclass(kw_only=True, slots=True)
-class _Copy:
-    """A tracker and what it has been told."""
-
-    name: str
-    tracker: Tracker
-    held: int = NOTHING  # the last training step that it held as it opened
-    last: int = NOTHING  # the last training step that it holds
-    told: set[str] = field(default_factory=set[str])  # test results
-
-
 class TrackerMirror:
-    """A ``RunObserver`` that copies what the run folder holds to trackers, and keeps them in step with it.
+    """A ``RunObserver`` that copies steps, events and test results to trackers.
 
-    The trackers open at the first step or event, when a resumed run has rewound its folder to the checkpoint.
-    Then each is brought to where the folder stands, and what it already holds is not written twice. One that
-    raises is let go with one warning event; a later ``--resume`` brings it up to date.
+    The trackers open at the first step or event, when the run folder is complete. ``trackers.json`` there has the last
+    training step that each was sent. A resumed run sends only later steps, those of its folder first: a tracker that is
+    new or that failed gets all that it has missed. After a kill between sending and writing a step appears twice.
+
+    A tracker that raises is dropped with one warning event.
 
     Args:
         folder: the run folder.
         trackers: by their references, as ``make_trackers`` gives them.
         project: groups runs, where a tracker knows groups.
-        report: told of the warning event, which this class adds to ``events.jsonl``.
+        report: called with the warning event, which this class adds to ``events.jsonl``.
     """
 
     def __init__(self, folder: Path, trackers: Mapping[str, Tracker], *, project: str, report: Report) -> None:
         self._folder = folder
         self._project = project
         self._report = report
-        self._waiting = [_Copy(name=name, tracker=tracker) for name, tracker in trackers.items()]
-        self._open: list[_Copy] = []
+        self._trackers = dict(trackers)
+        self._begun = False
+        self._identity = secrets.token_hex(8)
+        self._last: dict[str, int] = {}  # last training step that each tracker was sent
+        self._earlier: dict[str, int] = {}  # the same, of the processes before this one
+        self._results: set[str] = set()  # keys of the test results that were sent
         self._step = 0
 
     def __enter__(self) -> Self:
@@ -177,114 +171,105 @@ class TrackerMirror:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         status = "finished" if kind is None else "stopped" if issubclass(kind, KeyboardInterrupt) else "failed"
-        for copy in list(self._open):
-            self._guard(copy, lambda c: c.tracker.close(status))
-        self._open.clear()
+        for name in [*self._trackers] if self._begun else ():
+            self._call(name, "close", status)
+        self._trackers.clear()
 
     def step(self, metrics: StepMetrics) -> None:
         """A training step is over."""
         self._step = metrics.step
-        if self._begin():
-            return  # the folder that they were brought level with holds this step already
-        for copy in list(self._open):
-            if metrics.step > copy.last:
-                copy.last = metrics.step
-                self._guard(copy, lambda c: c.tracker.step(metrics.step, scalars(metrics)))
+        if self._begin() or not self._trackers:
+            return
+        for name in [*self._trackers]:
+            self._send(name, metrics.step, metrics)
+        self._save()
 
-    def event(self, event: Mapping[str, object]) -> None:
+    def event(self, event: Mapping[str, Any]) -> None:
         """A stage mark, a test, a finding."""
-        opened = self._begin()
-        for copy in list(self._open):
-            # one that opened just now has been told of it, unless the event (a resume) is where its history ended
-            if not opened or self._place(event) <= copy.held:
-                self._guard(copy, lambda c: self._tell(c, event))
-            if not opened and event.get("kind") == "evaluation" and copy in self._open:
-                self._guard(copy, self._tell_results)
+        if self._begin() or not self._trackers:
+            return
+        for name in [*self._trackers]:
+            self._send(name, int(event.get("step", self._step)), event)
+        if event.get("kind") == "evaluation":
+            figures = result_figures(read_run(self._folder).evaluations)
+            new = {key: value for key, value in figures.items() if key not in self._results}
+            self._results |= set(new)
+            for name in [*self._trackers]:
+                self._send_results(name, new)
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Trackers show no progress inside a step."""
 
     def _begin(self) -> bool:
-        """Open the trackers if they wait for it; True if that happened now."""
-        if not self._waiting:
+        """Open the trackers and send them what the run folder holds; True if that happened now."""
+        if self._begun:
             return False
-        waiting, self._waiting = self._waiting, []
-        for copy in waiting:
-            self._open.append(copy)
-            self._guard(copy, self._bring_level)
+        self._begun = True
+        if not self._trackers:
+            return True
+        recorded = read_run(self._folder)
+        state = self._folder / STATE_FILE
+        if state.exists():
+            kept = json.loads(state.read_text(encoding="utf-8"))
+            self._identity, self._last = kept["id"], kept.get("last", {})
+            self._earlier = dict(self._last)
+        rows: list[tuple[int, StepMetrics | Mapping[str, Any]]] = [(row.step, row) for row in recorded.metrics]
+        rows += [(int(event.get("step", 0)), event) for event in recorded.events]
+        rows.sort(key=lambda row: row[0])  # stable: an event comes after the figures of its step
+        self._step = rows[-1][0] if rows else 0
+        figures = result_figures(recorded.evaluations)
+        self._results = set(figures)
+        # before the trackers open: a kill from here on leaves no second run in them
+        self._save()
+        run = TrackedRun(recorded=recorded, project=self._project, identity=self._identity)
+        for name in [*self._trackers]:
+            self._call(name, "open", run)
+            for step, row in rows:
+                self._send(name, step, row)
+            if name not in self._earlier:
+                self._send_results(name, figures)
+        self._save()
         return True
 
-    def _bring_level(self, copy: _Copy) -> None:
-        recorded = read_run(self._folder)
-        run = TrackedRun(recorded=recorded, project=self._project, identity=_identity(self._folder))
-        copy.held = held = copy.tracker.open(run)
-        for step, row in _in_order(recorded):
-            self._step = max(self._step, step)
-            if step <= held and held != NOTHING:
-                continue
-            if isinstance(row, StepMetrics):
-                copy.tracker.step(step, scalars(row))
-            else:
-                self._tell(copy, row)
-        copy.last = max(held, recorded.metrics[-1].step if recorded.metrics else NOTHING)
-        copy.told = set() if held == NOTHING else set(result_figures(recorded.evaluations))
-        self._tell_results(copy)
+    def _save(self) -> None:
+        write_atomically(self._folder / STATE_FILE, json.dumps({"id": self._identity, "last": self._last}))
 
-    def _tell_results(self, copy: _Copy) -> None:
-        """Results that the tracker was not told of: of the start model at step 0, of the trained one at the last."""
-        figures = result_figures(read_run(self._folder).evaluations)
+    def _send(self, name: str, step: int, row: StepMetrics | Mapping[str, Any]) -> None:
+        """Send a step's figures or an event, unless an earlier process sent that step."""
+        if step <= self._earlier.get(name, -1):
+            return
+        if isinstance(row, StepMetrics):
+            self._call(name, "step", step, scalars(row))
+            if name in self._trackers:
+                self._last[name] = step
+        else:
+            kind = str(row.get("kind", "event"))
+            kind = str(row.get("rule", kind)) if kind == "health" else kind
+            self._call(name, "event", step, kind, str(row.get("message", "")))
+
+    def _send_results(self, name: str, figures: Mapping[str, float]) -> None:
         for area, step in (("test_before/", 0), ("test_after/", self._step)):
-            new = {key: value for key, value in figures.items() if key.startswith(area) and key not in copy.told}
-            if new:
-                copy.tracker.results(step, new)
-                copy.told |= set(new)
+            values = {key: value for key, value in figures.items() if key.startswith(area)}
+            if values:
+                self._call(name, "results", step, values)
 
-    def _tell(self, copy: _Copy, event: Mapping[str, Any]) -> None:
-        kind = str(event.get("kind", "event"))
-        if kind == "health":
-            kind = str(event.get("rule", kind))
-        place = self._place(event)
-        # a tracker that held later steps than the checkpoint takes no text at earlier ones again
-        if place >= copy.last:
-            copy.tracker.event(place, kind, str(event.get("message", "")))
-
-    def _place(self, event: Mapping[str, Any]) -> int:
-        step = event.get("step")
-        return step if isinstance(step, int) else self._step
-
-    def _guard(self, copy: _Copy, action: Callable[[_Copy], None]) -> None:
+    def _call(self, name: str, method: str, *arguments: Any) -> None:
+        """Call a method of a tracker; drop one that raises with a warning. One that was dropped is not called."""
         try:
-            action(copy)
+            if name in self._trackers:
+                getattr(self._trackers[name], method)(*arguments)
         except Exception as error:  # noqa: BLE001 - foreign code with a network and a disk behind it; the run goes on
-            if copy in self._open:
-                self._open.remove(copy)
+            del self._trackers[name]
             warning: dict[str, object] = {
                 "kind": "warning",
                 "step": self._step,
-                "message": f"tracker {copy.name} ended ({without_secrets(f'{type(error).__name__}: {error}')}); "
+                "message": f"tracker {name} ended ({without_secrets(f'{type(error).__name__}: {error}')}); "
                 "training and metrics.jsonl go on, and a resumed run brings the tracker up to date",
             }
             with (self._folder / "events.jsonl").open("a", encoding="utf-8") as file:
                 row = {"time": datetime.now(tz=UTC).isoformat(timespec="seconds"), **warning}
                 file.write(json.dumps(row) + "\n")
             self._report(warning)
-
-
-def _in_order(recorded: RecordedRun) -> list[tuple[int, StepMetrics | Mapping[str, Any]]]:
-    """Steps and events as they happened: an event of a step comes after its figures."""
-    rows: list[tuple[int, StepMetrics | Mapping[str, Any]]] = [(row.step, row) for row in recorded.metrics]
-    rows += [(int(event.get("step", 0)), event) for event in recorded.events]
-    return sorted(rows, key=lambda row: row[0])  # stable
-
-
-def _identity(folder: Path) -> str:
-    """The run's name in trackers, made once for a run folder."""
-    path = folder / IDENTITY_FILE
-    if path.exists():
-        return str(json.loads(path.read_text(encoding="utf-8"))["id"])
-    identity = secrets.token_hex(8)
-    path.write_text(json.dumps({"id": identity}), encoding="utf-8")
-    return identity
 
 
 # Those that come with magicrl.
@@ -297,29 +282,16 @@ class TensorBoardTracker:
         # generated modules make their classes as they are imported, where no type checker sees them
         protocol: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
-        self._event, self._log = protocol.Event, protocol.SessionLog
+        self._event: Any = protocol.Event
         self._writer: Any = None
 
-    def open(self, run: TrackedRun) -> int:
+    def open(self, run: TrackedRun) -> None:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        folder = run.recorded.path / "tensorboard"
-        recorded = run.recorded.metrics[-1].step if run.recorded.metrics else NOTHING
-        held = min(self._last_step(folder), recorded)
-        # TensorBoard reads files by the second in their names: a resume within a second must not come before its run
-        written = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.*")]
-        time.sleep(min(1.0, max(0.0, max(written, default=0) + 1 - time.time())))
-        self._writer = EventFileWriter(str(folder))
-        if held == NOTHING:
-            settings = leaves(run.facts).items()
-            plain = {key: v if isinstance(v, (str, float, int, bool)) else str(v) for key, v in settings}
-            self._add(0, hparams_pb(plain, trial_id=run.identity))
-        # TensorBoard drops what earlier files hold from this step on: a resumed run writes it again
-        start = self._log(status=self._log.START)
-        self._writer.add_event(self._event(wall_time=time.time(), step=held + 1, session_log=start))
-        self._writer.flush()
-        return held
+        self._writer = EventFileWriter(str(run.recorded.path / "tensorboard"))
+        plain = {key: v if isinstance(v, (str, float, int, bool)) else str(v) for key, v in leaves(run.facts).items()}
+        self._add(0, hparams_pb(plain, trial_id=run.identity))
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         summary = self._summaries.Summary
@@ -342,20 +314,6 @@ class TensorBoardTracker:
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
         self._writer.flush()
 
-    def _last_step(self, folder: Path) -> int:
-        """The last training step in the event files there, as TensorBoard will show them."""
-        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-
-        last = NOTHING
-        for path in sorted(folder.glob("events.out.tfevents.*")):
-            for raw in RawEventFileLoader(str(path)).Load():
-                event = self._event.FromString(raw)
-                if event.HasField("session_log") and event.session_log.status == self._log.START:
-                    last = min(last, event.step - 1)
-                elif any(v.HasField("simple_value") and not v.tag.startswith("test_") for v in event.summary.value):
-                    last = max(last, event.step)
-        return last
-
 
 _EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 255}
 _FINISH_SECONDS = 300.0
@@ -363,11 +321,9 @@ _SERVICE = "WANDB_SERVICE"
 
 
 class WandbTracker:
-    """One W&B run a run folder, also over resumes: online, or offline in ``<run>/wandb`` for a later ``wandb sync``.
+    """One W&B run per run folder: online, or offline in ``<run>/wandb`` for a later ``wandb sync``.
 
-    Online, W&B keeps the steps that it has and the rest is added. Offline, W&B cannot append to an earlier
-    process's file, so a resumed run writes the whole history into a new one with the same run id: the newest
-    file is complete, and syncing it (or all of them in order) gives one run without gaps.
+    Offline, each process writes a file of its own, all with the same run id: sync all of them.
     """
 
     def __init__(self) -> None:
@@ -377,7 +333,7 @@ class WandbTracker:
         with _service_of_this_process():
             _check_login(self._wandb)
 
-    def open(self, run: TrackedRun) -> int:
+    def open(self, run: TrackedRun) -> None:
         settings: dict[str, Any] = {"console": "off", "silent": True}
         if "WANDB_FINISH_TIMEOUT" not in os.environ:
             settings["finish_timeout"] = _FINISH_SECONDS  # a dead network must not hold up the report for ever
@@ -391,7 +347,6 @@ class WandbTracker:
                 resume="allow",
                 settings=self._wandb.Settings(**settings),
             )
-        return int(self._run.step) - 1 if self._run.resumed else NOTHING
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -446,7 +401,7 @@ def _check_login(wandb: Any) -> None:
 class TrackioTracker:
     """A local database (TRACKIO_DIR, default ``~/.cache/huggingface/trackio``), shown by ``trackio show``.
 
-    One trackio run a run folder; a resumed run adds the steps that are not there yet. Nothing leaves the machine unless
+    One trackio run per run folder, also over resumes. Nothing leaves the machine unless
     TRACKIO_SPACE_ID or TRACKIO_SERVER_URL says so.
     """
 
@@ -454,7 +409,7 @@ class TrackioTracker:
         self._trackio: Any = importlib.import_module("trackio")
         self._run: Any = None
 
-    def open(self, run: TrackedRun) -> int:
+    def open(self, run: TrackedRun) -> None:
         with _silence():
             self._run = self._trackio.init(
                 project=run.project,
@@ -465,8 +420,6 @@ class TrackioTracker:
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-        # the only thing that tells it for a local database, a Space and a server alike
-        return int(self._run._next_step) - 1
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)

