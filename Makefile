@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup setup-dev quickstart smollm2 check test test-slow test-benchmarks frozen frozen-accept kills mutants identities study bench bench-check gpu-wheels browser page docs site clean
+.PHONY: setup setup-dev quickstart smollm2 check test test-slow test-benchmarks frozen frozen-accept kills mutants identities bench bench-check gpu-wheels browser page docs site clean
 
 setup: $(VENV)/.installed
 
@@ -95,9 +95,6 @@ kills: setup-dev
 # Every deliberate fault of benchmarks/faults/, one at a time. Results are kept in runs/mutants.
 mutants: setup-dev
 	$(BIN)/python benchmarks/mutants.py --output docs/figures/mutants.json
-
-study: setup-dev
-	$(BIN)/python benchmarks/quickstart_study.py
 
 # All speed beside the peers on a machine that has nothing else to do: an hour of two cores, two where bfloat16 is slow. Beside
 # vLLM where it is installed (`make .venv/.vllm`). Another machine's run: make bench FIGURES=docs/figures/second-machine

@@ -1,11 +1,7 @@
-"""Figures of the code verifier: speed against the fork floor and LiveCodeBench's way, attacks, references, soak.
+"""Speed of the code verifier: against the fork floor and LiveCodeBench's way.
 
     python benchmarks/code_verifier.py speed
     python benchmarks/code_verifier.py parts
-    python benchmarks/code_verifier.py attacks --data ../shared/data/code/adversarial_dev.jsonl
-    python benchmarks/code_verifier.py references --data ../shared/data/code/sets
-    python benchmarks/code_verifier.py soak --runs 100000
-    python benchmarks/code_verifier.py scaling
 
 Each writes its part of docs/figures/code-verifier.json. Speed is CPU time of the process and everything below it, so
 that the machine's load does not change it; each measurement is a process of its own, start-up taken off.
@@ -20,22 +16,20 @@ import multiprocessing
 import os
 import platform
 import resource
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from code_load import PROGRAM, measure_scaling, measure_soak, tests_of
 from common import FIGURES, command, parser_of, write_figure
 
 from magicrl.evaluation.provenance import git_commit
 
 FIGURE = FIGURES / "code-verifier.json"
+PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 _FLOOR = """
 import gc, os, resource
 fork = os.fork
@@ -64,6 +58,14 @@ gc.collect()
 gc.freeze()
 fork = kernel.fork
 """
+
+
+def tests_of(count: int) -> dict[str, list[str]]:
+    """Tests that `PROGRAM` passes."""
+    return {
+        "inputs": [f"{i} {i + 1}\n" for i in range(count)],
+        "outputs": [f"{2 * i + 1}\n" for i in range(count)],
+    }
 
 
 def cpu_seconds() -> float:
@@ -244,105 +246,6 @@ def measure_speed(rounds: int) -> dict[str, Any]:
     return result
 
 
-# --- attacks and references ----------------------------------------------------------------------------------------
-
-
-def _side_effects(row: dict[str, Any]) -> list[str]:
-    effect = row.get("side_effect") or {}
-    path = os.path.expanduser(effect.get("path") or "")
-    if effect.get("kind") == "file_absent" and os.path.lexists(path):
-        return [f"{path} was made"]
-    if effect.get("kind") == "file_present" and not os.path.lexists(path):
-        return [f"{path} was removed"]
-    if effect.get("kind") == "no_process":
-        names = [Path(f"/proc/{pid}/comm") for pid in os.listdir("/proc") if pid.isdigit()]
-        alive = [name for name in names if name.exists() and name.read_text().strip() == effect["comm"]]
-        return [f"{name} is alive" for name in alive]
-    return []
-
-
-def _each_tier(run: Callable[[Any], dict[str, Any]], tiers: list[str]) -> dict[str, Any]:
-    from magicrl_verifiers.code.judge import CodeJudge, CodeOptions
-    from magicrl_verifiers.code.sandbox import Limits, SandboxError, SandboxOptions
-
-    found: dict[str, Any] = {}
-    for tier in tiers:
-        sandbox = SandboxOptions(tier=tier, preload=("sortedcontainers",))
-        limits = Limits(cpu_seconds=20.0 if run is _references else 4.0, memory_mb=4096 if run is _references else 1024)
-        try:
-            with CodeJudge(CodeOptions(limits=limits, sandbox=sandbox)) as judge:
-                found[f"tier {tier}"] = run(judge)
-        except SandboxError as error:
-            found[f"tier {tier}"] = str(error)
-    return found
-
-
-def _attacks(judge: Any) -> dict[str, Any]:
-    from magicrl_verifiers.code.suite import parse_suite
-
-    victim = Path("/tmp/adv_victim")
-    victim.mkdir(exist_ok=True)
-    (victim / "file").write_text("x")
-    statuses: collections.Counter[str] = collections.Counter()
-    counts: collections.Counter[str] = collections.Counter()
-    wrong: list[str] = []
-    for line in ARGUMENTS.data.read_text().splitlines():
-        row = json.loads(line)
-        verdict = judge.judge_program(
-            row["program"], parse_suite({k: v for k, v in row["tests"].items() if k != "prelude"})
-        )
-        statuses[verdict.status] += 1
-        honest = row["expected"] == "pass"
-        counts["honest" if honest else "attacks"] += 1
-        effects = _side_effects(row)
-        if verdict.correct != honest or verdict.status == "infrastructure_error" or effects:
-            wrong.append(f"{row['id']}: {verdict.status} {effects}")
-    shutil.rmtree(victim)
-    return {**counts, "wrong": wrong, "statuses": dict(statuses.most_common())}
-
-
-def tests_in(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The fields of a reference row as the verifier's tests; None where there are only inputs."""
-    tests = dict(row["tests"])
-    if tests.get("type") == "checker":
-        return {"fn_name": "sol", "inputs": [[]], "checker": tests["checker"]}
-    if "outputs" in tests and tests["outputs"] is None:
-        return None
-    if "entry_point" in row:
-        tests["entry_point"] = row["entry_point"]
-    if "prelude" in row:
-        tests["import_prefix"] = row["prelude"]
-    return tests
-
-
-def _references(judge: Any) -> dict[str, Any]:
-    from magicrl_verifiers.code.suite import parse_suite
-
-    found: dict[str, Any] = {}
-    for folder in sorted(path for path in ARGUMENTS.data.iterdir() if path.is_dir()):
-        if ARGUMENTS.rest and folder.name not in ARGUMENTS.rest:
-            continue
-        known = {entry[0] for entry in json.loads((folder / "reference_failures.json").read_text())}
-        counts: collections.Counter[str] = collections.Counter()
-        failed: list[str] = []
-        for line in (folder / "data.jsonl").read_text().splitlines():
-            row = json.loads(line)
-            tests = tests_in(row)
-            if tests is None:
-                counts["inputs only"] += 1
-                continue
-            verdict = judge.judge_program(row["reference_solution"], parse_suite(tests))
-            counts["passed" if verdict.correct else "failed"] += 1
-            if not verdict.correct:
-                failed.append(f"{row['id']}: {verdict.status}{' (known)' if row['id'] in known else ''}")
-            if "buggy_solution" in row:
-                buggy = judge.judge_program(row["buggy_solution"], parse_suite(tests))
-                counts["buggy rejected" if not buggy.correct else "buggy accepted"] += 1
-        found[folder.name] = {**counts, "failures": failed}
-        sys.stderr.write(f"{folder.name}: {found[folder.name]}\n")
-    return found
-
-
 def main() -> None:
     if ARGUMENTS.what == "child":
         kind, tests, samples = ARGUMENTS.rest
@@ -351,36 +254,25 @@ def main() -> None:
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "speed": lambda: measure_speed(ARGUMENTS.rounds),
         "parts": lambda: measure_parts(ARGUMENTS.rounds),
-        "attacks": lambda: _each_tier(_attacks, ["B", "A"]),
-        "references": lambda: _each_tier(_references, ["auto"]),
-        "soak": lambda: measure_soak(ARGUMENTS.runs, ARGUMENTS.minutes),
-        "scaling": lambda: measure_scaling(ARGUMENTS.rounds),
     }
     found = parts[ARGUMENTS.what]()
     figures = json.loads(FIGURE.read_text()) if FIGURE.exists() else {}
     figures["machine"] = {"kernel": platform.release(), "python": platform.python_version(), "cores": os.cpu_count()}
-    if ARGUMENTS.what == "references" and ARGUMENTS.rest:  # some sets again
-        for tier, sets in found.items():
-            figures["references"][tier].update(sets)
-    else:
-        figures[ARGUMENTS.what] = {
-            "command": command(),
-            "date": time.strftime("%Y-%m-%d"),
-            "commit": git_commit(),
-            **found,
-        }
+    figures[ARGUMENTS.what] = {
+        "command": command(),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": git_commit(),
+        **found,
+    }
     write_figure(FIGURE, figures)
     print(json.dumps(found, indent=1))
 
 
 def _arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("what", choices=["speed", "parts", "attacks", "references", "soak", "scaling", "child"])
-    parser.add_argument("rest", nargs="*", help="names of sets: only these references")
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("what", choices=["speed", "parts", "child"])
+    parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--runs", type=int, default=100_000)
-    parser.add_argument("--minutes", type=float, default=600.0, help="of a soak, at most")
     return parser.parse_args()
 
 

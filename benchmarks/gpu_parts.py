@@ -25,7 +25,7 @@ from gpu_learner import LearnerCase, make_learner
 from head_speed import Case as HeadCase
 from head_speed import tensors
 from model_cases import samples_of
-from precision import gap
+from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.models.head import HeadOptions, Tiles, logprobs_and_entropies
@@ -147,6 +147,19 @@ def pack_case(case: PackCase, way: Literal["buckets", "varlen"], device: str) ->
         "device": name_of(device), "tokens": tokens, "seconds": rounded(seconds), "peak_memory_gib": peak_gib(device),
         "norms_of_gradients": [rounded(float(grad.float().norm())) for grad in gradients()],
     }  # fmt: skip
+
+
+def gap(learned: NDArray[Any], reported: NDArray[Any]) -> dict[str, float]:
+    """Of log-probs ``[tokens]``; the KL is that of sampler to learner by the k3 estimate, r - 1 - log r."""
+    difference = learned.astype(np.float64) - reported
+    ratio = np.exp(difference)
+    return {
+        "tokens": len(difference),
+        "mean_gap": rounded(float(np.abs(difference).mean())),
+        "max_gap": rounded(float(np.abs(difference).max())),
+        "outside": rounded(float(((ratio < 0.9) | (ratio > 1.1)).mean())),
+        "kl": rounded(float((ratio - 1 - difference).mean())),
+    }
 
 
 def gap_case(case: EngineCase, dtype: Precision, device: str, *, float32_head: bool) -> dict[str, Any]:

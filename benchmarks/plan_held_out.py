@@ -10,14 +10,13 @@ factor goes into the planner's calibration. Seconds of one core; no GPU.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, exp, log
 from typing import Any
 
 from common import FIGURES, ROOT, document, parser_of, put_section, rounded, table, write_figure
-from plan_published import CALIBRATION, write_calibration
+from plan_published import write_published
 from published import ENGINE_SHARE
 
 from magicrl.planning.costs import BF16, Efficiency, LearnerWork, System, learner_seconds, load_calibration
@@ -220,10 +219,8 @@ def main() -> None:
         "rows": rows,
     }
     if options.write:
-        whole = tomllib.loads(CALIBRATION.read_text())
         steps = f"{len(residuals)} published steps of other systems"
-        whole["published"] |= {"factor": round(factor, 3), "factor_from": steps}
-        write_calibration(whole)
+        write_published({"factor": round(factor, 3), "factor_from": steps})
     write_figure(options.output, result)
     put_section(ROOT / "docs" / "planning.md", "held-out", page_table(rows))
     print(json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1))

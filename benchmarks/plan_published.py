@@ -159,17 +159,12 @@ def unfitted_error(efficiency: Efficiency) -> float:
     return sqrt(sum(x * x for x in logs) / len(logs))
 
 
-def write_tables(tables: Mapping[str, tuple[Efficiency, dict[str, Any]]]) -> None:
-    """Put these tables into the calibration that magicrl ships: the efficiency, and what else is said of it."""
-    whole = tomllib.loads(CALIBRATION.read_text())
-    for name, (efficiency, told) in tables.items():
-        whole[name] = whole.get(name, {}) | told | {key: rounded(value) for key, value in asdict(efficiency).items()}
-    write_calibration(whole)
-
-
-def write_calibration(tables: Mapping[str, Any]) -> None:
-    """Replace the calibration that magicrl ships."""
-    head = "# Written by benchmarks/plan_published.py, plan_held_out.py and plan_cpu.py, each with --write.\n"
+def write_published(changes: Mapping[str, Any]) -> None:
+    """Change the table ``published`` of the calibration that magicrl ships; its head and other tables stay."""
+    text = CALIBRATION.read_text()
+    head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    tables = tomllib.loads(text)
+    tables["published"] |= changes
     CALIBRATION.write_text(head + tomli_w.dumps(tables))
 
 
@@ -186,7 +181,7 @@ def main() -> None:
             "hidden": 3584,
             "source": f"Tables 8 and 9 of the report, five figures; {uncertainty:.0%} error of the others",
         }
-        write_tables({"published": (fitted, told)})
+        write_published(told | {key: rounded(value) for key, value in asdict(fitted).items()})
     result = {
         "run": document({"hardware": "pure computation, one CPU core"}),
         "unknowns": {name: rounded(getattr(fitted, name)) for name in UNKNOWNS},

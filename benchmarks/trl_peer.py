@@ -1,12 +1,9 @@
-"""TRL's GRPO trainer as a peer: of the learner alone (``learn``), and of a whole step (``train``).
+"""TRL's GRPO trainer as a peer of the learner.
 
 The learner is fed with given responses: they go in by TRL's ``rollout_func`` and their rewards by a reward function,
 so that padding, shuffling, splitting into micro-batches, loss, backward pass, clipping and optimizer are TRL's own.
 Timed is an update from TRL's ``on_step_begin`` to its ``on_step_end`` without the time in which it prepares inputs
 (generation, rewards, advantages): forward, loss, backward, clipping, AdamW.
-
-In a whole step generation, rewards function, learner and loop are TRL's; nothing of magicrl runs inside its steps but
-the verifier that judges both sides.
 """
 
 from __future__ import annotations
@@ -20,10 +17,6 @@ from typing import Any
 from learner_cases import Response
 from measure import Clock, Times
 
-from magicrl.config.schema import OptimizerConfig, StageConfig
-from magicrl.records import Problem
-from magicrl_verifiers.records import VerifierService
-
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func says at every start that it may change
 
 from datasets import Dataset
@@ -31,42 +24,6 @@ from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 NOTHING = Times(cpu=0.0, wall=0.0)
-
-
-def _config(scratch: Path, *, responses: int, batch: int, samples: int, longest: int, **further: Any) -> GRPOConfig:
-    """What both peers share: clips and loss of magicrl's side, nothing recomputed, nothing reported.
-
-    Args:
-        scratch: a folder for what TRL writes.
-        responses: of an update.
-        batch: sequences of one forward pass.
-        samples: responses of a prompt.
-        longest: responses are cut here.
-        further: the rest.
-    """
-    return GRPOConfig(
-        output_dir=str(scratch),
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=responses // batch,
-        num_generations=samples,
-        max_completion_length=longest,
-        loss_type="dapo",  # the mean over all response tokens of the update
-        epsilon=0.2,
-        epsilon_high=0.28,
-        beta=0.0,
-        temperature=1.0,
-        lr_scheduler_type="constant",
-        gradient_checkpointing=False,
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to=[],
-        save_strategy="no",
-        logging_steps=1,
-        **further,
-    )
-
-
-# ------------------------------------------------------------------------------------------------ the learner alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,21 +107,34 @@ def learn(
     groups = max(r.group for r in responses) + 1
     samples = len(responses) // groups
     callback = _Callback(hooks)
-    config = _config(
-        scratch,
-        responses=len(responses),
-        batch=settings.per_device_batch,
-        samples=samples,
-        longest=max(len(r.tokens) for r in responses),
+    config = GRPOConfig(
+        output_dir=str(scratch),
+        per_device_train_batch_size=settings.per_device_batch,
+        gradient_accumulation_steps=len(responses) // settings.per_device_batch,
+        num_generations=samples,
+        max_completion_length=max(len(r.tokens) for r in responses),
+        # clips and loss of magicrl's side, nothing recomputed, nothing reported
+        loss_type="dapo",  # the mean over all response tokens of the update
+        epsilon=0.2,
+        epsilon_high=0.28,
+        beta=0.0,
+        temperature=1.0,
         scale_rewards="none",
         learning_rate=settings.learning_rate,
+        lr_scheduler_type="constant",
         weight_decay=0.01,
         max_grad_norm=settings.max_grad_norm,
         bf16=settings.bf16,
         torch_compile=settings.compiled,
+        gradient_checkpointing=False,
         max_steps=updates,
         shuffle_dataset=False,
         seed=0,
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
     )
     trainer = _Timed(
         model=model,
@@ -176,10 +146,6 @@ def learn(
         rollout_func=_replay(responses, samples),
     )
     callback.trainer = trainer
-    return _trained(trainer)
-
-
-def _trained(trainer: GRPOTrainer) -> list[dict[str, Any]]:
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return trainer.state.log_history
@@ -207,95 +173,3 @@ def _replay(responses: Sequence[Response], samples: int) -> Callable[[list[str],
 
 def _given_rewards(given: list[float], **kwargs: Any) -> list[float]:
     return given
-
-
-# ---------------------------------------------------------------------------------------------------- a whole step
-
-Measure = Callable[[int, Times, Any], bool]  # told ``(updates, time so far, model)`` after an update; True ends the run
-
-
-class _Watch(TrainerCallback):
-    """Adds up the time of the steps and hands the model out between them."""
-
-    def __init__(self, measure: Measure) -> None:
-        self._measure, self._clock, self._total = measure, Clock(), NOTHING
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._clock = Clock()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._total = self._total + self._clock.read()
-        if self._measure(state.global_step, self._total, kwargs["model"]):
-            control.should_training_stop = True
-
-
-def train(
-    model: Any,
-    tokenizer: Any,
-    problems: Sequence[Problem],
-    prompts: Sequence[Any],
-    judge: VerifierService,
-    measure: Measure,
-    *,
-    stage: StageConfig,
-    optimizer: OptimizerConfig,
-    per_device_batch: int,
-    bf16: bool,
-    steps: int,
-    seed: int,
-    scratch: Path,
-    **further: Any,
-) -> None:
-    """Train ``model`` in place until ``measure`` says that it is enough.
-
-    Args:
-        model: a float32 causal model of transformers.
-        tokenizer: its tokenizer.
-        problems: to draw from, in an order of TRL's own.
-        prompts: what TRL is to encode, one a problem: text, or chat messages.
-        judge: gives the verdicts, as it does on magicrl's side.
-        measure: called after every update.
-        stage: batch, group size and limit of a response.
-        optimizer: settings of AdamW.
-        per_device_batch: sequences of one forward pass of TRL's learner.
-        bf16: autocast to bfloat16 over the model's own weights.
-        steps: at most so many.
-        seed: of sampling and of the prompts' order.
-        scratch: a folder for what TRL writes.
-        further: of TRL's configuration, such as ``use_transformers_continuous_batching``.
-    """
-    ends = {tokenizer.eos_token_id}
-
-    def reward(completions: list[Any], completion_ids: list[list[int]], number: list[int], **_: Any) -> list[float]:
-        texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
-        tickets = [judge.submit(problems[n], [text]) for n, text in zip(number, texts, strict=True)]
-        verdicts = [judge.result(ticket)[0] for ticket in tickets]
-        # as on the other side, an answer that was cut at the limit is none
-        pairs = zip(verdicts, completion_ids, strict=True)
-        return [float(verdict.correct and bool(ids) and ids[-1] in ends) for verdict, ids in pairs]
-
-    config = _config(
-        scratch,
-        responses=stage.rollout_batch * stage.group_size,
-        batch=per_device_batch,
-        samples=stage.group_size,
-        longest=stage.max_tokens,
-        scale_rewards="group",
-        learning_rate=optimizer.learning_rate,
-        adam_beta2=optimizer.beta2,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
-        bf16=bf16,
-        max_steps=steps,
-        seed=seed,
-        **further,
-    )
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=reward,
-        args=config,
-        train_dataset=Dataset.from_dict({"prompt": list(prompts), "number": list(range(len(problems)))}),
-        processing_class=tokenizer,
-        callbacks=[_Watch(measure)],
-    )
-    _trained(trainer)

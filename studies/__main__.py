@@ -12,7 +12,7 @@ from rich.table import Table
 
 from magicrl.cli.main import main
 
-app = App(name="python -m studies", help="Suites of ablations at your scale: list, run, report, starts, power.")
+app = App(name="python -m studies", help="Suites of ablations at your scale: list, run, report, starts.")
 
 Scale = Literal["tiny", "small", "paper", "quick"]
 SuiteName = Annotated[
@@ -38,7 +38,7 @@ def list_ablations(*names: str, suite: SuiteName = "report", scale: Scale = "tin
     scale
         tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
     results
-        Results file; default: results-SCALE.jsonl among the suite's pages.
+        Results file; default: the suite's of this scale in studies/results.
     """
     from studies.definition import chosen, shipped_ablations
     from studies.runs import outlook, plan_runs, suite_results
@@ -95,7 +95,8 @@ def run(
     minutes
         Begin no run that is not expected to end within so many minutes from now.
     results
-        Results file, added to; default: results-SCALE.jsonl among the suite's pages.
+        Results file, added to; default: the suite's of this scale in studies/results. Another name than *.parquet is
+        JSON Lines.
     work
         Where supervised starts and run folders are while they are needed.
     keep
@@ -105,7 +106,8 @@ def run(
         mean nothing.
     """
     from studies.definition import SUITES, chosen, shipped_ablations
-    from studies.runs import outlook, plan_runs, read_results, run_study, shared_results
+    from studies.results import read_results
+    from studies.runs import outlook, plan_runs, run_study, shared_results
 
     if quick:
         scale, names = "quick", names or ("all",)
@@ -137,102 +139,6 @@ def run(
 
 
 @app.command
-def race(
-    *,
-    workers: int | None = None,
-    minutes: float | None = None,
-    results: Path = Path("docs/study-starts/results-race.jsonl"),
-    work: Path = Path("runs/study"),
-    quick: bool = False,
-) -> int:
-    """Run what is left of the race's present stage: tuning, round, one rate, final; the same command goes on.
-
-    What the stages found that are done is written beside the results, as race.md.
-
-    Example: python -m studies race --minutes 30
-
-    Parameters
-    ----------
-    workers
-        Runs at once, one thread each; default: the cores this process may use.
-    minutes
-        Begin no run that is not expected to end within so many minutes from now.
-    results
-        Results file, added to.
-    work
-        Where supervised starts and run folders are while they are needed.
-    quick
-        Two steps of every method from a half-made start: a check of the machinery.
-    """
-    from studies.race_page import final_figure, results_page
-    from studies.racing import load_race, next_stage, quick_stage
-    from studies.runs import read_results, run_study
-
-    definition = load_race()
-    known = read_results(results)
-    stage = quick_stage(definition) if quick else next_stage(definition, known)
-    console = Console(highlight=False)
-    todo = stage.missing(known)
-    console.print(f"{stage.name}: {len(stage.entrants)} entrants, {len(todo)} runs to do", markup=False)
-    missing = run_study(
-        todo,
-        results,
-        work,
-        workers=workers or len(os.sched_getaffinity(0)),
-        budget_minutes=minutes,
-        tell=lambda text: console.print(text, markup=False),
-    )
-    if missing:
-        console.print(f"{missing} runs are still missing; the same command goes on")
-    if not quick:
-        page, known = results.with_name("race.md"), read_results(results)
-        page.write_text(results_page(definition, known))
-        if figure := final_figure(definition, known):
-            page.with_name("race-final.svg").write_text(figure)
-        console.print(f"page: {page}")
-    return 1 if missing else 0
-
-
-@app.command
-def why(
-    *,
-    starts: int = 8,
-    workers: int | None = None,
-    results: Path = Path("docs/study-starts/why.jsonl"),
-    work: Path = Path("runs/study"),
-) -> int:
-    """What an entropy bonus does to single words, step by step: runs of C9 whose steps are made again without it.
-
-    Example: python -m studies why --workers 2
-
-    Parameters
-    ----------
-    starts
-        Of each family.
-    workers
-        Runs at once, one thread each; default: the cores this process may use.
-    results
-        A line a run, added to; its page is written beside it.
-    work
-        Where supervised starts and run folders are while they are needed.
-    """
-    from studies.runs import read_results, run_study
-    from studies.why import page, runs_of, take_apart
-
-    console = Console(highlight=False)
-    missing = run_study(
-        runs_of(starts),
-        results,
-        work,
-        workers=workers or len(os.sched_getaffinity(0)),
-        tell=lambda text: console.print(text, markup=False),
-        do=take_apart,
-    )
-    results.with_suffix(".md").write_text(page(list(read_results(results).values())))
-    return 1 if missing else 0
-
-
-@app.command
 def report(
     *names: str,
     suite: SuiteName = "report",
@@ -240,7 +146,7 @@ def report(
     results: Path | None = None,
     output: Path | None = None,
 ) -> int:
-    """Write a suite's pages: an index, one an ablation, claims.jsonl; the report's also settings, questions, costs.
+    """Write a suite's pages: an index, one an ablation; the report's also settings, questions, costs.
 
     Example: python -m studies report --scale tiny
 
@@ -251,7 +157,7 @@ def report(
     scale
         Whose results.
     results
-        Results file; default: results-SCALE.jsonl among the suite's pages.
+        Results file; default: the suite's of this scale in studies/results.
     output
         Folder of the pages; default: the suite's.
     """
@@ -286,8 +192,9 @@ def starts(*bases: str, count: int = 8, first: int = 0, work: Path = Path("runs/
     work
         Where supervised starts are; runs find them there.
     """
-    from studies.definition import shipped_ablations
-    from studies.runs import STARTS_FILE, read_screened
+    from studies.definition import SUITES, shipped_ablations
+    from studies.results import STARTS_FILE, pack
+    from studies.runs import read_screened
     from studies.screening import screen, starts_page
 
     used = (a.scales["tiny"].base for a in shipped_ablations("starts"))
@@ -296,57 +203,9 @@ def starts(*bases: str, count: int = 8, first: int = 0, work: Path = Path("runs/
         accepted = screen(base, count, first, work, STARTS_FILE, lambda text: console.print(text, markup=False))
         console.print(f"{base}: {accepted} of {count} accepted")
         short += accepted < count
-    STARTS_FILE.with_suffix(".md").write_text(starts_page(read_screened(STARTS_FILE)))
+    pack(STARTS_FILE)
+    (SUITES["starts"].pages / "starts.md").write_text(starts_page(read_screened(STARTS_FILE)))
     return 1 if short else 0
-
-
-@app.command
-def power(
-    *,
-    effect: float,
-    bar: float,
-    between: float,
-    within: float = 0.0,
-    starts: int = 8,
-    seeds: int = 2,
-    claims: int = 1,
-    equal: bool = False,
-) -> int:
-    """What a study would decide on a claim, by simulation: the shares of holds, does not hold and undecided.
-
-    The error is the first step of Holm's correction over both sides of all claims: the true shares are at least these.
-
-    Example: python -m studies power --effect 0.15 --bar 0.1 --between 0.04 --within 0.03 --starts 8 --claims 12
-
-    Parameters
-    ----------
-    effect
-        The true effect, in the units of the measure.
-    bar
-        What the claim asks for at least; of an equality the margin.
-    between
-        Standard deviation of the true effect between starts.
-    within
-        Standard deviation of a paired difference between the seeds of one start.
-    starts
-        Supervised starts of the study.
-    seeds
-        Runs an arm from each start.
-    claims
-        Claims of the suite, which share the error.
-    equal
-        The claim is an equality with margin `bar`.
-    """
-    from studies.claims import power as simulated
-
-    found = simulated(
-        effect, bar=bar, between=between, within=within, starts=starts, seeds=seeds, claims=claims, equal=equal
-    )
-    Console(highlight=False).print(
-        f"holds {found.holds:.3f}, does not hold {found.fails:.3f}, undecided {found.undecided:.3f} "
-        f"({starts} starts x {seeds} seeds, {claims} claims)"
-    )
-    return 0
 
 
 if __name__ == "__main__":  # its worker processes import this module too

@@ -80,7 +80,7 @@ from magicrl_verifiers.references import did_you_mean
 
 Curves: TypeAlias = Mapping[str, Sequence[float | None]]
 Result: TypeAlias = Mapping[str, Any]
-"""A line of the results file: ``curves``, ``tests`` and what made them (see ``runs``)."""
+"""A row of the results file: ``curves``, ``tests`` and what made them (see ``results``)."""
 Measure: TypeAlias = Callable[[Result], float]
 
 CURVES = {
@@ -119,7 +119,7 @@ def parse_measure(text: str) -> Measure:
         low, won = float(early[1]), float(early[2])
         return lambda result: _collapsed(result["curves"], low, won)
     if found := re.fullmatch(r"pass@(\d+)", text):
-        return lambda result: _number(result.get("passes", {}).get("after", {}).get(found[1]))
+        return lambda result: _number((result.get("passes") or {}).get("after", {}).get(found[1]))
     test = re.fullmatch(r"(test|start|rise)@(best|\d*\.?\d+)", text)
     if test:
         kind, temperature = test[1], test[2] if test[2] == "best" else str(float(test[2]))
@@ -479,14 +479,14 @@ class Suite(_Part):
     title: str  # of its index
     about: str  # what a reader must know before the verdicts
     folder: str  # of its ablations, in ``studies``
-    pages: Path  # where results and pages are
+    pages: Path  # folder of its pages
     looks: int = 1  # how often its verdicts are drawn; each look has its share of the error
     beside: tuple[str, str] | None = None  # two arms whose distances from on-policy the index draws side by side
     shares: str | None = None  # a suite some of whose runs are arms of this one as well, and are not run again
 
     def results(self, scale: Scale) -> Path:
         """Its results file."""
-        return self.pages / f"results-{scale}.jsonl"
+        return Path("studies/results") / f"{self.pages.name}-{scale}.parquet"
 
 
 _SAME_STARTS = (

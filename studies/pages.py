@@ -5,17 +5,16 @@ as the arm that spent least in all, and by what each needed to reach an accuracy
 
 The report's figures 6, 8 and 13, drawn from this study's runs.
 
-Pages of a study: one an ablation, an index, settings, questions, costs, figures, and the verdicts as JSON Lines.
+Pages of a study: one an ablation, an index, settings, questions, costs and figures.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from magicrl.planning.hardware import load_hardware
 from magicrl.planning.planner import Options, make_plan
@@ -38,7 +37,8 @@ from studies.claims import (
     word_of,
 )
 from studies.definition import SUITES, Ablation, Arm, Claim, Result, Scale, Suite, parse_measure, shipped_ablations
-from studies.runs import STARTS_FILE, by_arm, plan_runs, read_screened, rounded
+from studies.results import STARTS_FILE
+from studies.runs import by_arm, plan_runs, read_screened
 from studies.screening import starts_page
 
 COSTS: tuple[tuple[str, str], ...] = (
@@ -318,7 +318,7 @@ def _figure_8(runs: Runs, folder: Path) -> list[str]:
 
 def limited(row: Result, name: str) -> dict[int, float]:
     """Accuracy by response limit, from the lengths of the right responses; empty where none were recorded."""
-    lengths = row.get("lengths", {}).get(name)
+    lengths = (row.get("lengths") or {}).get(name)
     if not lengths:
         return {}
     return {limit: sum(n <= limit for n in lengths["right"]) / lengths["responses"] for limit in LIMITS}
@@ -392,7 +392,6 @@ ENDS: tuple[tuple[str, str], ...] = (
     ("entropy@late", "entropy in the end"),
 )
 """Columns of an arm; those that no run has are left out."""
-CLAIMS_FILE = "claims.jsonl"
 FIGURES: tuple[tuple[str, str, Unit], ...] = (
     ("accuracy", "Training accuracy", "percent"),
     ("accuracy_nontruncated", "Training accuracy of responses that were not cut", "percent"),
@@ -475,8 +474,8 @@ def write_pages(
             defined at this scale are left out.
         scale: whose results.
         results: by key.
-        folder: gets ``index.md``, a page and its figures an ablation and ``claims.jsonl``; of the report's suite also
-            ``settings.md``, ``questions.md``, ``costs.md`` and ``figures.md``.
+        folder: gets ``index.md``, a page and its figures an ablation; of the report's suite also ``settings.md``,
+            ``questions.md``, ``costs.md`` and ``figures.md``.
         suite: that the ablations belong to: its looks share the error.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -484,8 +483,6 @@ def write_pages(
     found = by_arm(ablations, scale, results)
     claims = [claim for ablation in ablations for claim in ablation.claims]
     verdicts = {verdict.claim: verdict for verdict in decide(claims, found, looks=SUITES[suite].looks)}
-    rows = [claim_row(a, claim, verdicts[claim.id]) for a in ablations for claim in a.claims]
-    (folder / CLAIMS_FILE).write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
     for ablation in ablations:
         page = ablation_page(ablation, scale, found.get(ablation.id, {}), verdicts, folder, suite)
         (folder / f"{ablation.id}.md").write_text(page)
@@ -503,23 +500,6 @@ def write_pages(
     links = _LINKS if suite == "report" else distance_section(SUITES[suite], ablations, found, folder)
     index.write_text(index_page(SUITES[suite], ablations, scale, verdicts, {row["key"]: row for row in used}, links))
     return index
-
-
-def claim_row(ablation: Ablation, claim: Claim, verdict: Verdict) -> dict[str, Any]:
-    """A line of ``claims.jsonl``: numbers that were not measured are null."""
-    told: dict[str, Any] = {k: v for k, v in asdict(verdict).items() if k not in ("claim", "decision", "premise")}
-    told |= {"premise": claim.premise.says, "premise_value": None, "premise_met": None}
-    if verdict.premise is not None:
-        told |= {"premise_value": verdict.premise.value, "premise_met": verdict.premise.met}
-    numbers = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in told.items()}
-    return {
-        "ablation": ablation.id,
-        "claim": claim.id,
-        "says": claim.says,
-        "kind": claim.kind,
-        "verdict": verdict.decision,
-        **{key: rounded(value) if isinstance(value, float) else value for key, value in numbers.items()},
-    }
 
 
 def ablation_page(

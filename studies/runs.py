@@ -4,13 +4,6 @@ Two ablations whose arms resolve to the same recipe share its run. Supervised st
 the model of the phase before, so that starts which begin alike share what they have in common. Where starts are not
 screened the first of several phases has the recipe's own seed, and is made once for all.
 
-The results file: one JSON line a run, keyed by what decided it; enough to decide every claim and draw every figure.
-
-A line holds the curves of ``definition.CURVES`` a step, the running sums of the costs, the tests before and after at
-every temperature, and where it was made. Curves are rounded to four digits: a suite is a few MB. Where a run recorded
-its test responses (``logging.samples``) the line also has their lengths, from which follows what a shorter limit would
-have given.
-
 Run what is planned and not yet there: in processes side by side, within a budget, each result kept as it ends.
 """
 
@@ -18,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import math
 import multiprocessing
 import os
@@ -38,6 +30,15 @@ from magicrl.config.schema import SftConfig, SftModelConfig, StartConfig, TrainC
 from magicrl.reporting.read_folders import RecordedRun, read_run
 from magicrl.training.recorder import environment_facts
 from studies.definition import COSTS, CURVES, SUITES, Ablation, Arm, Result, Scale, ScaleDefinition, base_recipe
+from studies.results import (
+    SCHEMA_VERSION,
+    STARTS_FILE,
+    append_result,
+    pack,
+    read_results,
+    read_rows,
+    rounded,
+)
 
 THREADS = 1  # of every run: tensors this small gain nothing from a second thread, and runs are done side by side
 _UNIMPORTANT: dict[str, Any] = {"run": {"name", "output", "expected_minutes"}}
@@ -204,9 +205,6 @@ def phases_of(recipe: SftConfig, number: int, *, shared: bool) -> PlannedStart:
     return start
 
 
-SCHEMA_VERSION = 1
-
-
 def result_of(run: PlannedRun, folder: Path, *, cpu_seconds: float, stopped: str | None) -> dict[str, Any]:
     """The line of a run whose folder is ``folder``.
 
@@ -280,42 +278,11 @@ def lengths_of(run: RecordedRun, name: str) -> dict[str, Any]:
     return {"responses": len(shown), "right": right} if shown else {}
 
 
-def rounded(value: float) -> float:
-    """Four significant digits."""
-    return float(f"{value:.4g}")
-
-
-STARTS_FILE = Path(__file__).parents[1] / "docs" / "study-starts" / "starts.jsonl"
-"""Every supervised start that was screened, accepted or not (``studies/screening.py``)."""
-
-
 def read_screened(path: Path) -> dict[str, dict[int, dict[str, Any]]]:
     """The screened starts by the name of their recipe and their number; none where there is no such file."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        row = json.loads(line)
+    for row in read_rows(path):
         found.setdefault(row["recipe"], {})[row["start"]] = row
-    return found
-
-
-def read_results(path: Path) -> dict[str, Result]:
-    """The results in ``path`` by key; none where there is no such file.
-
-    Raises:
-        ValueError: a line that is no result, with its number.
-    """
-    found: dict[str, Result] = {}
-    if not path.exists():
-        return found
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            version, key = row["schema_version"], row["key"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: not a result of an experiment ({error}); remove it") from error
-        if version != SCHEMA_VERSION:
-            raise ValueError(f"{path}, line {number}: schema_version {version}, this magicrl reads {SCHEMA_VERSION}")
-        found[key] = row
     return found
 
 
@@ -328,13 +295,6 @@ def shared_results(suite: str, scale: Scale) -> dict[str, Result]:
 def suite_results(suite: str, scale: Scale, file: Path | None = None) -> dict[str, Result]:
     """The results of a suite (in ``file`` instead of its own) and of the suite whose runs it shares."""
     return {**shared_results(suite, scale), **read_results(file or SUITES[suite].results(scale))}
-
-
-def append_result(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a line; a run is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as stream:
-        stream.write(json.dumps(row, allow_nan=False) + "\n")
 
 
 def by_arm(
@@ -391,7 +351,6 @@ def run_study(
     budget_minutes: float | None = None,
     keep_folders: bool = False,
     tell: Tell = lambda text: None,
-    do: Callable[[PlannedRun, Path], dict[str, Any]] | None = None,
 ) -> int:
     """Do the planned runs that have no result yet; returns how many are still missing.
 
@@ -399,14 +358,13 @@ def run_study(
 
     Args:
         planned: from ``plan_runs``: a run comes after the one that it goes on from.
-        results_file: JSON Lines, a line a run; added to.
+        results_file: gets a row per run as it ends.
         work: where starts and run folders are.
         workers: processes at once, one thread each.
         budget_minutes: no run is begun that is not expected to end within so many wall-clock minutes from now (one of
             unknown length may begin at any time before).
         keep_folders: keep the run folders of results that are written; else only models that others go on from.
         tell: told what happens.
-        do: makes a run's line in a process of its own; default: `do_run`.
     """
     results = dict(read_results(results_file))
     missing = _with_predecessors(outlook(planned, results).missing, planned, work)
@@ -421,7 +379,7 @@ def run_study(
                     if (run := _next(waiting, running.values(), results, work, left)) is None:
                         break
                     waiting.remove(run)
-                    running[pool.submit(do or do_run, run, work)] = run
+                    running[pool.submit(do_run, run, work)] = run
                     tell(f"{_label(run)}: begun")
                 if not running:
                     break
@@ -435,6 +393,7 @@ def run_study(
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+    pack(results_file)
     if not keep_folders:
         _tidy(planned, results, work)
     return len(waiting)

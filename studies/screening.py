@@ -18,16 +18,8 @@ from typing import Any
 from magicrl.config.loader import load_train_recipe
 from magicrl.data.families import make_family
 from studies.definition import base_recipe
-from studies.runs import (
-    PlannedStart,
-    Tell,
-    append_result,
-    make_start,
-    phases_of,
-    read_screened,
-    rounded,
-    supervised_recipe,
-)
+from studies.results import SCHEMA_VERSION, append_result, rounded
+from studies.runs import PlannedStart, Tell, make_start, phases_of, read_screened, supervised_recipe
 
 BAND = (0.10, 0.45)
 """Least and largest accuracy at the best of greedy and temperature 1."""
@@ -80,11 +72,12 @@ def screen(base: str, count: int, first: int, work: Path, file: Path, tell: Tell
 
 
 def _screened(recipe: str, base: str, number: int, start: PlannedStart, work: Path) -> dict[str, Any]:
-    """The line of a start: what it is, what was measured, and whether it is accepted."""
+    """The row of a start: what it is, what was measured, and whether it is accepted."""
     clock = time.process_time()
     measured = _measured(base, make_start(start, work), work / "screening" / start.key)
     reason = reason_of(max(measured["greedy"], measured["at_1"]), measured[f"pass@{SAMPLES}"])
     return {
+        "schema_version": SCHEMA_VERSION,
         "recipe": recipe,
         "base": base,
         "start": number,

@@ -1,2 +1,1 @@
-"""Methods that race for off-policy stability, a file each, through the doors of docs/own.md. Which of them run, with
-which settings: ``studies/race.toml``."""
+"""Methods that raced for off-policy stability (docs/race.md), a file each, through the doors of docs/own.md."""

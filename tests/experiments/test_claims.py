@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from studies.claims import Verdict, decide, holm, kendall, power, starts_needed, students
+from studies.claims import Verdict, decide, holm, kendall, starts_needed, students
 from studies.definition import (
     SUITES,
     Claim,
@@ -274,26 +274,6 @@ def test_starts_needed_is_where_the_interval_leaves_the_bar() -> None:
     half = [stats.t.ppf(0.975, n - 1) * 0.1 / math.sqrt(n) for n in (needed - 1, needed)]
     assert half[0] > 0.1 > half[1]
     assert starts_needed(0.0, 0.1, quantile=0.975) is None, "an effect that is exactly the bar"
-
-
-def test_power_is_that_of_the_noncentral_t() -> None:
-    # one claim: 0.025 a side; a start's mean has the variance .04^2 + .03^2 / 2
-    error = math.sqrt((0.04**2 + 0.03**2 / 2) / 8)
-    exact = stats.nct.sf(stats.t.ppf(0.975, 7), 7, 0.05 / error)
-    found = power(0.15, bar=0.1, between=0.04, within=0.03, starts=8, seeds=2, claims=1)
-    assert found.holds == pytest.approx(exact, abs=0.01)
-    at_bar = power(0.1, bar=0.1, between=0.04, within=0.0, starts=8, seeds=1, claims=1, draws=40_000)
-    assert (at_bar.holds, at_bar.fails) == pytest.approx((0.025, 0.025), abs=0.004)
-    assert power(0.05, bar=0.1, between=0.04, within=0.03, starts=8, seeds=2, claims=1).fails == pytest.approx(
-        exact, abs=0.01
-    )
-    more = power(0.15, bar=0.1, between=0.04, within=0.03, starts=8, seeds=2, claims=20)
-    assert more.holds < found.holds
-    same = power(0.0, bar=0.05, between=0.02, within=0.0, starts=8, seeds=1, claims=1, equal=True)
-    assert same.holds > 0.95
-    assert power(0.05, bar=0.05, between=0.02, within=0.0, starts=8, seeds=1, claims=1, equal=True).holds < 0.035
-    with pytest.raises(ValueError, match="2 starts decide nothing"):
-        power(0.1, bar=0.1, between=0.04, within=0.03, starts=2, seeds=2, claims=1)
 
 
 def test_students_by_hand() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from magicrl.algorithms.advantages import AdvantageInputs
 from magicrl.algorithms.entropy import ControllerSettings, EntropyController
 from magicrl.algorithms.loss_terms import LossInputs, loss_terms
 from magicrl.algorithms.losses import CorrectionInputs, LossRow, correction_of, needs_of
+from magicrl.config.loader import load_train_recipe
 from magicrl.models.head import HeadOptions, logprobs_and_entropies
 from studies.race import (
     aent,
@@ -252,3 +255,10 @@ def test_trl_pays_by_the_step_before_and_rises_at_the_target() -> None:
         held.append(controller.c)
     assert held == pytest.approx([0.1, 0.2, 0.1, 0.2, 0.25, 0.25])
     assert paid == pytest.approx([0.0, 0.1, 0.2, 0.0, 0.2, 0.25])  # after 0.3 nothing is paid
+
+
+def test_a_method_is_also_named_by_its_file() -> None:
+    root = Path(__file__).parents[2]
+    for file in sorted((root / "studies" / "race").glob("*.py")):
+        for key, name in re.findall(r"--set ([\w.]+)=(studies/race/\w+\.py:\w+)", file.read_text()):
+            load_train_recipe(root / "src/magicrl/recipes/tiny.toml", [f"{key}={root / name}"], root)

@@ -16,18 +16,9 @@ import pytest
 from studies import runs as planning
 from studies.__main__ import app
 from studies.definition import SCALES, Ablation, chosen, load_ablations, shipped_ablations
-from studies.pages import CLAIMS_FILE, write_pages
-from studies.runs import (
-    PlannedRun,
-    append_result,
-    by_arm,
-    do_run,
-    folder_of,
-    outlook,
-    plan_runs,
-    read_results,
-    run_study,
-)
+from studies.pages import write_pages
+from studies.results import append_result, pack, read_results, working_file
+from studies.runs import PlannedRun, by_arm, do_run, folder_of, outlook, plan_runs, run_study
 
 ABLATION = """
 id = "6"
@@ -290,7 +281,7 @@ def test_several_seeds_behind_one_option(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert asked == [(100, 101), (1000, 1001)]
 
 
-def test_pages_and_claims_file(ablation: Ablation, tmp_path: Path) -> None:
+def test_pages_say_what_the_runs_decide(ablation: Ablation, tmp_path: Path) -> None:
     tiny = ablation.scales["tiny"].model_copy(update={"starts": 3})
     ablation = ablation.model_copy(update={"scales": {"tiny": tiny}})
     accuracy: Mapping[str, float] = {"one": 0.9, "two": 0.5, "longer": 0.9}
@@ -304,9 +295,25 @@ def test_pages_and_claims_file(ablation: Ablation, tmp_path: Path) -> None:
     assert "![Training accuracy](6-accuracy.svg)" in page
     assert (index.parent / "6-accuracy.svg").read_text().startswith("<svg")
     assert "6-kl.svg" not in page, "nothing measured it"
-    (row,) = [json.loads(line) for line in (index.parent / CLAIMS_FILE).read_text().splitlines()]
-    assert (row["ablation"], row["claim"], row["verdict"], row["starts"]) == ("6", "6.end", "holds", 3)
-    assert row["effect"] == pytest.approx(0.4)
+
+
+def test_rows_of_a_parquet_file_wait_until_they_are_packed(
+    ablation: Ablation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "results" / "six.parquet"
+    first, second, *_ = plan_runs([ablation], "tiny")
+    rows = [result(first), {**result(second), "stopped": "FloatingPointError: loss", "passes": {"after": {"4": 0.5}}}]
+    rows[0]["curves"]["kl"] = [None, 1.234e-5]
+    append_result(file, rows[0])
+    pack(file)
+    assert not working_file(file).exists()
+    append_result(file, rows[1])
+    assert read_results(file)[second.key] == rows[1], "as it was appended"
+    pack(file)
+    pack(file)  # nothing waits
+    found = read_results(file)
+    assert found == {first.key: {**rows[0], "passes": None}, second.key: rows[1]}
 
 
 def test_a_broken_results_file_is_named(tmp_path: Path) -> None:
