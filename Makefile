@@ -85,39 +85,39 @@ test-benchmarks: setup-dev
 	$(BIN)/pytest -m benchmark
 
 identities: setup-dev
-	$(BIN)/python benchmarks/identities.py
+	$(BIN)/python tests/helpers/identities.py
 
 kills: setup-dev
-	$(BIN)/python benchmarks/kills.py tiny --kills 20 --output docs/figures/kills-tiny.json
-	$(BIN)/python benchmarks/kills.py tiny --kills 15 --seed 1 --set rollout.max_staleness=2 --output docs/figures/kills-ahead.json
-	$(BIN)/python benchmarks/kills.py tiny --kills 15 --seed 2 --set model.lora.rank=4 --set optimizer.learning_rate=1e-2 --output docs/figures/kills-lora.json
+	$(BIN)/python -m benchmarks.resume.kills tiny --kills 20 --output benchmarks/results/kills-tiny.json
+	$(BIN)/python -m benchmarks.resume.kills tiny --kills 15 --seed 1 --set rollout.max_staleness=2 --output benchmarks/results/kills-ahead.json
+	$(BIN)/python -m benchmarks.resume.kills tiny --kills 15 --seed 2 --set model.lora.rank=4 --set optimizer.learning_rate=1e-2 --output benchmarks/results/kills-lora.json
 
 # Every deliberate fault of benchmarks/faults/, one at a time. Results are kept in runs/mutants.
 mutants: setup-dev
-	$(BIN)/python benchmarks/mutants.py --output docs/figures/mutants.json
+	$(BIN)/python benchmarks/mutants.py --output benchmarks/results/mutants.json
 
 # All speed beside the peers on a machine that has nothing else to do: an hour of two cores, two where bfloat16 is slow. Beside
-# vLLM where it is installed (`make .venv/.vllm`). Another machine's run: make bench FIGURES=docs/figures/second-machine
+# vLLM where it is installed (`make .venv/.vllm`). Another machine's run: make bench FIGURES=benchmarks/results/second-machine
 REPETITIONS ?= 5
 export FIGURES
 bench: setup-dev
 	$(SMOLLM2)
-	$(BIN)/python benchmarks/rollout_speed.py --repetitions $(REPETITIONS)
-	$(BIN)/python benchmarks/decode_kernels.py --repetitions $(REPETITIONS)
-	if $(BIN)/python -c "import vllm" 2>/dev/null; then $(BIN)/python benchmarks/rollout_vllm.py --repetitions $(REPETITIONS); fi
-	$(BIN)/python benchmarks/learner_speed.py --tune
-	$(BIN)/python benchmarks/learner_speed.py --repetitions $(REPETITIONS)
-	$(BIN)/python benchmarks/head_speed.py
-	$(BIN)/python benchmarks/step_parts.py
-	$(BIN)/python benchmarks/code_verifier.py speed
-	$(BIN)/python benchmarks/code_verifier.py parts
-	if test -d ../shared/data/math; then $(BIN)/python benchmarks/maths_verifier.py; fi
-	$(BIN)/python benchmarks/benchmark_page.py
+	$(BIN)/python -m benchmarks.speed.rollout_speed --repetitions $(REPETITIONS)
+	$(BIN)/python -m benchmarks.speed.decode_kernels --repetitions $(REPETITIONS)
+	if $(BIN)/python -c "import vllm" 2>/dev/null; then $(BIN)/python -m benchmarks.speed.rollout_vllm --repetitions $(REPETITIONS); fi
+	$(BIN)/python -m benchmarks.speed.learner_speed --tune
+	$(BIN)/python -m benchmarks.speed.learner_speed --repetitions $(REPETITIONS)
+	$(BIN)/python -m benchmarks.speed.head_speed
+	$(BIN)/python -m benchmarks.speed.step_parts
+	$(BIN)/python -m benchmarks.verifiers.code_verifier speed
+	$(BIN)/python -m benchmarks.verifiers.code_verifier parts
+	if test -d ../shared/data/math; then $(BIN)/python -m benchmarks.verifiers.maths_verifier; fi
+	$(BIN)/python -m tools.benchmark_page
 
 # Ratios of a short run against the committed ones; fails where they are worse beyond noise. Minutes; no part of CI.
 bench-check: setup-dev
 	$(SMOLLM2)
-	$(BIN)/python benchmarks/bench_check.py
+	$(BIN)/python -m benchmarks.speed.bench_check
 
 # What a lent GPU machine of CPython 3.12 lacks beside torch, transformers and pytest, for benchmarks/gpu.sh: 15 MB of wheels.
 GPU_WHEELS := pydantic pydantic_core annotated-types typing-inspection cyclopts docstring-parser rich-rst docutils tomli-w \
@@ -131,18 +131,18 @@ gpu-wheels: setup
 # The committed page and its pictures, from a whole quickstart run: a few minutes.
 page: quickstart browser
 	$(BIN)/magicrl report runs/quickstart --output docs/quickstart.html
-	$(BIN)/python benchmarks/report_screenshots.py docs/quickstart.html --output docs/figures
+	$(BIN)/python -m tools.report_screenshots docs/quickstart.html --output docs/figures
 
 docs: page
 
 # The documentation as pages for a browser, build/site/docs/index.html, readable without a network; a warning fails.
 site: setup
 	$(PIP) install -c constraints.txt -e '.[docs]'
-	$(BIN)/sphinx-build -c docs -W --keep-going -q . build/site
+	$(BIN)/sphinx-build -c tools/site -W --keep-going -q . build/site
 
 # Licences and sizes of everything that magicrl brings, and a CycloneDX bill of materials.
 dependencies: setup
-	$(BIN)/python benchmarks/dependencies.py --page docs/dependencies.md --sbom dist/magicrl.cdx.json
+	$(BIN)/python -m tools.dependencies --page docs/dependencies.md --sbom dist/magicrl.cdx.json
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache

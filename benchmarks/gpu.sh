@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Parts of benchmarks/gpu.py on a machine without a network that has torch, transformers, pytest and little else.
+# Parts of benchmarks/speed/gpu.py on a machine without a network that has torch, transformers, pytest and little else.
 #
 #   make gpu-wheels                                # here: the packages that such a machine lacks, build/gpu-wheels
 #   bash benchmarks/gpu.sh tests tiles             # there: figures in $OUT/bench-gpu.json (runs/gpu without OUT), and gpu.log
@@ -26,8 +26,8 @@ export PYTHONPATH=$PWD/src:$PWD/packages/verifiers/src:$site PYTHONUNBUFFERED=1 
 failed=()
 for part; do
   echo "== $part"
-  timeout -k 10 "$PART_SECONDS" "$PYTHON" benchmarks/gpu.py --parts "$part" --output "$out/bench-gpu.json" \
-    --page "$out/gpu.md" "${options[@]}" 2>&1 | tee -a "$out/gpu.log"
+  timeout -k 10 "$PART_SECONDS" "$PYTHON" -m benchmarks.speed.gpu --parts "$part" --output "$out/bench-gpu.json" \
+    "${options[@]}" 2>&1 | tee -a "$out/gpu.log"
   status=${PIPESTATUS[0]}
   [ "$status" = 0 ] || failed+=("$part ($status)")
 done

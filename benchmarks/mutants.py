@@ -1,6 +1,6 @@
 """Put one deliberate fault at a time into a copy of the source and see which tests turn red.
 
-python benchmarks/mutants.py --output docs/figures/mutants.json
+python benchmarks/mutants.py --output benchmarks/results/mutants.json
 python benchmarks/mutants.py --only clip_high --again    # some rows, whatever was found for them before
 python benchmarks/mutants.py --only pipeline/            # one table
 python benchmarks/mutants.py --sample 8 --seed 0         # eight rows at random

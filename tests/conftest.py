@@ -25,7 +25,6 @@ settings.register_profile("no deadline", deadline=None)  # how long an example t
 settings.load_profile("no deadline")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))  # they import each other by plain names
 sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
 
 

@@ -1,10 +1,8 @@
-"""Makes the slow reference and the enumerable policy of ``benchmarks/`` importable, and builds records."""
+"""Builds records."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -22,8 +20,6 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 OUTCOMES = {"c": Outcome.CORRECT, "w": Outcome.WRONG, "n": Outcome.NOT_JUDGED}
 MakeGroup = Callable[..., ScoredGroup]

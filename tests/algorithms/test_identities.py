@@ -1,4 +1,4 @@
-"""What ``python benchmarks/identities.py`` prints, as tests; and proof that the slow reference can tell errors."""
+"""What ``make identities`` prints, as tests; and proof that the slow reference can tell errors."""
 
 from __future__ import annotations
 

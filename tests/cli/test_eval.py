@@ -310,7 +310,7 @@ def test_every_preset_stands_on_the_page_with_its_temperature() -> None:
 
 
 def test_the_example_quotes_the_committed_figures() -> None:
-    figures = json.loads((ROOT / "docs/figures/eval-smollm2.json").read_text())
+    figures = json.loads((ROOT / "benchmarks/results/eval-smollm2.json").read_text())
     titles = {"gsm8k": "GSM8K", "svamp": "SVAMP", "math500": "MATH-500", "humaneval": "HumanEval", "mbpp": "MBPP"}
 
     def points(value: float) -> str:

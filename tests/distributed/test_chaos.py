@@ -20,7 +20,7 @@ pytestmark = [
 
 def test_every_prompt_is_accounted_for_whatever_dies(tmp_path: Path) -> None:
     figures = tmp_path / "chaos.json"
-    script = ROOT / "benchmarks" / "cluster_chaos.py"
+    script = ROOT / "tests" / "helpers" / "cluster_chaos.py"
     options = ["--model", "tiny", "--work", str(tmp_path / "work"), "--output", str(figures)]
     done = subprocess.run([sys.executable, str(script), *options], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.docs.write_recipe_page import section_of
-
 from magicrl.config.schema import TrainConfig
+from tools.recipe_page import section_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
 

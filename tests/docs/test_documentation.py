@@ -6,20 +6,16 @@ import doctest
 import importlib
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import write_recipe_page
 
 from magicrl.algorithms.losses import LOSSES
 from magicrl.cli.main import app
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.config.paths import FOLDER
 from magicrl.registry import BUILTINS
+from tools import recipe_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -71,8 +67,19 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_named_files_exist(page: Path) -> None:
-    for name in re.findall(r"`((?:src|benchmarks|recipes|tests|docs)/[\w./-]+)`", text_of(page)):
+    for name in re.findall(r"`((?:src|benchmarks|recipes|tests|docs|studies|tools)/[\w./-]+)`", text_of(page)):
         assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_named_scripts_exist(page: Path) -> None:
+    """A page that names a script of an earlier commit names the commit."""
+    text = text_of(page)
+    names = re.findall(r"python -m ((?:benchmarks|tools)\.[\w.]+)", text)
+    files = [f"{name.replace('.', '/')}.py" for name in names]
+    files += re.findall(r"python ((?:benchmarks|tests)/\S+\.py)", text)
+    gone = [file for file in files if not (ROOT / file).exists()]
+    assert not gone or re.search(r"commit [0-9a-f]{8}", text), gone
 
 
 def test_make_targets_that_pages_name_exist() -> None:
@@ -119,8 +126,8 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
 
 
 def test_the_recipe_page_is_the_schema_and_explains_every_setting() -> None:
-    assert write_recipe_page.PAGE.read_text() == write_recipe_page.page(), "python tests/docs/write_recipe_page.py"
-    assert "|  |\n" not in write_recipe_page.page(), "a setting without a text under it in config/schema.py"
+    assert recipe_page.PAGE.read_text() == recipe_page.page(), "python -m tools.recipe_page"
+    assert "|  |\n" not in recipe_page.page(), "a setting without a text under it in config/schema.py"
 
 
 def test_the_page_of_losses_has_every_built_in_as_it_is() -> None:

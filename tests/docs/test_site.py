@@ -10,14 +10,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import generated
-import symptom_figures
-
 from magicrl.cli.main import app
 from magicrl.training.health import RULES
+from tools import symptom_figures
+from tools.site import generated
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,7 +42,7 @@ def test_metrics_have_units_and_words() -> None:
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the extra `docs`")
-    build = [sys.executable, "-m", "sphinx", "-c", "docs", "-W", "--keep-going", "-q", ".", str(tmp_path)]
+    build = [sys.executable, "-m", "sphinx", "-c", "tools/site", "-W", "--keep-going", "-q", ".", str(tmp_path)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     first = (tmp_path / "docs" / "index.html").read_text()

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 sys.path.insert(0, str(Path(__file__).parent))
 
 from error_making import RECIPE, Case, Desk, sections, seen
-from write_page import PAGE, STATED, entry
 
 from magicrl.config.loader import load_train_recipe, to_toml
 from magicrl.training.diagnosis import NOTHING_LEARNED
 from magicrl.training.recorder import RunFolder
+from tools.errors_page import PAGE, STATED, entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
 
@@ -48,7 +48,7 @@ def test_the_message_names_place_and_remedy_and_is_on_the_page(case: Case, desk:
     assert "Traceback" not in text
     for words in case.says:
         assert words in text
-    assert entry(case, status, text) in PAGE.read_text(), "write the page anew: python tests/errors/write_page.py"
+    assert entry(case, status, text) in PAGE.read_text(), "write the page anew: python -m tools.errors_page"
 
 
 def test_the_page_lists_no_other_errors() -> None:

@@ -56,7 +56,7 @@ sys.path.append(str(TESTS / "helpers"))
 
 
 def module(path: str) -> ModuleType:
-    """Import a script under `tests` by its path."""
+    """Import a script by its path from `tests`."""
     spec = importlib.util.spec_from_file_location(f"frozen_{Path(path).stem}", TESTS / path)
     assert spec is not None
     assert spec.loader is not None
@@ -137,7 +137,7 @@ def schema_rows() -> Rows:
     """Return type and default of every setting of a recipe."""
     rows: Rows = {}
     kind = table = ""
-    for line in module("docs/write_recipe_page.py").page().splitlines():
+    for line in module("../tools/recipe_page.py").page().splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
         if line.startswith("## "):
             kind = line.removeprefix("## ").split(":")[0]
@@ -421,7 +421,7 @@ def error_rows(page: str) -> Rows:
 
 def made_errors() -> Rows:
     """Make every error of that page."""
-    script = module("errors/write_page.py")
+    script = module("../tools/errors_page.py")
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as made:
         (Path(made) / "cases").mkdir()
@@ -440,7 +440,7 @@ class Part:
         verdicts: Its rows are verdicts on ``../shared/data``: a file per set, a line per row of the data.
         rounded: Numbers in its rows may differ by rounding.
         kept: Return the committed rows of a record that another test owns.
-        regenerator: Script under `tests` that writes that record.
+        regenerator: Script that writes that record, by its path from `tests`.
     """
 
     now: Callable[[], Rows]
@@ -470,7 +470,7 @@ PARTS = {
     "errors": Part(
         made_errors,
         kept=lambda: error_rows((ROOT / "docs" / "errors.md").read_text()),
-        regenerator="errors/write_page.py",
+        regenerator="../tools/errors_page.py",
     ),
     "maths": Part(maths_rows, verdicts=True),
     "code": Part(code_rows, verdicts=True),

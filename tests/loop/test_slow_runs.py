@@ -47,10 +47,11 @@ def test_the_quickstart_does_what_it_promises(tmp_path: Path) -> None:
 
 def test_a_run_killed_again_and_again_is_the_same_run(tmp_path: Path) -> None:
     figures = tmp_path / "kills.json"
-    script, recipe = ROOT / "benchmarks" / "kills.py", ROOT / "src" / "magicrl" / "recipes" / "tiny.toml"
+    recipe = ROOT / "src" / "magicrl" / "recipes" / "tiny.toml"
     options = ["--kills", "12", "--work", str(tmp_path / "work"), "--output", str(figures)]
     done = subprocess.run(
-        [sys.executable, str(script), str(recipe), *options],
+        [sys.executable, "-m", "benchmarks.resume.kills", str(recipe), *options],
+        cwd=ROOT,
         check=False,
         capture_output=True,
         text=True,

@@ -18,11 +18,9 @@ import yaml
 from packaging.requirements import Requirement
 
 from magicrl.cli.main import app
+from tools import dependencies
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import dependencies  # noqa: E402
 
 PIP = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
 

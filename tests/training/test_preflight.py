@@ -1,4 +1,4 @@
-"""What figures of a look before a run mean; the cases of benchmarks/preflight_cases.py."""
+"""What figures of a look before a run mean; the cases of tests/helpers/preflight_cases.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.preflight_cases import main
 from builders import completion, problem, request
+from preflight_cases import main
 
 from magicrl.algorithms.advantages import score_group
 from magicrl.config.verifier_schema import VerifierConfig

@@ -3,8 +3,9 @@ efficiencies.
 
 All times are seconds, all sizes bytes, all bandwidths bytes a second. Every function states its formula. What no
 formula knows (how much of a peak is reached, what the host adds) is an ``Efficiency``. Those that are known are kept in
-``calibration.toml``: ``published`` for GPUs (``benchmarks/plan_published.py`` fits it on published step times), and
-``cpu-2core`` for a machine of two cores, a table for each width of model, since small products reach less of the peak.
+``calibration.toml``: ``published`` for GPUs (``benchmarks/planning/plan_published.py`` fits it on published steps),
+and ``cpu-2core`` for a machine of two cores, a table for each width of model, since small products reach less of the
+peak.
 
 Model FLOPs are what a step's sequences need, whatever was computed for them; MFU is counted in them. A prompt counts
 once for all its responses, the output head at the positions that predict a response token, attention to the tokens

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distributed_learner import config_of, sending
 from json_server import free_port
 from processes import scripts
+from rank_memory import config_of, sending
 from transformers import AutoModelForCausalLM
 
 from magicrl.config.cluster_schema import LearnerPlacement

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed_learner import TERMS, planned_bytes, tracked
+from rank_memory import TERMS, planned_bytes, tracked
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from magicrl.config.schema import LoraConfig, ModelConfig

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_learner import config_of, sending
 from json_server import free_port
 from processes import scripts
+from rank_memory import config_of, sending
 from torch import Tensor
 
 from magicrl.config.cluster_schema import LearnerPlacement

@@ -1,4 +1,4 @@
-"""Training itself tries to cheat: see `benchmarks/attack_policy.py`, of which these are short runs."""
+"""Training itself tries to cheat: see `tests/helpers/attack_policy.py`."""
 
 from __future__ import annotations
 

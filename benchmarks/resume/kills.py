@@ -1,0 +1,455 @@
+"""Kill a run again and again, at random times and in the middle of everything it writes, and compare what is left.
+
+python -m benchmarks.resume.kills tiny --kills 50 --output benchmarks/results/kills-tiny.json
+
+One run is left alone. Then the same recipe is started, killed with SIGKILL and resumed, as often as asked; in half of
+the lives a verifier worker is killed as well. Half of the kills come at a random time; the others hit a chosen place
+(`FATES`): the process of that life wraps one function of magicrl so that it dies there. Nothing else differs from
+`magicrl train RECIPE --resume`. A run that reaches its end before it was killed often enough is compared, and another
+is begun. Afterwards metrics, weights, optimizer moments and every other state, tests, rollouts, filter and events must
+be identical to the run that was left alone, and no process and no half-written file may remain.
+
+What each killed run had to restore is noted from its newest checkpoint: c, removed problems, visits, a pending
+convergence test, work in flight. A recipe in which the first four are never there shows little and fails the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+
+# imported before the first fork, so that a life does not begin with seconds of imports
+from benchmarks.shared import parser_of, write_figure
+from magicrl.config.loader import load_train_recipe
+from magicrl.config.paths import find_recipe
+from magicrl.config.schema import TrainConfig
+from magicrl.models import loading
+from magicrl.rollout import recording
+from magicrl.training import checkpoint, learner, recorder, rollout_queue, session
+from magicrl.training.recorder import NullObserver, RunFolder, environment_facts
+
+MARK = "MAGICRL_KILLS"
+CLOCKED = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
+BLIND = "no kill came where there was {}: take a recipe in which it happens, or more kills"
+REMEDY = "a killed run differs from the one that was left alone, or something of it lives on"
+FATES = (
+    "supervised start",
+    "difficulty filter",
+    "test before",
+    "generating",
+    "verifying",
+    "learning",
+    "between gradient and update",
+    "after the update",
+    "validating",
+    "in the middle of a metrics line",
+    "writing rollouts",
+    "writing tensors",
+    "checkpoint written, not renamed",
+    "checkpoint renamed, old ones not yet removed",
+    "removing an old checkpoint",
+    "test after",
+    "test written, not told",
+    "saving the model",
+)
+ONCE = FATES[-3:]
+
+
+class Place:
+    """What a life is doing, in memory that outlives it."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 64)
+
+    def write(self, text: str) -> None:
+        self._memory[:] = text.encode()[:64].ljust(64)
+
+    def read(self) -> str:
+        return self._memory[:].decode("utf-8", "ignore").strip("\0 ")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+WORDS = {"rollout": "generating", "train": "learning", "validation": "validating"}
+
+
+class Watcher(NullObserver):
+    """Notes what the run is doing and dies where its fate says."""
+
+    def __init__(self, place: Place, fate: str | None, passes: int) -> None:
+        self._place = place
+        self._fate = fate
+        self._passes = passes
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        word = next((name for name in FATES if phase.startswith(name)), WORDS.get(phase, phase))
+        self._place.write(word)
+        if word == self._fate:
+            self.meet()
+
+    def meet(self) -> None:
+        """The place of this life's fate: passed a few times, then deadly."""
+        self._passes -= 1
+        if self._passes < 0:
+            die()
+
+
+def before(owner: Any, name: str, action: Callable[..., None]) -> None:
+    """Call ``action`` with the arguments of every call of ``owner.name``, before the call."""
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        action(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def arrange(fate: str | None, watcher: Watcher, place: Place) -> None:
+    """Wrap what is needed for this fate. Progress alone shows the others."""
+
+    def here(*_args: Any, **_kwargs: Any) -> None:
+        watcher.meet()
+
+    def say(text: str) -> Callable[..., None]:
+        return lambda *_args, **_kwargs: place.write(text)
+
+    before(rollout_queue.RolloutQueue, "_judged", say("verifying"))
+    before(checkpoint.CheckpointWriter, "begin", say("checkpoint"))
+    places: dict[str, tuple[Any, str]] = {
+        "verifying": (rollout_queue.RolloutQueue, "_judged"),
+        "between gradient and update": (learner.MasterOptimizer, "step"),
+        "checkpoint written, not renamed": (checkpoint, "_flush"),
+        "checkpoint renamed, old ones not yet removed": (checkpoint, "remove_old"),
+        "saving the model": (loading, "_put_in_place"),
+    }
+    if fate in places:
+        before(*places[fate], here)
+    elif fate == "after the update":
+        before(session.Session, "_record", here)
+    elif fate == "in the middle of a metrics line":
+        original = recorder.RunFolder.step
+
+        def torn(folder: RunFolder, metrics: Any) -> None:
+            original(folder, metrics)
+            lines = (folder.path / "metrics.jsonl").read_bytes()
+            (folder.path / "metrics.jsonl").write_bytes(lines[:-40])
+            watcher.meet()
+            (folder.path / "metrics.jsonl").write_bytes(lines)
+
+        recorder.RunFolder.step = torn
+    elif fate == "writing rollouts":
+        written = recording.pq.write_table
+
+        def half_table(table: Any, file: Any, **options: Any) -> None:
+            written(table, file, **options)
+            file.flush()
+            os.truncate(file.fileno(), os.fstat(file.fileno()).st_size // 2)
+            watcher.meet()
+            file.seek(0)
+            file.truncate()
+            written(table, file, **options)
+
+        recording.pq.write_table = half_table
+    elif fate == "writing tensors":
+        save = checkpoint.save_file
+
+        def half_tensors(tensors: Any, file: Path) -> None:
+            save(tensors, file)
+            whole = file.read_bytes()
+            file.write_bytes(whole[: len(whole) // 2])
+            watcher.meet()
+            file.write_bytes(whole)
+
+        checkpoint.save_file = half_tensors
+    elif fate == "removing an old checkpoint":
+        remove = shutil.rmtree
+
+        def half_removed(path: Path, ignore_errors: bool = False) -> None:
+            if Path(path).name.startswith(".writing-old-"):
+                (Path(path) / "state.json").unlink(missing_ok=True)
+                watcher.meet()
+            remove(path, ignore_errors=ignore_errors)
+
+        checkpoint.shutil.rmtree = half_removed
+    elif fate == "test written, not told":
+        tell = session.Session._tell_result
+
+        def untold(self: Any, name: str, document: Any) -> None:
+            watcher.meet()
+            tell(self, name, document)
+
+        session.Session._tell_result = untold
+
+
+class Life:
+    """One process of the run: forked from this one, so that it need not import anything."""
+
+    def __init__(self, config: TrainConfig, recipe: Path, output: Path, fate: str | None, passes: int) -> None:
+        self.place = Place()
+        self.output = output
+        self.started = time.monotonic()
+        gc.freeze()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._live(config, recipe, fate, passes)
+
+    def _live(self, config: TrainConfig, recipe: Path, fate: str | None, passes: int) -> None:
+        status = 1
+        try:
+            os.setsid()
+            os.environ[MARK] = str(self.output)  # the workers inherit it
+            log = os.open(self.output.with_name("log.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            watcher = Watcher(self.place, fate, passes)
+            arrange(fate, watcher, self.place)
+            session.train(config, self.output, watcher, resume=True)
+            status = 0
+        except BaseException:  # noqa: BLE001 - the border of a child process: its parent reads the log
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+
+    def wait(self, seconds: float | None, rng: random.Random | None, *, from_work: bool = False) -> int | None:
+        """Wait for the end, at most ``seconds``; the wait status, None if it still lives. Kills a worker by chance.
+
+        With ``from_work`` the seconds count from when the models are loaded and the workers warm.
+        """
+        worker_dies = None if rng is None or rng.random() < 0.5 else time.monotonic() + rng.uniform(0.5, 3.0)
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return status
+            now = time.monotonic()
+            if from_work and not self.place.read():
+                self.started = now
+            if seconds is not None and now - self.started > seconds:
+                return None
+            if worker_dies is not None and now > worker_dies:
+                worker_dies = now + 1.0 if not self.kill_a_worker(rng) else None
+            time.sleep(0.02)
+
+    workers_killed = 0
+
+    def kill_a_worker(self, rng: random.Random | None) -> bool:
+        workers = [p for p in children_of(self.pid) if p.status() != psutil.STATUS_ZOMBIE and p.cpu_times().user > 0.3]
+        if not workers or rng is None:
+            return False
+        rng.choice(workers).kill()
+        Life.workers_killed += 1
+        return True
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children()
+    except psutil.Error:
+        return []
+
+
+def survivors(output: Path, patience: float = 20.0) -> list[int]:
+    """Processes of the killed run that still live after ``patience`` seconds."""
+    end = time.monotonic() + patience
+    while True:
+        found: list[int] = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == str(output) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process.pid)
+            except psutil.Error:
+                continue
+        if not found or time.monotonic() > end:
+            return found
+        time.sleep(0.1)
+
+
+def read_run(output: Path) -> dict[str, Any]:
+    """Everything of a run that must not depend on when it was killed, by name."""
+    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["values"] = {k: v for k, v in row["values"].items() if not k.startswith(CLOCKED)}
+    events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
+    last = sorted((output / "checkpoints").glob("step-*"))[-1]
+    state = json.loads((last / "state.json").read_text())
+    rollouts = [
+        pq.read_table(path).drop_columns(["seconds"]).to_pylist()
+        for path in sorted((output / "rollouts").glob("*.parquet"))
+    ]
+    timeline = [json.loads(line) for line in (output / "timeline.jsonl").read_text().splitlines()]
+    return {
+        "metrics": rows,
+        "weights": (output / "model" / "model.safetensors").read_bytes(),
+        "state": (last.name, state["state"]),
+        "moments": state["tensors_sha256"],
+        "checkpoints": sorted(path.name for path in (output / "checkpoints").iterdir()),
+        "tests": [path.read_text() for path in sorted((output / "evaluations").iterdir())],
+        "filter": (output / "difficulty.json").read_text() if (output / "difficulty.json").exists() else None,
+        "rollouts": rollouts,
+        "events": [(e["kind"], e["step"], e["message"]) for e in events if e["kind"] not in ("resume", "warning")],
+        "timeline": [(row["step"], row["kind"], row["what"]) for row in timeline],
+        "half-written": [str(p.relative_to(output)) for p in output.rglob("*writing*")],
+    }
+
+
+def differences(expected: dict[str, Any], output: Path) -> list[str]:
+    found = read_run(output)
+    return [name for name, value in expected.items() if found[name] != value]
+
+
+def to_restore(output: Path) -> dict[str, bool]:
+    """What the next life finds in the newest checkpoint, beside weights and the place in the data."""
+    folders = sorted((output / "checkpoints").glob("step-*")) if (output / "checkpoints").is_dir() else []
+    state = json.loads((folders[-1] / "state.json").read_text())["state"] if folders else {}
+    test = state.get("schedule", {}).get("test") or {}
+    return {
+        "c above 0": state.get("controller", {}).get("c", 0.0) > 0,
+        "problems removed": bool(state.get("sampler", {}).get("removed")),
+        "visits noted": bool(state.get("visits")),
+        "a pending convergence test": bool(test.get("steps")) and not test["converged"],
+        "work in flight": bool(state.get("trainer", {}).get("pending")),
+    }
+
+
+class Study:
+    """Runs that are killed until enough kills are counted."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.recipe = find_recipe(arguments.recipe)
+        self.config = load_train_recipe(self.recipe, arguments.set or [])
+        self.work: Path = arguments.work
+        self.models: Path | None = arguments.models
+        self.rng = random.Random(arguments.seed)
+        self.kills: list[dict[str, Any]] = []
+        self.runs: list[dict[str, Any]] = []
+        self.wanted: int = arguments.kills
+
+    def run(self) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+        whole = self._folder("whole")
+        began = time.monotonic()
+        self._finish(whole)
+        seconds = time.monotonic() - began
+        expected = read_run(whole)
+        while len(self.kills) < self.wanted:
+            output = self._folder(f"killed-{len(self.runs)}")
+            self._kill_until_the_end(output, seconds)
+            different = differences(expected, output)
+            self.runs.append({"kills": sum(k["run"] == output.parent.name for k in self.kills), "different": different})
+            print(f"{output.parent.name}: {self.runs[-1]}", flush=True)
+
+    def _folder(self, name: str) -> Path:
+        folder = self.work / name
+        folder.mkdir(parents=True)
+        if self.models is not None:
+            (folder / "models").symlink_to(self.models.resolve())
+        return folder / "run"
+
+    def _finish(self, output: Path) -> None:
+        life = Life(self.config, self.recipe, output, None, 0)
+        if life.wait(None, None) != 0:
+            raise SystemExit(f"the run failed by itself: {output.with_name('log.txt').read_text()[-2000:]}")
+
+    def _kill_until_the_end(self, output: Path, seconds: float) -> None:
+        start = ["difficulty filter", "test before"] if self.models else ["supervised start", *FATES[1:3]]
+        middle = list(FATES[3:15])
+        self.rng.shuffle(middle)
+        chosen = [*start, *middle, *FATES[15:]]
+        fates = [fate for place in chosen for fate in ([place, None] if self.rng.random() < 0.7 else [place])]
+        if self.wanted < len(fates):
+            fates = [fates[i] for i in sorted(self.rng.sample(range(len(fates)), self.wanted))]
+        for fate in fates:
+            if len(self.kills) >= self.wanted:
+                break
+            passes = 0 if fate in ONCE else self.rng.randrange(3)
+            life = Life(self.config, self.recipe, output, fate, passes)
+            limit = None if fate else self.rng.uniform(0.1, max(1.0, seconds / 12))
+            status = life.wait(limit, self.rng, from_work=self.rng.random() < 0.8)
+            if status == 0:
+                continue  # it came past its fate no more and finished: the next lives only find that
+            if status is None:
+                life.kill()
+            elif os.WTERMSIG(status) != signal.SIGKILL:
+                raise SystemExit(f"a resumed run failed: {output.with_name('log.txt').read_text()[-2000:]}")
+            left = survivors(output)
+            self.kills.append(
+                {
+                    "run": output.parent.name,
+                    "where": fate or f"at a random time ({life.place.read() or 'starting'})",
+                    "step": recorded_steps(output),
+                    "survivors": len(left),
+                    "to restore": to_restore(output),
+                }
+            )
+            print(self.kills[-1], flush=True)
+        self._finish(output)
+
+    def document(self, arguments: argparse.Namespace) -> dict[str, Any]:
+        return {
+            "command": "python -m benchmarks.resume.kills " + " ".join(sys.argv[1:]),
+            "environment": environment_facts(),
+            "kills": len(self.kills),
+            "workers_killed": Life.workers_killed,
+            "runs": self.runs,
+            "identical": all(not run["different"] for run in self.runs),
+            "survivors": sum(kill["survivors"] for kill in self.kills),
+            "to_restore": {name: sum(k["to restore"][name] for k in self.kills) for name in to_restore(self.work)},
+            "where": dict(sorted(Counter(kill["where"] for kill in self.kills).items())),
+            "settings": arguments.set or [],
+            "seed": arguments.seed,
+        }
+
+
+def recorded_steps(output: Path) -> int:
+    path = output / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--set", action="append", help="as for magicrl train")
+    parser.add_argument("--models", type=Path, help="folder of start models that are made already (runs/models)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work", type=Path, default=Path("runs/kills"))
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    study = Study(arguments)
+    study.run()
+    document = study.document(arguments)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    write_figure(arguments.output, document)
+    print(json.dumps({k: v for k, v in document.items() if k != "environment"}, indent=1))
+    if not document["identical"] or document["survivors"]:
+        raise SystemExit(REMEDY)
+    if missing := [name for name, kills in document["to_restore"].items() if not kills and name != "work in flight"]:
+        raise SystemExit(BLIND.format(missing[0]))
+    shutil.rmtree(study.work)
+
+
+if __name__ == "__main__":
+    main()

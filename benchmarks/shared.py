@@ -1,0 +1,106 @@
+"""What all scripts share: paths, the command line, the head and the file of a result."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes.util
+import importlib.metadata
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from magicrl.evaluation.provenance import environment_facts
+from magicrl.files import write_atomically
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMITTED = ROOT / "benchmarks" / "results"
+FIGURES = Path(os.environ.get("FIGURES") or COMMITTED).resolve()
+"""Folder that scripts write to; ``make bench FIGURES=benchmarks/results/second-machine`` is another machine's run."""
+
+
+def parser_of(description: str | None, output: Path | None = None) -> argparse.ArgumentParser:
+    """A parser that shows a script's docstring as it stands; with ``--output`` where a default is given."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if output is not None:
+        parser.add_argument("--output", type=Path, default=output, help="the JSON")
+    return parser
+
+
+def command() -> str:
+    """The command of this process from the repository's root, with the paths below it that any machine has."""
+    given = (argument.replace(f"{ROOT}/", "") for argument in sys.argv[1:])
+    module = Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+    return shlex.join(["python", "-m", module, *given])
+
+
+def with_tcmalloc() -> None:
+    """Start this process anew with tcmalloc in place of the C library's allocator, under which all sides are faster.
+
+    Scripts of speed do so before anything is measured. ``--allocator system`` leaves the C library's; where there is no
+    tcmalloc (Debian's ``libtcmalloc-minimal4``) it is said.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--allocator", default="tcmalloc")
+    wanted = parser.parse_known_args()[0].allocator
+    if wanted == "system" or allocator() == "tcmalloc":
+        return
+    name = ctypes.util.find_library("tcmalloc_minimal")
+    if name is None:
+        print("no tcmalloc: the C library's allocator is measured with", file=sys.stderr)
+        return
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "LD_PRELOAD": name})
+
+
+def allocator() -> str:
+    """Of this process: ``tcmalloc`` or ``system``."""
+    maps = Path("/proc/self/maps")
+    return "tcmalloc" if maps.exists() and "libtcmalloc" in maps.read_text() else "system"
+
+
+def rounded(value: float) -> float:
+    """Four significant digits: more is noise."""
+    return float(f"{value:.4g}")
+
+
+def load_average() -> list[float]:
+    return [rounded(value) for value in os.getloadavg()]
+
+
+def document(settings: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
+    """The head of a benchmark's JSON: command, machine, date, versions, commit, load, settings."""
+    facts = environment_facts()
+    facts["versions"] |= {name: importlib.metadata.version(name) for name in packages}
+    return {
+        "command": command(),
+        "machine": {**facts, "memory_gib": rounded(psutil.virtual_memory().total / 2**30), "cpu": _cpu_name()},
+        "allocator": allocator(),
+        "load_average_at_start": load_average(),
+        "settings": dict(settings),
+    }
+
+
+def _cpu_name() -> str:
+    """Model and the vector units that decide how fast products are."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    lines = dict(line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
+    found = {key.strip(): value.strip() for key, value in lines.items()}
+    units = [u for u in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if u in found.get("flags", "").split()]
+    return f"{found.get('model name', 'unknown')} ({', '.join(units) or 'no vector units known'})"
+
+
+def write_figure(path: Path, found: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
+
+
+def write_case(path: Path, head: Mapping[str, Any], name: str, result: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Put a case with the ``document`` of its run into the JSON; other ``known`` cases there stay as they are."""
+    cases = json.loads(path.read_text())["cases"] if path.exists() else {}
+    cases[name] = {"run": {**head, "load_average_at_end": load_average()}, **result}
+    write_figure(path, {"cases": {name: cases[name] for name in known if name in cases}})

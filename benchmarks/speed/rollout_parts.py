@@ -1,0 +1,108 @@
+"""What the in-process engine's decoding is made of, counted and timed while it runs.
+
+Three properties that its speed rests on are counted, not claimed: no work for sequences that have ended (rows computed
+against tokens needed), a cache that is read once (tokens read a layer against tokens held, a group's prompt held once),
+and attention and sampling as shares of the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.shared import rounded
+from magicrl.models.kv_cache import DecodeAttention, Integers, SlotCache
+from magicrl.rollout import in_process
+from magicrl.rollout.sampling import sample_tokens
+
+
+@dataclass(kw_only=True, slots=True)
+class Tally:
+    """Of every decoding step so far."""
+
+    rows: int = 0  # computed
+    read: int = 0  # cached tokens that attention reads in one layer, keys and values as one
+    held: int = 0  # cached tokens that the rows need: each prompt once, each response
+    attention_s: float = 0.0  # CPU seconds, as the next
+    sampling_s: float = 0.0
+
+
+@contextmanager
+def tallied() -> Generator[Tally]:
+    """Within it every decoding step of an `InProcessEngine` is counted."""
+    tally = Tally()
+
+    class Counted(DecodeAttention):
+        def __init__(
+            self, cache: SlotCache, *, owners: Integers, prompt_lengths: Integers, response_lengths: Integers
+        ) -> None:
+            super().__init__(cache, owners=owners, prompt_lengths=prompt_lengths, response_lengths=response_lengths)
+            tally.rows += len(owners)
+            blocks = [*self._prompts, *self._responses]
+            whole = sum(block.places * (block.columns.stop - block.columns.start) for block in blocks)
+            _, first = np.unique(owners, return_index=True)
+            held = int(prompt_lengths[first].sum() + (response_lengths + 1).sum())
+            # the kernel reads up to each row's length, products read blocks
+            tally.read += whole if self._kernel is None else held
+            tally.held += held
+
+        def attend(self, *given: Any) -> Tensor:
+            start = time.process_time()
+            found = super().attend(*given)
+            tally.attention_s += time.process_time() - start
+            return found
+
+    def sampled(*args: Any, **options: Any) -> Any:
+        start = time.process_time()
+        found = sample_tokens(*args, **options)
+        tally.sampling_s += time.process_time() - start
+        return found
+
+    originals = in_process.DecodeAttention, in_process.sample_tokens
+    in_process.DecodeAttention, in_process.sample_tokens = Counted, sampled
+    try:
+        yield tally
+    finally:
+        in_process.DecodeAttention, in_process.sample_tokens = originals
+
+
+def engine_parts(run: Callable[[], NDArray[np.int64]], reading_s: float) -> dict[str, float]:
+    """Counts and shares of one generation.
+
+    Args:
+        run: generates; the response lengths that came out.
+        reading_s: the least that reading the cache takes (`rollout_speed.attention_read_seconds`).
+    """
+    start = time.process_time()
+    with tallied() as tally:
+        lengths = run()
+    total = time.process_time() - start
+    needed = int(lengths.sum()) - len(lengths)  # the first token of each comes with its prompt
+    return {
+        "rows_computed_over_needed": rounded(tally.rows / needed),
+        "cache_read_over_held": rounded(tally.read / tally.held),
+        "attention_share": rounded(tally.attention_s / total),
+        "attention_over_reading": rounded(tally.attention_s / reading_s),
+        "sampling_share": rounded(tally.sampling_s / total),
+    }
+
+
+def batches_parts(lengths: NDArray[np.int64], prompt_tokens: int, samples: int, rows: int) -> dict[str, float]:
+    """The same two counts of batches that run, each sample with a prompt of its own, until their longest ends."""
+    needed = int(lengths.sum()) - len(lengths)
+    computed, read = 0, 0
+    for start in range(0, len(lengths), rows):
+        batch = lengths[start : start + rows]
+        passes = int(batch.max()) - 1
+        computed += passes * len(batch)
+        read += len(batch) * (passes * prompt_tokens + passes * (passes + 1) // 2)
+    longest = lengths.reshape(-1, samples).max(axis=1) - 1
+    held = int(longest.sum()) * prompt_tokens + int((lengths * (lengths - 1) // 2).sum())
+    return {"rows_computed_over_needed": rounded(computed / needed), "cache_read_over_held": rounded(read / held)}

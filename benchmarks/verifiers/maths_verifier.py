@@ -1,0 +1,249 @@
+r"""The maths verifier, measured: errors on labelled pairs, hostile answers, near misses, speed beside Math-Verify.
+
+    python -m benchmarks.verifiers.maths_verifier
+
+Reads ../shared/data/math; what it writes holds counts and row numbers, none of the data. CPU seconds are this
+process's own. "bare Math-Verify" is the report's four steps on Math-Verify as it comes (RECIPE section 8), in the
+same process, right after ours, on the same items. `python -m tools.benchmark_page` fills
+the numbers in docs/verifiers.md in from the output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date
+from importlib.metadata import version
+from typing import Any
+
+import math_verify
+from maths_sets import Pair, golds, hostile, labelled
+from near_misses import near_misses
+from rewrites import rewrites
+
+from benchmarks.shared import FIGURES, ROOT, command, parser_of, write_figure
+from magicrl.evaluation.provenance import git_commit
+from magicrl.records import Outcome, Problem
+from magicrl_verifiers import JudgeOptions, VerifierPool
+from magicrl_verifiers.maths.maths_verifier import MathsVerifier
+from magicrl_verifiers.table import verifier_spec
+
+NEAR_MISSES = 10_000
+FIGURE = "maths-verifier.json"
+
+
+def main() -> None:
+    parser = parser_of(__doc__, FIGURES / FIGURE)
+    parser.add_argument("--show", action="store_true", help="print the wrong verdicts (they quote the data)")
+    arguments = parser.parse_args()
+    show: bool = arguments.show
+    verifier = warm_verifier()
+    pairs = labelled()
+    verdicts = [verifier.judge(pair.golds, pair.response) for pair in pairs]
+    correct = [verdict.correct for verdict in verdicts]
+    document = {
+        "command": command(),
+        "versions": {name: version(name) for name in ("math-verify", "latex2sympy2_extended", "sympy", "python-flint")},
+        "date": date.today().isoformat(),
+        "commit": git_commit(),
+        "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
+        "development": {
+            "ours": errors(pairs, correct),
+            "decided_by": dict(Counter(verdict.decided_by for verdict in verdicts).most_common()),
+        },
+        "hostile": hostile_figures(),
+        "near_misses": changed_figures(verifier, near_miss_responses(), "accepted", right=False, show=show),
+        "equality": equality_figures(verifier, show=show),
+        "rewrites": changed_figures(verifier, rewrites(golds(), seed=0), "missed", right=True, show=show),
+        "speed": speed(pairs),
+    }
+    document["development"]["bare_math_verify"] = document["speed"].pop("errors")
+    if show:
+        for pair, said in zip(pairs, correct, strict=True):
+            if said != pair.label:
+                print(pair.number, pair.label, pair.golds, repr(pair.response[-100:]))
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    write_figure(arguments.output, document)
+
+
+def warm_verifier() -> MathsVerifier:
+    """A verifier as a worker has it: warmed up."""
+    verifier = MathsVerifier(JudgeOptions())
+    gold, response = verifier_spec("maths").warm_up
+    verifier.judge([gold], response)
+    return verifier
+
+
+def errors(pairs: Sequence[Pair], correct: Sequence[bool]) -> dict[str, Any]:
+    """False positives and negatives, by source and by kind, with the rows' numbers."""
+    wrong = [(pair, said) for pair, said in zip(pairs, correct, strict=True) if said != pair.label]
+
+    def counted(chosen: Callable[[Pair], Any]) -> dict[str, dict[str, int]]:
+        table: dict[str, dict[str, int]] = {}
+        for key in sorted({str(chosen(pair)) for pair in pairs}):
+            of_key = [pair for pair in pairs if str(chosen(pair)) == key]
+            table[key] = {
+                "true": sum(pair.label for pair in of_key),
+                "false": sum(not pair.label for pair in of_key),
+                "false_positives": sum(said for pair, said in wrong if str(chosen(pair)) == key),
+                "false_negatives": sum(not said for pair, said in wrong if str(chosen(pair)) == key),
+            }
+        return table
+
+    positives = sum(pair.label for pair in pairs)
+    easy = sum(pair.label and not pair.hard for pair in pairs)
+    missed = [pair for pair, said in wrong if not said]
+    return {
+        "pairs": len(pairs),
+        "false_positives": sum(said for _, said in wrong),
+        "false_negatives": len(missed),
+        "false_negative_rate": round(len(missed) / positives, 4),
+        "false_negative_rate_without_hard": round(sum(not pair.hard for pair in missed) / easy, 4),
+        "wrong_rows": [pair.number for pair, _ in wrong],
+        "by_source": counted(lambda pair: pair.source),
+        "by_kind": counted(lambda pair: pair.kind),
+    }
+
+
+def hostile_figures() -> dict[str, Any]:
+    """Hostile answers through the pool, as users run them: verdicts, each item's CPU seconds, the pool after."""
+    import psutil
+
+    cases = hostile()
+    seconds: list[float] = []
+    wrong: list[int] = []
+    statuses: Counter[str] = Counter()
+    with VerifierPool(workers=1) as pool:
+        pool.warm_up()
+        peak = 0
+        for case in cases:
+            problem = Problem(id=str(case.number), prompt="", golds=case.golds, verifier="maths", source="hostile")
+            before = pool_seconds(pool)
+            (verdict,) = pool.judge(problem, [case.response])
+            after = pool_seconds(pool)
+            if verdict.status not in ("matched", "mismatch", "no_answer"):
+                statuses[verdict.status] += 1
+            seconds.append(after - before if after >= before else after)
+            wrong += [case.number] if (verdict.outcome is Outcome.CORRECT) != case.label else []
+            peak = max([peak, *(psutil.Process(pid).memory_info().rss for pid in pool.worker_pids)])
+        problem = Problem(id="after", prompt="", golds=("1/2",), verifier="maths", source="hostile")
+        alive = pool.judge(problem, [r"\boxed{0.5}"])[0].correct
+    return {
+        "cases": len(cases),
+        "wrong_cases": wrong,
+        "most_cpu_seconds": round(max(seconds), 2),
+        "cases_over_one_second": sum(one > 1 for one in seconds),
+        "other_statuses": dict(statuses),
+        "peak_worker_rss_mb": round(peak / 2**20),
+        "pool_alive_after": alive,
+    }
+
+
+def pool_seconds(pool: VerifierPool) -> float:
+    """CPU seconds of the one worker so far."""
+    import psutil
+
+    times = [psutil.Process(pid).cpu_times() for pid in pool.worker_pids]
+    return sum(one.user + one.system for one in times)
+
+
+def near_miss_responses() -> Iterator[tuple[str, str, str]]:
+    """Golds with one thing changed, of as many seeds as it takes."""
+    made = 0
+    for seed in range(10):
+        for name, gold, wrong in near_misses(golds(), seed):
+            made += 1
+            yield name, gold, f"\\boxed{{{wrong}}}"
+        if made >= NEAR_MISSES:
+            return
+
+
+def changed_figures(
+    verifier: MathsVerifier, changed: Iterable[tuple[str, str, str]], fault: str, *, right: bool, show: bool
+) -> dict[str, Any]:
+    """Golds changed in some way, (class, gold, response), all right or all wrong: how many verdicts are not."""
+    made: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    start = time.thread_time()
+    for name, gold, response in changed:
+        made[name] += 1
+        if verifier.judge([gold], response).correct != right:
+            faults[name] += 1
+            if show:
+                print(f"{fault}:", name, gold, response)
+    return {
+        "made": made.total(),
+        fault: faults.total(),
+        f"{fault}_rate": round(faults.total() / made.total(), 4),
+        "by_class": {name: {"made": count, fault: faults[name]} for name, count in made.most_common()},
+        "cpu_seconds": round(time.thread_time() - start, 1),
+    }
+
+
+def equality_figures(verifier: MathsVerifier, *, show: bool) -> dict[str, Any]:
+    """The probes of ``tests/verifiers/maths/equality.txt``, by class, and for the half that was held out."""
+    table: dict[str, Counter[str]] = defaultdict(Counter)
+    name = gold = ""
+    for line in (ROOT / "tests" / "verifiers" / "maths" / "equality.txt").read_text().splitlines():
+        mark, _, rest = line.partition(" ")
+        name, gold = (rest if mark == "##" else name), (rest if mark == "=" else gold)
+        held = int(hashlib.sha256(gold.encode()).hexdigest(), 16) % 2
+        for answer in rest.split(" || ") if mark in ("=", "+", "-") else ():
+            equal = mark != "-"
+            said = verifier.judge([gold], f"\\boxed{{{answer}}}").correct
+            for rows in (table[name], table["all"], *([table["held out"]] if held else [])):
+                rows["equal" if equal else "different"] += 1
+                rows["missed" if equal else "accepted"] += said != equal
+            if show and said != equal:
+                print("equality:", name, gold, answer)
+    total = table.pop("all")
+    return {**total, "by_class": {name: dict(rows) for name, rows in table.items()}}
+
+
+def speed(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """CPU seconds an item, ours and bare Math-Verify, on the labelled pairs, in this process."""
+    bare(pairs[0].golds, pairs[0].response)  # loads what is loaded late
+    figures: dict[str, Any] = {}
+    verifier = warm_verifier()
+    for name, judge in (
+        ("ours", lambda pair: verifier.judge(pair.golds, pair.response).correct),
+        ("bare_math_verify", lambda pair: bare(pair.golds, pair.response)),
+    ):
+        seconds: list[float] = []
+        said: list[bool] = []
+        for pair in pairs:
+            start = time.thread_time()
+            said.append(judge(pair))
+            seconds.append(time.thread_time() - start)
+        seconds.sort()
+        figures[name] = {
+            "items_per_cpu_second": round(len(seconds) / sum(seconds), 1),
+            "p50_ms": round(seconds[len(seconds) // 2] * 1000, 3),
+            "p99_ms": round(seconds[int(len(seconds) * 0.99)] * 1000, 2),
+            "most_ms": round(seconds[-1] * 1000, 1),
+        }
+        if name == "bare_math_verify":
+            figures["errors"] = errors(pairs, said)
+    ours, other = figures["ours"], figures["bare_math_verify"]
+    figures["ratio_items_per_second"] = round(ours["items_per_cpu_second"] / other["items_per_cpu_second"], 2)
+    return figures
+
+
+def bare(golds: Sequence[str], response: str) -> bool:
+    """The report's four steps on Math-Verify alone, as the released code has them."""
+    parts = response.split("</think>")
+    answer = parts[1] if len(parts) > 1 else response
+    parsed = math_verify.parse(answer, parsing_timeout=5)
+    if len(parsed) < 2:
+        return False
+    if parsed[1] in golds:
+        return True
+    return any(math_verify.verify(math_verify.parse(f"\\boxed{{{gold}}}"), parsed, timeout_seconds=5) for gold in golds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+r"""Wrong answers that look right: a gold with one thing changed.
+
+Each change is made where it changes what the answer says: one digit, sign, exponent, unit, base, bracket,
+multiplicity or order. What still says the same (a sign before 0, two equal items exchanged) is not made, as far as
+the text shows it; the benchmark lists every accepted one, so that the rest can be looked at.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from magicrl_verifiers.maths.notation import canonical
+
+Change = Callable[[str, random.Random], str | None]
+
+_COMMAND = re.compile(r"\\(?:text|mathrm|mbox|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_UNIT = re.compile(r"\\(?:text|mbox|mathrm|textnormal)\s*\{\s*([A-Za-z][A-Za-z /.^0-9]*)\}")
+_OTHER_UNITS = {
+    "cm": "mm", "m": "cm", "km": "m", "feet": "yards", "inches": "feet", "miles": "feet", "hours": "minutes",
+    "minutes": "hours", "days": "weeks", "seconds": "minutes", "dollars": "cents", "cents": "dollars", "mph": "km/h",
+    "degrees": "radians", "square units": "square feet", "square inches": "inches", "years": "months",
+}  # fmt: skip
+
+
+def near_misses(golds: list[str], seed: int, most_per_gold: int = 3) -> Iterator[tuple[str, str, str]]:
+    """(class, gold, wrong answer), in an order that the seed fixes; at most so many a gold, of different classes."""
+    return drawn(CHANGES, golds, seed, most_per_gold, lambda gold, wrong: canonical(wrong) != canonical(gold))
+
+
+def drawn(
+    changes: Mapping[str, Change], golds: list[str], seed: int, most_per_gold: int, differs: Callable[[str, str], bool]
+) -> Iterator[tuple[str, str, str]]:
+    """(class, gold, changed gold): changes that fit a gold and make a difference, each class at most once a gold."""
+    numbers = random.Random(seed)
+    for gold in golds:
+        names = list(changes)
+        numbers.shuffle(names)
+        made = 0
+        for name in names:
+            if made == most_per_gold:
+                break
+            changed = changes[name](gold, numbers)
+            if changed is not None and differs(gold, changed):
+                made += 1
+                yield name, gold, changed
+
+
+def told(*forms: tuple[str, tuple[str, ...]]) -> Change:
+    """A change of golds of a form, which a pattern gives: into one of its texts, where ``@1`` is the first group."""
+
+    def change(gold: str, numbers: random.Random) -> str | None:
+        for pattern, texts in forms:
+            match = re.fullmatch(pattern, gold)
+            if match is not None:
+                text = numbers.choice(texts) if len(texts) > 1 else texts[0]
+                return re.sub(r"@(\d)", lambda spot, found=match: found[int(spot[1])], text)
+        return None
+
+    return change
+
+
+def _spots(pattern: str, text: str) -> list[re.Match[str]]:
+    """Matches outside commands and upright text."""
+    hidden = [match.span() for match in _COMMAND.finditer(text)]
+    return [
+        match for match in re.finditer(pattern, text) if not any(start <= match.start() < end for start, end in hidden)
+    ]
+
+
+def _put(text: str, match: re.Match[str], by: str) -> str:
+    return text[: match.start()] + by + text[match.end() :]
+
+
+def digit(gold: str, numbers: random.Random) -> str | None:
+    """One digit becomes another."""
+    spots = _spots(r"\d", gold)
+    if not spots:
+        return None
+    spot = numbers.choice(spots)
+    return _put(gold, spot, numbers.choice([d for d in "123456789" if d != spot[0]]))
+
+
+def sign(gold: str, numbers: random.Random) -> str | None:
+    """One plus becomes a minus or the other way; a number gets a minus."""
+    spots = _spots(r"(?<![\^{(,=])[+-](?=[\d\\A-Za-z(])", gold)
+    if spots:
+        spot = numbers.choice(spots)
+        return _put(gold, spot, "-" if spot[0] == "+" else "+")
+    if re.fullmatch(r"\d*[1-9]\d*(\.\d+)?|\\frac\{\d+\}\{\d+\}|\d*\\sqrt\{\d+\}", gold):
+        return "-" + gold
+    return None
+
+
+def exponent(gold: str, numbers: random.Random) -> str | None:
+    """One exponent becomes larger by one."""
+    spots = list(re.finditer(r"\^(?:\{(\d+)\}|(\d))", gold))
+    if not spots:
+        return None
+    spot = numbers.choice(spots)
+    return _put(gold, spot, "^{" + str(int(spot[1] or spot[2]) + 1) + "}")
+
+
+def unit(gold: str, numbers: random.Random) -> str | None:
+    r"""One unit becomes another of the same or of another kind; degrees become per cent."""
+    match = _UNIT.search(gold)
+    if match is not None and match[1].strip() in _OTHER_UNITS and re.search(r"[1-9]", gold):
+        return _put(gold, match, r"\text{ " + _OTHER_UNITS[match[1].strip()] + "}")
+    if r"^\circ" in gold:
+        return gold.replace(r"^\circ", r"\%")
+    if r"\%" in gold:
+        return gold.replace(r"\%", r"^\circ")
+    return gold.replace(r"\$", "€") if r"\$" in gold else None
+
+
+def base(gold: str, numbers: random.Random) -> str | None:
+    """The base of a number becomes another one."""
+    match = re.fullmatch(r"(-?[0-9A-F]+)_\{?(\d+)\}?", gold)
+    return f"{match[1]}_{{{int(match[2]) + 1}}}" if match else None
+
+
+def bracket(gold: str, numbers: random.Random) -> str | None:
+    """An open end becomes a closed one or the other way, in intervals and tuples."""
+    if not re.search(r"^[(\[].*,.*[)\]]$", gold.replace(r"\left", "").replace(r"\right", "")):
+        return None
+    spots = [m for m in re.finditer(r"[(\[]", gold) if "\\infty" not in gold[m.end() : m.end() + 8]]
+    spots = [m for m in spots if m.start() == 0 or gold[: m.start()].endswith((r"\left", r"\cup ", r"\cup"))]
+    if not spots:
+        return None
+    spot = numbers.choice(spots)
+    return _put(gold, spot, "[" if spot[0] == "(" else "(")
+
+
+def _items(gold: str) -> list[str] | None:
+    """The items of a bare list, a tuple or a set."""
+    inner = re.sub(r"^(?:\\left)?(?:\(|\\\{)|(?:\\right)?(?:\)|\\\})$", "", gold.strip())
+    if any(mark in inner for mark in "()[]{}") or "," not in inner:
+        return None
+    items = [item.strip() for item in inner.split(",")]
+    whole = all(re.fullmatch(r"-?\d+(?:/\d+)?|-?[a-z]", item) for item in items)
+    grouped = re.fullmatch(r"-?\d{1,3}(?:,\d{3})+", inner) is not None
+    return items if whole and not grouped else None
+
+
+def multiplicity(gold: str, numbers: random.Random) -> str | None:
+    """One item of a list is said twice, or left out."""
+    items = _items(gold)
+    if items is None:
+        return None
+    inner = gold[gold.index(items[0]) : gold.rindex(items[-1]) + len(items[-1])]
+    at = numbers.randrange(len(items))
+    changed = [*items[: at + 1], *items[at:]] if numbers.random() < 0.5 else items[:at] + items[at + 1 :]
+    return gold.replace(inner, ", ".join(changed))
+
+
+def order(gold: str, numbers: random.Random) -> str | None:
+    """Two different coordinates of a tuple, or parts of a ratio, change places."""
+    ratio = re.fullmatch(r"(\d+):(\d+)", gold)
+    if ratio is not None:
+        return f"{ratio[2]}:{ratio[1]}" if ratio[1] != ratio[2] else None
+    items = _items(gold) if gold.replace(r"\left", "").startswith("(") else None
+    if items is None or len(set(items)) < 2:
+        return None
+    one = numbers.randrange(len(items) - 1)
+    if items[one] == items[one + 1]:
+        return None
+    inner = gold[gold.index(items[0]) : gold.rindex(items[-1]) + len(items[-1])]
+    swapped = [*items[:one], items[one + 1], items[one], *items[one + 2 :]]
+    return gold.replace(inner, ", ".join(swapped))
+
+
+_NUMBER = re.compile(r"-?\d{1,9}")
+_PLAIN = re.compile(r"-?\d{1,9}|-?\\frac\{\d+\}\{\d+\}|-?\d*\\sqrt\{\d+\}|\d+\\pi")
+_MATRIX = re.compile(r"\\begin\{pmatrix\}(?P<inside>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\\end\{pmatrix\}")
+_COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+def other_word(gold: str, numbers: random.Random) -> str | None:
+    """Another number, in words."""
+    if not re.fullmatch(r"\d|1[0-2]", gold):
+        return None
+    return rf"\text{{{numbers.choice([word for at, word in enumerate(_COUNTED) if at != int(gold)])}}}"
+
+
+def power_of_ten(gold: str, numbers: random.Random) -> str | None:
+    """The same digits with another power of ten, or as a share of a hundred."""
+    if not re.fullmatch(r"[1-9]\d{0,8}", gold):
+        return None
+    ways = [rf"{gold[0]}.{gold[1:] or 0}\times10^{{{len(gold)}}}", f"{gold}e1", rf"{gold}\times10^{{-2}}"]
+    return numbers.choice([*ways, gold + "0", gold + "00", f"0.{gold}"])
+
+
+# a fraction upside down, as a wrong mixed number, or as a ratio the wrong way round
+inverse = told(
+    (r"\\frac\{(?!(\d+)\}\{\1\}$)(?!0\})(\d+)\}\{(?!0\})(\d+)\}", (r"\frac{@3}{@2}", r"1\frac{@2}{@3}", "@3:@2"))
+)
+# degrees as wrong radians, as minutes, or the number alone as radians
+angle = told(
+    (
+        r"(?!0\D)(\d+)\s*\^(?:\\circ|\{\\circ\})",
+        (r"\frac{@1\pi}{360}", r"@1\text{ radians}", r"@1^\circ 30'", "@1'"),
+    )
+)
+
+
+def cells(gold: str, numbers: random.Random) -> str | None:
+    """A matrix or a vector with two entries exchanged, one left out, or another sign."""
+    match = _MATRIX.fullmatch(gold.strip())
+    if match is None:
+        return None
+    rows = [[cell.strip() for cell in row.split("&")] for row in match["inside"].split("\\\\") if row.strip()]
+    flat = [cell for row in rows for cell in row]
+    pairs = [(a, b) for a in range(len(flat)) for b in range(a) if canonical(flat[a]) != canonical(flat[b])]
+    if not pairs:
+        return None
+    one, other = numbers.choice(pairs)
+    flat[one], flat[other] = flat[other], flat[one]
+    if len(rows[0]) == 1 and numbers.random() < 0.5:
+        return "(" + ", ".join(flat) + ")"
+    width = len(rows[0])
+    lines = [" & ".join(flat[at : at + width]) for at in range(0, len(flat), width)]
+    return r"\begin{pmatrix}" + r" \\ ".join(lines) + r"\end{pmatrix}"
+
+
+def end_of_interval(gold: str, numbers: random.Random) -> str | None:
+    """An interval as an inequality with one end open for closed, or the other way."""
+    match = re.fullmatch(r"(?:\\left)?([(\[])(-?\d+),\s*(-?\d+|\\infty)(?:\\right)?([)\]])", gold)
+    if match is None or (match[1], match[4]) == ("(", ")"):
+        return None
+    low, high = ("\\le" if match[1] == "[" else "<"), ("\\le" if match[4] == "]" else "<")
+    if match[3] == "\\infty" or numbers.random() < 0.5:
+        low = "<" if low != "<" else "\\le"
+    else:
+        high = "<" if high != "<" else "\\le"
+    return (
+        rf"x {'>' if low == '<' else '>='} {match[2]}"
+        if "infty" in match[3]
+        else f"{match[2]} {low} x {high} {match[3]}"
+    )
+
+
+def hedge(gold: str, numbers: random.Random) -> str | None:
+    """The right answer among others, or hidden in something that holds it."""
+    if not _PLAIN.fullmatch(gold) or gold == "0":
+        return None
+    other = str(numbers.randint(1001, 1999))
+    ways = [
+        rf"{gold} \text{{ or }} {other}", f"{gold}, {other}", rf"\pm {gold}", rf"\{{{gold}, {other}\}}",
+        f"{gold} = {other}", f"[{gold}, {gold}+1]", rf"x \ge {gold}", rf"{other} \text{{ or }} {gold}",
+        f"({gold}, {other})", rf"\text{{not }} {gold}", rf"\text{{either }} {gold} \text{{ or }} {other}",
+        rf"{gold} \text{{ and }} {other}", rf"{gold} \approx {other}", rf"{gold} + 2k",
+        rf"{gold} + k\pi, k\in\mathbb{{Z}}", rf"{gold} \pmod{{{other}}}", r"\mathbb{Z}", r"\mathbb{R}",
+        rf"{gold}, \ldots, {other}", rf"\text{{between }} {gold} \text{{ and }} {other}",
+    ]  # fmt: skip
+    return numbers.choice(ways)
+
+
+def free_letter(gold: str, numbers: random.Random) -> str | None:
+    """The right answer with a letter that could be anything."""
+    if not _PLAIN.fullmatch(gold) or gold in ("0", "1", "-1"):
+        return None
+    letter = numbers.choice("xynkat")
+    ways = (f"{gold}{letter}", f"{gold} + {letter}", f"{gold}^{letter}", rf"\frac{{{gold}}}{{{letter}}}", letter)
+    return numbers.choice(ways)
+
+
+def other_letter(gold: str, numbers: random.Random) -> str | None:
+    """Another choice, or two of them."""
+    match = re.fullmatch(r"\(?\\text(?:bf)?\{\(?([A-E])\)?\}\)?", gold)
+    if match is None:
+        return None
+    other = numbers.choice([letter for letter in "ABCDE" if letter != match[1]])
+    return numbers.choice((other, f"({other})", f"{match[1]} or {other}", f"{match[1]}, {other}", f"not {match[1]}"))
+
+
+def terms(gold: str, numbers: random.Random) -> str | None:
+    """One term of a sum is left out or said twice."""
+    whole = re.fullmatch(r"-?[\da-z^*]+(?:[+-][\da-z^*]+)+", gold.replace(" ", ""))
+    parts = re.findall(r"[+-]?[^+-]+", gold) if whole else []
+    if len(parts) < 2 or "e" in gold:
+        return None
+    at = numbers.randrange(len(parts))
+    if numbers.random() < 0.5:
+        kept = parts[:at] + parts[at + 1 :]
+    else:
+        kept = [*parts, parts[at] if at else "+" + parts[0].lstrip("+")]
+    return "".join(kept).strip().lstrip("+").replace("+-", "-")
+
+
+CHANGES: dict[str, Change] = {
+    "digit": digit,
+    "sign": sign,
+    "exponent": exponent,
+    "unit": unit,
+    "base": base,
+    "bracket": bracket,
+    "multiplicity": multiplicity,
+    "order": order,
+    "other_word": other_word,
+    "power_of_ten": power_of_ten,
+    "inverse": inverse,
+    "angle": angle,
+    "cells": cells,
+    "end_of_interval": end_of_interval,
+    "hedge": hedge,
+    "free_letter": free_letter,
+    "other_letter": other_letter,
+    "terms": terms,
+}

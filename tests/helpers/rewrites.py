@@ -1,0 +1,296 @@
+r"""Right answers in another spelling: a gold rewritten to say the same.
+
+The measure that near misses are for wrong answers: every rewriting here is right whatever the gold is about, by what
+the notation means and not by what the verifier happens to accept. A rewriting that does not fit a gold is not made.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+
+from near_misses import Change, drawn, told
+
+INTEGER, FRACTION = r"-?\d{1,15}", r"(-?)\\d?frac\{(\d+)\}\{(\d+)\}"
+NAMED = r"(?:[a-z]|[fgh]\([a-z]\))\s*=\s*([^=<>,;\\]+)"
+UNIT = r"(-?[\d.]+)\s*\\(?:text|mbox|mathrm)\{{\s*({})\.?\}}"
+_INTEGER, _FRACTION = re.compile(INTEGER), re.compile(FRACTION)
+_DECIMAL = re.compile(r"-?\d+\.\d+")
+_ANY_FRACTION = re.compile(r"\\[dt]?frac(?=\{)")
+_SMALL = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_END = r"(?:-?\d+(?:/\d+)?|-?\\frac\{\d+\}\{\d+\}|-?\\infty|\+?\\infty)"
+_INTERVAL = re.compile(rf"(?:\\left)?([(\[])({_END}),\s*({_END})(?:\\right)?([)\]])")
+_GLYPHS = {
+    r"\pi": "π", r"\infty": "∞", r"\le": "≤", r"\leq": "≤", r"\ge": "≥", r"\geq": "≥", r"\times": "×", r"\cdot": "·",
+    r"\pm": "±", r"\cup": "∪", r"^\circ": "°", r"^{\circ}": "°", r"\theta": "θ", r"\alpha": "α", r"\in": "∈",
+}  # fmt: skip
+
+
+def rewrites(golds: list[str], seed: int, most_per_gold: int = 3) -> Iterator[tuple[str, str, str]]:
+    """(class, gold, right response), in an order that the seed fixes; at most so many a gold, of different classes."""
+    for name, gold, again in drawn(REWRITES, golds, seed, most_per_gold, operator.ne):
+        yield name, gold, again if name in UNBOXED else f"\\boxed{{{again}}}"
+
+
+def fraction_command(gold: str, numbers: random.Random) -> str | None:
+    return _ANY_FRACTION.sub(lambda _: numbers.choice(("\\dfrac", "\\tfrac", "\\cfrac")), gold)
+
+
+slash = told((FRACTION, ("@1@2/@3",)))
+
+
+def unreduced(gold: str, numbers: random.Random) -> str | None:
+    match = _FRACTION.fullmatch(gold)
+    by = numbers.randint(2, 9)
+    return rf"{match[1]}\frac{{{int(match[2]) * by}}}{{{int(match[3]) * by}}}" if match else None
+
+
+sign_inside = told((r"-\\d?frac\{(\d+)\}\{(\d+)\}", (r"\frac{-@1}{@2}",)))
+
+
+def mixed(gold: str, numbers: random.Random) -> str | None:
+    match = _FRACTION.fullmatch(gold)
+    if match is None or int(match[3]) < 2:
+        return None
+    whole, rest = divmod(int(match[2]), int(match[3]))
+    return rf"{match[1]}{whole}\frac{{{rest}}}{{{match[3]}}}" if whole and rest else None
+
+
+def decimal(gold: str, numbers: random.Random) -> str | None:
+    """A fraction that ends as a decimal, an integer with a nought, a decimal as a fraction."""
+    match = _FRACTION.fullmatch(gold)
+    if match is not None and int(match[3]):
+        value = Fraction(int(match[2]), int(match[3]))
+        if value.denominator in (2, 4, 5, 8, 10, 16, 20, 25, 40, 50, 100) and value < 10**6:
+            return match[1] + f"{float(value):.6f}".rstrip("0").rstrip(".")
+    if _DECIMAL.fullmatch(gold):
+        value = Fraction(gold)
+        return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+    return gold + ".0" if _INTEGER.fullmatch(gold) else None
+
+
+def thousands(gold: str, numbers: random.Random) -> str | None:
+    if not re.fullmatch(r"-?\d{4,15}", gold):
+        return None
+    return f"{int(gold):,}".replace(",", numbers.choice((",", "{,}", r",\!", r"\,", " ", r"\ ")))
+
+
+def scientific(gold: str, numbers: random.Random) -> str | None:
+    if not re.fullmatch(r"-?[1-9]\d{3,12}", gold):
+        return None
+    digits = gold.lstrip("-")
+    head = (digits[0] + "." + digits[1:]).rstrip("0").rstrip(".")
+    sign, power = "-" if gold.startswith("-") else "", len(digits) - 1
+    return (
+        sign
+        + head
+        + numbers.choice(
+            (
+                rf"\times10^{{{power}}}",
+                rf" \cdot 10^{{{power}}}",
+                f"e{power}",
+                f"E+{power}",
+                f"*10^{power}",
+                f" × 10^{power}",
+            )
+        )
+    )
+
+
+def in_words(gold: str, numbers: random.Random) -> str | None:
+    return rf"\text{{{_SMALL[int(gold)]}}}" if re.fullmatch(r"\d|1[0-2]", gold) else None
+
+
+# a bare value gets a name, a named one loses it
+named = told((NAMED, ("@1",)), (f"{INTEGER}|{FRACTION}", tuple(f"{letter} = @0" for letter in "xynk")))
+
+
+def layout(gold: str, numbers: random.Random) -> str | None:
+    r"""``\left``, thin spaces, dollars, a full stop, boldface, braces."""
+    if gold.startswith("\\text") or "$" in gold or gold.endswith("."):
+        return None
+    ways = [f"${gold}$", f"{gold}.", rf"\displaystyle {gold}", f"{{{gold}}}", rf"\,{gold}\,", rf"\mathbf{{{gold}}}"]
+    ways.append(re.sub(r"(?<=[\d\w}])([+<>=])(?=[\d\w\\])", r"\\, \1\\ ", gold))
+    if "\\left" not in gold and gold.count("(") == gold.count(")") == 1 and "[" not in gold:
+        ways.append(gold.replace("(", r"\left( ").replace(")", r" \right)"))
+    if r"\left(" in gold and r"\right)" in gold and "." not in gold:
+        ways.append(gold.replace(r"\left", "").replace(r"\right", ""))
+    return numbers.choice(ways)
+
+
+def glyphs(gold: str, numbers: random.Random) -> str | None:
+    for command, glyph in _GLYPHS.items():
+        if re.search(re.escape(command) + r"(?![A-Za-z])", gold):
+            return re.sub(re.escape(command) + r"(?![A-Za-z])\s?", glyph, gold)
+    return None
+
+
+def root(gold: str, numbers: random.Random) -> str | None:
+    """A square root as a power, or in another spelling."""
+    way = numbers.choice((r"(\1)^{1/2}", r"(\1)^{\\frac{1}{2}}", r"\\sqrt[2]{\1}"))
+    return re.sub(r"\\sqrt\{(\d+)\}", way, gold) if re.search(r"\\sqrt\{\d+\}(?!\^)", gold) else None
+
+
+def turned_sum(gold: str, numbers: random.Random) -> str | None:
+    """Two terms of a sum change places."""
+    match = re.fullmatch(r"(-?[\w\\{}^]+) ?([+-]) ?([\w\\{}^]+)", gold)
+    if match is None or any(mark in gold for mark in ("\\pm", "\\cup", "\\text", "\\mathbf", "\\circ")):
+        return None
+    if any(part.count("{") != part.count("}") for part in (match[1], match[3])):
+        return None
+    first = match[1] if match[1].startswith("-") else f"+{match[1]}"
+    return ("-" if match[2] == "-" else "") + match[3] + first
+
+
+def inequality(gold: str, numbers: random.Random) -> str | None:
+    """An interval as an inequality; only with square brackets or an infinite end, since pairs look the same."""
+    match = _INTERVAL.fullmatch(gold)
+    if match is None:
+        return None
+    opening, low, high, closing = match.groups()
+    if "\\infty" in low and "\\infty" in high:
+        return r"\mathbb{R}"
+    lower, upper = ("<" if opening == "(" else r"\le"), ("<" if closing == ")" else r"\leq")
+    if "\\infty" in low:
+        return f"x {upper} {high}"
+    if "\\infty" in high:
+        return f"{low} {lower} x"
+    if opening == "(" and closing == ")":
+        return None
+    return f"{low} {lower} x {upper} {high}"
+
+
+def interval(gold: str, numbers: random.Random) -> str | None:
+    """An inequality as an interval or as a set."""
+    match = re.fullmatch(r"([a-z])\s*(<|>|\\le|\\leq|\\ge|\\geq)\s*(-?\d+)", gold)
+    if match is None:
+        return None
+    closed = match[2].startswith("\\")
+    if numbers.random() < 0.3:
+        return rf"\{{{match[1]} \mid {gold}\}}"
+    if match[2] in (">", "\\ge", "\\geq"):
+        return f"{'[' if closed else '('}{match[3]}, \\infty)"
+    return f"(-\\infty, {match[3]}{']' if closed else ')'}"
+
+
+def listed(gold: str, numbers: random.Random) -> str | None:
+    """A bare list of numbers in another order, as a set, or with "and"."""
+    items = [item.strip() for item in gold.split(",")]
+    if not 2 <= len(items) <= 6 or not all(re.fullmatch(r"-?\d{1,3}|-?\\frac\{\d+\}\{\d+\}", item) for item in items):
+        return None
+    if re.fullmatch(r"-?\d{1,3}(?:,\d{3})+", gold):
+        return None
+    numbers.shuffle(items)
+    ways = [", ".join(items), r"\{" + ", ".join(items) + r"\}", ", ".join(items[:-1]) + r" \text{ and } " + items[-1]]
+    return numbers.choice(
+        [*ways, r" \text{ or } ".join(items), "; ".join(items), ", ".join(f"x={item}" for item in items)]
+    )
+
+
+angle = told(
+    (
+        r"(\d+)\s*(?:\^\\circ|\^\{\\circ\})",
+        (r"@1\text{ degrees}", "@1", "@1°", r"\frac{@1\pi}{180}", r"\angle ABC = @0"),
+    )
+)
+# a unit set another way, or left to the question
+unit = told(
+    (UNIT.format("[a-z]+"), ("@1", "@1 @2", r"@1\ \mathrm{@2}", r"@1~\text{@2}")),
+    (UNIT.format("[a-z]+ [a-z]+"), ("@1", "@1 @2", r"@1~\text{@2}")),
+)
+
+
+def percent(gold: str, numbers: random.Random) -> str | None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\\%", gold)
+    if match is None:
+        return None
+    value = Fraction(match[1]) / 100
+    return numbers.choice(
+        (rf"{match[1]} \text{{ percent}}", match[1] + "%", rf"\frac{{{value.numerator}}}{{{value.denominator}}}")
+    )
+
+
+money = told((r"\\\$\s?(\d[\d,]*(?:\.\d+)?)", ("@1", r"@1 \text{ dollars}", "$@1$")))
+
+
+def matrix(gold: str, numbers: random.Random) -> str | None:
+    if gold.count(r"\begin{pmatrix}") != 1 or not gold.startswith(r"\begin"):
+        return None
+    column = re.fullmatch(r"\\begin\{pmatrix\}\s*([^&\\]+(?:\\\\[^&\\]+)+?)\s*\\end\{pmatrix\}", gold)
+    if column is not None and numbers.random() < 0.5:
+        cells = [cell.strip() for cell in column[1].split("\\\\") if cell.strip()]
+        return "(" + ", ".join(cells) + ")" + numbers.choice(("", "^T"))
+    return gold.replace("pmatrix", "bmatrix")
+
+
+def text(gold: str, numbers: random.Random) -> str | None:
+    """Words in another font or case, with an article."""
+    match = re.fullmatch(r"\\text(?:bf)?\{([A-Za-z]{4,}(?: [a-z]+)?)\}", gold)
+    if match is None:
+        return None
+    ways = [rf"\textbf{{{match[1]}}}", match[1], rf"\text{{the {match[1]}}}", rf"\text{{{match[1].upper()}}}"]
+    return numbers.choice([*ways, rf"\text{{{match[1]}.}}"])
+
+
+based = told(
+    (r"(\d+)_\{?(\d{1,2})\}?", ("@1_{@2}", "(@1)_{@2}", r"@1\text{ (base @2)}", "@1_{(@2)}")),
+)
+ratio = told((r"(\d+)\s*:\s*(\d)", (r"@1 \text{ to } @2", r"\frac{@1}{@2}", "@1 : @2")))
+choice = told(
+    (
+        r"\(?\\text(?:bf)?\{\(?([A-F])\)?\}\)?",
+        ("@1", "(@1)", r"\textbf{(@1)}", r"\text{Option @1}", "@1."),
+    )
+)
+# a product with its sign written, or turned round
+product = told((r"(-?\d+)([a-z]|\\pi|\\sqrt\{\d+\}|i)", (r"@1\cdot @2", r"@1 \times @2", "@1*@2", r"@2 \cdot (@1)")))
+
+
+def chain(gold: str, numbers: random.Random) -> str | None:
+    """A value at the end of a true chain, in a system's braces, or with a rounding after it."""
+    if not re.fullmatch(r"\d{1,4}", gold):
+        return None
+    part = numbers.randint(1, int(gold) + 1)
+    return f"{part} + {int(gold) - part} = {gold}" if int(gold) >= part else None
+
+
+stated = told(
+    (
+        r"-?\d{1,6}|\\frac\{\d+\}\{\d+\}",
+        tuple(rf"\text{{{lead} }} @0" for lead in ("The answer is", "the final answer is", "The value is", "Answer:")),
+    )
+)
+
+
+def prose(gold: str, numbers: random.Random) -> str | None:
+    """A response without a box: the answer in its last sentence."""
+    if not re.fullmatch(r"-?\d+(?:\.\d+)?|\\frac\{\d+\}\{\d+\}|-?\d+\\sqrt\{\d+\}|\d+\\pi", gold):
+        return None
+    ways = (
+        "We count 7 cases and 3 more. So the answer is ${}$.",
+        "First $a = 4$, then $b = 9$. Therefore, the final answer is: $${}$$",
+        "There are 12 in all.\n\n**Final Answer:** \\({}\\)",
+        "Adding up 2 and 3, we obtain\n\\[ {} \\]",
+        "Since 5 < 8, the result is ${}$. I hope it is correct.",
+        "Step 1: 4 + 5 = 9.\nStep 2: double it.\n\nThe answer is {}.",
+        "La réponse est ${}$.",
+        "Die Antwort lautet ${}$.",
+        "La respuesta es ${}$.",
+        "所以答案是 ${}$。",
+    )
+    way = numbers.choice(ways)
+    return None if "$" not in way and "\\(" not in way and "\\[" not in way and "\\" in gold else way.format(gold)
+
+
+UNBOXED = frozenset(("prose",))
+REWRITES: dict[str, Change] = {
+    "fraction_command": fraction_command, "slash": slash, "unreduced": unreduced, "sign_inside": sign_inside,
+    "mixed": mixed, "decimal": decimal, "thousands": thousands, "scientific": scientific, "in_words": in_words,
+    "named": named, "layout": layout, "glyphs": glyphs, "root": root, "turned_sum": turned_sum,
+    "inequality": inequality, "interval": interval, "listed": listed, "angle": angle, "unit": unit,
+    "percent": percent, "money": money, "matrix": matrix, "text": text, "based": based, "ratio": ratio,
+    "choice": choice, "product": product, "chain": chain, "stated": stated, "prose": prose,
+}  # fmt: skip

@@ -1,0 +1,66 @@
+"""Pages say what the committed results say, and results can be made again on another machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import gpu_page
+from tools.benchmark_page import PAGE, PLANNING, VERIFIERS, figure_at, held_out, second_machine, value_at
+from tools.pages import MARKED, RESULTS, put_section, shown
+
+
+@pytest.mark.parametrize(
+    ("page", "at"), [(PAGE, value_at), (VERIFIERS, lambda path: figure_at(RESULTS, "maths-verifier.json", path))]
+)
+def test_every_marked_number_is_its_files_number(page: Path, at: Callable[[str], Any]) -> None:
+    text = page.read_text()
+    marked = list(MARKED.finditer(text))
+    assert len(marked) == text.count("<!--="), "a marker without a number before it"
+    assert len(marked) > 10
+    for match in marked:
+        assert match["text"] == shown(at(match["path"]), match["text"]), match[0]
+
+
+def test_tables_are_those_of_the_results() -> None:
+    assert "\n".join(["<!-- begin second-machine -->", "", *second_machine(), ""]) in PAGE.read_text()
+    assert "\n".join(["<!-- begin held-out -->", "", *held_out(), ""]) in PLANNING.read_text()
+    cases = json.loads(gpu_page.JSON.read_text())["cases"] if gpu_page.JSON.exists() else {}
+    assert "\n".join(gpu_page.section(cases)) in gpu_page.PAGE.read_text()
+
+
+def test_gpu_figures_of_several_calls_come_together(tmp_path: Path) -> None:
+    for name, cases in (("a", {"x": {"v": 1}, "y": {"v": 1}}), ("b", {"y": {"failed": "no kernel"}})):
+        (tmp_path / name).write_text(json.dumps({"cases": cases}))
+    figures = tmp_path / "all.json"
+    gpu_page.add(figures, [tmp_path / "a"])
+    gpu_page.add(figures, [tmp_path / "b"])
+    assert json.loads(figures.read_text()) == {"cases": {"x": {"v": 1}, "y": {"failed": "no kernel"}}}
+    assert "**Not measured**" in gpu_page.section({})[-1]
+
+
+def test_sections_leave_each_other_alone(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    for name, text in (("learner", "one"), ("rollout", "two"), ("learner", "three")):
+        put_section(page, name, [text])
+    text = page.read_text()
+    assert "one" not in text
+    assert text.index("three") < text.index("two")
+
+
+@pytest.mark.parametrize(
+    ("value", "like", "expected"),
+    [(2.345, "9.9", "2.3"), (0.4171, "3%", "42%"), (1520.4, "7", "1520"), (0.05554, "1.0%", "5.6%")],
+)
+def test_numbers_keep_their_decimals(value: float, like: str, expected: str) -> None:
+    assert shown(value, like) == expected
+
+
+@pytest.mark.parametrize("figure", sorted(RESULTS.rglob("*.json")), ids=lambda path: path.name)
+def test_recorded_commands_can_be_run_on_another_machine(figure: Path) -> None:
+    assert not re.search(r'[" =]/(home|root|tmp|work)/', figure.read_text())

@@ -1,0 +1,6 @@
+"""Generators of pages and checks of size; what they share with tests is in tests/helpers."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))

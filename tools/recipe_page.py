@@ -1,0 +1,140 @@
+"""Write ``docs/recipe-reference.md`` from the recipe schema: ``python -m tools.recipe_page``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic import AfterValidator, BaseModel
+from pydantic.fields import FieldInfo
+
+from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference
+from magicrl.config.schema import Section, SftConfig, TrainConfig
+
+PATHS = {FilePath: "path", FolderOrName: "folder or name", RecipeName: "recipe", Reference: "name or reference"}
+ALIKE = ("[[data.validation]]", "[data.test.NAME]")
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipe-reference.md"
+INTRODUCTION = """# Every setting of a recipe
+
+Written from the schema by `python -m tools.recipe_page`; a test compares. A recipe is a TOML file; on the
+command line `--set stages.0.max_tokens=8192` changes one setting. An unknown key is an error that names the nearest
+known one, no setting rewrites another, and the run folder's `config.toml` holds all of them as they were used.
+A path in a recipe counts from the recipe's folder, one on the command line from where one stands; `~` is one's home.
+`magicrl recipes quickstart` prints a short example, and the symbols (D_R, M, T, tau, ...) are the report's.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for title, root in (("Training: `magicrl train`", TrainConfig), ("Supervised start: `magicrl sft`", SftConfig)):
+        parts.append(f"## {title}\n")
+        for heading, section in tables(root, ""):
+            lead = " ".join(inspect.getdoc(section).split()) if section.__doc__ else ""  # type: ignore[union-attr]
+            settings = table(section) if heading not in ALIKE else "Its settings are those of `[[data.train]]`."
+            parts.append(f"### `{heading}`\n\n{lead}\n\n{settings}\n")
+    return "\n".join(parts)
+
+
+def tables(section: type[Section], name: str) -> Iterator[tuple[str, type[Section]]]:
+    """The tables of a recipe in the schema's order: TOML heading and section."""
+    for key, field in section.model_fields.items():
+        inner, many = section_of(field.annotation)
+        if inner is None:
+            continue
+        path = f"{name}.{key}".lstrip(".")
+        if many == "table":
+            path += ".NAME"
+        yield (f"[[{path}]]" if many == "list" else f"[{path}]"), inner
+        if inner.__name__ != "SourceConfig" or key == "train":  # the sources are all alike
+            yield from tables(inner, path)
+
+
+def section_of(annotation: Any) -> tuple[type[Section] | None, Literal["one", "list", "table"]]:
+    """The section that a field holds, and whether it holds one, a list or a table of them."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation, "one"
+    inner = [section_of(argument)[0] for argument in get_args(annotation)]
+    found = next((item for item in inner if item is not None), None)
+    kind = {tuple: "list", dict: "table"}.get(get_origin(annotation), "one")
+    return found, kind  # type: ignore[return-value]
+
+
+def table(section: type[Section]) -> str:
+    """A row a setting that is no table of its own."""
+    said = docstrings(section)
+    rows = ["| key | type | default | |", "|---|---|---|---|"]
+    for key, field in section.model_fields.items():
+        if section_of(field.annotation)[0] is None:
+            cells = (f"`{key}`", kind_of(field), default_of(field), said.get(key, ""))
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) if len(rows) > 2 else "Its settings are the tables below."
+
+
+def docstrings(section: type[Section]) -> dict[str, str]:
+    """The text under each setting in the source, in the class itself or one that it extends."""
+    found: dict[str, str] = {}
+    for base in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for before, after in zip(tree.body, tree.body[1:], strict=False):
+            if (
+                isinstance(before, ast.AnnAssign)
+                and isinstance(before.target, ast.Name)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                found[before.target.id] = " ".join(str(after.value.value).replace("``", "`").split())
+    return found
+
+
+def kind_of(field: FieldInfo) -> str:
+    """Its type in TOML's words, and its bounds."""
+    if any(isinstance(item, AfterValidator) for item in field.metadata):
+        return "name"
+    bounds = [text for item in field.metadata for text in bound(item)]
+    return ", ".join([type_name(field.annotation), *bounds])
+
+
+def type_name(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return PATHS.get(annotation, "name")
+    if origin is Literal:
+        return ", ".join(f"`{argument!r}`".replace("'", '"') for argument in arguments)
+    if origin in (Union, UnionType):
+        names = [type_name(argument) for argument in arguments if argument is not NoneType]
+        return " or ".join(dict.fromkeys(names))
+    if origin is tuple:
+        return f"list of {type_name(arguments[0])}"
+    if origin is dict:
+        return f"table of {type_name(arguments[1])}"
+    return {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any value"}[annotation]
+
+
+def bound(item: Any) -> Iterator[str]:
+    for kind, sign in ((annotated_types.Ge, "≥"), (annotated_types.Gt, ">"), (annotated_types.Le, "≤")):
+        if isinstance(item, kind):
+            yield f"{sign} {getattr(item, kind.__name__.lower())}"
+    if isinstance(item, annotated_types.Lt):
+        yield f"< {item.lt}"
+
+
+def default_of(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value in ((), {}):
+        return "none"
+    shown = list(value) if isinstance(value, tuple) else value
+    return "`" + str(shown).replace("'", '"').replace("True", "true").replace("False", "false") + "`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,92 @@
+"""The site: `make site` builds it from the Markdown files of this repository, strictly and without a network."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.addnodes import download_reference
+from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import generated
+
+# pages that an index of a study leads to
+STUDIES = {
+    "docs/study/index": ["settings", *map(str, range(13)), "figures", "costs", "questions"],
+    "docs/study-starts/index": ["20", "21", "22"],
+    "docs/study-recipe/index": ["30", "31", "32"],
+    "docs/study-target/index": ["40", "41", "42"],
+    "docs/study-noise/index": ["60", "61", "62"],
+    "docs/study-smollm2/index": ["50"],
+}
+
+project = "magicrl"
+author = "the magicrl authors"
+copyright = "Apache-2.0"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "docs/index"
+# The source is the repository, so that a link is the same in the site and where the files are read as they lie.
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**"]
+exclude_patterns = ["docs/log/**"]
+html_extra_path = ["../../docs/quickstart.html"]
+html_theme = "furo"
+html_title = "magicrl"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
+napoleon_use_ivar = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+python_maximum_signature_line_length = 90
+smartquotes = False
+nitpicky = False  # links of Markdown are checked all the same; types of other packages have no page here
+
+
+def pages_of_ours(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """A link to a page that is not made here (the committed report) opens it and does not save it."""
+    for node in doctree.findall(download_reference):
+        if node["reftarget"].endswith("quickstart.html"):
+            depth = docname.count("/")
+            node.replace_self(nodes.reference("", "", *node.children, refuri="../" * depth + "quickstart.html"))
+
+
+def filled(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Puts the navigation and what is generated from the source into the text of a page."""
+    if docname == "docs/index":
+        source[0] += navigation(source[0])
+    if docname in STUDIES:
+        source[0] += toctree(STUDIES[docname])
+    for name, made in generated.PARTS.items():
+        if (place := f"<!-- {name} -->") in source[0]:
+            source[0] = source[0].replace(place, made())
+
+
+def navigation(index: str) -> str:
+    """The sidebar: the headings of the first page, and under each the pages to which its lines lead, once."""
+    parts = re.split(r"^## (.+)$", index, flags=re.MULTILINE)[1:]
+    seen: set[str] = set()
+    made = ""
+    for layer, text in zip(parts[::2], parts[1::2], strict=True):
+        links = re.findall(r"\[([^]]+)\]\(([\w./-]+)\.md\)", text)
+        titled = [(title[:1].upper() + " ".join(title.split())[1:], page) for title, page in links if page not in seen]
+        made += toctree([f"{title} <{page}>" for title, page in titled], f":caption: {layer}")
+        seen |= {page for _, page in links}
+    return made
+
+
+def toctree(pages: list[str], *options: str) -> str:
+    return "\n".join(["\n\n```{toctree}", ":hidden:", *options, "", *pages, "```\n"])
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("source-read", filled)
+    app.connect("doctree-resolved", pages_of_ours)
+    return {"parallel_read_safe": True}
