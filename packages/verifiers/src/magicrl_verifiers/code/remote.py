@@ -263,7 +263,11 @@ class Peer:
 
 def _state() -> dict[str, Any]:
     """What of a process the other side takes over before its next step."""
-    return {"environ": dict(os.environ), "folder": getcwd()}
+    try:
+        folder = getcwd()
+    except FileNotFoundError:  # it was deleted, and the other side cannot follow
+        folder = None
+    return {"environ": dict(os.environ), "folder": folder}
 
 
 def taken(stream: io.StringIO) -> str:
