@@ -17,18 +17,7 @@ from math import log, sqrt
 from typing import Any
 
 import tomli_w
-from published import (
-    PROMPT,
-    TABLE7_HOURS,
-    UNKNOWNS,
-    curve,
-    fit,
-    part_seconds,
-    predict,
-    resolve,
-    rows,
-    thirty_two,
-)
+from published import PROMPT, UNKNOWNS, curve, fit, predict, rows
 
 from benchmarks.shared import FIGURES, ROOT, document, parser_of, rounded, write_figure
 from magicrl.planning.costs import Efficiency
@@ -59,19 +48,6 @@ def row_by_row(efficiency: Efficiency) -> list[dict[str, Any]]:
             line["curve_seconds"] = rounded(a + b / row.setting.gpus)
             line["curve_error"] = error(a + b / row.setting.gpus, row.seconds)
         found.append(line)
-    return found
-
-
-def table_seven(efficiency: Efficiency) -> dict[str, Any]:
-    """Shares of a step of the 32B model; the GPU count is not published, so for several."""
-    published = {part: hours / TABLE7_HOURS["step"] for part, hours in TABLE7_HOURS.items() if part != "step"}
-    found: dict[str, Any] = {"published": {k: round(v, 3) for k, v in published.items()}}
-    found["published_step_seconds"] = rounded(TABLE7_HOURS["step"] * 3.6)
-    for gpus in (64, 128, 256):
-        r = resolve(thirty_two(gpus))
-        time = r.time(efficiency)
-        shares = {part: round(part_seconds(time, part) / time.seconds(0), 3) for part in published}
-        found[f"{gpus} GPUs"] = {**shares, "step_seconds": rounded(time.seconds(0))}
     return found
 
 
@@ -111,7 +87,6 @@ def main() -> None:
         "assumed": {"mean_at_32k": MEAN_AT_32K, "sigma": SIGMA, "shared": SHARED, "prompt": PROMPT, "kept": KEPT},
         "rms_error_of_unfitted_parts": rounded(uncertainty),
         "rows": row_by_row(fitted),
-        "table_7": table_seven(fitted),
         "cpu_seconds": rounded(time.process_time() - began),
     }
     write_figure(options.output, result)

@@ -4,20 +4,16 @@ r"""The maths verifier, measured: errors on labelled pairs, hostile answers, nea
 
 Reads ../shared/data/math; what it writes holds counts and row numbers, none of the data. CPU seconds are this
 process's own. "bare Math-Verify" is the report's four steps on Math-Verify as it comes (RECIPE section 8), in the
-same process, right after ours, on the same items. `python -m tools.benchmark_page` fills
-the numbers in docs/verifiers.md in from the output.
+same process, right after ours, on the same items. `python -m tools.benchmark_page` fills the
+numbers in docs/verifiers.md in from the output.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import platform
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import date
-from importlib.metadata import version
 from typing import Any
 
 import math_verify
@@ -25,19 +21,17 @@ from maths_sets import Pair, golds, hostile, labelled
 from near_misses import near_misses
 from rewrites import rewrites
 
-from benchmarks.shared import FIGURES, ROOT, command, parser_of, write_figure
-from magicrl.evaluation.provenance import git_commit
+from benchmarks.shared import FIGURES, ROOT, document, parser_of, write_figure
 from magicrl.records import Outcome, Problem
 from magicrl_verifiers import JudgeOptions, VerifierPool
 from magicrl_verifiers.maths.maths_verifier import MathsVerifier
 from magicrl_verifiers.table import verifier_spec
 
 NEAR_MISSES = 10_000
-FIGURE = "maths-verifier.json"
 
 
 def main() -> None:
-    parser = parser_of(__doc__, FIGURES / FIGURE)
+    parser = parser_of(__doc__, FIGURES / "maths-verifier.json")
     parser.add_argument("--show", action="store_true", help="print the wrong verdicts (they quote the data)")
     arguments = parser.parse_args()
     show: bool = arguments.show
@@ -45,12 +39,8 @@ def main() -> None:
     pairs = labelled()
     verdicts = [verifier.judge(pair.golds, pair.response) for pair in pairs]
     correct = [verdict.correct for verdict in verdicts]
-    document = {
-        "command": command(),
-        "versions": {name: version(name) for name in ("math-verify", "latex2sympy2_extended", "sympy", "python-flint")},
-        "date": date.today().isoformat(),
-        "commit": git_commit(),
-        "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
+    found: dict[str, Any] = {
+        "run": document({}, ("math-verify", "latex2sympy2_extended", "sympy", "python-flint")),
         "development": {
             "ours": errors(pairs, correct),
             "decided_by": dict(Counter(verdict.decided_by for verdict in verdicts).most_common()),
@@ -61,13 +51,12 @@ def main() -> None:
         "rewrites": changed_figures(verifier, rewrites(golds(), seed=0), "missed", right=True, show=show),
         "speed": speed(pairs),
     }
-    document["development"]["bare_math_verify"] = document["speed"].pop("errors")
+    found["development"]["bare_math_verify"] = found["speed"].pop("errors")
     if show:
         for pair, said in zip(pairs, correct, strict=True):
             if said != pair.label:
                 print(pair.number, pair.label, pair.golds, repr(pair.response[-100:]))
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    write_figure(arguments.output, document)
+    write_figure(arguments.output, found)
 
 
 def warm_verifier() -> MathsVerifier:

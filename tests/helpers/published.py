@@ -61,11 +61,6 @@ class Row:
     fitted: bool = False  # one of the figures that the unknowns are fitted on
 
 
-def thirty_two(gpus: int) -> Setting:
-    """The setting of Table 7, 1000 steps of OR1-32B, nearly all at T = 16K; its GPU count is not published."""
-    return Setting(gpus=gpus, model="DeepSeek-R1-Distill-Qwen-32B", rollout_batch=256, tensor_parallel=4)
-
-
 PARTS: tuple[Part, ...] = ("rollout", "learn", "other", "step")
 TABLE9 = {32: 375.0, 64: 270.0, 128: 225.0, 256: 205.0}  # seconds of a rollout, by GPUs
 TABLE8 = {1: (90, 8, 18, 116), 2: (87, 10, 17, 114), 4: (90, 12, 16, 118)}  # hours per 1000 steps, by N_SGD
@@ -84,9 +79,6 @@ def rows() -> tuple[Row, ...]:
             name = f"T8 N_SGD {steps} {part}"
             found.append(Row(name=name, setting=setting, part=part, seconds=value * 3.6, fitted=fitted))
     return tuple(found)
-
-
-TABLE7_HOURS: dict[Part, float] = {"rollout": 223.0, "learn": 27.0, "other": 59.0, "step": 309.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from magicrl_verifiers.records import OUTCOME_OF_STATUS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "verifiers.md"
-FIGURES = ROOT / "docs" / "figures" / "maths-verifier.json"
+FIGURES = ROOT / "benchmarks" / "results" / "maths-verifier.json"
 
 
 def test_the_examples_run() -> None:
