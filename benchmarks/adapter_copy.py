@@ -26,8 +26,9 @@ from magicrl.models.loading import load_empty
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.small_models import prepare_gguf_package
 from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, TrainSample, frozen_tokens
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.vllm_adapters import AdapterPlan
-from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 
@@ -78,7 +79,7 @@ def measured(folder: Path, *, adapters: bool) -> dict[str, Any]:
     plan = AdapterPlan(config=LORA, shapes=adapter_shapes(load_empty(folder), LORA))
     engine = VllmEngine(
         str(folder),
-        VllmSettings(dtype="bfloat16", cache_mb=256, max_rows=ROWS, max_context=256),
+        EngineSettings(model=str(folder), dtype="bfloat16", memory_limit_mb=256, max_rows=ROWS, max_context=256),
         end_tokens=frozenset({0}),
         decode=str,
         valid_vocab=rows,

@@ -28,7 +28,8 @@ from magicrl.models.loading import load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import RolloutGroup, RolloutRequest, SamplingParams
-from magicrl.rollout.engines import EngineSettings, make_engine
+from magicrl.rollout.engine_settings import EngineSettings
+from magicrl.rollout.engines import make_engine
 
 ENGINES = ("in_process", "vllm")
 PROMPTS, SAMPLES, TOKENS = 16, 4, 64
