@@ -327,7 +327,7 @@ def test_ranks_on_the_replicas_gpus_lend_them_weights_and_others_send_them(
     assert (found["pool"], set(found["given"]) & {"learner", "workers"}) == (pool, told)
     placed = {"GroupPool": "apart", "ColocatedPool": "colocated", "EnginePool": None}[pool]
     start = made._config.start.model or ""
-    monkeypatch.setattr(assemble, "_vllm_options", lambda *_, **__: {})
+    monkeypatch.setattr(assemble, "_max_context", lambda *_: 64)
     with suppress(AttributeError):  # what is no engine
         assemble.make_engine(made._config, start, None)  # type: ignore[arg-type]
     assert found["use"].direct_weights == placed

@@ -21,7 +21,7 @@ from magicrl.evaluation.results import Ask, Incomplete, Price, write_results
 from magicrl.evaluation.runner import Cost, EvaluationSettings, evaluate
 from magicrl.evaluation.samples import EvaluationFolder, SampleRow
 from magicrl.models.small_models import make_miniature
-from magicrl.rollout.engines import EngineSettings
+from magicrl.rollout.engine_settings import EngineSettings
 
 SETTINGS = EvaluationSettings(samples=4, max_tokens=16, seed=5)
 

@@ -12,9 +12,10 @@ from json_server import Reply, json_server
 
 from magicrl.cli.eval import parse_engine_options
 from magicrl.config.errors import RecipeError
+from magicrl.config.schema import VllmConfig
 from magicrl.evaluation.engines import open_engine
-from magicrl.rollout.engines import EngineSettings
-from magicrl.rollout.vllm_engine import VllmSettings
+from magicrl.rollout.engine_settings import EngineSettings
+from magicrl.rollout.engines import _ENGINE_OPTIONS
 from magicrl_verifiers.served.openai_http import ServerError, ServerSettings
 
 NOWHERE = "base_url=http://127.0.0.1:9/v1"  # the discard port: nothing answers
@@ -26,7 +27,9 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no object": ("openai", [NOWHERE, "extra=seed"], "extra: give a JSON object"),
     "no URL": ("openai", ["base_url=localhost"], "http://localhost:8000/v1"),
     "no value": ("openai", ["concurrency"], "give NAME=VALUE"),
-    "another's": ("vllm", ["base_url=x"], "base_url: unknown. Known: dtype, head_dtype"),
+    "another's": ("vllm", ["base_url=x"], "base_url: unknown. Known: cache_mb, gpu_share"),
+    "training's": ("vllm", ["keep_caches=false"], "only training has it, as rollout.vllm.keep_caches"),
+    "out of range": ("vllm", ["gpu_share=2"], "--engine-option gpu_share=2: Input should be less than or equal to 1"),
     "none of its own": ("in_process", ["concurrency=1"], "in_process has no options"),
 }
 
@@ -48,7 +51,10 @@ def test_the_page_on_engines_names_options_that_exist() -> None:
     assert len(named) >= 8
     assert named <= {field.name for field in fields(ServerSettings)} | {"tokenizer"}
     listed = page.split("Options: ")[1].split("\n\n")[0]
-    assert set(re.findall(r"`(\w+)`", listed)) == {field.name for field in fields(VllmSettings)}
+    assert set(re.findall(r"`(\w+)`", listed)) == {*_ENGINE_OPTIONS, *VllmConfig.model_fields} - {
+        "adapters",
+        "keep_caches",
+    }
 
 
 def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -530,6 +530,7 @@ class Observers:
         from magicrl.models.loading import load_shell
         from magicrl.models.prompts import PromptEncoder
         from magicrl.rollout import vllm_engine
+        from magicrl.rollout.engine_settings import EngineSettings
         from magicrl.training.assemble import make_engine
 
         seen: Seen = {}
@@ -542,9 +543,9 @@ class Observers:
             seen.update(options)
             raise Handed
 
-        def make(self: Any, *args: Any, **further: Any) -> None:
-            seen.update(keep_caches=further["keep_caches"], sleeps=further["sleeps"])
-            made(self, *args, **further)
+        def make(self: Any, model: str, settings: EngineSettings, **further: Any) -> None:
+            seen["keep_caches"] = settings.vllm.keep_caches
+            made(self, model, settings, **further)
 
         with (
             patch("torch.cuda.is_available", lambda: on_gpu),

@@ -21,7 +21,8 @@ from model_cases import CASES, WORDS
 
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tokenizer
-from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+from magicrl.rollout.engine_settings import EngineSettings
+from magicrl.rollout.vllm_engine import VllmEngine
 
 TOKENIZER = make_tokenizer([f"w{i}" for i in range(WORDS - 2)], model_cases.CONTEXT)
 _MARK = "found: "
@@ -77,7 +78,7 @@ def sampled(name: str, folder: Path) -> dict[str, Any]:
     save_policy(plain, TOKENIZER, folder)
     engine = VllmEngine(
         str(folder),
-        VllmSettings(dtype="float32", cache_mb=64, max_rows=8),
+        EngineSettings(model=str(folder), memory_limit_mb=64, max_rows=8),
         end_tokens=frozenset({1}),
         decode=lambda tokens: " ".join(map(str, tokens)),
         valid_vocab=WORDS,

@@ -12,7 +12,8 @@ from processes import magicrl_here
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
-from magicrl.rollout.engines import EngineSettings, make_engine
+from magicrl.rollout.engine_settings import EngineSettings
+from magicrl.rollout.engines import make_engine
 from magicrl.training.assemble import make_engine as make_training_engine
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "engine.py"

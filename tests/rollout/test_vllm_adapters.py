@@ -20,24 +20,26 @@ from builders import train_sample
 from transformers import AutoModelForCausalLM
 
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import LoraConfig, TinyModelConfig
+from magicrl.config.schema import LoraConfig, TinyModelConfig, VllmConfig
 from magicrl.models.loading import save_policy
 from magicrl.models.scorer import PolicyScorer
 from magicrl.models.small_models import make_tiny
 from magicrl.rollout import engines
-from magicrl.rollout.engines import EngineSettings, TrainingUse, make_vllm
+from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
+from magicrl.rollout.engines import make_vllm
 from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused
 
 SCENARIO = """
 import json, sys
 import torch
 from transformers import AutoModelForCausalLM
-from magicrl.config.schema import LoraConfig, ModelConfig
+from magicrl.config.schema import LoraConfig, ModelConfig, VllmConfig
 from magicrl.models.adapter_files import adapter_shapes
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens
 from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused
-from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
+from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.logprob_check import LogprobCheck
@@ -54,8 +56,10 @@ problem = Problem(id="probe", prompt="", golds=("1",), verifier="exact", source=
 check = LogprobCheck(learner, [(problem, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
 
 def start(plan):
-    return VllmEngine(folder, VllmSettings(dtype="float32", cache_mb=64, max_rows=8), end_tokens=frozenset({0}),
-        decode=str, valid_vocab=40, policy_version=-1, check=check, adapters=plan, keep_caches=False)
+    settings = EngineSettings(model=folder, memory_limit_mb=64, max_rows=8, vllm=VllmConfig(keep_caches=False),
+                              training=TrainingUse(check=check))
+    return VllmEngine(folder, settings, end_tokens=frozenset({0}), decode=str, valid_vocab=40, policy_version=-1,
+                      adapters=plan)
 
 def update():
     samples = [
@@ -186,8 +190,8 @@ def test_what_a_recipe_asks_for_reaches_the_engine(
         made.append(options | {"adapters": adapters})
 
     def make(wanted: bool | None = None) -> AdapterPlan | None:
-        use = TrainingUse(lora=LoraConfig(rank=2), adapters=wanted)
-        make_vllm(EngineSettings(model=str(tmp_path / "model"), device="cpu", training=use))
+        use, vllm = TrainingUse(lora=LoraConfig(rank=2)), VllmConfig(adapters=wanted)
+        make_vllm(EngineSettings(model=str(tmp_path / "model"), device="cpu", vllm=vllm, training=use))
         return made[-1]["adapters"]
 
     monkeypatch.setattr(engines, "VllmEngine", engine)

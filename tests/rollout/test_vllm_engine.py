@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample, frozen_floats
-from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+from magicrl.rollout.engine_settings import EngineSettings
+from magicrl.rollout.vllm_engine import VllmEngine
 
 VOCAB, END = 40, 0
 PROMPTS = [[5, 6, 7], [9, 8, 3] * 15, [4, 12], [2]]  # the second fills a block of the prefix cache
@@ -35,10 +36,11 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from transformers import AutoModelForCausalLM
 from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.config.schema import ModelConfig
+from magicrl.config.schema import ModelConfig, VllmConfig
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens
 from magicrl.rollout import vllm_weights
-from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
+from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.logprob_check import LogprobCheck, StaleEngineError
@@ -46,13 +48,15 @@ from magicrl.training.protocols import Controls
 
 folder, unsupported, given, out = sys.argv[1:]
 given = json.load(open(given))
-settings = VllmSettings(dtype="float32", cache_mb=64, max_rows=8)
 decode = lambda tokens: " ".join(f"w{t}" for t in tokens)
 
 def start(path):
+    settings = EngineSettings(
+        model=path, memory_limit_mb=64, max_rows=8, vllm=VllmConfig(keep_caches=False),
+        training=TrainingUse(check=check, sleeps=True),
+    )
     return VllmEngine(
-        path, settings, end_tokens=frozenset({0}), decode=decode, valid_vocab=40, policy_version=3,
-        check=check, sleeps=True, keep_caches=False,
+        path, settings, end_tokens=frozenset({0}), decode=decode, valid_vocab=40, policy_version=3
     )
 
 register_attention()
@@ -202,7 +206,7 @@ def by_place(rows: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]
 def test_without_vllm_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ValueError, match=r"pip install 'magicrl\[vllm\]'"):
-        VllmEngine("x", VllmSettings(), end_tokens=frozenset({0}), decode=str, valid_vocab=4)
+        VllmEngine("x", EngineSettings(model="x"), end_tokens=frozenset({0}), decode=str, valid_vocab=4)
 
 
 @pytest.mark.slow

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from magicrl.rollout.vllm_engine import WRITTEN_FOR, VllmSettings, check_version, engine_options, executor
+from magicrl.rollout.engine_settings import EngineSettings
+from magicrl.rollout.vllm_engine import WRITTEN_FOR, check_version, engine_options, executor
 
 ROOT = Path(__file__).resolve().parents[2]
-REPLICA = {"valid_vocab": 40, "on_gpu": False, "sleeps": False, "adapters": None}
+REPLICA = {"valid_vocab": 40, "on_gpu": False, "adapters": None}
 
 # in a process of its own, since vLLM changes the one it runs in
 SCENARIO = """
@@ -25,7 +26,8 @@ os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 import ray, ray.util, torch, vllm
 from vllm import EngineArgs, LLMEngine
 from magicrl.rollout import vllm_weights, weight_buckets
-from magicrl.rollout.vllm_engine import VllmSettings, engine_options
+from magicrl.rollout.engine_settings import EngineSettings
+from magicrl.rollout.vllm_engine import engine_options
 
 def missing(owner, names):
     # an attribute of the class, an argument of a method or what its source gives an instance
@@ -80,8 +82,8 @@ taken = IPCWeightTransferEngine.update_info_cls(**bucket.update_info())
 seen["bucket"] = [taken.names, taken.dtype_names, taken.shapes, taken.tensor_sizes, list(taken.ipc_handles)]
 LoRARequest("policy", 1, "folder", load_inplace=True)
 
-options = engine_options(os.getcwd(), VllmSettings(gpus=2, cache_mb=64), valid_vocab=40, on_gpu=False, sleeps=False,
-                         adapters=None)
+settings = EngineSettings(model="x", gpus=2, memory_limit_mb=64)
+options = engine_options(os.getcwd(), settings, valid_vocab=40, on_gpu=False, adapters=None)
 taken = EngineArgs(**options).distributed_executor_backend
 ray.is_initialized, ray.util.get_current_placement_group = lambda: True, lambda: object()
 seen["executors"] = [
@@ -131,7 +133,7 @@ def test_another_vllm_is_named_beside_the_tested_one(caplog: pytest.LogCaptureFi
 def test_a_replica_s_workers_are_never_ray_s() -> None:
     for gpus, expected in ((1, "uni"), (2, "mp"), (8, "mp")):
         assert executor(gpus) == expected
-        options = engine_options("folder", VllmSettings(gpus=gpus), **REPLICA)
+        options = engine_options("folder", EngineSettings(model="x", gpus=gpus), **REPLICA)
         assert options["distributed_executor_backend"] == expected
 
 
@@ -139,17 +141,17 @@ def test_a_short_limit_makes_llama_4_no_other_model(tmp_path: Path) -> None:
     # vLLM itself scales the queries of its layers without positions in contexts of over 32,768 tokens alone
     for written in ({"attn_temperature_tuning": 1}, {"text_config": {"attn_temperature_tuning": True}}):
         (tmp_path / "config.json").write_text(json.dumps(written))
-        options = engine_options(str(tmp_path), VllmSettings(max_context=512), **REPLICA)
+        options = engine_options(str(tmp_path), EngineSettings(model="x", max_context=512), **REPLICA)
         assert options["override_generation_config"] == {"attn_temperature_tuning": True}
     (tmp_path / "config.json").write_text("{}")
-    assert engine_options(str(tmp_path), VllmSettings(), **REPLICA)["override_generation_config"] == {}
+    assert engine_options(str(tmp_path), EngineSettings(model="x"), **REPLICA)["override_generation_config"] == {}
 
 
 def test_latent_attention_has_its_positions_by_torch_on_a_cpu(tmp_path: Path) -> None:
     for written, expected in (({"kv_lora_rank": 512}, {"custom_ops": ["-rotary_embedding"]}), ({}, None)):
         (tmp_path / "config.json").write_text(json.dumps(written))
         for on_gpu in (False, True):
-            options = engine_options(str(tmp_path), VllmSettings(), **REPLICA | {"on_gpu": on_gpu})
+            options = engine_options(str(tmp_path), EngineSettings(model="x"), **REPLICA | {"on_gpu": on_gpu})
             assert options.get("compilation_config") == (None if on_gpu else expected)
 
 

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from vllm_samples import run_scenario, save_tiny
 
+from magicrl.config.schema import VllmConfig
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.vllm_engine import VllmEngine
 
 ROWS, GROUP, LIMIT, PROMPT, FORCED = 6, 4, 16, 40, 9
@@ -24,8 +26,9 @@ import json, sys
 from pathlib import Path
 import torch
 from magicrl.models.loading import described_model, load_policy
-from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
-from magicrl.config.schema import ModelConfig
+from magicrl.rollout.engine_settings import EngineSettings
+from magicrl.rollout.vllm_engine import VllmEngine
+from magicrl.config.schema import ModelConfig, VllmConfig
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from vllm_samples import rows, sample_request, scored
@@ -35,9 +38,11 @@ start = str(folder / "model")
 policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
 learner = LocalLearner(policy.model, LearnerSettings(model=ModelConfig(dtype="float32")), tokenizer=policy.tokenizer,
                        valid_vocab=policy.valid_vocab)
+settings = EngineSettings(
+    model=start, memory_limit_mb=64, max_rows=given["rows"], vllm=VllmConfig(keep_caches=given["keep"])
+)
 engine = VllmEngine(
-    start, VllmSettings(dtype="float32", cache_mb=64, max_rows=given["rows"]), end_tokens=frozenset(),
-    decode=lambda tokens: "", valid_vocab=policy.valid_vocab, keep_caches=given["keep"],
+    start, settings, end_tokens=frozenset(), decode=lambda tokens: "", valid_vocab=policy.valid_vocab
 )
 core = engine._engine.engine_core.engine_core
 turns, schedule = [], core.scheduler.schedule
@@ -183,7 +188,8 @@ def updated(told: list[str], monkeypatch: pytest.MonkeyPatch, *, keep: bool, ahe
     core.output_processor.request_states = {"a": begun, "b": state}
     core.abort_request = lambda names: told.append(f"abort {names}")  # pyright: ignore[reportAttributeAccessIssue]
     given: dict[str, Any] = {"0:0": "begun", "0:1": "not begun"}
-    fields = {"_engine": core, "_keep_caches": keep, "_loads": 0, "_check": None, "_asked": given, "_adapters": None}
+    settings = EngineSettings(model="x", vllm=VllmConfig(keep_caches=keep))
+    fields = {"_engine": core, "settings": settings, "_loads": 0, "_check": None, "_asked": given, "_adapters": None}
     for name, value in {**fields, "weights": SimpleNamespace(load=lambda _: told.append("weights"))}.items():
         setattr(engine, name, value)
     monkeypatch.setattr(engine, "_advance", lambda: told.append(core.batch_queue.pop()))

@@ -149,7 +149,7 @@ def evaluate(
         found = load_benchmarks(asked, reading)
         from magicrl.api.training import threads_kept
         from magicrl.evaluation.runner import evaluate as evaluate_all
-        from magicrl.rollout.engines import EngineSettings
+        from magicrl.rollout.engine_settings import EngineSettings
 
         engine_settings = EngineSettings(
             model=name,

@@ -224,7 +224,7 @@ def run_eval(options: EvalOptions) -> int:
 
 def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console, *, again: bool = False) -> int:
     from magicrl.evaluation.runner import evaluate
-    from magicrl.rollout.engines import EngineSettings
+    from magicrl.rollout.engine_settings import EngineSettings
 
     try:
         registry.check("engine", options.engine)

@@ -14,7 +14,8 @@ from magicrl.models.loading import described_model, resolve_device
 from magicrl.models.model_files import JSON_FILES, TOKENIZER_FILES, find_model
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, TokenArray, frozen_tokens
-from magicrl.rollout.engines import EngineSettings, make_engine
+from magicrl.rollout.engine_settings import EngineSettings
+from magicrl.rollout.engines import make_engine
 from magicrl.rollout.openai_engine import UNLIMITED_CONTEXT, OpenAIEngine
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.vllm_engine import VllmEngine
@@ -88,7 +89,7 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
             "max_rows": chosen.max_rows,
             "max_context": engine.max_context,
         },
-        gpus=(1 if vllm is None else vllm.settings.gpus) if device.type == "cuda" else 0,
+        gpus=chosen.gpus if device.type == "cuda" else 0,
     )
 
 

@@ -22,7 +22,7 @@ from magicrl.evaluation.provenance import environment_facts
 from magicrl.evaluation.results import Ask, Incomplete, Meter, Price, write_results
 from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, SampleRow
 from magicrl.records import Problem
-from magicrl.rollout.engines import EngineSettings
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.episodes import EpisodeEngine
 from magicrl_verifiers import references
 from magicrl_verifiers.records import Extract, JudgeOptions, Reasoning

@@ -32,7 +32,7 @@ from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_ent
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part
 from magicrl.pipeline.pipeline_schema import DifficultyStep, EarlyStop
 from magicrl.records import Problem
-from magicrl.rollout.engines import EngineSettings
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl_verifiers.records import JudgeOptions
 from magicrl_verifiers.service import VerifierPool
 

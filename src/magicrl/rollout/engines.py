@@ -10,18 +10,18 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast, get_type_hints
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 from transformers import PreTrainedTokenizerBase
 
 from magicrl import registry
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import DType, HeadDType, LoraConfig
+from magicrl.config.schema import HeadDType, VllmConfig
 from magicrl.models.adapter_files import adapter_shapes
 from magicrl.models.loading import (
     LoadedModel,
@@ -33,55 +33,19 @@ from magicrl.models.loading import (
 )
 from magicrl.models.model_files import find_model
 from magicrl.models.prompts import PromptEncoder
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.rollout.openai_engine import OpenAIEngine
-from magicrl.rollout.protocol import RolloutEngine, WeightCheck
+from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.recording import ReplayEngine, read_rollouts
 from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused
-from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
-from magicrl.rollout.vllm_weights import Placed
+from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl_verifiers.references import did_you_mean
 from magicrl_verifiers.secrets import without_secrets
 from magicrl_verifiers.served.openai_http import ServerSettings
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingUse:
-    """What only an engine in training needs: it will be given a learner's weights."""
-
-    check: WeightCheck | None = None  # run by engines beside the learner's process after each weight copy
-    sleeps: bool = False  # the learner works on the same GPU while the engine sleeps
-    direct_weights: Placed | None = None  # where ranks are that send weights straight to the engine's workers
-    experts: bool = False  # completions are to tell the experts that tokens went to
-    lora: LoraConfig | None = None  # the learner trains these adapters, and an engine may take them alone
-    adapters: bool | None = None  # whether vLLM does; None: on a GPU
-    keep_caches: bool = True  # with new weights vLLM goes on over the keys and values that it has
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineSettings:
-    """What an engine is made from."""
-
-    model: str  # a model folder or hub name; for a server the model's name there
-    dtype: DType = "float32"  # precision of the weights
-    head_dtype: HeadDType | None = None  # of the output head's logits; None: ``dtype``
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # where they are
-    max_rows: int = 32  # most sequences that decode at once
-    memory_limit_mb: int = 4096  # most MiB of the key/value cache
-    threads: int | None = None  # of torch; None: the cores this process may use. A training run has set them before
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what only this kind of engine has, by name
-    exact: bool = False  # ``model.exact``: the in-process engine's alone
-    encoder: PromptEncoder | None = None  # text to tokens and back; None: made from the model
-    training: TrainingUse | None = None  # None: it samples with the model's own weights, as version 0
-
-    def use_threads(self) -> int:
-        """Set torch's threads as asked for; how many they are."""
-        if self.training is None:
-            torch.set_num_threads(self.threads or len(os.sched_getaffinity(0)))
-        return torch.get_num_threads()
 
 
 EngineFactory = Callable[[EngineSettings], RolloutEngine]
@@ -174,46 +138,47 @@ def make_in_process(settings: EngineSettings) -> InProcessEngine:
     return engine
 
 
+_ENGINE_OPTIONS = ("dtype", "head_dtype", "max_context", "max_rows", "gpus")
+"""Fields of `EngineSettings` that ``--engine-option`` of vLLM may name besides those of ``[rollout.vllm]``."""
+
+
+def _with_options(settings: EngineSettings) -> EngineSettings:
+    """``settings`` changed by their ``options``, which may still be the text of a command line."""
+    for name in ("adapters", "keep_caches"):
+        if name in settings.options:
+            raise RecipeError(f"--engine-option {name}: only training has it, as rollout.vllm.{name}")
+    kinds = get_type_hints(EngineSettings)
+    own: dict[str, Any] = {name: (kinds[name] | None, None) for name in _ENGINE_OPTIONS}
+    checked = _checked(create_model("VllmOptions", __base__=VllmConfig, **own), settings.options)
+    given = checked.model_dump(exclude_unset=True)
+    vllm = {name: given.pop(name) for name in VllmConfig.model_fields if name in given}
+    return replace(settings, **given, vllm=settings.vllm.model_copy(update=vllm))
+
+
 def make_vllm(settings: EngineSettings) -> VllmEngine:
-    """vLLM's offline engine on a model folder; ``options`` are further fields of ``VllmSettings``."""
+    """vLLM's offline engine on a model folder; ``options`` change ``settings`` and ``settings.vllm`` by name."""
     device = resolve_device(settings.device)
     if device.type == "cpu" and torch.cuda.is_available():
         raise RecipeError("--device cpu: vLLM uses the GPU where there is one; use --device auto, or in_process")
-    given: dict[str, Any] = {
-        "dtype": settings.dtype,
-        "head_dtype": settings.head_dtype,
-        "max_rows": settings.max_rows,
-    }
-    if device.type == "cpu":  # on a GPU the cache gets what is left of gpu_share
-        given["cache_mb"] = settings.memory_limit_mb
-    chosen = _checked(VllmSettings, given | dict(settings.options))
+    settings = _with_options(settings)
     settings.use_threads()
     policy = described_model(settings.model)
-    encoder = settings.encoder or PromptEncoder(policy.tokenizer, chosen.max_context or policy.max_context)
+    encoder = settings.encoder or PromptEncoder(policy.tokenizer, settings.max_context or policy.max_context)
     training = settings.training
     make = partial(
         VllmEngine,
         str(find_model(settings.model)),
-        chosen,
+        settings,
         end_tokens=policy.end_tokens,
         decode=encoder.decode,
         valid_vocab=policy.valid_vocab,
+        policy_version=0 if training is None else -1,
     )
-    if training is None:
-        return make(policy_version=0)
-    make = partial(
-        make,
-        policy_version=-1,
-        check=training.check,
-        sleeps=training.sleeps,
-        direct_weights=training.direct_weights,
-        keep_caches=training.keep_caches,
-    )
-    if training.lora is None:
+    if training is None or training.lora is None:
         return make()
     plan = AdapterPlan(config=training.lora, shapes=adapter_shapes(policy.model, training.lora))
     fault = plan.fault(
-        wanted=training.adapters,
+        wanted=settings.vllm.adapters,
         dtype=settings.dtype,
         on_gpu=device.type != "cpu",
         sleeps=training.sleeps,
@@ -224,7 +189,7 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
             return make(adapters=plan)
         except AdaptersRefused as error:
             fault = str(error)
-    if training.adapters:
+    if settings.vllm.adapters:
         raise RecipeError(f"{fault}; leave it out, and vLLM gets merged weights", key="rollout.vllm.adapters")
     _log.warning("vLLM gets merged weights after each update, not the adapters alone: %s", fault)
     return make()
@@ -269,8 +234,9 @@ def make_replay(settings: EngineSettings) -> ReplayEngine:
 
 
 def _checked(kind: type[T], options: Mapping[str, Any]) -> T:
-    """A dataclass of settings from options, which may still be the text of a command line."""
-    known = [field.name for field in fields(cast(Any, kind))]
+    """A model or dataclass of settings from options, which may still be the text of a command line."""
+    model = issubclass(kind, BaseModel)
+    known = [*kind.model_fields] if model else [field.name for field in fields(cast(Any, kind))]
     for name in options:
         if name not in known:
             hint = did_you_mean(name, known)

@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from packaging.version import Version
 
-from magicrl.config.schema import DType, HeadDType
 from magicrl.models.loading import device_name, peak_mb
 from magicrl.records import (
     Completion,
@@ -41,7 +40,8 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
-from magicrl.rollout.protocol import Capabilities, WeightCheck
+from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
+from magicrl.rollout.protocol import Capabilities
 from magicrl.rollout.requests import (
     GroupProgress,
     OpenGroups,
@@ -118,21 +118,7 @@ def engine_trouble(what: str, error: Exception) -> ValueError:
 
 
 _CPU_BLOCK = 32  # tokens of a cache block, the smallest that vLLM's CPU attention has: its default of 128 shares less
-_CPU_CACHE_MB = 4096
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VllmSettings:
-    """How vLLM serves a model."""
-
-    dtype: DType | Literal["auto"] = "auto"  # of weights and activations; ``auto`` is the folder's own
-    head_dtype: HeadDType | None = None  # of the output head's logits; None: ``dtype``
-    max_context: int | None = None  # most prompt + response tokens; None: the model's
-    max_rows: int = 256  # most sequences that decode at once
-    cache_mb: int | None = None  # MiB of the key/value cache; None: 4096 on a CPU, what ``gpu_share`` leaves on a GPU
-    gpu_share: float = 0.9  # share of the GPU's memory for everything
-    gpus: int = 1  # over how many GPUs of this machine the model is spread (tensor parallel)
-    eager: bool | None = None  # without compiled graphs: starts sooner, samples slower on a GPU. None: on a CPU only
+_OWN_GPU, _SHARED_GPU = 0.9, 0.6  # of its memory for vLLM; in a shared one the learner's weights and moments stay
 
 
 def executor(gpus: int) -> Literal["uni", "mp"]:
@@ -145,10 +131,12 @@ def executor(gpus: int) -> Literal["uni", "mp"]:
 
 
 def engine_options(
-    folder: str, settings: VllmSettings, *, valid_vocab: int, on_gpu: bool, sleeps: bool, adapters: AdapterPlan | None
+    folder: str, settings: EngineSettings, *, valid_vocab: int, on_gpu: bool, adapters: AdapterPlan | None
 ) -> dict[str, Any]:
     """For vLLM's ``EngineArgs``; arguments as of `VllmEngine`."""
-    cache_mb = settings.cache_mb if settings.cache_mb is not None else None if on_gpu else _CPU_CACHE_MB
+    vllm, training = settings.vllm, settings.training or TrainingUse()
+    cache_mb = vllm.cache_mb or (None if on_gpu else settings.memory_limit_mb)
+    gpu_share = vllm.gpu_share or (_SHARED_GPU if training.shares_gpu else _OWN_GPU)
     described = _description(folder)
     return {
         "model": folder,
@@ -160,8 +148,8 @@ def engine_options(
         "distributed_executor_backend": executor(settings.gpus),
         "kv_cache_memory_bytes": None if cache_mb is None else cache_mb << 20,
         # on a CPU, a share of the memory that must be free whatever the cache takes
-        "gpu_memory_utilization": settings.gpu_share if on_gpu else 0.01,
-        "enforce_eager": settings.eager if settings.eager is not None else not on_gpu,
+        "gpu_memory_utilization": gpu_share if on_gpu else 0.01,
+        "enforce_eager": vllm.eager if vllm.eager is not None else not on_gpu,
         "enable_prefix_caching": True,
         # vLLM's default are those before the temperature: not of the distribution that was sampled from
         "logprobs_mode": "processed_logprobs",
@@ -179,7 +167,8 @@ def engine_options(
         "use_tqdm_on_load": False,
         # requests bring their own seeds
         "seed": 0,
-        **({"enable_sleep_mode": sleeps} if on_gpu else {"block_size": _CPU_BLOCK, **_latent_on_cpu(described)}),
+        **({"enable_sleep_mode": training.sleeps} if on_gpu else {"block_size": _CPU_BLOCK}),
+        **({} if on_gpu else _latent_on_cpu(described)),
         **({} if adapters is None else adapters.options()),
     }
 
@@ -387,32 +376,25 @@ class VllmEngine(SchedulingEngine):
     def __init__(
         self,
         folder: str,
-        settings: VllmSettings,
+        settings: EngineSettings,
         *,
         end_tokens: frozenset[int],
         decode: Callable[[Sequence[int]], str],
         valid_vocab: int,
         policy_version: int = 0,
-        check: WeightCheck | None = None,
-        sleeps: bool = False,
-        direct_weights: Placed | None = None,
         adapters: AdapterPlan | None = None,
-        keep_caches: bool = True,
     ) -> None:
         """
         Args:
             folder: the model in Hugging Face format; its recommended sampling settings are not used.
-            settings: precision and sizes.
+            settings: precision, sizes, and what training needs: the check after every ``load_weights``, whether
+                ``sleep`` gives the GPU's memory back, and where the ranks are whose weights `take` (apart) or `receive`
+                (colocated) takes.
             end_tokens: a response ends with any of these, and no other; the token is kept.
             decode: response tokens to text, special tokens left out.
             valid_vocab: tokens from here on are padding and never sampled.
             policy_version: what the weights in the folder count as.
-            check: what is compared after every ``load_weights``.
-            sleeps: ``sleep`` gives the GPU's memory back; for a GPU that the learner works on, too.
-            direct_weights: where the ranks are whose weights `take` (apart) or `receive` (colocated) takes.
             adapters: ``load_weights`` takes these adapters alone.
-            keep_caches: with new weights what is under way goes on over the keys and values that it has; else they are
-                computed again.
 
         Raises:
             ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
@@ -427,19 +409,18 @@ class VllmEngine(SchedulingEngine):
         self._arrivals = 0
         self._tokens_ended = 0
         self._busy = 0.0
-        self._check = check
-        self._sleeps = sleeps
-        self._keep_caches = keep_caches
+        training = settings.training or TrainingUse()
+        self._check = training.check
+        self._sleeps = training.sleeps
         self._loads = 0  # weights taken so far
         options = engine_options(
             folder,
             settings,
             valid_vocab=valid_vocab,
             on_gpu=torch.cuda.is_available(),
-            sleeps=sleeps,
             adapters=adapters,
         )
-        self._engine: Any = start_vllm(folder, options, direct_weights=direct_weights)
+        self._engine: Any = start_vllm(folder, options, direct_weights=training.direct_weights)
         self.weights = VllmWeights(self._engine, Path(folder))
         self._adapters: VllmAdapters | None = None
         if adapters is not None:
@@ -534,7 +515,7 @@ class VllmEngine(SchedulingEngine):
             raise engine_trouble(f"vLLM cannot take the weights of version {version}", error) from error
         self._set_version(version)
         self._loads += 1
-        if self._keep_caches:
+        if self.settings.vllm.keep_caches:
             self._begin_anew()
         else:
             # of finished prompts, and of what runs, which is computed again
@@ -634,7 +615,7 @@ class VllmEngine(SchedulingEngine):
                 asked.group.request.prompt_tokens.tolist() + asked.given,
                 # keys and values are shared with requests of the same salt alone; by version would not do: a run that
                 # goes back has the same numbers again
-                cache_salt=str(self._loads) if self._keep_caches else None,
+                cache_salt=str(self._loads) if self.settings.vllm.keep_caches else None,
             ),
             asked.settings(self._end_tokens),
             arrival_time=float(self._arrivals),  # by which vLLM orders its queue: never the clock

@@ -18,7 +18,7 @@ from magicrl.data.families import make_family
 from magicrl.data.sources import fingerprint
 from magicrl.models.loading import LoadedModel, described_model, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
-from magicrl.rollout.engines import EngineSettings, TrainingUse
+from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
 from magicrl.rollout.engines import make_engine as named_engine
 from magicrl.rollout.episodes import EpisodeEngine
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
@@ -34,7 +34,6 @@ from magicrl_verifiers.records import VerifierService
 from magicrl_verifiers.secrets import without_secrets
 
 Progress = Callable[[str, int, int], None]
-_OWN_GPU, _SHARED_GPU = 0.9, 0.6  # of its memory for vLLM; beside it the learner's weights and moments stay
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,30 +210,30 @@ def make_engine(
     """
     rollout, placed = config.rollout, None if config.cluster is None else config.cluster.rollout
     shared = placed is None or placed.colocated  # the GPU, with the learner
-    options: dict[str, Any] = {}
-    if rollout.engine == "replay":
-        options = {"replay": rollout.replay}
-    elif rollout.engine == "vllm":
-        options = _vllm_options(config, folder, gpus=gpus, shared=shared)
+    vllm = rollout.engine == "vllm"
+    if vllm and resolve_device(config.run.device).type == "cpu" and torch.cuda.is_available():
+        raise RecipeError("vLLM uses the GPU where there is one", key="run.device")
     settings = EngineSettings(
         model=str(folder),
         dtype=rollout.dtype or config.model.dtype,
         head_dtype=config.model.head_dtype,
         device=config.run.device,
         max_rows=rollout.max_rows,
+        max_context=_max_context(config, folder) if vllm else None,
         memory_limit_mb=rollout.memory_limit_mb,
-        options=options,
+        gpus=gpus,
+        vllm=rollout.vllm,
+        options={"replay": rollout.replay} if rollout.engine == "replay" else {},
         exact=config.model.exact,
         encoder=encoder,
         training=TrainingUse(
             check=check,
+            shares_gpu=shared,
             # asynchronous: it generates while the learner works, so its memory is never free
             sleeps=shared and not rollout.max_staleness,
             direct_weights=_direct_weights(placed),
             experts=config.model.router_replay,
             lora=config.model.lora,
-            adapters=config.rollout.vllm.adapters,
-            keep_caches=config.rollout.vllm.keep_caches,
         ),
     )
     engine = named_engine(rollout.engine, settings, key="rollout.engine")
@@ -256,20 +255,11 @@ def _direct_weights(placed: RolloutPlacement | None) -> Placed | None:
     return "colocated" if placed.colocated else "apart"
 
 
-def _vllm_options(config: TrainConfig, folder: Path | str, *, gpus: int, shared: bool) -> dict[str, Any]:
-    rollout = config.rollout
-    if resolve_device(config.run.device).type == "cpu" and torch.cuda.is_available():
-        raise RecipeError("vLLM uses the GPU where there is one", key="run.device")
+def _max_context(config: TrainConfig, folder: Path | str) -> int:
+    """The most tokens of prompt and response that any stage or test has, at most the model's."""
     longest = max(config.evaluation.max_tokens or 0, *(stage.max_tokens for stage in config.stages))
     longest += config.environment.most_observed if _may_observe(config) else 0
-    options = {
-        "max_context": min(described_model(str(folder)).max_context, config.data.max_prompt_tokens + longest),
-        "cache_mb": rollout.vllm.cache_mb,
-        "gpu_share": rollout.vllm.gpu_share or (_SHARED_GPU if shared else _OWN_GPU),
-        "gpus": gpus,
-        "eager": rollout.vllm.eager,
-    }
-    return {name: value for name, value in options.items() if value is not None}
+    return min(described_model(str(folder)).max_context, config.data.max_prompt_tokens + longest)
 
 
 def _may_observe(config: TrainConfig) -> bool:
