@@ -18,7 +18,7 @@ from magicrl_verifiers.code.judge import CodeJudge
 from magicrl_verifiers.code.remote import Files
 from magicrl_verifiers.code.suite import SuiteError, is_plain, parse_suite, wanted_names
 
-_WRITES = ("tempfile", "tmp_path")
+_WRITES = ("tempfile", "tmp_path", "makedirs")
 
 
 @dataclass(frozen=True, kw_only=True)
