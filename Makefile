@@ -52,9 +52,8 @@ $(VENV)/.vllm: $(VENV)/.developed
 	  $(PIP) install -c constraints.txt -e '.[vllm]' && $(PIP) uninstall -y torchvision torchaudio torchcodec; fi
 	touch $@
 
-# Environments of other packages, 280 MB; verifiers without its dependencies, since it pins other versions of mcp and openai.
+# Environments of verifiers, without its dependencies, since it pins other versions of mcp and openai.
 $(VENV)/.environments: $(VENV)/.vllm
-	$(PIP) install -c constraints.txt -e '.[openenv]'
 	$(PIP) install -c constraints.txt aiohttp anthropic httpx mcp openai 'prime-pydantic-config[toml]' prime-sandboxes renderers tenacity uvicorn
 	$(PIP) install --no-deps -c constraints.txt verifiers verl
 	touch $@

@@ -68,13 +68,11 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "word_problems": "magicrl.data.word_problems:make_word_problems",
         },
         "source": {
-            "openenv": "magicrl.environments.openenv_adapter:seeds",
             "verifiers": "magicrl.environments.verifiers_adapter:tasks",
         },
         "environment": {
             "calculator": "magicrl.environments.calculator:Calculator",
             "guessing": "magicrl.environments.guessing:Guessing",
-            "openenv": "magicrl.environments.openenv_adapter:OpenEnvEnvironment",
             "verifiers": "magicrl.environments.verifiers_adapter:VerifiersEnvironment",
         },
         "benchmark": {

@@ -37,7 +37,6 @@ EXTRAS = {
     "wandb": "metrics to Weights & Biases",
     "trackio": "metrics to trackio",
     "verifiers": "environments of Prime Intellect's verifiers",
-    "openenv": "environments of OpenEnv",
     "gym": "reasoning-gym tasks in magicrl eval",
 }
 """What each optional extra is for; those that only developers need are left out."""

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -158,13 +158,6 @@ def refuse_live_elsewhere(config: TrainConfig) -> None:
         in_file = "which have no object of this one; put the records into a file and give its path in their place"
         why = in_a_file(resolve("reward", reference)) if key.endswith("verifier") else in_file
         raise RecipeError(f"{reference} on a cluster: nodes run processes of their own, {why}", key=key)
-
-
-def sequence_of(name: str, value: Any, kind: type[Any], words: str) -> list[Any]:
-    """``value`` as a list of ``kind``. Raises ``ValueError`` with ``words`` for anything else."""
-    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(one, kind) for one in value):
-        raise ValueError(f"{name} must be {words}, got {value!r:.60} ({type(value).__name__})")
-    return list(cast("Sequence[Any]", value))
 
 
 _PYTHON_WORDS = {

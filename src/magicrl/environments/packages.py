@@ -1,4 +1,4 @@
-"""What the adapters of other packages share: the package, a loop for its coroutines, tool calls in a model's turn."""
+"""What an adapter of another package needs: the package, a loop for its coroutines, tool calls in a model's turn."""
 
 from __future__ import annotations
 
