@@ -20,6 +20,7 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.loader import shipped_table
 from magicrl.config.schema import ModelConfig
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
@@ -50,16 +51,17 @@ def tracked(
 ) -> tuple[float, float]:
     """Bytes of rank 0's master weights, and the most that the last of some passes over one token has beside its state.
 
-    ``settings`` are further ones of ``RankSettings``.
+    ``settings`` are those of ``[cluster.learner]``.
     """
-    told = {"architectures": [f"{str(config['model_type']).capitalize()}ForCausalLM"], **config}
-    (folder / "config.json").write_text(json.dumps(told))
+    described = {"architectures": [f"{str(config['model_type']).capitalize()}ForCausalLM"], **config}
+    (folder / "config.json").write_text(json.dumps(described))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         meshes = Meshes.make("cpu", 1)
         with FakeTensorMode():
             device = torch.device("cpu")
-            sharded = ShardedModel(RankSettings(folder=str(folder), **settings), meshes, device, fill=False)
+            told = RankSettings(folder=str(folder), placement=LearnerPlacement(ranks=ranks, **settings))
+            sharded = ShardedModel(told, meshes, device, fill=False)
             state = sum(4.0 * p.to_local().numel() for p in sharded.trained().values())  # type: ignore[attr-defined]
             peak = _peak_of(sharded, passes) if passes else 0.0
     finally:

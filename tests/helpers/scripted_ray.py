@@ -233,7 +233,7 @@ def fsdp_calls(settings: Any, ranks: int, root: Path) -> dict[str, Any]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         with patch.object(sharding, "fully_shard", sharded):
-            meshes = sharding.Meshes.make("cpu", settings.sequence_parallel, settings.shard_ranks)
+            meshes = sharding.Meshes.make("cpu", settings.placement.sequence_parallel, settings.placement.shard_ranks)
             model = sharding.ShardedModel(settings, meshes, torch.device("cpu"), fill=False)
             kind = sharding.FSDPModule
             with (

@@ -20,7 +20,6 @@ from magicrl.config.schema import TrainConfig
 from magicrl.distributed.engine_pool import ColocatedPool, EnginePool, GroupPool
 from magicrl.distributed.learner.launchers import RayLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
-from magicrl.distributed.learner.sharding import LearnerTimeouts
 from magicrl.distributed.replica import Replica
 from magicrl.distributed.runtime import ClusterError, check_room, connected, nodes, waited_for
 from magicrl.distributed.verifier_nodes import VerifierNodes
@@ -115,7 +114,7 @@ class ClusterParts(LocalParts):
             placement=placement,
             device="cuda" if self._gpus else "cpu",
             threads=config.run.threads,
-            timeouts=LearnerTimeouts(start=timeouts.start, call=timeouts.learner),
+            timeouts=timeouts,
             rebuilds=placement.restarts,
             reference=self._described_reference(policy),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import dataclasses
 import fcntl
 import os
 import signal
@@ -17,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from magicrl.config.cluster_schema import LearnerPlacement
+from magicrl.config.cluster_schema import ClusterTimeouts, LearnerPlacement
 from magicrl.config.schema import ModelConfig, OptimizerConfig
 from magicrl.distributed.learner import launchers
 from magicrl.distributed.learner.launchers import (
@@ -30,7 +29,6 @@ from magicrl.distributed.learner.launchers import (
     settled,
 )
 from magicrl.distributed.learner.learner import DistributedLearner
-from magicrl.distributed.learner.sharding import LearnerTimeouts
 from magicrl.records import TrainBatch, TrainSample
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
@@ -161,7 +159,7 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
     assert all(torch.equal(disturbed[k], expected[k]) for k in expected if k != "meta")
 
     # one that hangs runs into the time limit, and nothing is left running
-    undisturbed._settings = dataclasses.replace(undisturbed._settings, timeouts=LearnerTimeouts(call=3.0))
+    undisturbed._timeouts = ClusterTimeouts(learner=3.0)
     os.kill(watched.again.processes[1].pid, signal.SIGSTOP)
     with pytest.raises(LearnerLost, match=r"gave no answer in 3 s, while the run waited for: log-probs of a batch"):
         undisturbed.logprobs(recorded, 1.0)

@@ -102,8 +102,9 @@ def test_what_a_pass_exchanges(
 ) -> None:
     """Three layers, embedding, head and the norm: six units, of which layers alone are gathered for both directions."""
     with one_of(4, 0):
-        told = RankSettings(folder=str(untied_folder), **settings)
-        sharded = ShardedModel(told, Meshes.make("cpu", 1, told.shard_ranks), torch.device("cpu"))
+        placement = LearnerPlacement(ranks=4, **settings)
+        told = RankSettings(folder=str(untied_folder), placement=placement)
+        sharded = ShardedModel(told, Meshes.make("cpu", 1, placement.shard_ranks), torch.device("cpu"))
         units = [prefix for prefix, _ in sharded.units()]
         assert units == [*(f"model.layers.{i}." for i in range(3)), "model.embed_tokens.", "lm_head.", ""]
         model: Any = sharded.model

@@ -20,11 +20,11 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from torch import Tensor
 
-from magicrl.config.cluster_schema import LearnerPlacement
+from magicrl.config.cluster_schema import ClusterTimeouts, LearnerPlacement
 from magicrl.distributed.learner.launchers import Launcher, LearnerLost, RankGroup
 from magicrl.distributed.learner.rank import RankUpdate, Share
 from magicrl.distributed.learner.seats import Seat, by_node, shard_ranks
-from magicrl.distributed.learner.sharding import LearnerTimeouts, RankSettings, WrittenShard
+from magicrl.distributed.learner.sharding import RankSettings, WrittenShard
 from magicrl.distributed.tensors import pack, unpack
 from magicrl.models.adapter_files import ADAPTER, write_adapters
 from magicrl.models.loading import LoadedModel, save_policy
@@ -151,7 +151,7 @@ class DistributedLearner:
         device: str = "cpu",
         shares_gpus: bool = False,
         threads: int | None = None,
-        timeouts: LearnerTimeouts | None = None,
+        timeouts: ClusterTimeouts | None = None,
         rebuilds: int = 0,
         snapshot_every: int | None = 64,
         on_loss: Callable[[LearnerLost], None] | None = None,
@@ -166,17 +166,14 @@ class DistributedLearner:
             folder=policy.folder,
             learning=learning,
             valid_vocab=policy.valid_vocab,
-            sequence_parallel=placement.sequence_parallel,
-            reduce_dtype=placement.reduce_dtype,
-            reduce_once=placement.reduce_once,
-            offload=placement.offload_optimizer,
+            placement=placement,
             device="cuda" if device == "cuda" else "cpu",
             shares_gpus=shares_gpus,
             threads=threads,
             reference=None if reference is None else reference.folder,
             reference_vocab=None if reference is None else reference.valid_vocab,
-            timeouts=timeouts or LearnerTimeouts(),
         )
+        self._timeouts = timeouts or ClusterTimeouts()
         self._rebuilds, self._on_loss = rebuilds, on_loss
         self.lost: list[str] = []
         """What ranks were lost so far, with the reason."""
@@ -429,7 +426,7 @@ class DistributedLearner:
         """The ranks; they are started, and brought to the present version, if there are none."""
         if self._ranks is not None:
             return self._ranks
-        timeouts, count = self._settings.timeouts, self._placement.ranks
+        timeouts, count = self._timeouts, self._placement.ranks
         self._ranks = self._launcher.start(count, timeout=timeouts.start)
         try:
             settings = self._placed(self._ranks)
@@ -450,7 +447,8 @@ class DistributedLearner:
         state = learner_state(self._policy.model.num_parameters(), lora=self._settings.learning.model.lora is not None)
         # GPUs that engines use in turn are to hold as little meanwhile as they can
         found = count if self._settings.shares_gpus else shard_ranks([seats[i] for i in ranks.order], state)
-        return replace(self._settings, shard_ranks=self._placement.shard_ranks or found)
+        placement = self._placement.model_copy(update={"shard_ranks": self._placement.shard_ranks or found})
+        return replace(self._settings, placement=placement)
 
     def _return_to_the_present(self) -> None:
         with self._base_lock:
@@ -525,7 +523,7 @@ class DistributedLearner:
     def _call(
         self, method: str, arguments: Sequence[tuple[Any, ...]], waiting_for: str, timeout: float | None = None
     ) -> list[Any]:
-        limit = self._settings.timeouts.call if timeout is None else timeout
+        limit = self._timeouts.learner if timeout is None else timeout
         ranks, began = self._running(), time.perf_counter()
         try:
             return ranks.call(method, arguments, timeout=limit, waiting_for=waiting_for)

@@ -49,6 +49,9 @@ from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo, in_buckets
 from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.protocols import Controls
 
+COLLECTIVE_SECONDS = 600.0
+"""Longest wait for the other ranks inside one exchange of tensors."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
@@ -119,7 +122,7 @@ class LearnerRank:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         device = _device(settings.device)
-        timeout = timedelta(seconds=settings.timeouts.collective)
+        timeout = timedelta(seconds=COLLECTIVE_SECONDS)
         if rank:
             self._store = TCPStore(*store, is_master=False, timeout=timeout, wait_for_workers=False)
         self._store.set_timeout(timeout)
@@ -131,7 +134,7 @@ class LearnerRank:
             world_size=self._ranks,
             timeout=timeout,
         )
-        meshes = Meshes.make(device.type, settings.sequence_parallel, settings.shard_ranks)
+        meshes = Meshes.make(device.type, settings.placement.sequence_parallel, settings.placement.shard_ranks)
         sharded = ShardedModel(settings, meshes, device)
         self._sharded, self._settings = sharded, settings
         model = settings.learning.model

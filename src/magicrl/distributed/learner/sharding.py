@@ -41,6 +41,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.schema import AdamWConfig, LoraConfig
 from magicrl.distributed.learner.ulysses import SequenceSlice, check_degree
 from magicrl.files import sha256_of
@@ -61,32 +62,19 @@ LOCAL_RANK = "MAGICRL_LOCAL_RANK"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LearnerTimeouts:
-    """Seconds after which a wait ends with an error that names what was waited for."""
-
-    start: float = 900.0  # for the ranks to be placed, connected and to have their share of the start model
-    call: float = 3600.0  # for all ranks to answer one call
-    collective: float = 600.0  # for the other ranks inside one exchange of tensors
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RankSettings:
     """The same on all ranks."""
 
     folder: str  # the start model, a folder that every rank can read or a hub name
     learning: LearnerSettings = field(default_factory=LearnerSettings)
     valid_vocab: int | None = None  # rows of the output head that are words; None means all
-    sequence_parallel: int = 1  # ranks that share one sequence
-    shard_ranks: int | None = None  # ranks that hold the model once; None means all
-    reduce_dtype: Literal["float32", "bfloat16"] = "float32"  # of gradients that are summed over ranks
-    reduce_once: bool = False  # that sum is made once a mini-batch, not once a micro-batch
-    offload: bool = False  # master weights, gradients and moments live in the host's memory
+    # ``shard_ranks`` None means all: the learner has settled how many it is before the ranks get this
+    placement: LearnerPlacement = field(default_factory=LearnerPlacement)
     device: Literal["cpu", "cuda"] = "cpu"  # ``cuda`` gives every rank one GPU
     shares_gpus: bool = False  # rollout engines use the ranks' GPUs in turn with them
     threads: int | None = None  # torch threads of a rank; None leaves torch's default
     reference: str | None = None  # the frozen reference model, as ``folder``; None: there is none
     reference_vocab: int | None = None  # as ``valid_vocab``, of the reference
-    timeouts: LearnerTimeouts = field(default_factory=LearnerTimeouts)
 
 
 T = TypeVar("T")
@@ -144,12 +132,12 @@ class ShardedModel:
         frozen: bool = False,
         fill: bool = True,
     ) -> None:
-        self.device, self.meshes, self._settings = device, meshes, settings
+        self.device, self.meshes, self._placement = device, meshes, settings.placement
         self._dtype = resolve_dtype(settings.learning.model.dtype)
         source = settings.reference if frozen else settings.folder
         assert source is not None, "there is a reference"
         shell = load_empty(source)
-        check_degree(shell.config, settings.sequence_parallel)
+        check_degree(shell.config, settings.placement.sequence_parallel)
         files = WeightFiles(find_model(source), shell, source) if fill else None
         self.model, self.lora = self._trained(shell, None if frozen else settings.learning.model.lora, frozen=frozen)
         self._layers = {
@@ -162,9 +150,9 @@ class ShardedModel:
         # a tied weight is needed first and last: it stays with the root
         ends = () if embedding.weight is self._head.weight else (embedding, self._head)
         self._ends = {name: module for name, module in self.model.named_modules() if module in ends}
-        self._root = self._sharded(settings)
+        self._root = self._sharded(settings.placement)
         if files is not None:
-            self._fill(files, "cpu" if settings.offload else self.device)
+            self._fill(files, "cpu" if settings.placement.offload_optimizer else self.device)
             self.run(lambda: None)  # FSDP settles who is the root
             self._root.reshard()
 
@@ -180,15 +168,17 @@ class ShardedModel:
                 parameter.data = parameter.data.to(self._dtype)
         return found, lora
 
-    def _sharded(self, settings: RankSettings) -> FSDPModule:
+    def _sharded(self, placement: LearnerPlacement) -> FSDPModule:
         narrow = self._dtype if self._dtype != torch.float32 else None
         options: dict[str, Any] = {
             "mesh": self.meshes.shards,
             "mp_policy": MixedPrecisionPolicy(
-                param_dtype=narrow, reduce_dtype=resolve_dtype(settings.reduce_dtype), cast_forward_inputs=False
+                param_dtype=narrow, reduce_dtype=resolve_dtype(placement.reduce_dtype), cast_forward_inputs=False
             ),
             "offload_policy": (
-                CPUOffloadPolicy(pin_memory=self.device.type == "cuda") if settings.offload else OffloadPolicy()
+                CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
+                if placement.offload_optimizer
+                else OffloadPolicy()
             ),
         }
         for module in (*self._layers.values(), *self._ends.values()):
@@ -241,13 +231,14 @@ class ShardedModel:
 
     def begin_pass(self, *, last: bool) -> None:
         """Told before each pass of a mini-batch: which sums over ranks wait for the last one."""
+        placement = self._placement
         # FSDP waits for a gradient on its way to the host's memory only where a backward pass is the last
-        self._root.set_is_last_backward(last or self._settings.offload)
-        if self._settings.reduce_once:
+        self._root.set_is_last_backward(last or placement.offload_optimizer)
+        if placement.reduce_once:
             self._root.set_requires_gradient_sync(last)
         else:
             # FSDP adds micro-batches up in the precision of the sum, until copies of the model exchange theirs
-            self._root.set_requires_all_reduce(last or self._settings.reduce_dtype == "bfloat16")
+            self._root.set_requires_all_reduce(last or placement.reduce_dtype == "bfloat16")
 
     @contextlib.contextmanager
     def whole(self, unit: FSDPModule) -> Generator[None]:
