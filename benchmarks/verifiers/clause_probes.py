@@ -1,29 +1,28 @@
 r"""Answers in running text, judged by this library and by Math-Verify: wrong accepted and right missed, by class.
 
-    python benchmarks/clause_probes.py [--show development|all] [--tables]
+    python -m benchmarks.verifiers.clause_probes [--show development|all] [--tables]
 
-The probes of `clause_probes.toml` come in two halves by a hash of their text: mistakes of the development half may be
-looked at (``--show``) and fixed, the held-out half only measures. ``--tables`` adds the tables ``running_*.txt`` of the
-tests.
+The probes of `tests/verifiers/maths/clause_probes.toml` come in two halves by a hash of their text: mistakes of the
+development half may be looked at (``--show``) and fixed, the held-out half only measures. ``--tables`` adds the tables
+``running_*.txt`` of the tests.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import tomllib
 from collections import Counter, defaultdict
-from pathlib import Path
 
-from common import ROOT
-from maths_verifier import bare, warm_verifier
+from benchmarks.shared import ROOT, parser_of
+from benchmarks.verifiers.maths_verifier import bare, warm_verifier
 
+TABLES = ROOT / "tests" / "verifiers" / "maths"
 Probe = tuple[str, str, str, bool]
 """Class, reference, response, and whether the response gives the reference."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--show", choices=("development", "all"), help="print mistakes of this half, or of both")
     parser.add_argument("--tables", action="store_true", help="judge the tests' tables running_*.txt, too")
     arguments = parser.parse_args()
@@ -54,7 +53,7 @@ def is_held_out(reference: str, response: str) -> bool:
 
 def own_probes() -> list[Probe]:
     """The probes of `clause_probes.toml`."""
-    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["probes"]
+    rows = tomllib.loads((TABLES / "clause_probes.toml").read_text(encoding="utf-8"))["probes"]
     return [
         (row["class"], row["reference"], response, kind == "right")
         for row in rows
@@ -66,7 +65,7 @@ def own_probes() -> list[Probe]:
 def running_tables() -> list[Probe]:
     """The tables of the tests: ``=`` a reference, ``+`` right responses, ``-`` wrong ones."""
     found: list[Probe] = []
-    for path in sorted((ROOT / "tests" / "verifiers" / "maths").glob("running_*.txt")):
+    for path in sorted(TABLES.glob("running_*.txt")):
         reference = ""
         for line in path.read_text(encoding="utf-8").splitlines():
             mark, _, rest = line.partition(" ")
