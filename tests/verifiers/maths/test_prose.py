@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from magicrl_verifiers.extraction import joint_boxes
+from magicrl_verifiers.maths.clauses import DENIED, DOUBTED, read_clauses
 from magicrl_verifiers.maths.maths_verifier import MathsVerifier
 from magicrl_verifiers.maths.prose import final_answer
 from magicrl_verifiers.records import JudgeOptions
@@ -86,6 +90,22 @@ VALUES = [
     ("The answer is 3. No, that leaves one out: the answer is 5.", "5"),
     ("First **3**, and with both **5** of them.", "5"),
     ("So the car goes 60 miles per hour.", r"60\text{ miles}\text{ per hour}"),
+    ("So x > 5.", "x > 5"),
+    ("She has 9 * 2", "9 * 2"),
+    ("pages 20-30", "20-30"),
+    ("So n is at most 4.", "n <= 4"),
+    ("It equals minus four.", "minus four"),
+    ("It does not equal minus four.", None),
+    ("The point is (2, 3).", "(2, 3)"),
+    ("Thus x = 3 and y = 4.", "x = 3 and y = 4"),
+    ("The answer is 20. No, sorry, it is 21.", "21"),
+    ("The answer is 20. Scratch that.", ""),
+    ("The answer is at least 20.", ""),
+    ("The answer is at least 20. We had 5.", ""),
+    ("We have 5. It isn't 5.", ""),
+    ("We have 5. It isn't 6.", "5"),
+    ("The answer is ~~6~~ 5.", "5"),
+    ("The answer is red. The answer is not red.", "is not not red."),
 ]
 
 
@@ -95,8 +115,76 @@ def test_choices(text: str, letter: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), VALUES)
-def test_values(text: str, value: str) -> None:
+def test_values(text: str, value: str | None) -> None:
     assert final_answer(text, choice=False) == value
+
+
+SAID = [  # D: a value denied, d: one doubted
+    ("It isn't 5.", "It isn't D."),
+    ("It does not equal 5.", "It does not equal D."),
+    ("The number of boxes that are not red is 5.", "The number of boxes that are not red is 5."),
+    ("The chance of not getting 3 is 5.", "The chance of not getting D is 5."),
+    ("There is no number other than 5.", "There is no number other than 5."),
+    ("Any number other than 5.", "Any number other than D."),
+    ("10 minus 5", "dd minus d"),
+    ("minus $8$", "     $-8$"),
+    ("n is not at least 3", "n is not at least d"),
+    ("the sum of 4 and 6", "the sum of d and d"),
+    ("the sum of $4+6=10$", "the sum of $4+6=10$"),
+    ("That is 5 of the 12 boxes.", "That is 5 of the DD boxes."),
+    ("5 of 12", "d of dd"),
+    ("5 feet 3 inches", "d feet d inches"),
+    ("5 is too small", "D is too small"),
+    ("5 does not work", "D does not work"),
+    ("So 5 do not swim.", "So 5 do not swim."),
+    ("If n is 5, it fails.", "If n is D, it fails."),
+    ("The cost if all are there is 5.", "The cost if all are there is 5."),
+    ("The number of wrong ones is 5.", "The number of wrong ones is 5."),
+    ("A common mistake is 5.", "A common mistake is D."),
+    ("5, or possibly 6", "d, or possibly d"),
+    ("5, possibly 6", "d, possibly d"),
+    ("The ants on either side are 5.", "The ants on either side are 5."),
+    ("5, wait, 6", "D, wait, 6"),
+    ("The book says 5, which is wrong.", "The book says D, which is wrong."),
+    ("6 (many say 5)", "6             "),
+    ("The value (in cm) is 5.", "The value (in cm) is 5."),
+    ("5, since 4 is even", "5, since D is even"),
+    ("since 4 is even", "since 4 is even"),
+    ("When it is doubled it is 5, not 3.", "When it is doubled it is 5, not D."),
+    ("In step 2 we get 5.", "In step D we get 5."),
+    ("the 5th one", "the DDD one"),
+    ("Is it 5?", "Is it d?"),
+    ("5以上です", "d以上です"),
+]
+
+
+@pytest.mark.parametrize(("sentence", "read"), SAID)
+def test_clauses(sentence: str, read: str) -> None:
+    shown = read_clauses(sentence)[0].replace(DENIED, "D").replace(DOUBTED, "d")
+    assert shown == read
+
+
+def test_bounds_on_a_name_are_read() -> None:
+    assert read_clauses("So $n$ must be at least 3.")[1] == "n >= 3"
+    assert read_clauses("n is not at least 3")[1] is None
+    assert read_clauses("n is at least 3 times as big")[1] is None
+
+
+MOST_MISSED = 3
+
+
+def test_the_probes_of_clauses() -> None:
+    """Of responses that give no or another answer none is accepted."""
+    verifier = MathsVerifier(JudgeOptions())
+    tables = tomllib.loads(Path(__file__).with_name("clause_probes.toml").read_text(encoding="utf-8"))["probes"]
+    said = {
+        (table["reference"], one): (verifier.judge([table["reference"]], one).correct, kind)
+        for table in tables
+        for kind in ("right", "wrong")
+        for one in table[kind]
+    }
+    assert [probe for probe, (accepted, kind) in said.items() if accepted and kind == "wrong"] == []
+    assert sum(not accepted and kind == "right" for accepted, kind in said.values()) <= MOST_MISSED
 
 
 HEDGED = {

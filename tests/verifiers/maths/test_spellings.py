@@ -61,7 +61,9 @@ def accepts(gold: str, answer: str) -> bool:
 
 TABLES = ("spellings.txt", "unmet_first.txt", "unmet_second.txt", "equality.txt", "outsiders_first.txt")
 BOXED = [row for name in TABLES for row in table(name)]
-RUNNING = [row for name in ("running_text.txt", "running_first.txt", "running_second.txt") for row in table(name)]
+RUNNING = [
+    row for name in ("text", "first", "second", "third", "fourth", "fifth") for row in table(f"running_{name}.txt")
+]
 
 
 @pytest.mark.parametrize("row", BOXED, ids=lambda row: row.gold)

@@ -15,7 +15,8 @@ CLOSE_TAG = "</think>"
 MAX_ANSWER_CHARS = 1_000_000
 """Of a longer answer part only the tail is read."""
 
-_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*(?P<box>\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
+_BOX = r"\\(?:boxed|fbox)\s*"
+_TOKEN = re.compile(_BOX + r"(?P<box>\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 
 
 def answer_part(response: str, reasoning: Reasoning) -> str | None:
@@ -37,7 +38,7 @@ def answer_part(response: str, reasoning: Reasoning) -> str | None:
     return response[-MAX_ANSWER_CHARS:]
 
 
-_COMMAND = re.compile(r"(?P<escaped>\\\\)|\\(?:boxed|fbox)\s*(?=\{)")
+_COMMAND = re.compile(r"(?P<escaped>\\\\)|" + _BOX + r"(?=\{)")
 _JOINT = re.compile(r"(?:[\s$,;.&]|\\[()\[\],;:! ]|\\q?quad|\\text\s*\{[^{}]{0,12}\}|and|or){0,40}", re.DOTALL)
 _MAX_JOINT_CHARS = 4000
 _MAX_BETWEEN = 60

@@ -80,7 +80,7 @@ _PATTERN = re.compile(
     r"|(?P<dots>\.\.\.)"
     r"|(?P<number>\d+(?:\.\d+)?(?!\d)|\.\d+)"
     r"|(?P<letters>[A-Za-z]+)"
-    r"|(?P<relation><=|>=|!=|=<|[=<>])"
+    r"|(?P<relation><=|>=|(?<![\d)}])!=|=<|[=<>])"  # 5!=120 is a factorial
     r"|(?P<bracket>\\[{}]|[()\[\]])"
     r"|(?P<power>\*\*)"
     r"|(?P<percent>\\?%)"

@@ -33,11 +33,18 @@ _LETTER = re.compile(
 _OTHER_LETTER = re.compile(r"(?<![A-Za-z\\])[(\[]?[A-J][)\].:](?![A-Za-z])|(?<![A-Za-z\\])[B-J](?![A-Za-z])")
 
 
+_UNSURE = re.compile(
+    r"\b(?:or|but|maybe|perhaps|possibly|probably|presumably|likely|unless|provided)\b|^\s*(?:if|when|only|and)\b",
+    re.IGNORECASE,
+)
+
+
 def same_words(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
     """The same words, articles and other words without content aside."""
     left, right = _content(gold), _content(answer)
     if len(left) == 1 and left[0] in _OPPOSITE and right[:1] == left:
-        return _OPPOSITE[left[0]] not in right  # "Yes, it is possible"
+        # "Yes, it is possible", but not "yes, perhaps"
+        return _OPPOSITE[left[0]] not in right and not _UNSURE.search(" ".join(right[1:]))
     return bool(left) and (left == right or _ENDLESS.issuperset((" ".join(left), " ".join(right))))
 
 
@@ -51,11 +58,9 @@ def polar(gold: str, answer: str) -> bool | None:
     match = _POLAR.fullmatch(answer) if gold.casefold() in _OPPOSITE else None
     if match is None or match[1].casefold() != gold.casefold():
         return None
-    other = _OPPOSITE[gold.casefold()]
-    unsure = re.search(rf"\b(?:{other}|or|maybe|perhaps|unless|but)\b", match[2], re.IGNORECASE)
     # "no" may also begin a reason: "Yes, since no divisor is left"
-    denied = re.search(r"\b(?:no[,.;]|no$|or|maybe|but)", match[2], re.IGNORECASE)
-    return None if unsure and (other != "no" or denied) else True
+    other = r"no(?=[,.;]|$)" if _OPPOSITE[gold.casefold()] == "no" else _OPPOSITE[gold.casefold()]
+    return None if _UNSURE.search(match[2]) or re.search(rf"\b{other}\b", match[2], re.IGNORECASE) else True
 
 
 def endless(words: tuple[str, ...]) -> bool:
@@ -110,30 +115,25 @@ _CARDINALS = {word: value for value, word in enumerate(_COUNTED.split())} | {
     for value, word in enumerate(("thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"), start=3)
 }
 _ORDINALS = {word: value for value, word in enumerate(_ORDERED.split(), start=1)}
-_PARTS = (
-    {word: value for word, value in _ORDINALS.items() if value > 2}
-    | {word + "s": value for word, value in _ORDINALS.items() if value > 2}
-    | {"half": 2, "halves": 2, "quarter": 4, "quarters": 4, "hundredth": 100, "hundredths": 100}
-    | {"thousandth": 1000, "thousandths": 1000}
-)
-"""Words that name a part of one."""
-_PART_NAMES = frozenset((*_ORDINALS, *(word[:-1] + "ieth" for word in _CARDINALS if word.endswith("ty")))) | {
-    *("quarter", "half"),
-    *(scale + "th" for scale in ("hundred", "thousand", "million", "billion", "trillion")),
-}
 SCALES = {
     "dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12
 }  # fmt: skip
 """Words after a number that multiply it."""
+_PART = (
+    {"half": 2, "quarter": 4}
+    | {word: value for word, value in _ORDINALS.items() if value > 2}
+    | {word[:-1] + "ieth": value for word, value in _CARDINALS.items() if word.endswith("ty")}
+    | {word + "th": value for word, value in SCALES.items() if word != "dozen"}
+)
+_PARTS = _PART | {word + "s": value for word, value in _PART.items()} | {"halves": 2}
+"""Words that name a part of one."""
 _MOST_WORDS = 14
 
 
 def part_of_one(word: str, *, alone: bool) -> bool:
     """Whether a word behind a number makes parts of one of it: ``6 sixteenths``, but not ``6 sixth graders``."""
     last = word.rpartition("-")[2]
-    singular = last.removesuffix("s")
-    named = singular in _PART_NAMES and singular not in ("first", "second")
-    return last == "halves" or (named and (alone or singular != last))
+    return last in _PARTS and (alone or last.endswith("s"))
 
 
 def counts_one(following: str) -> bool:

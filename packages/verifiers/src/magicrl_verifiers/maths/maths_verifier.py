@@ -446,6 +446,8 @@ class MathsVerifier:
         text, formula = (box.strip(), True) if box is not None else self._in_prose(golds, part)
         if not text:
             reason = "no closed box after the reasoning" if box is None else "the answer is empty"
+            if box is None and self._options.extract == "lenient":
+                reason = "the text denies or doubts its values"
             return make_verdict("no_answer", reason=reason, decided_by="extraction")
         pairs = [(gold, canonical(close_braces(gold))) for gold in golds]
         joint = joint_boxes(part) if box is not None else None
@@ -458,11 +460,14 @@ class MathsVerifier:
         return verdict or self._by_engine(pairs, text, formula)
 
     def _in_prose(self, golds: Sequence[str], part: str) -> tuple[str, bool]:
-        """The final answer of a text without a box, and whether one was found; else all of the text."""
+        """The final answer of a text without a box, and whether one was found; else all of the text.
+
+        Empty where the text holds values and gives none of them.
+        """
         if self._options.extract == "box":
             return "", False
         found = final_answer(part[-MAX_PROSE_CHARS:], choice=all(choice_letter(gold) is not None for gold in golds))
-        return found or part.strip()[-MAX_PROSE_CHARS:], found is not None
+        return part.strip()[-MAX_PROSE_CHARS:] if found is None else found, found is not None
 
     def _by_steps(self, pairs: list[tuple[str, str]], text: str) -> Verdict | None:
         """Steps 1 to 3: everything that needs no symbolic algebra. None when a gold stays open."""

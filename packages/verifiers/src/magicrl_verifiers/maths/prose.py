@@ -1,7 +1,8 @@
 r"""The final answer in running text, when no box holds it (``lenient``).
 
 One candidate is taken, by rules that depend on the text alone: what an announcement ("the answer is") names, else
-the last value of the last sentence that has one. Two candidates joined by "or" are taken as both, which is wrong.
+the last value of the last sentence that has one. A value that its clause denies or doubts is none (`clauses`), and a
+number in a formula stands for the formula. Two candidates joined by "or" are taken as both, which is wrong.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from magicrl_verifiers.maths.clauses import DENIED, DOUBTED, LATEX, MATH, read_clauses
+from magicrl_verifiers.maths.literals import leading_number
 from magicrl_verifiers.maths.notation import plain_mathematics
 
-_ANSWER_WORDS = (
-    r"(?:final\s+)?answers?|answer|results?|solutions?|correct\s+(?:option|choice|letter)|"
-    r"答案|正确答案|正確答案|答え|正解|정답|답|réponse|reponse|respuesta|resposta|risposta|antwort|ответ|відповідь|"
-    r"उत्तर|الجواب|الإجابة|إجابة|odpowiedź|odpověď|cevap|svar|svaret|vastaus|antwoord|jawaban|"
-    r"đáp án|câu trả lời|válasz|คำตอบ|উত্তর"
-)
+_ANSWER = (
+    "答案", "正确答案", "正確答案", "答え", "正解", "정답", "답", "réponse", "reponse", "respuesta", "resposta",
+    "risposta", "antwort", "ответ", "відповідь", "उत्तर", "الجواب", "الإجابة", "إجابة", "odpowiedź", "odpověď", "cevap",
+    "svar", "svaret", "vastaus", "antwoord", "jawaban", "đáp án", "câu trả lời", "válasz", "คำตอบ", "উত্তর",
+)  # fmt: skip
+_ANSWER_WORDS = r"(?:final\s+)?answers?|results?|solutions?|correct\s+(?:option|choice|letter)|" + "|".join(_ANSWER)
+_ANNOUNCING = ("answer", "result", "solution", "correct", *_ANSWER)
 _IS = (
     r"\s*(?:\*\*)?\s*(?:is|are|was|would\s+be|will\s+be|be|est|es|é|è|ist|lautet|является|это|是|為|为|は|은|는|هي|هو|है|to|jest|je|är|er|on|adalah|là)?"
     r"(?:\s*[:：=]|\s+therefore|\s+thus|\s+indeed)?\s*(?:\*\*)?\s*[:：]?\s*"
@@ -28,11 +32,8 @@ _STRONG = re.compile(
 )
 _CONTROL = re.compile(r"<\|.*", re.DOTALL)
 _HOPE = re.compile(r"I hope (?:it|this) is correct\.?\s*$|Let me know if .{0,80}$", re.IGNORECASE)
+_MAX_HOPE = 120
 _CLOSING = re.compile(r"^[ \t]*####[ \t]+(?P<value>\S[^\n]{0,80})\s*\Z", re.MULTILINE)  # GSM8K's last line
-_MATH = re.compile(
-    r"\$\$(?P<a>[^$]{1,400})\$\$|(?<!\\)\$(?P<b>(?:\\\$|[^$\n]){1,300})(?<!\\)\$(?!\d)|\\\((?P<c>.{1,300}?)\\\)|\\\[(?P<d>.{1,400}?)\\\]",
-    re.DOTALL,
-)
 _PERCENT = re.compile(r"\s*(?:\\?%|percent\b|pct\b)", re.IGNORECASE)
 _BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*")
 _NUMBER_BODY = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|\d+[.,]\d+|\.\d+|\d+"
@@ -40,13 +41,10 @@ _NUMBER = re.compile(
     rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?(?:\\?[$€£¥₹])?\s?(?:{_NUMBER_BODY})(?:\s?[/:]\s?\d+)*(?:\s*(?:\\?%|percent\b|pct\b|[ap]\.m\.|[ap]m\b))?",
     re.IGNORECASE,
 )
-_LATEX = re.compile(
-    r"-?(?:\d+)?\\(?:frac|dfrac|tfrac|sqrt)\s*(?:\[[^\]]{1,5}\])?\s*\{[^{}]{1,60}\}(?:\s*\{[^{}]{1,60}\})?"
-)
 _UNIT_NAMES = (
     r"(?:(?:square|cubic|sq\.?|cu\.?) )?(?:[cmk]m|mm|kg|mg|m[lL]|ft|lbs?|oz|mph|km/hr?|m/s|mi|"
     r"(?:centi|milli|kilo)?met(?:er|re)s?|inch(?:es)?|feet|foot|yards?|miles?|(?:kilo)?grams?|lit(?:er|re)s?|"
-    r"hours?|minutes?|seconds?|weeks?|days?|months?|years?|cents?|dollars?|degrees?|units?)"
+    r"hours?|minutes?|seconds?|weeks?|days?|months?|years?|cents?|dollars?|degrees?|units?|dozen|score|hundred(?:th)?s?|thousand(?:th)?s?|(?:m|b|tr)illion(?:th)?s?)"
 )
 _RAISED = r"(?:\^\{?[23]\}?|[²³])"
 _UNIT_AFTER = re.compile(
@@ -61,7 +59,7 @@ _UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|operatorname)\s*\{[^{}]{0,60}\}"
 _NAME = re.compile(r"^[A-Za-z]\s*=(?=[^=]*$)\s*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _WORDS_OF_FORMULAS = frozenset(("sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi", "or", "and"))
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|[。！？\n]+")
+_SENTENCE = re.compile(r"\s(?:(?<=[.!?].)|(?<=[.!?]\$.)|(?<=[.!?]\$\$.)|(?<=[.!?]\\\].))\s*|[。！？\n]+", re.DOTALL)
 _REASON = re.compile(r",? \b(?:since|because|as|whereas|while|given that)\b.*", re.DOTALL)
 _LISTED = re.compile(
     r"\b(?:roots|solutions|zeros|zeroes|answers|values|numbers|possibilities)\b.*\bare\b", re.IGNORECASE
@@ -69,6 +67,29 @@ _LISTED = re.compile(
 _CONNECTED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
 _DENIED = re.compile(r"\s*(?:\*\*)?(?:not|never|neither)\b|n[o'’]t\b", re.IGNORECASE)
 _EITHER = re.compile(r"\s*,?\s*(?:or|ou|oder|o|或|または)\s*", re.IGNORECASE)
+_NEGATIVE_SPACE = re.compile(r"\\!\s*")
+_MARKED = re.compile(f"[{DENIED}{DOUBTED}]")
+_STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
+_CORRECTION = re.compile(
+    r"(?:[.!?]\s|\n)\W*(?:no[,.:!]|no wait|wait\b|scratch that|actually|sorry|oops|correction|on second thought|"
+    r"in fact|or\b|(?:but )?(?:this|that|it) (?:is|was) (?:wrong|incorrect|false|not))",
+    re.IGNORECASE,
+)
+_SAID_IN_WORDS = re.compile(
+    r"\b(?:is|are|equals|get|gives|makes) (?P<value>[a-z]+(?:[ -][a-z]+){0,5})\W*\Z", re.IGNORECASE
+)
+_RELATION = r"(?:[<>]=?|!=|\\(?:leq?|geq?|neq?)(?![a-z]))"
+_OPERATOR = rf"(?:{_RELATION}|[-+*/×÷·–]|\^(?!\s*\{{?\\circ)|\\(?:cdot|times|div|pm)(?![a-z]))"
+_OPERANDS = re.compile(
+    rf"(?:(?:\A|\s){_RELATION}\s*|(?:\$[^$]{{1,40}}\$|(?<![\w.$])(?:\d[\d.,]*|\\?[A-Za-z]|\\[a-z]+))\s*{_OPERATOR}\s*)+\Z"
+)
+_OPERATED = re.compile(
+    rf"(?:\s*{_OPERATOR}\s*(?:\$[^$]{{1,40}}\$|\d[\d.,]*\b|[A-Za-z]\b|\\[a-z]+|\()|[a-z](?![A-Za-z\d])|\+(?!\S))+"
+)
+_TUPLE = re.compile(
+    r"(?<![\w)])(?P<value>(?:[(\[][^()\[\]A-Za-z\n]{1,60},[^()\[\]A-Za-z\n]{1,60}[)\]](?:,? and |, ?|(?=\W*\Z)))+|"
+    r"(?:[A-Za-z] = -?[\d./]+(?:,? and |,? or |, ))+[A-Za-z] = -?[\d./]*\d)\W*\Z"
+)
 _MAX_SENTENCES = 6
 _MAX_SEGMENT = 300
 
@@ -97,18 +118,23 @@ _CONCLUDED = re.compile(r"therefore|so |thus|hence|因此|所以|donc|also", re.
 def final_answer(text: str, *, choice: bool) -> str | None:
     """The text of the final answer, or None when none was found; ``choice``: a multiple-choice letter is asked.
 
+    Empty where the text only denies or doubts values, or gives bounds.
+
     Example:
         >>> final_answer("We get 3 + 4 = 7. So the answer is 7 apples.", choice=False)
         '7'
     """
     # what a model writes behind its answer: control tokens, a polite last sentence
     text = _CONTROL.sub("", text)
-    text = _HOPE.sub("", text.strip()).strip()
-    text = "".join(str(unicodedata.decimal(char)) if char.isdecimal() and char > "\x7f" else char for char in text)
+    text = text.strip()
+    text = (text[:-_MAX_HOPE] + _HOPE.sub("", text[-_MAX_HOPE:])).strip()
+    if not text.isascii():
+        text = "".join(str(unicodedata.decimal(char)) if char.isdecimal() and char > "\x7f" else char for char in text)
     if choice:
         return " or ".join(dict.fromkeys(_choice(text))) or None
-    text = _MATH.sub(_on_one_line, plain_mathematics(text))
-    if (closing := _CLOSING.search(text)) and (value := _first_value(closing["value"])) is not None:
+    text = _STRUCK.sub("", text) if "~~" in text else text
+    text = MATH.sub(_on_one_line, plain_mathematics(text))
+    if "####" in text and (closing := _CLOSING.search(text)) and (value := _first_value(closing["value"])) is not None:
         return value
     anchored = _anchored(text)
     return anchored if anchored is not None else _last_value(text)
@@ -116,11 +142,19 @@ def final_answer(text: str, *, choice: bool) -> str | None:
 
 def _on_one_line(span: re.Match[str]) -> str:
     """A formula without what looks like the end of a sentence."""
-    return re.sub(r"(?<=[.!?]) ", "~", re.sub(r"\s+", " ", re.sub(r"\\!\s*", "", span[0])))
+    text = " ".join(span[0].split())
+    text = _NEGATIVE_SPACE.sub("", text) if "\\!" in text else text
+    return text.replace(". ", ".\\,").replace("! ", "!\\,").replace("? ", "?\\,")
 
 
 def _anchored(text: str) -> str | None:
-    """What the last announcement names; an announcement that names nothing is none."""
+    """What the last announcement names, empty if its sentence doubts it; None if no announcement names anything."""
+    low = text.casefold()
+    for word in _ANNOUNCING:
+        if word in low:
+            break
+    else:
+        return None
     # from the end: the last announcement that names something counts
     for anchor in reversed(list(_ANCHOR.finditer(text))):
         # "the answer" in the middle of a sentence announces nothing: a verb or a colon must follow
@@ -128,14 +162,21 @@ def _anchored(text: str) -> str | None:
             continue
         rest = text[anchor.end() : anchor.end() + _MAX_SEGMENT]
         segment = _SENTENCE.split(rest, maxsplit=1)[0] if not rest.startswith(("\\[", "$$")) else rest
-        # "the answer is not 5 but 6"
-        if _DENIED.match(segment):
+        if correction := _CORRECTION.search(text, max(anchor.end() + len(segment) - 1, 0)):
+            return _last_value(text[correction.start() :]) or ""
+        before = _SENTENCE.split(text[max(0, anchor.start() - _MAX_SEGMENT) : anchor.start()])[-1] + anchor[0]
+        read, bound = read_clauses(before + segment)
+        segment = read[-len(segment) :] if segment else ""
+        # "the answer is not blue but red"
+        if _DENIED.match(segment) and not _MARKED.search(segment):
             _, turn, segment = segment.partition(" but ")
             if not turn:
                 return anchor[0].split()[-1] + " not " + rest[: _MAX_SEGMENT // 10]  # it says what the answer is not
-        found = _first_value(segment)
+        found = _first_value(segment) or bound
         if found is not None:
             return found
+        if _MARKED.search(segment):
+            return "" if DOUBTED in segment else None
         plain = segment.strip(" .*:")
         if plain and len(plain) <= 80:
             return plain
@@ -144,7 +185,7 @@ def _anchored(text: str) -> str | None:
 
 def _first_value(segment: str) -> str | None:
     """The first value of a segment, and those joined to it by ``and``, ``or`` or a comma."""
-    spans = list(_MATH.finditer(segment))
+    spans = list(MATH.finditer(segment))
     if spans:
         return _run([(span.start(), span.end(), _content(span, segment)) for span in spans], segment)
     segment = segment.replace("**", "")
@@ -157,10 +198,12 @@ def _first_value(segment: str) -> str | None:
         segment = segment[equals + 1 :]
         if segment.count(")") > segment.count("("):
             segment = segment[: segment.rfind(")")]
-    latex = list(_LATEX.finditer(segment))
+    latex = list(LATEX.finditer(segment))
     values = latex or list(_NUMBER.finditer(segment))
     if not values:
         return None
+    if not latex and (formula := _formula_around(segment, values[0])) is not None:
+        return formula
     whole = segment.strip().rstrip(".").strip()
     if not latex and re.fullmatch(r"[\d\s()\[\]{}+*/^,.:;a-z\\-]{1,60}", whole) and re.search(r"[()\[\]^*\\]", whole):
         return whole  # an interval, a tuple or a formula in plain text
@@ -219,27 +262,72 @@ def _assigned(sentence: str) -> str | None:
 
 
 def _last_value(text: str) -> str | None:
-    """The last value of the last sentence that has one."""
-    displayed = list(_MATH.finditer(text))
+    """The last value of the last sentence that has one; empty where that sentence doubts what it has."""
+    displayed = list(MATH.finditer(text))
     sentences = [sentence for sentence in _SENTENCE.split(text) if sentence and sentence.strip()]
+    denied = ""
     for sentence in reversed(sentences[-_MAX_SENTENCES:]):
-        # bold print marks the result within its sentence
-        bold = [found for found in _BOLD.findall(sentence) if re.search(r"\d|\$", found)]
-        part = bold[-1] if bold else sentence
-        spans = list(_MATH.finditer(part))
-        if not spans and (formula := _assigned(part)) is not None:
-            return formula
-        after = part[spans[-1].end() :] if spans else part
-        # a value behind the last formula comes later, so it wins: "with $n = 3$ we get 12"
-        values = list(_LATEX.finditer(after)) or list(_NUMBER.finditer(after))
-        if values and not (spans and _PERCENT.match(after)):
-            return _plain_run(after, values)
-        if spans:
-            first = len(spans) - 1
-            while first and _CONNECTED.fullmatch(part, spans[first - 1].end(), spans[first].start()):
-                first -= 1
-            return _run([(span.start(), span.end(), _content(span, part)) for span in spans[first:]], part)
-    return _content(displayed[-1], text) if displayed else None
+        read, bound = read_clauses(sentence)
+        found = _value_of(read)
+        marked = _MARKED.search(read) is not None
+        if found is not None and not (marked and len(found) == 1 and found.isalpha()):
+            # "Is it 5? No, it isn't 5."
+            return "" if f" {found}" in denied else found
+        if bound is not None or DOUBTED in read:
+            return bound or ""
+        said = None if marked else _SAID_IN_WORDS.search(sentence)
+        # the clause is read with a digit in place of the words
+        if said and _whole_number(said["value"]) and read_clauses(sentence[: said.start("value")] + "1")[0][-1] == "1":
+            return said["value"]
+        denied += sentence if marked else ""
+    return "" if denied else _content(displayed[-1], text) if displayed else None
+
+
+def _whole_number(text: str) -> bool:
+    """Whether words say a number with or without a sign, and no place in an order."""
+    words = text.casefold().removeprefix("minus ").removeprefix("negative ").split()
+    number = leading_number(words)
+    return number is not None and number[1] == len(words)
+
+
+def _value_of(sentence: str) -> str | None:
+    """The last value of a sentence whose clauses were read."""
+    # bold print marks the result within its sentence
+    bold = [found for found in _BOLD.findall(sentence) if re.search(r"\d|\$", found)]
+    part = bold[-1] if bold else sentence
+    spans = list(MATH.finditer(part))
+    if not spans and (formula := _assigned(part)) is not None:
+        return formula
+    whole = part.lstrip(" *").rstrip(" .")
+    # neither a box that was cut off at the end nor a line of a display
+    if re.search(r"[<>\\^_*/+]", whole) and not re.search("=|box|&", whole) and _bare_formula(whole):
+        return whole
+    if re.search(r"[^\W\d_]", part) and (ordered := _TUPLE.search(part, spans[-1].end() if spans else 0)):
+        return ordered["value"]
+    after = part[spans[-1].end() :] if spans else part
+    # a value behind the last formula comes later, so it wins: "with $n = 3$ we get 12"
+    values = list(LATEX.finditer(after)) or list(_NUMBER.finditer(after))
+    if values and not (spans and _PERCENT.match(after)):
+        return _plain_run(after, values)
+    if spans:
+        first = len(spans) - 1
+        while first and _CONNECTED.fullmatch(part, spans[first - 1].end(), spans[first].start()):
+            first -= 1
+        return _run([(span.start(), span.end(), _content(span, part)) for span in spans[first:]], part)
+    return None
+
+
+def _formula_around(part: str, value: re.Match[str]) -> str | None:
+    """The formula that a number is part of, in plain text: ``x > 5``, ``9 * 2``, ``20-30``."""
+    start, end = value.span()
+    before = _OPERANDS.search(part[max(0, start - 60) : start])
+    if before is None and value[0][0] == "-":  # a minus sign between two numbers
+        before = _OPERANDS.search(part[max(0, start - 60) : start + 1])
+    after = None if _UNIT_AFTER.match(part, end) else _OPERATED.match(part, end)
+    if before is None and after is None:
+        return None
+    start -= len(before[0]) if before else 0
+    return part[start : after.end() if after else end].replace("$", " ").strip()
 
 
 def _plain_run(part: str, values: list[re.Match[str]]) -> str:
@@ -251,7 +339,7 @@ def _plain_run(part: str, values: list[re.Match[str]]) -> str:
     while first and between.fullmatch(part, values[first - 1].end(), values[first].start()):
         first -= 1
     if first == len(values) - 1:
-        return _with_unit(part, values[first])
+        return _formula_around(part, values[first]) or _with_unit(part, values[first])
     return " or ".join(value[0].strip() for value in values[first:])
 
 
