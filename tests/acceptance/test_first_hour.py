@@ -51,6 +51,8 @@ SHORTER = (
     "evaluation.temperatures=[1.0]",
 )
 NOTHING_LEARNED = 3
+INSTALLED = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+"""The environment of those who have no checkout."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class User:
             [str(self.command), *arguments],
             cwd=self.folder,
             # another test has the other core, and threads that wait for each other on busy cores crawl
-            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"},
+            env=INSTALLED | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=900,
@@ -89,13 +91,12 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(root / "venv", with_pip=False)
     python = root / "venv" / "bin" / "python"
     (wheel,) = root.glob("magicrl-*.whl")
-    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", str(wheel)], check=True)
+    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", str(wheel)], check=True, env=INSTALLED)
     (own,) = (root / "venv" / "lib").glob("python*/site-packages")
     places = [place for place in sys.path if place.endswith("site-packages")]
     (own / "requirements_of_the_tests.pth").write_text("".join(f"{place}\n" for place in places))
-    where = subprocess.run(
-        [python, "-c", "import magicrl; print(magicrl.__file__)"], check=True, capture_output=True, text=True, cwd=root
-    )
+    asked = [python, "-c", "import magicrl; print(magicrl.__file__)"]
+    where = subprocess.run(asked, check=True, capture_output=True, text=True, cwd=root, env=INSTALLED)
     assert str(own) in where.stdout, "the wheel's package is what runs"
     return root / "venv" / "bin" / "magicrl"
 
@@ -164,13 +165,6 @@ def test_from_a_wheel_to_a_model_of_ones_own(user: User) -> None:
     user.run("sft", "sft.toml", "--output", "start")
     told = user.run("init", "--model", "start", "--data", "mine.jsonl", "--output", "run.toml", "--minutes", "1")
     assert "magicrl train run.toml" in told
-    write_lines(
-        user.folder / "wrong.jsonl", [{"question": "L 8 6 0 0 0 0 0 0 0 :", "gold": str(10**9 + n)} for n in range(40)]
-    )
-    told = user.run("init", "--model", "start", "--data", "wrong.jsonl", "--output", "no.toml", status=NOTHING_LEARNED)
-    assert "Nothing to learn from" in told
-    assert not (user.folder / "no.toml").exists()
-
     done = user.ended("train", "run.toml", "--output", "run", *sets(SHORT))
     verdict = learning(user.folder / "run")
     assert done.returncode == (0 if verdict["outcome"] in ("learned", "undecided") else NOTHING_LEARNED), done.stderr
@@ -214,17 +208,11 @@ def test_init_train_eval_and_plain_transformers(user: User, model: Path) -> None
     user.run("eval", "--model", "mine/model", *asked, "--threads", "1", "--output", "results")
     assert (user.folder / "results" / "results.json").is_file()
 
-    plain = (
-        "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        "m, t = M.from_pretrained(sys.argv[1]), T.from_pretrained(sys.argv[1]); "
-        "x = t.apply_chat_template([{'role': 'user', 'content': 'What is 12 + 3?'}], add_generation_prompt=True, "
-        "return_tensors='pt', return_dict=True); "
-        "print(len(t.decode(m.generate(**x, max_new_tokens=20)[0][x['input_ids'].shape[1]:])))"
-    )
-    length = subprocess.run(
-        [sys.executable, "-c", plain, str(run / "model")], check=True, capture_output=True, text=True
-    )
-    assert int(length.stdout.split()[-1]) > 0
+    plain = AutoModelForCausalLM.from_pretrained(run / "model")
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    chat = [{"role": "user", "content": "What is 12 + 3?"}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    assert plain.generate(**prompt, max_new_tokens=8).shape[1] > prompt["input_ids"].shape[1]
 
 
 HAND = """
