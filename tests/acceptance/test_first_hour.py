@@ -1,8 +1,8 @@
 """The first hour of somebody who is not us: a wheel, an empty folder, one's own model and files of one's own.
 
 `init` writes a recipe, `train` runs a few steps of it, its verdict and interval are read, `eval` and plain transformers
-use the result: with a tiny model, and with SmolLM2-135M-Instruct as a plain folder on a word puzzle with exact answers
-and GSM8K-style stories. The same with set-ups that cannot learn: not success, and the right advice.
+use the result: with SmolLM2-135M-Instruct as a plain folder, on GSM8K-style stories. The same with a set-up that cannot
+learn: no success, and the right advice.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ import tomllib
 import venv
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_start import toy_sft
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from magicrl.data.families import make_family
 from magicrl.models.small_models import prepare_gguf_package
 
 pytestmark = pytest.mark.slow
@@ -114,12 +111,6 @@ def user(tmp_path: Path, command: Path) -> User:
     return User(tmp_path, command)
 
 
-def write_problems(folder: Path) -> Path:
-    stream = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
-    rows = [{"question": p.prompt, "gold": p.golds[0]} for p in islice(stream, 120)]
-    return write_lines(folder / "mine.jsonl", rows)
-
-
 def write_sums(folder: Path) -> Path:
     rng = random.Random(0)
     pairs = rng.sample(list(itertools.product(range(10, 100), range(1, 10))), 120)
@@ -157,29 +148,6 @@ def learning(run: Path) -> dict[str, Any]:
 def changed(before: Path, after: Path) -> bool:
     old, new = load_file(before / "model.safetensors"), load_file(after / "model.safetensors")
     return any(not torch.equal(old[name].to(new[name].dtype), new[name]) for name in new)
-
-
-def test_from_a_wheel_to_a_model_of_ones_own(user: User) -> None:
-    write_problems(user.folder)
-    (user.folder / "sft.toml").write_text(toy_sft())
-    user.run("sft", "sft.toml", "--output", "start")
-    told = user.run("init", "--model", "start", "--data", "mine.jsonl", "--output", "run.toml", "--minutes", "1")
-    assert "magicrl train run.toml" in told
-    done = user.ended("train", "run.toml", "--output", "run", *sets(SHORT))
-    verdict = learning(user.folder / "run")
-    assert done.returncode == (0 if verdict["outcome"] in ("learned", "undecided") else NOTHING_LEARNED), done.stderr
-    assert verdict["facts"]["updates"] >= 1
-    assert changed(user.folder / "start", user.folder / "run" / "model")
-    change = verdict["facts"]["rise"]["change"]
-    assert change["low"] <= change["mean"] <= change["high"]
-
-    asked = ("--benchmark", "mine.jsonl", "--samples", "1", "--max-tokens", "32", "--template", "{prompt}")
-    user.run("eval", "--model", "run/model", *asked, "--output", "results")
-    assert (user.folder / "results" / "results.json").is_file()
-    plain = AutoModelForCausalLM.from_pretrained(user.folder / "run" / "model")
-    tokenizer = AutoTokenizer.from_pretrained(user.folder / "run" / "model")
-    prompt = tokenizer("L 8 6 0 0 0 0 0 0 0 :", return_tensors="pt")
-    assert plain.generate(input_ids=prompt["input_ids"], max_new_tokens=8).shape[1] > prompt["input_ids"].shape[1]
 
 
 def test_init_train_eval_and_plain_transformers(user: User, model: Path) -> None:

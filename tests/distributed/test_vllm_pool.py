@@ -132,46 +132,6 @@ def test_log_probs_are_the_learners(sampled: Any) -> None:
         np.testing.assert_allclose(found[WHOLE][place].sampler_logprobs, logprobs, atol=1e-4, err_msg=str(place))
 
 
-def test_colocated_replicas_lie_with_their_ranks_sleep_meanwhile_and_are_replaced_before_the_learner_works(
-    three_nodes: Any, make_recipe: Callable[..., TrainConfig], sampled: Any
-) -> None:
-    from ray.util import placement_group_table
-
-    from magicrl.distributed.cluster_parts import ClusterParts
-    from magicrl.models.loading import load_policy
-    from magicrl.models.prompts import PromptEncoder
-
-    alone, found = sampled
-    recipe = make_recipe(
-        {"rollout": {"replicas": 2, "colocated": True}, "learner": {"ranks": 2}},
-        rollout={"engine": "vllm", "max_rows": 8, "memory_limit_mb": 32},
-    )
-    start = recipe.start.model or ""
-    policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
-    parts = ClusterParts(recipe)
-    learner = parts.learner(policy)
-    check = LogprobCheck(alone, [(problem(), frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
-    pool: Any = parts.engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
-    try:
-        live = [table for table in placement_group_table().values() if table["state"] == "CREATED"]
-        (bundles,) = [table["bundles_to_node_id"] for table in live]
-        assert [facts.node for facts in pool.replicas] == [bundles[0], bundles[1]]
-        pool.load_weights(alone.weights(), 0)
-        os.kill(pool.replicas[0].pid, signal.SIGKILL)
-        pool.sleep()
-        assert len(pool.lost) == 1
-        assert None not in pool.replicas, "the successor loads while the learner works"
-        logprobs, _ = learner.logprobs([sample_of(found[WHOLE], 0)], 0.8)
-        assert np.isfinite(logprobs[0]).all()
-        pool.load_weights(alone.weights(), 1)
-        pool.submit(requests())
-        assert len(parted(found[WHOLE], by_place(pool))) <= 1
-    finally:
-        pool.close()
-        learner.close()
-        parts.close()
-
-
 def sample_of(found: dict[tuple[int, int], Any], draw: int, index: int = 0) -> TrainSample:
     sampled = found[draw, index]
     return train_sample(
