@@ -81,14 +81,15 @@ class User:
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``magicrl`` of the built wheel in an environment of its own, which takes its requirements from this one."""
+    """``magicrl`` of the built wheels in an environment of its own, which takes its requirements from this one."""
     root = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(root), str(ROOT)], check=True)
+    projects = [str(ROOT), str(ROOT / "packages" / "verifiers")]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(root), *projects], check=True)
     venv.create(root / "venv", with_pip=False)
     python = root / "venv" / "bin" / "python"
-    (wheel,) = root.glob("magicrl-*.whl")
-    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", str(wheel)], check=True, env=INSTALLED)
+    wheels = list(map(str, root.glob("*.whl")))
+    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", *wheels], check=True, env=INSTALLED)
     (own,) = (root / "venv" / "lib").glob("python*/site-packages")
     places = [place for place in sys.path if place.endswith("site-packages")]
     (own / "requirements_of_the_tests.pth").write_text("".join(f"{place}\n" for place in places))
