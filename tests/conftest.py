@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -28,6 +29,19 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
 
 
+RAY = re.compile(r"tests/distributed/(test_\w+|learner/test_ranks_in_ray)\.py|tests/cli/test_train\.py")
+LONGEST = (
+    "ray",
+    "tests/loop/test_slow_runs.py",
+    "tests/acceptance/test_first_hour.py",
+    "tests/models/test_compiled.py",
+    "tests/training/test_preflight.py",
+    "tests/distributed/learner/test_learner_ranks.py",
+    "tests/distributed/learner/test_losses_of_ranks.py",
+)
+"""Pieces of ``make test-slow`` that take minutes, the longest first: they begin first, so that none is left over."""
+
+
 @pytest.hookimpl(optionalhook=True)  # a lent GPU's machine has no xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With ``--dist loadscope`` a worker takes a whole file, or all that starts Ray: one cluster at a time."""
@@ -38,7 +52,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return "ray" if file.startswith("tests/distributed/") or file == "tests/cli/test_train.py" else file
+            return "ray" if RAY.fullmatch(file) else file
+
+        def _assign_work_unit(self, node: Any) -> None:
+            for scope in reversed(LONGEST):
+                if scope in self.workqueue:
+                    self.workqueue.move_to_end(scope, last=False)
+            super()._assign_work_unit(node)
 
     return ByFile(config, log)
 

@@ -1,8 +1,8 @@
 """The first hour of somebody who is not us: a wheel, an empty folder, one's own model and files of one's own.
 
 `init` writes a recipe, `train` runs a few steps of it, its verdict and interval are read, `eval` and plain transformers
-use the result: with a tiny model, and with SmolLM2-135M-Instruct as a plain folder on a word puzzle with exact answers
-and GSM8K-style stories. The same with set-ups that cannot learn: not success, and the right advice.
+use the result: with SmolLM2-135M-Instruct as a plain folder, on GSM8K-style stories. The same with a set-up that cannot
+learn: no success, and the right advice.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ import tomllib
 import venv
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_start import toy_sft
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from magicrl.data.families import make_family
 from magicrl.models.small_models import prepare_gguf_package
 
 pytestmark = pytest.mark.slow
@@ -51,6 +48,8 @@ SHORTER = (
     "evaluation.temperatures=[1.0]",
 )
 NOTHING_LEARNED = 3
+INSTALLED = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+"""The environment of those who have no checkout."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class User:
             [str(self.command), *arguments],
             cwd=self.folder,
             # another test has the other core, and threads that wait for each other on busy cores crawl
-            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"},
+            env=INSTALLED | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=900,
@@ -82,20 +81,20 @@ class User:
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``magicrl`` of the built wheel in an environment of its own, which takes its requirements from this one."""
+    """``magicrl`` of the built wheels in an environment of its own, which takes its requirements from this one."""
     root = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(root), str(ROOT)], check=True)
+    projects = [str(ROOT), str(ROOT / "packages" / "verifiers")]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(root), *projects], check=True)
     venv.create(root / "venv", with_pip=False)
     python = root / "venv" / "bin" / "python"
-    (wheel,) = root.glob("magicrl-*.whl")
-    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", str(wheel)], check=True)
+    wheels = list(map(str, root.glob("*.whl")))
+    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", *wheels], check=True, env=INSTALLED)
     (own,) = (root / "venv" / "lib").glob("python*/site-packages")
     places = [place for place in sys.path if place.endswith("site-packages")]
     (own / "requirements_of_the_tests.pth").write_text("".join(f"{place}\n" for place in places))
-    where = subprocess.run(
-        [python, "-c", "import magicrl; print(magicrl.__file__)"], check=True, capture_output=True, text=True, cwd=root
-    )
+    asked = [python, "-c", "import magicrl; print(magicrl.__file__)"]
+    where = subprocess.run(asked, check=True, capture_output=True, text=True, cwd=root, env=INSTALLED)
     assert str(own) in where.stdout, "the wheel's package is what runs"
     return root / "venv" / "bin" / "magicrl"
 
@@ -111,12 +110,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def user(tmp_path: Path, command: Path) -> User:
     return User(tmp_path, command)
-
-
-def write_problems(folder: Path) -> Path:
-    stream = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
-    rows = [{"question": p.prompt, "gold": p.golds[0]} for p in islice(stream, 120)]
-    return write_lines(folder / "mine.jsonl", rows)
 
 
 def write_sums(folder: Path) -> Path:
@@ -158,36 +151,6 @@ def changed(before: Path, after: Path) -> bool:
     return any(not torch.equal(old[name].to(new[name].dtype), new[name]) for name in new)
 
 
-def test_from_a_wheel_to_a_model_of_ones_own(user: User) -> None:
-    write_problems(user.folder)
-    (user.folder / "sft.toml").write_text(toy_sft())
-    user.run("sft", "sft.toml", "--output", "start")
-    told = user.run("init", "--model", "start", "--data", "mine.jsonl", "--output", "run.toml", "--minutes", "1")
-    assert "magicrl train run.toml" in told
-    write_lines(
-        user.folder / "wrong.jsonl", [{"question": "L 8 6 0 0 0 0 0 0 0 :", "gold": str(10**9 + n)} for n in range(40)]
-    )
-    told = user.run("init", "--model", "start", "--data", "wrong.jsonl", "--output", "no.toml", status=NOTHING_LEARNED)
-    assert "Nothing to learn from" in told
-    assert not (user.folder / "no.toml").exists()
-
-    done = user.ended("train", "run.toml", "--output", "run", *sets(SHORT))
-    verdict = learning(user.folder / "run")
-    assert done.returncode == (0 if verdict["outcome"] in ("learned", "undecided") else NOTHING_LEARNED), done.stderr
-    assert verdict["facts"]["updates"] >= 1
-    assert changed(user.folder / "start", user.folder / "run" / "model")
-    change = verdict["facts"]["rise"]["change"]
-    assert change["low"] <= change["mean"] <= change["high"]
-
-    asked = ("--benchmark", "mine.jsonl", "--samples", "1", "--max-tokens", "32", "--template", "{prompt}")
-    user.run("eval", "--model", "run/model", *asked, "--output", "results")
-    assert (user.folder / "results" / "results.json").is_file()
-    plain = AutoModelForCausalLM.from_pretrained(user.folder / "run" / "model")
-    tokenizer = AutoTokenizer.from_pretrained(user.folder / "run" / "model")
-    prompt = tokenizer("L 8 6 0 0 0 0 0 0 0 :", return_tensors="pt")
-    assert plain.generate(input_ids=prompt["input_ids"], max_new_tokens=8).shape[1] > prompt["input_ids"].shape[1]
-
-
 def test_init_train_eval_and_plain_transformers(user: User, model: Path) -> None:
     (user.folder / "smol").symlink_to(model)
     data = write_stories(user.folder)
@@ -214,17 +177,11 @@ def test_init_train_eval_and_plain_transformers(user: User, model: Path) -> None
     user.run("eval", "--model", "mine/model", *asked, "--threads", "1", "--output", "results")
     assert (user.folder / "results" / "results.json").is_file()
 
-    plain = (
-        "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        "m, t = M.from_pretrained(sys.argv[1]), T.from_pretrained(sys.argv[1]); "
-        "x = t.apply_chat_template([{'role': 'user', 'content': 'What is 12 + 3?'}], add_generation_prompt=True, "
-        "return_tensors='pt', return_dict=True); "
-        "print(len(t.decode(m.generate(**x, max_new_tokens=20)[0][x['input_ids'].shape[1]:])))"
-    )
-    length = subprocess.run(
-        [sys.executable, "-c", plain, str(run / "model")], check=True, capture_output=True, text=True
-    )
-    assert int(length.stdout.split()[-1]) > 0
+    plain = AutoModelForCausalLM.from_pretrained(run / "model")
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    chat = [{"role": "user", "content": "What is 12 + 3?"}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    assert plain.generate(**prompt, max_new_tokens=8).shape[1] > prompt["input_ids"].shape[1]
 
 
 HAND = """

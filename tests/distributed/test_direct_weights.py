@@ -162,10 +162,12 @@ def test_a_rank_that_dies_in_the_copy_sends_it_through_the_object_store(parts: t
 
 
 @over_gloo
-def test_colocated_ranks_lend_their_buckets_and_one_that_dies_between_two_costs_a_detour(
+def test_colocated_replicas_lie_with_their_ranks_and_whichever_dies_is_replaced(
     three_nodes: Any, make_recipe: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A rank that dies between two of the buckets that it lends costs a detour, a dead replica sleeps again at once."""
     import ray
+    from ray.util import placement_group_table
 
     from magicrl.distributed.cluster_parts import ClusterParts
 
@@ -176,8 +178,11 @@ def test_colocated_ranks_lend_their_buckets_and_one_that_dies_between_two_costs_
         },
         rollout={"engine": "vllm", "max_rows": 8, "memory_limit_mb": 32},
     )
+    earlier = set(placement_group_table())
     made = ClusterParts(recipe)
     with started(made, recipe) as (learner, pool):
+        (bundles,) = [t["bundles_to_node_id"] for key, t in placement_group_table().items() if key not in earlier]
+        assert [facts.node for facts in pool.replicas] == [bundles[0], bundles[1]]
         brings_what_the_store_brings(learner, pool)
         pool.sleep()
         update(learner)
@@ -197,4 +202,12 @@ def test_colocated_ranks_lend_their_buckets_and_one_that_dies_between_two_costs_
         pool.sync_weights(learner)
         assert (pool.detours, pool.lost) == (2, [])
         assert sampled(pool) == detoured
+
+        os.kill(pool.replicas[0].pid, signal.SIGKILL)
+        pool.sleep()
+        assert len(pool.lost) == 1
+        assert None not in pool.replicas, "the successor loads while the learner works"
+        update(learner)
+        pool.sync_weights(learner)
+        assert set(sampled(pool)) == set(detoured)
     made.close()

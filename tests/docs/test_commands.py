@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from processes import magicrl
+from processes import magicrl_here
 
 from magicrl.data.families import make_family, unique_problems
 from magicrl.models.small_models import make_miniature
@@ -32,11 +32,10 @@ def commands() -> list[str]:
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     words = shlex.split(command)
     assert words[0] == "magicrl"
-    if ">" not in words:
-        return magicrl(*words[1:], cwd=folder)
-    end = words.index(">")
-    result = magicrl(*words[1:end], cwd=folder)
-    (folder / words[end + 1]).write_text(result.stdout)
+    end = words.index(">") if ">" in words else len(words)
+    result = magicrl_here(*words[1:end], cwd=folder)
+    if end < len(words):
+        (folder / words[end + 1]).write_text(result.stdout)
     return result
 
 

@@ -201,7 +201,7 @@ def test_the_suite_of_the_pretrained_model_is_what_was_stated() -> None:
 def test_the_quick_form_runs_and_is_told(tmp_path: Path) -> None:
     results, pages = str(tmp_path / "r.jsonl"), tmp_path / "pages"
     suite = ["--suite", "starts", "--results", results]
-    run = ["run", "--quick", *suite, "--work", str(tmp_path / "work")]
+    run = ["run", "20", "--quick", *suite, "--work", str(tmp_path / "work")]
     assert app(run, result_action="return_value") == 0
     report = ["report", *suite, "--scale", "quick", "--output", str(pages)]
     assert app(report, result_action="return_value") == 0

@@ -12,6 +12,7 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import CodeType
+from unittest.mock import patch
 
 LIMIT = 600.0
 """Seconds after which a process is given up."""
@@ -27,20 +28,21 @@ def magicrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True, timeout=LIMIT)
 
 
-def magicrl_here(*words: str, cwd: Path) -> tuple[int, str]:
-    """Run ``magicrl WORDS`` in ``cwd`` within this process; return its exit status, and its output with its errors.
+def magicrl_here(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``magicrl WORDS`` in ``cwd`` within this process and return its exit status and output.
 
-    Saves the 9 CPU seconds in which a new process imports torch and transformers. Not for a command that is killed,
-    or that computes with several threads before something forks.
+    Saves the CPU seconds in which a new process imports torch and transformers. It computes with one thread, since
+    other tests fork this process. Not for a command that is killed.
     """
     from magicrl.cli.main import app, main
 
-    output = StringIO()
+    output, errors = StringIO(), StringIO()
+    one_core = patch("os.sched_getaffinity", lambda _: {0})
     try:
-        with chdir(cwd), redirect_stdout(output), redirect_stderr(output):
+        with chdir(cwd), redirect_stdout(output), redirect_stderr(errors), one_core:
             main(partial(app, words))
     except SystemExit as end:
-        return int(end.code or 0), output.getvalue()
+        return subprocess.CompletedProcess(words, int(end.code or 0), output.getvalue(), errors.getvalue())
     raise AssertionError("the entry point always exits")
 
 

@@ -24,20 +24,17 @@ def test_the_example_trains_and_is_evaluated(toy_recipe: Path, toy_model: Path, 
     shutil.copy(EXAMPLE, tmp_path / "mine.py")
     text = toy_recipe.read_text().replace("[rollout]", '[rollout]\nengine = "mine.py:make"')
     toy_recipe.write_text(text.replace("max_steps = 3", "max_steps = 1"))
-    status, output = magicrl_here("train", str(toy_recipe), "--output", "run", cwd=tmp_path)
-    assert status == 0, output
+    done = magicrl_here("train", str(toy_recipe), "--output", "run", cwd=tmp_path)
+    assert done.returncode == 0, done
     rows = [json.loads(line)["values"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2
     for values in rows:  # its log-probs are the learner's own, so every update was made on the policy that sampled
         assert values["learner/sampler_gap_mean"] < 1e-5
         assert values["tokens/sampled"] > 0
     (tmp_path / "sums.jsonl").write_text('{"id": "a", "problem": "3 4", "answer": "7"}\n')
-    status, output = magicrl_here(
-        "eval", "--engine", "mine.py:make", "--model", str(toy_model), "--benchmark", "sums.jsonl",
-        "--samples", "2", "--max-tokens", "8", "--verifier", "exact", "--template", "{prompt}", "--threads", "1",
-        "--output", "scores", cwd=tmp_path,
-    )  # fmt: skip
-    assert status == 0, output
+    words = "--benchmark sums.jsonl --samples 2 --max-tokens 8 --verifier exact --template {prompt} --output scores"
+    done = magicrl_here("eval", "--engine", "mine.py:make", "--model", str(toy_model), *words.split(), cwd=tmp_path)
+    assert done.returncode == 0, done
     facts = (tmp_path / "scores" / "results.json").read_text()
     assert "engine_sha256" in facts, "another text of the file is another engine"
 

@@ -120,9 +120,8 @@ def test_traced_layers_give_the_same() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "model"), [("llama", {}), ("qwen3", {"gradient_checkpointing": True})])
-def test_compiled_layers_give_the_same(kind: str, model: dict[str, Any]) -> None:
-    own, other = (learner(compile=c, kind=kind, **model) for c in (True, False))
+def test_compiled_layers_give_the_same() -> None:
+    own, other = (learner(compile=c, kind="qwen3", gradient_checkpointing=True) for c in (True, False))
     assert_equal_but_for_rounding(own, other)
 
 

@@ -105,7 +105,9 @@ class SharedRanks:
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
         if self._group is None or len(self._group.processes) < ranks:
             self.end()
-            environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            # layers are traced and split as by torch's compiler, which takes minutes: tests/models/test_compiled.py
+            traced = {"TORCH_COMPILE_OVERRIDE_BACKENDS": ">=0:eager"}
+            environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **traced}
             self._group = cast(LocalRanks, LocalLauncher(environment=environment).start(ranks, timeout=timeout))
         return _First(self._group, ranks)
 
