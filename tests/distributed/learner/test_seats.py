@@ -88,7 +88,7 @@ def test_ranks_are_numbered_by_node_and_told_how_many_hold_the_model(
     )
     assert {process: given[2] for process, given in group.configured.items()} == {0: 0, 2: 1, 1: 2, 3: 3}
     assert {given[1] for given in group.configured.values()} == {("host", 0)}
-    assert {given[0].shard_ranks for given in group.configured.values()} == {expected}
+    assert {given[0].placement.shard_ranks for given in group.configured.values()} == {expected}
 
 
 def test_a_store_holds_its_port_from_the_moment_that_it_is_told() -> None:
