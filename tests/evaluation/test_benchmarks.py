@@ -357,7 +357,7 @@ import json
 import reasoning_gym
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked
-from magicrl_verifiers.pool import VerifierPool
+from magicrl_verifiers.service import VerifierPool
 
 found = {}
 with VerifierPool() as pool:

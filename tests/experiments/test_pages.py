@@ -228,7 +228,7 @@ def test_the_quick_study_runs_and_is_told(tmp_path: Path, capsys: pytest.Capture
     assert app(report, result_action="return_value") == 0
     lines = [line.strip("| ").split(" | ") for line in (pages / "index.md").read_text().splitlines()]
     told = {cells[0].partition(" ")[0]: cells[1:] for cells in lines if len(cells) == 7}
-    assert told["3.truncation"][4] == "2"
+    assert told["3.truncation"][4].split()[0] == "2"
     assert not any(claim.startswith("7.") for claim in told), "ablation 7 has no quick form"
     assert told["3.truncation"][0] == "undecided", "two starts decide nothing"
     assert "figure-6-truncation.svg" in (pages / "figures.md").read_text()
