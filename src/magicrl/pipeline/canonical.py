@@ -88,19 +88,19 @@ _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))\s*(?:\{([
 _ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z*]+\}")
 _GROUP = re.compile(r"\{([^{}\\]*)\}")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?![\d])")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|\\,|,\\!)\d{3})+(?![\d])")
 _RAISED_RUN = re.compile(f"[{''.join(_RAISED)}]+")
 _LOWERED_RUN = re.compile(f"[{''.join(_LOWERED)}]+")
 _ATOM = re.compile(r"\(\s*([A-Za-z]?[0-9.]*[0-9]|[A-Za-z])\s*\)")
 _SPECIAL = re.compile(r"[\\$^{}\x80-\U0010ffff]")
 _FOREIGN = re.compile(r"[^\x00-\x7f]")
-_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[^\W\d_]+|<=|>=|!=|(?<=[\d)])!|[-+*/^=<>|%@#~()\[\]_]")
+_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[^\W\d_]+|<=|>=|!=|(?<=[\d)])!|[-+*/^=<>|%@#~()\[\]_]|'(?:s|t|re|ll|ve)\b")
 _REPEATING = re.compile(r"\\(?:overline|bar|dot)\s*(?=\{?\s*\d)")
 _SINGLE = re.compile(r"(?:sqrt )?\w+")
 _BOLD = re.compile(r"\*\*(?=\S)([^*\n]+)\*\*")
-_NOT = re.compile(r"(?i)(\w+)n['’]t\b")
-_SHORT = re.compile(r"(?i)\b(he|she|it|what|that|there|they|we|you|who|where)['’](s|re|ll|ve)\b")
-_LONG = {"s": "is", "re": "are", "ll": "will", "ve": "have"}
+_SHORT = {"'s": "is", "'re": "are", "'ll": "will", "'ve": "have", "'t": "not"}
+_WITH_IS = listed("he she it what that there who where")
+_STEMS = {"ca": "can", "can": "can", "won": "will"}
 _UNITS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen"
@@ -109,12 +109,13 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _TEN = {word: 10 * tens for tens, word in enumerate(_TENS.split(" "), 2)}
 _NUMERALS = {word: value for value, word in enumerate(_UNITS.split(" "))} | _TEN
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
-_ORDINALS = dict(enumerate(WORDS.ordinals.split(), 1))
+_ORDINALS = {str(place): word for place, word in enumerate(WORDS.ordinals.split(), 1)}
+_JOINTS = _SCALES.keys() | {"and"}
 _ENDINGS = listed("st nd rd th")
 _DOLLARS = listed("dollar dollars usd")
-_SPOKEN = frozenset((*_NUMERALS, *_SCALES, *_ENDINGS, *_DOLLARS, *WORDS.units))
-"""Words that are numbers, or that mean something else next to a number."""
-_DEGREES = re.compile(r"\^\s*\{?\s*(?:\\circ|\\degree|°)\s*\}?")
+_SPOKEN = frozenset((*_NUMERALS, *_SCALES, *_ENDINGS, *_DOLLARS, *WORDS.units, *_SHORT, "%"))
+"""Words that are numbers, that mean something else next to a number, or that are short for another."""
+_DEGREES = re.compile(r"\^\s*(?:\{\s*(?:\\circ|\\degree|°)\s*\}|(?:\\circ(?![a-z])|\\degree|°)\s*)")
 
 
 def tokens_of(text: str) -> list[str]:
@@ -130,9 +131,6 @@ def tokens_of(text: str) -> list[str]:
     # thousands before anything else looks at the comma
     if "," in text or "{,}" in text:
         text = _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
-    if "'" in text or "’" in text:
-        text = _NOT.sub(lambda m: f"{ {'ca': 'can', 'wo': 'will'}.get(m[1].lower(), m[1]) } not", text)
-        text = _SHORT.sub(lambda m: f"{m[1]} {_LONG[m[2].lower()]}", text)
     if "**" in text:
         text = _BOLD.sub(r" \1 ", text)
     if _SPECIAL.search(text):
@@ -140,31 +138,41 @@ def tokens_of(text: str) -> list[str]:
     if "(" in text:
         text = _ATOM.sub(r" \1 ", text)
     tokens = [_number(token) if token[-1].isdigit() else token for token in _TOKEN.findall(text.lower())]
-    return tokens if _SPOKEN.isdisjoint(tokens) else _in_digits(tokens)
+    return tokens if _SPOKEN.isdisjoint(tokens) else _spelled_out(tokens)
 
 
-def _in_digits(tokens: Sequence[str]) -> list[str]:
-    """Number words as digits, ordinals as words, and what stands next to a number: no *dollars*, units in full."""
+def _spelled_out(tokens: Sequence[str]) -> list[str]:
+    """Number words as digits, ordinals as words, units and verbs in full, no *dollars* next to a number."""
     found: list[str] = []
-    place = 0
-    while place < len(tokens):
-        token = tokens[place]
-        number = found[-1] if found and found[-1][0].isdigit() else ""
-        after = tokens[place + 1] if place + 1 < len(tokens) else " "
-        if token in _SCALES and number:
-            found[-1] = _number(f"{Decimal(number) * _SCALES[token]:f}")
-        elif token in _NUMERALS or token in _SCALES:
-            value, place = _spoken(tokens, place)
-            found.append(str(value))
+    done = 0
+    for place in [place for place, token in enumerate(tokens) if token in _SPOKEN]:
+        if place < done:
             continue
-        elif token in _ENDINGS and number.isdigit() and int(number) in _ORDINALS:
-            found[-1] = _ORDINALS[int(number)]
+        found += tokens[done:place]
+        done = place + 1
+        token, before = tokens[place], found[-1] if found else ""
+        number = before[:1].isdigit()
+        if token in _SCALES and number:
+            found[-1] = _number(f"{Decimal(before) * _SCALES[token]:f}")
+        elif token in _NUMERALS or token in _SCALES:
+            value, done = _spoken(tokens, place)
+            found.append(str(value))
+        elif token in _SHORT:
+            if token == "'t":
+                found[-1:] = [_STEMS.get(before, before.removesuffix("n")), "not"]
+            elif token != "'s" or before in _WITH_IS:  # else an owner's
+                found.append(_SHORT[token])
+        elif token == "%":
+            found.append("percent")
+        elif token in _ENDINGS and number and before in _ORDINALS:
+            found[-1] = _ORDINALS[before]
         elif number and token in WORDS.units:
             found += WORDS.units[token].split(" ")
-        elif not (token in _DOLLARS and (number or (token == "usd" and after[0].isdigit()))):
+        elif not (
+            token in _DOLLARS and (number or (token == "usd" and "".join(tokens[done : done + 1])[:1].isdigit()))
+        ):
             found.append(token)
-        place += 1
-    return found
+    return found + list(tokens[done:])
 
 
 def _spoken(tokens: Sequence[str], place: int) -> tuple[int, int]:
@@ -174,7 +182,7 @@ def _spoken(tokens: Sequence[str], place: int) -> tuple[int, int]:
         token = tokens[place]
         after = tokens[place + 1] if place + 1 < len(tokens) else ""
         tens = value % 100 >= 20 and not value % 10
-        fits = place == start or (value % 100 == 0 < value) or (tens and 0 < _NUMERALS.get(token, 0) < 10)
+        fits = place == start or tokens[place - 1] in _JOINTS or (tens and 0 < _NUMERALS.get(token, 0) < 10)
         if token in _NUMERALS and fits:
             value += _NUMERALS[token]
         elif token in _SCALES:

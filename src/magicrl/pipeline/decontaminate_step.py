@@ -273,7 +273,7 @@ class _Search:
             return "verbatim"
         if " ".join(tokens) == reference.canonical:
             return "contained" if problem != text else "reformatted"
-        longer = len(tokens) > _LONGER * len(reference.tokens)
+        longer = problem != text or len(tokens) > _LONGER * len(reference.tokens)
         # longer: at equal length the same n-grams are a reworded copy, not one that is contained
         if overlap >= _WHOLE and longer and reference.words >= self._settings.least_words:
             return "contained"

@@ -10,7 +10,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -244,7 +244,7 @@ def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, f
         ValueError: an id comes twice, or qualities are of different lengths.
         ServerError: an embedding server refused.
     """
-    problems = (replace(document, text=problem_of(document.text)) for document in documents)
+    problems = (Document(each.id, problem_of(each.text), each.quality) for each in documents)
     ids, qualities, texts, digest = spooled(problems, folder / "raw.arrow")
     twice = [name for name, count in Counter(ids).items() if count > 1]
     if twice:

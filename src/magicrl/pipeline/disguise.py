@@ -47,11 +47,11 @@ _BOX = re.compile(
     r"(?:\$+|\\[(\[])?(?<![\w}+*/^_-])\\boxed\s*\{[^{}$]{0,30}\}(?:\$+|\\[)\]])?|\$(?=(?:ANSWER|Answer)\b)"
 )
 _SENTENCE_END = re.compile(
-    r"(?<=[.?!:>])[\"')\]$]*\s+|(?<=[$\]}])\s+(?=[A-Z][a-z])|\s*\n\s*|\s[-–—]+\s|(?<=>)(?=\S)"
+    r"(?<=[.?!:>])[\"')\]$]*\s+|(?<=[$\]}])\s+(?=[A-Z][a-z])|(?<=\\\))\s+(?=[A-Z][a-z])|\s*\n\s*|\s[-–—]+\s|(?<=>)(?=\S)"
     r"|\s+(?=[(\[][^()\[\]\n$]{3,60}[)\]]\s*$)"
 )
-_WORD = re.compile(r"[a-z]+")
-_ENDS = 120  # characters at either end in which a text around would be noticed
+_BLANKS = str.maketrans(dict.fromkeys("\n.,:;!?()[]{}<>|*#/_'\"$\\-", " "))
+_ENDS = 100  # characters at either end in which a text around would be noticed
 _PRONOUNS = listed("he she him his her hers himself herself")
 _SIGNS = listed("+ * / ^ = < > <= >= != % sqrt !")
 _ADDRESS = WORDS.address
@@ -62,13 +62,19 @@ _PEOPLE = listed("he they their them")
 _SAME = dict.fromkeys(_PRONOUNS, "he") | dict.fromkeys(_TASKS, "find")
 _ASKED = listed("you your please me us let")
 _ROUNDED = listed("round rounded nearest place places significant degrees radians base")
+_REPLIES = listed("answer answers solution reasoning explanation response reply")
+_HARMLESS = {axis for word in ("hour", "before", "first", "total") for axis, _ in POLES[word]}
+_BELONGING = _SIGNS | listed("many much")
 _NEGATION = POLES["not"][0][0]
 _CALENDAR = {word for axis in WORDS.axes if axis[0] in ("monday", "january") for word in axis}
 _NO_REMARK = _SIGNS | _TASKS | _ROUNDED
 _REMARKS = WORDS.remarks
+_NO_NAMES = _CALENDAR | WORDS.remarks
 _FRAME = _ADDRESS | NEUTRAL | WORDS.remarks | WORDS.remark_fillers
 _CERTAIN = WORDS.remarks | listed("please help thanks thx explain hint")
-_NOTICED = _CERTAIN | listed("inst im kindly")
+_NOTICED = _CERTAIN | listed("inst kindly hi hey hello dear system user")
+_SURE = 40
+"""Characters of a text that is surely more than that."""
 _LEAST = 3
 """Tokens of what is left when the text around is gone."""
 _MOST = 4
@@ -76,7 +82,7 @@ _MOST = 4
 
 
 def problem_of(text: str) -> str:
-    """The text without the sentences at its ends that only speak to a reader: labels, remarks on how to answer.
+    r"""The text without the sentences at its ends that only speak to a reader: labels, remarks on how to answer.
 
     Such a sentence may hold numbers where all its words are those of remarks. A text of nothing else stays as it is.
 
@@ -85,35 +91,38 @@ def problem_of(text: str) -> str:
         'Find $x$ if $x + 3 = 5$.'
     """
     ends = text if len(text) <= 2 * _ENDS else f"{text[:_ENDS]} {text[-_ENDS:]}"
-    if _NOTICED.isdisjoint(_WORD.findall(ends.lower())):
+    if not _may_speak(ends) and "<|" not in text:
         return text
-    parts = _sentences(_prepared(text))
+    bare = _TURN.sub("\n", text)
+    parts = _sentences(_BOX.sub(" boxed ", bare) if "\\boxed" in bare or "$A" in bare else bare)
     first, last = (
-        sum(1 for _ in takewhile(lambda part: _is_remark(part, set(_tokens([part])[0])), ends[:_MOST]))
-        for ends in (parts, parts[::-1])
+        sum(1 for _ in takewhile(lambda part: _may_speak(part) and _is_remark(part, set(_tokens([part])[0])), ends))
+        for ends in (parts[:_MOST], parts[: -_MOST - 1 : -1])
     )
     left = "".join(parts[first : len(parts) - last]).strip()
-    return left if first + last < len(parts) and len(tokens_of(left)) >= _LEAST else text
+    return left if first + last < len(parts) and (len(left) > _SURE or len(tokens_of(left)) >= _LEAST) else text
 
 
-def _prepared(text: str) -> str:
-    """The text without the signs of a template."""
-    return _BOX.sub(" boxed ", _TURN.sub("\n", text)) if "\\boxed" in text or "$A" in text else _TURN.sub("\n", text)
+def _may_speak(text: str) -> bool:
+    """Whether words of remarks are in a text, or none at all."""
+    words = text.lower().translate(_BLANKS).split()
+    return not (words and _NOTICED.isdisjoint(words))
 
 
 def keys_of(text: str) -> list[int]:
-    """64-bit keys of the text, and behind its own key those of what it may wrap; none of a text of a word or two.
+    """64-bit keys of a text: its own, then those of what it may wrap; none of a text of a word or two.
 
-    A text is another one in disguise if the own key of one is among the keys of the other.
+    One of two texts is the other in disguise if the own key of one is among the keys of the other. Remarks around the
+    text should be gone (`problem_of`).
 
     Example:
-        >>> wrapped = keys_of("Hi, I am stuck here. Let $x + 3y = 5$ and $x > y$. Find $y$.")
+        >>> wrapped = keys_of("I am stuck here. Let $x + 3y = 5$ and $x > y$. Find $y$.")
         >>> keys_of("Let $a + 3b = 5$ and $a > b$. Find $b$.")[0] in wrapped
         True
         >>> keys_of("Let $a + 3b = 5$ and $a > b$. Find $a$.")[0] in wrapped
         False
     """
-    parts = _sentences(_prepared(text))
+    parts = _sentences(text)
     tokens = _tokens(parts)
     # two words are no problem, and would be equal to many
     if sum(map(len, tokens)) < _LEAST:
@@ -146,12 +155,17 @@ def _tokens(parts: Sequence[str]) -> list[list[str]]:
     whole = "\n".join(parts)
     index = _INDEX.search(whole) is not None
     exponential, axes = "e^" in whole, _AXIS.search(whole) is not None
-    names = {name for name in _NAME.findall(whole) if name.lower() not in _CALENDAR}
+    names = {name for name in _NAME.findall(whole) if name.lower() not in _NO_NAMES}
     letters: set[str] = set()
 
     def variable(letter: str) -> str:
         # i that is no index, e where it is raised, pi, and letters of axes are constants: nobody renames them
-        if (letter == "i" and not index) or (letter == "e" and exponential) or letter == "π" or (letter in "xyz" and axes):
+        if (
+            (letter == "i" and not index)
+            or (letter == "e" and exponential)
+            or letter == "π"
+            or (letter in "xyz" and axes)
+        ):
             return letter
         letters.add(letter)
         return f" qz{ord(letter):x}z ".translate(_SPELLED)
@@ -197,14 +211,19 @@ _SPELLED = str.maketrans("0123456789", "ghijklmnop")
 
 def _is_remark(part: str, told: set[str]) -> bool:
     """Whether a sentence certainly says nothing about a problem: labels, and remarks on how to answer."""
+    if _CERTAIN.isdisjoint(told):
+        return not any(t[0].isalnum() for t in told)  # a line of dashes
     if part.rstrip().endswith("?") or told & _NO_REMARK:
         return False
     words = {t for t in told if t[0].isalpha() and not (t.startswith("qz") and "boxed" in told)}
     if words <= _FRAME:
-        return not (words and _REMARKS.isdisjoint(words))
-    # a word that is not known here may stand in a remark without numbers, formulas and people
-    plain = not any(t[0].isdigit() or t.startswith("qz") or t in _PEOPLE or _axes(t) for t in told)
-    return plain and not (_CERTAIN.isdisjoint(told) or _ASKED.isdisjoint(told))
+        return not _REMARKS.isdisjoint(words)
+    # a word that is not known here may stand in a remark that says *you* and holds no formulas and people
+    if any(t.startswith("qz") or t in _PEOPLE or not _HARMLESS.issuperset(_axes(t)) for t in told):
+        return False
+    if any(t[0].isdigit() for t in told):
+        return "your" in told and not _REPLIES.isdisjoint(told)
+    return not _ASKED.isdisjoint(told)
 
 
 def _may_be_around(part: str, words: Sequence[str]) -> bool:
@@ -213,7 +232,7 @@ def _may_be_around(part: str, words: Sequence[str]) -> bool:
     if _is_remark(part, told):
         return True
     # a number, a variable or a formula: this sentence belongs to the problem, and so do those behind it
-    if any(t[0].isdigit() or t.startswith("qz") for t in told) or told & _SIGNS or {"many", "much"} & told:
+    if any((t[0].isdigit() and t != "1") or t.startswith("qz") for t in told) or told & _BELONGING:
         return False
     axes = {axis for word in told for axis in _axes(word)}
     if any(axis < 2 or axis >= STRICT for axis in axes - {_NEGATION}):  # the first: most, sign

@@ -80,7 +80,7 @@ def are_different(a: str, b: str, *, wording: bool = True) -> bool:
 
 
 def _letters(tokens: Counter[str]) -> int:
-    return sum(n for token, n in tokens.items() if len(token) == 1 and token.isalpha() and token != "s")
+    return sum(n for token, n in tokens.items() if len(token) == 1 and token.isalpha())
 
 
 def _shouted(text: str, tokens: Counter[str]) -> bool:
@@ -168,7 +168,8 @@ def _exchanged(a: list[str], b: list[str]) -> bool:
     if moved != sorted(b[first:last] for _, _, _, first, last in steps if first < last):
         return True
     # one word may stand elsewhere (*in May*); two are exchanged
-    return min(map(len, moved)) < 2 and not (len(moved) == 1 and moved[0][0].isalpha())
+    single = [items[0] for items in moved if len(items) == 1]
+    return len(single) > 1 or not "".join([*single, "x"]).isalpha()
 
 
 def _signs(tokens: Sequence[str]) -> int:
