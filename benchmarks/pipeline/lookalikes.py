@@ -132,8 +132,9 @@ def exchanged_people(text: str, rng: random.Random) -> str | None:
         return None
     place = rng.choice(fits)
     one, other = told[place]
-    if re.search(rf"\b(?:{one}|{other})(?:,| and|, and) (?:{one}|{other})\b", sentences[place]):
-        return None  # a list, in which the order does not count
+    elsewhere = re.search(rf"\b(?:{one}|{other})\b", "".join(sentences[:place] + sentences[place + 1 :]))
+    if elsewhere is None or re.search(rf"\b(?:{one}|{other})(?:,| and|, and) (?:{one}|{other})\b", sentences[place]):
+        return None  # other names only, or a list, in which the order does not count
     swap = {one: other, other: one}
     sentences[place] = re.sub(rf"\b(?:{one}|{other})\b", lambda m: swap[m[0]], sentences[place])
     return "".join(sentences)

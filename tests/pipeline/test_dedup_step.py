@@ -44,11 +44,12 @@ def test_each_stage_finds_its_kind_and_names_the_twin(tmp_path: Path) -> None:
             garden=GARDEN,
             polynomial=POLYNOMIAL,
             typeset=r"How many ways are there to choose 5 cards of 52 so that all have one suit, at 1/4 each?",
-            closely=TRAINS.replace("When do they meet?", "After how many hours do they meet?"),
-            reworded="In each of 7 rows of her garden Maria plants 12 roses. How many bloom? 5 of all these wither.",
+            closely=TRAINS.replace("which are 1000 km", "that are one thousand kilometers"),
+            reworded="How many bloom if Jo plants 12 roses in each of 7 rows of his garden "
+            "and 5 of all his roses wither?",
         ),
         tmp_path,
-        near=NearSettings(similarity=0.7),
+        near=NearSettings(similarity=0.75),
         embedding=EmbeddingStageSettings(similarity=0.6),  # in six texts no word is common
     )
     told = {one.id: (one.kept, one.stage) for one in found.dropped}
@@ -80,7 +81,7 @@ def test_the_better_specified_copy_stays_and_of_equals_the_first(tmp_path: Path)
         Document("poor", TRAINS, (0.0, 9.0)),
         Document("first", TRAINS, (1.0, 5.0)),
         Document("second", TRAINS, (1.0, 5.0)),
-        Document("near", TRAINS.replace("When", "At what time"), (1.0, 6.0)),
+        Document("near", TRAINS.replace("When do they", "Find when they"), (1.0, 6.0)),
     ]
     found = run(held, tmp_path)
     assert {one.id: (one.kept, one.twin) for one in found.dropped} == {
@@ -92,7 +93,7 @@ def test_the_better_specified_copy_stays_and_of_equals_the_first(tmp_path: Path)
 
 def test_the_order_of_stages_and_documents_does_not_decide_what_is_a_copy(tmp_path: Path) -> None:
     held = documents(trains=TRAINS, again=TRAINS + " ", cards=CARDS, garden=GARDEN)
-    held.append(Document("better", TRAINS.replace("which are", "cities"), (2.0,)))
+    held.append(Document("better", TRAINS.replace("which are", "being"), (2.0,)))
     one = run(held, tmp_path / "a")
     shuffled = random.Random(1).sample(held, len(held))
     other = run(shuffled, tmp_path / "b", stages=("embedding", "near", "exact"))

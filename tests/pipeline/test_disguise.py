@@ -8,7 +8,7 @@ import pytest
 
 from magicrl.pipeline.decontaminate_step import find_contamination
 from magicrl.pipeline.dedup_step import find_duplicates
-from magicrl.pipeline.disguise import keys_of
+from magicrl.pipeline.disguise import keys_of, problem_of
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import DecontaminationSettings, DedupSettings
 
@@ -44,8 +44,8 @@ OTHER = [
 
 
 def alike(a: str, b: str) -> bool:
-    (own_a, inside_a), (own_b, inside_b) = keys_of(a), keys_of(b)
-    return not {*own_a, *inside_a}.isdisjoint(own_b) or not {*own_b, *inside_b}.isdisjoint(own_a)
+    keys_a, keys_b = keys_of(problem_of(a)), keys_of(problem_of(b))
+    return keys_a[0] in keys_b or keys_b[0] in keys_a
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
@@ -70,13 +70,14 @@ def test_both_steps_say_what_they_found(tmp_path: Path) -> None:
         "copy4",
         "copy7",
     }
-    assert {one.stage for one in found.dropped} == {"disguised"}
+    # a chat template and remarks are no part of a problem: these copies are equal to it
+    assert {one.id for one in found.dropped if one.stage == "exact"} == {"own0", "own1"}
     references = {"test": [Document(name, text) for name, text in texts.items()]}
     asked = (Document(name, text) for name, text in copies.items())
     settings = DecontaminationSettings(use_embedding=False)
     hits = {hit.document: hit.kind for hit in find_contamination(asked, references, settings, folder=tmp_path / "hits")}
-    wrapped = dict.fromkeys(("copy3", "copy5", "copy6"), "contained")
-    assert hits == dict.fromkeys(("copy0", "copy1", "copy2", "copy4", "copy7"), "renamed") | wrapped
+    wrapped = dict.fromkeys(("copy3", "copy6"), "contained")
+    assert hits == dict.fromkeys(("copy0", "copy1", "copy2", "copy4", "copy5", "copy7"), "renamed") | wrapped
     assert {"renamed", "contained"} <= set(settings.drop)
 
 
@@ -84,3 +85,44 @@ def test_two_that_share_a_part_only_are_two_problems(tmp_path: Path) -> None:
     told = "A shop sells 3 kinds of bread and 4 kinds of cheese. "
     held = [Document("a", told + "It opens early."), Document("b", told + "It is near the school.")]
     assert not find_duplicates(held, DedupSettings(stages=("disguised",)), folder=tmp_path).dropped
+
+
+REMARKS = [
+    ("Question 14: ", ""),
+    ("", " /no_think"),
+    ("", "\nPlease put the final answer as $\\boxed{ANSWER}$."),
+    ("Problem 3 (5 points). ", ""),
+    ("You have 2048 tokens. Think in at most 5 steps.\n", ""),
+    (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n",
+        "<|im_end|>\n<|im_start|>assistant\n<think>",
+    ),
+    ("Solve this problem. The last line is of the form Answer: $Answer, where $Answer is the answer.\n\n", ""),
+    ("### Instruction:\n", "\n\n### Response: Let's think step by step."),
+    ("Example 7.\n", " [3 marks]"),
+    ("Return \\(\\boxed{x}\\), where x is your answer.\n---\n", ""),
+    ("Your task is to ", "\nExplain your solution as if to a ten-year-old."),
+]
+NO_REMARKS = [
+    "You have 5 exams, and 3 problems in each exam. How many are there?",
+    "Find the number of solutions of\n$x^2 = 4$.",
+    "What comes next:\n2, 4, 8, 16",
+    "Tom says that his answer is 12. What is half of it?",
+    "What is 20/7? Round your answer to 3 decimal places.",
+    "A box holds 3 pens. The answer is $x$. Find $x$.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), REMARKS)
+def test_remarks_are_no_part_of_a_problem_whatever_numbers_they_hold(before: str, after: str) -> None:
+    for problem in (LINES, STORY):
+        assert problem_of(f"{before}{problem}{after}") == problem
+
+
+@pytest.mark.parametrize("text", NO_REMARKS)
+def test_what_may_belong_to_a_problem_stays(text: str) -> None:
+    assert problem_of(text) == text
+
+
+def test_letters_of_axes_are_no_variables() -> None:
+    assert not alike("Reflect (2, 3) over the $x$-axis.", "Reflect (2, 3) over the $y$-axis.")

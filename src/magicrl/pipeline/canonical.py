@@ -1,6 +1,7 @@
 """One form for a text however it is typeset: LaTeX, Unicode or plain; case, whitespace and punctuation do not count.
 
-Numbers, operators and words stay, so that equal canonical texts are the same problem but for its typesetting.
+Numbers are written in digits (*eight*, *two dozen*), amounts without the sign or the word for dollars, units in full.
+Operators and words stay, so that equal canonical texts are the same problem but for its typesetting.
 ``words.toml`` says which words decide what a problem asks and which do not.
 """
 
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -32,13 +34,19 @@ class Words(Section):
     axes: tuple[tuple[str, ...], ...]
     strict_axes: tuple[tuple[str, ...], ...]
     neutral: WordSet
+    counted: WordSet
+    fillers: WordSet
     synonyms: str  # a group a line
     greek: WordSet
     address: WordSet
+    remarks: WordSet
+    remark_fillers: WordSet
     looks: WordSet
     common: WordSet
     symbols: dict[str, str]
     commands: dict[str, str]
+    units: dict[str, str]
+    ordinals: str
 
 
 WORDS = shipped_table("pipeline/words.toml", Words)
@@ -53,7 +61,7 @@ for _axis, _poles in enumerate(WORDS.axes + WORDS.strict_axes):
 
 
 NEUTRAL = WORDS.neutral
-_ONE_FOR_ALL = {word: group.split()[0] for group in WORDS.synonyms.strip().splitlines() for word in group.split()}
+SYNONYMS = {word: group.split()[0] for group in WORDS.synonyms.strip().splitlines() for word in group.split()}
 
 
 def stem(word: str) -> str:
@@ -63,8 +71,8 @@ def stem(word: str) -> str:
         >>> stem("purchased"), stem("apples")
         ('buy', 'apple')
     """
-    if word in _ONE_FOR_ALL:
-        return _ONE_FOR_ALL[word]
+    if word in SYNONYMS:
+        return SYNONYMS[word]
     # the longest endings first
     for ending in ("ing", "ies", "ed", "es", "s"):
         if word.endswith(ending) and len(word) - len(ending) > 3:
@@ -80,16 +88,34 @@ _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))\s*(?:\{([
 _ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z*]+\}")
 _GROUP = re.compile(r"\{([^{}\\]*)\}")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?![\d])")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|\\,|,\\!)\d{3})+(?![\d])")
 _RAISED_RUN = re.compile(f"[{''.join(_RAISED)}]+")
 _LOWERED_RUN = re.compile(f"[{''.join(_LOWERED)}]+")
 _ATOM = re.compile(r"\(\s*([A-Za-z]?[0-9.]*[0-9]|[A-Za-z])\s*\)")
 _SPECIAL = re.compile(r"[\\$^{}\x80-\U0010ffff]")
 _FOREIGN = re.compile(r"[^\x00-\x7f]")
-_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[^\W\d_]+|<=|>=|!=|(?<=[\d)])!|[-+*/^=<>|%@#~()\[\]_]")
+_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[^\W\d_]+|<=|>=|!=|(?<=[\d)])!|[-+*/^=<>|%@#~()\[\]_]|'(?:s|t|re|ll|ve)\b")
 _REPEATING = re.compile(r"\\(?:overline|bar|dot)\s*(?=\{?\s*\d)")
 _SINGLE = re.compile(r"(?:sqrt )?\w+")
-_DEGREES = re.compile(r"\^\s*\{?\s*(?:\\circ|\\degree|°)\s*\}?")
+_BOLD = re.compile(r"\*\*(?=\S)([^*\n]+)\*\*")
+_SHORT = {"'s": "is", "'re": "are", "'ll": "will", "'ve": "have", "'t": "not"}
+_WITH_IS = listed("he she it what that there who where")
+_STEMS = {"ca": "can", "can": "can", "won": "will"}
+_UNITS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_TEN = {word: 10 * tens for tens, word in enumerate(_TENS.split(" "), 2)}
+_NUMERALS = {word: value for value, word in enumerate(_UNITS.split(" "))} | _TEN
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+_ORDINALS = {str(place): word for place, word in enumerate(WORDS.ordinals.split(), 1)}
+_JOINTS = _SCALES.keys() | {"and"}
+_ENDINGS = listed("st nd rd th")
+_DOLLARS = listed("dollar dollars usd")
+_SPOKEN = frozenset((*_NUMERALS, *_SCALES, *_ENDINGS, *_DOLLARS, *WORDS.units, *_SHORT, "%"))
+"""Words that are numbers, that mean something else next to a number, or that are short for another."""
+_DEGREES = re.compile(r"\^\s*(?:\{\s*(?:\\circ|\\degree|°)\s*\}|(?:\\circ(?![a-z])|\\degree|°)\s*)")
 
 
 def tokens_of(text: str) -> list[str]:
@@ -105,11 +131,74 @@ def tokens_of(text: str) -> list[str]:
     # thousands before anything else looks at the comma
     if "," in text or "{,}" in text:
         text = _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
+    if "**" in text:
+        text = _BOLD.sub(r" \1 ", text)
     if _SPECIAL.search(text):
         text = _plain(text)
     if "(" in text:
         text = _ATOM.sub(r" \1 ", text)
-    return [_number(token) if token[-1].isdigit() else token for token in _TOKEN.findall(text.lower())]
+    tokens = [_number(token) if token[-1].isdigit() else token for token in _TOKEN.findall(text.lower())]
+    return tokens if _SPOKEN.isdisjoint(tokens) else _spelled_out(tokens)
+
+
+def _spelled_out(tokens: Sequence[str]) -> list[str]:
+    """Number words as digits, ordinals as words, units and verbs in full, no *dollars* next to a number."""
+    found: list[str] = []
+    done = 0
+    for place in [place for place, token in enumerate(tokens) if token in _SPOKEN]:
+        if place < done:
+            continue
+        found += tokens[done:place]
+        done = place + 1
+        token, before = tokens[place], found[-1] if found else ""
+        number = before[:1].isdigit()
+        if token in _SCALES and number:
+            found[-1] = _number(f"{Decimal(before) * _SCALES[token]:f}")
+        elif token in _NUMERALS or token in _SCALES:
+            value, done = _spoken(tokens, place)
+            found.append(str(value))
+        elif token in _SHORT:
+            if token == "'t":
+                found[-1:] = [_STEMS.get(before, before.removesuffix("n")), "not"]
+            elif token != "'s" or before in _WITH_IS:  # else an owner's
+                found.append(_SHORT[token])
+        elif token == "%":
+            found.append("percent")
+        elif token in _ENDINGS and number and before in _ORDINALS:
+            found[-1] = _ORDINALS[before]
+        elif number and token in WORDS.units:
+            found += WORDS.units[token].split(" ")
+        elif not (
+            token in _DOLLARS and (number or (token == "usd" and "".join(tokens[done : done + 1])[:1].isdigit()))
+        ):
+            found.append(token)
+    return found + list(tokens[done:])
+
+
+def _spoken(tokens: Sequence[str], place: int) -> tuple[int, int]:
+    """Value of the number words from ``place`` on, and the place behind them."""
+    start, total, value = place, 0, 0
+    while place < len(tokens):
+        token = tokens[place]
+        after = tokens[place + 1] if place + 1 < len(tokens) else ""
+        tens = value % 100 >= 20 and not value % 10
+        fits = place == start or tokens[place - 1] in _JOINTS or (tens and 0 < _NUMERALS.get(token, 0) < 10)
+        if token in _NUMERALS and fits:
+            value += _NUMERALS[token]
+        elif token in _SCALES:
+            value = max(value, 1) * _SCALES[token]
+            if value >= 1000:
+                total, value = total + value, 0
+        elif not (token == "-" and tens and 0 < _NUMERALS.get(after, 0) < 10) and not _joins(tokens, place):
+            break
+        place += 1
+    return total + value, place
+
+
+def _joins(tokens: Sequence[str], place: int) -> bool:
+    """Whether an *and* stands inside a number here: *two hundred and fifty*."""
+    around = place + 1 < len(tokens) and tokens[place - 1] in _SCALES and tokens[place + 1] in _NUMERALS
+    return tokens[place] == "and" and around
 
 
 def canonical(text: str) -> str:

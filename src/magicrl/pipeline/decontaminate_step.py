@@ -23,7 +23,7 @@ from magicrl.config.errors import under
 from magicrl.files import write_atomically
 from magicrl.pipeline.canonical import tokens_of
 from magicrl.pipeline.dedup_step import documents
-from magicrl.pipeline.disguise import keys_of
+from magicrl.pipeline.disguise import keys_of, problem_of
 from magicrl.pipeline.embedders import Embedder, make_embedder
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.frame import Context, Drop, Step, write_drops
@@ -143,7 +143,7 @@ def _quoted(text: str) -> str:
 
 CHUNK = 2048
 _FITTED = 200_000  # documents whose words the hashed embedder counts; more would not change what is rare
-_VERSION = 3
+_VERSION = 4
 _WHOLE, _LONGER = 0.9, 1.3  # share of a test problem's n-grams, and times its length, of a text that contains it
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 
@@ -193,7 +193,8 @@ class _Reference:
 
     def __init__(self, name: str, document: Document) -> None:
         self.set, self.id, self.text = name, document.id, document.text
-        self.tokens = tokens_of(document.text)
+        self.problem = problem_of(document.text)
+        self.tokens = tokens_of(self.problem)
         self.key = prompt_key(document.text)
         self.canonical = " ".join(self.tokens)
         self.numbers = _numbers(self.tokens)
@@ -209,7 +210,7 @@ class _Search:
         self._equal: dict[str | int, list[int]] = {}
         for number, reference in enumerate(self._references):
             # only keys of the whole test problem: a text that shares a part of it is another one
-            for key in (reference.key, reference.canonical, *keys_of(reference.text)[0]):
+            for key in (reference.key, reference.canonical, *keys_of(reference.problem)[:1]):
                 self._equal.setdefault(key, []).append(number)
         least = min(settings.least_words, settings.ngram_words)
         tokens = [reference.tokens for reference in self._references]
@@ -217,26 +218,27 @@ class _Search:
         self._masked = GramIndex([masked(t) for t in tokens], length=settings.ngram_words, least=least)
         self._embedder: Embedder | None = None
         if settings.use_embedding:
-            hidden = [_hidden(reference.text, settings) for reference in self._references]
+            hidden = [_hidden(reference.problem, settings) for reference in self._references]
             self._embedder = make_embedder(settings.embedder, lambda: _corpus(hidden, texts, settings))
             self._vectors = self._embedder.embed(hidden)
 
     def hits(self, ids: Sequence[str], texts: Sequence[str]) -> Iterator[Hit]:
         """Hits of one chunk."""
-        tokens = [tokens_of(text) for text in texts]
+        problems = [problem_of(text) for text in texts]
+        tokens = [tokens_of(problem) for problem in problems]
         plain = self._grams.overlaps(tokens, self._settings.overlap)
         hidden = self._masked.overlaps([masked(t) for t in tokens], self._settings.overlap)
-        near = self._neighbours(texts)
+        near = self._neighbours(problems)
         for row, text in enumerate(texts):
-            own, inside = keys_of(text)
+            keys = keys_of(problems[row])
             named = (prompt_key(text), " ".join(tokens[row]))
             # equal as a whole; where something around it had to be taken off, the test problem is contained
-            equal = {number for key in (*named, *own[:1]) if key for number in self._equal.get(key, ())}
-            held = {number for key in (*own[1:], *inside) for number in self._equal.get(key, ())}
+            equal = {number for key in (*named, *keys[:1]) if key for number in self._equal.get(key, ())}
+            held = {number for key in keys[1:] for number in self._equal.get(key, ())}
             for number in sorted({*equal, *held, *plain[row], *hidden[row], *near[row]}):
                 reference = self._references[number]
                 score = max(plain[row].get(number, 0), hidden[row].get(number, 0), near[row].get(number, 0))
-                kind = self._kind(text, tokens[row], reference, plain[row].get(number, 0.0))
+                kind = self._kind(text, problems[row], tokens[row], reference, plain[row].get(number, 0.0))
                 # a weaker name only where the plain comparisons did not find equality
                 if kind not in ("verbatim", "reformatted") and number in equal | held:
                     kind = "renamed" if number in equal else "contained"
@@ -265,30 +267,30 @@ class _Search:
             found[int(row)][int(number)] = min(float(scores[row, number]), 1.0)
         return found
 
-    def _kind(self, text: str, tokens: Sequence[str], reference: _Reference, overlap: float) -> HitKind | None:
+    def _kind(self, text: str, problem: str, tokens: Tokens, reference: _Reference, overlap: float) -> HitKind | None:
         """How a text and a test problem agree, which are near in one way at least; None where it is too little."""
         if prompt_key(text) == reference.key:
             return "verbatim"
         if " ".join(tokens) == reference.canonical:
-            return "reformatted"
-        longer = len(tokens) > _LONGER * len(reference.tokens)
+            return "contained" if problem != text else "reformatted"
+        longer = problem != text or len(tokens) > _LONGER * len(reference.tokens)
         # longer: at equal length the same n-grams are a reworded copy, not one that is contained
         if overlap >= _WHOLE and longer and reference.words >= self._settings.least_words:
             return "contained"
         numbers = _numbers(tokens)
         if numbers == reference.numbers:
-            return "neighbour" if are_different(text, reference.text, wording=False) else "reworded"
+            return "neighbour" if are_different(problem, reference.problem, wording=False) else "reworded"
         # "Compute 3 + 5" with other numbers repeats nothing
         if reference.words < self._settings.least_words:
             return None
         # numbers hidden, so that only formulas and words can make them different
-        hidden = _DIGITS.sub("#", text), _DIGITS.sub("#", reference.text)
+        hidden = _DIGITS.sub("#", problem), _DIGITS.sub("#", reference.problem)
         same = len(numbers) == len(reference.numbers) and not are_different(*hidden, wording=False)
         return "renumbered" if same else "neighbour"
 
 
 def _numbers(tokens: Sequence[str]) -> list[str]:
-    return sorted(value for _, value in numbers_of(tokens))
+    return sorted(numbers_of(tokens))
 
 
 def _hidden(text: str, settings: DecontaminationSettings) -> str:

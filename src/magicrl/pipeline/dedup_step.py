@@ -22,7 +22,7 @@ from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue]
 
 from magicrl.files import whole_file, write_atomically
 from magicrl.pipeline.canonical import canonical
-from magicrl.pipeline.disguise import keys_of
+from magicrl.pipeline.disguise import keys_of, problem_of
 from magicrl.pipeline.embedders import Embedder, Matrix, make_embedder
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.frame import Context, Drop, Step, write_drops
@@ -225,7 +225,7 @@ def _near_rows(vectors: Matrix, similarity: float) -> Iterable[tuple[int, Number
             yield int(row) + first, columns, scores[row, columns]
 
 
-_VERSION = 2  # raised whenever equal documents and settings would give other files
+_VERSION = 3  # raised whenever equal documents and settings would give other files
 _ORDER: tuple[Stage, ...] = ("exact", "disguised", "near", "embedding")  # cheap ones first, however they are listed
 _VECTORS = 4096  # of a file
 
@@ -244,7 +244,8 @@ def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, f
         ValueError: an id comes twice, or qualities are of different lengths.
         ServerError: an embedding server refused.
     """
-    ids, qualities, texts, digest = spooled(documents, folder / "raw.arrow")
+    problems = (Document(each.id, problem_of(each.text), each.quality) for each in documents)
+    ids, qualities, texts, digest = spooled(problems, folder / "raw.arrow")
     twice = [name for name, count in Counter(ids).items() if count > 1]
     if twice:
         raise ValueError(f"two documents have the id {twice[0]!r}; ids must be unique within one call")
@@ -309,10 +310,10 @@ class _Search:
         """Equal but for the names of variables and people and for text around it."""
         keys, owners, whole = array("Q"), array("q"), bytearray()  # whole: the key is of all that the document asks
         for number in np.flatnonzero(self._alive).tolist():
-            own, inside = keys_of(self._raw[number])
-            keys.extend(own + inside)
-            owners.extend([number] * len(own + inside))
-            whole += bytes([True] * len(own) + [False] * len(inside))
+            found = keys_of(self._raw[number])
+            keys.extend(found)
+            owners.extend([number] * len(found))
+            whole += bytes(place == 0 for place in range(len(found)))
         of, is_whole = np.asarray(owners, dtype=np.int64), np.asarray(whole, dtype=np.uint8)
         for bucket in buckets(np.asarray(keys, dtype=np.uint64), np.arange(len(of))):
             asking = set(of[bucket][is_whole[bucket] > 0].tolist())

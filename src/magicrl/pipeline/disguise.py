@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import takewhile
 
-from magicrl.pipeline.canonical import POLES, STRICT, WORDS, listed, tokens_of
+from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, WORDS, listed, tokens_of
 
 _GREEK = WORDS.greek
 _PRICE = r"(?!\s?\d[^$\\]*\s(?:[a-z]{3,}|to|or|an?|is|of|in|at|by)\s)"
@@ -31,10 +31,27 @@ _OUTSIDE = re.compile(
 )
 _TERM = re.compile(r"[-+*/^=<>(]\s?[aAI](?![A-Za-z'’])|(?<![A-Za-z\\'’])[aAI]\s?[-+*/^=<>)]")
 _INDEX = re.compile(r"_\{?i\b|\bi\s*=")
+_AXIS = re.compile(r"[xyz]\$?-(?:axis|axes|coordinate|intercept)")
 _NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+\b")
-# control tokens of chat templates, and a greeting
-_TURN = re.compile(r"<\|[a-z_]+\|>|</?[a-z_]{2,}>|\[/?INST\]|^\s*(?:[Hh]i|[Hh]ey|[Hh]ello|[Dd]ear)\b[^,.!?\n]{0,30},\s")
-_SENTENCE_END = re.compile(r"(?<=[.?!:>])[\"')\]$]*\s+|(?<=[$\]}])\s+(?=[A-Z][a-z])|\s*\n\s*|\s[-–—]+\s|(?<=>)(?=\S)")
+# what stands around a problem whatever it says: control tokens of chat templates, roles, a greeting, a label in front,
+# points, a place for the answer
+_TURN = re.compile(
+    r"<(answer|result|final|output)>[^<>]{0,40}</\1>|<\|[a-z_]+\|>(?:system|user|assistant)?|</?[a-z_]{2,}>|\[/?INST\]|(?<!\S)/(?:no_)?think\b"
+    r"|^\s*(?:[Hh]i|[Hh]ey|[Hh]ello|[Dd]ear)\b[^,.!?\n]{0,30},\s|[(\[]\d+ (?:points?|marks?|pts)[)\]]"
+    r"|^\W*(?i:question|problem|exercise|example|task|ex|q|no)\W{0,3}\d[\d.]*\s*(?:[.):\]]+\s|\n)"
+    r"|(?:^|(?<=[.:?!\n]\s))(?i:please|kindly|your (?:task|job|goal) is to|(?:can|could|would) you(?: please)?)\s"
+    r"|(?m:^)\W*(?i:system|user|human|assistant|instruction|response|question|problem|answer|solution|a|q)"
+    r"(?:\W*(?m:$)|: |\W?\d*\W*\Z)"
+)
+_BOX = re.compile(
+    r"(?:\$+|\\[(\[])?(?<![\w}+*/^_-])\\boxed\s*\{[^{}$]{0,30}\}(?:\$+|\\[)\]])?|\$(?=(?:ANSWER|Answer)\b)"
+)
+_SENTENCE_END = re.compile(
+    r"(?<=[.?!:>])[\"')\]$]*\s+|(?<=[$\]}])\s+(?=[A-Z][a-z])|(?<=\\\))\s+(?=[A-Z][a-z])|\s*\n\s*|\s[-–—]+\s|(?<=>)(?=\S)"
+    r"|\s+(?=[(\[][^()\[\]\n$]{3,60}[)\]]\s*$)"
+)
+_BLANKS = str.maketrans(dict.fromkeys("\n.,:;!?()[]{}<>|*#/_'\"$\\-", " "))
+_ENDS = 100  # characters at either end in which a text around would be noticed
 _PRONOUNS = listed("he she him his her hers himself herself")
 _SIGNS = listed("+ * / ^ = < > <= >= != % sqrt !")
 _ADDRESS = WORDS.address
@@ -42,45 +59,81 @@ _SPEAKER = listed("i me my please help anyone someone ideas idea")
 _READER = listed("you your following below above here")
 _TASKS = listed("find determine compute calculate evaluate")
 _PEOPLE = listed("he they their them")
+_SAME = dict.fromkeys(_PRONOUNS, "he") | dict.fromkeys(_TASKS, "find")
+_ASKED = listed("you your please me us let")
+_ROUNDED = listed("round rounded nearest place places significant degrees radians base")
+_REPLIES = listed("answer answers solution reasoning explanation response reply")
+_HARMLESS = {axis for word in ("hour", "before", "first", "total") for axis, _ in POLES[word]}
+_BELONGING = _SIGNS | listed("many much")
 _NEGATION = POLES["not"][0][0]
 _CALENDAR = {word for axis in WORDS.axes if axis[0] in ("monday", "january") for word in axis}
-_LABELS = listed("problem example exercise question ex no q task")
+_NO_REMARK = _SIGNS | _TASKS | _ROUNDED
+_REMARKS = WORDS.remarks
+_NO_NAMES = _CALENDAR | WORDS.remarks
+_FRAME = _ADDRESS | NEUTRAL | WORDS.remarks | WORDS.remark_fillers
+_CERTAIN = WORDS.remarks | listed("please help thanks thx explain hint")
+_NOTICED = _CERTAIN | listed("inst kindly hi hey hello dear system user")
+_SURE = 40
+"""Characters of a text that is surely more than that."""
 _LEAST = 3
 """Tokens of what is left when the text around is gone."""
 _MOST = 4
 """Sentences that are taken off at each end."""
 
 
-def keys_of(text: str) -> tuple[list[int], list[int]]:
-    """64-bit keys of the text itself (its own first; none of a text of a word or two) and of what it may wrap.
+def problem_of(text: str) -> str:
+    r"""The text without the sentences at its ends that only speak to a reader: labels, remarks on how to answer.
 
-    A text is another one in disguise if one of its keys, of either list, is among the other's first list.
+    Such a sentence may hold numbers where all its words are those of remarks. A text of nothing else stays as it is.
 
     Example:
-        >>> own, inside = keys_of("Hi, please help me. Let $x + 3y = 5$ and $x > y$. Find $y$.")
-        >>> keys_of("Let $a + 3b = 5$ and $a > b$. Find $b$.")[0][0] in own + inside
+        >>> problem_of("Question 14: Find $x$ if $x + 3 = 5$. Put the final answer in $\\boxed{ANSWER}$.")
+        'Find $x$ if $x + 3 = 5$.'
+    """
+    ends = text if len(text) <= 2 * _ENDS else f"{text[:_ENDS]} {text[-_ENDS:]}"
+    if not _may_speak(ends) and "<|" not in text:
+        return text
+    bare = _TURN.sub("\n", text)
+    parts = _sentences(_BOX.sub(" boxed ", bare) if "\\boxed" in bare or "$A" in bare else bare)
+    first, last = (
+        sum(1 for _ in takewhile(lambda part: _may_speak(part) and _is_remark(part, set(_tokens([part])[0])), ends))
+        for ends in (parts[:_MOST], parts[: -_MOST - 1 : -1])
+    )
+    left = "".join(parts[first : len(parts) - last]).strip()
+    return left if first + last < len(parts) and (len(left) > _SURE or len(tokens_of(left)) >= _LEAST) else text
+
+
+def _may_speak(text: str) -> bool:
+    """Whether words of remarks are in a text, or none at all."""
+    words = text.lower().translate(_BLANKS).split()
+    return not (words and _NOTICED.isdisjoint(words))
+
+
+def keys_of(text: str) -> list[int]:
+    """64-bit keys of a text: its own, then those of what it may wrap; none of a text of a word or two.
+
+    One of two texts is the other in disguise if the own key of one is among the keys of the other. Remarks around the
+    text should be gone (`problem_of`).
+
+    Example:
+        >>> wrapped = keys_of("I am stuck here. Let $x + 3y = 5$ and $x > y$. Find $y$.")
+        >>> keys_of("Let $a + 3b = 5$ and $a > b$. Find $b$.")[0] in wrapped
         True
-        >>> keys_of("Let $a + 3b = 5$ and $a > b$. Find $a$.")[0][0] in own + inside
+        >>> keys_of("Let $a + 3b = 5$ and $a > b$. Find $a$.")[0] in wrapped
         False
     """
-    parts = _sentences(_TURN.sub("\n", text))
+    parts = _sentences(text)
     tokens = _tokens(parts)
     # two words are no problem, and would be equal to many
     if sum(map(len, tokens)) < _LEAST:
-        return [], []
-    front = _around(parts, tokens)
-    back = _around(parts[::-1], tokens[::-1])
-    own = [_key(tokens)]
-    inside: list[int] = []
-    addressed = [sum(1 for _ in takewhile(bool, ends)) for ends in (front, back)]
+        return []
+    front, back = (
+        sum(1 for _ in takewhile(lambda end: _may_be_around(*end), zip(ends[:_MOST], words, strict=False)))
+        for ends, words in ((parts, tokens), (parts[::-1], tokens[::-1]))
+    )
     # every way to take sentences off both ends: which of them are the frame cannot be known
-    for first in range(len(front) + 1):
-        for last in range(len(back) + 1):
-            left = tokens[first : len(tokens) - last]
-            if (first or last) and sum(map(len, left)) >= _LEAST:
-                # what only speaks to a reader is no part of the problem, so that two wrapped copies meet
-                (own if [first, last] == addressed else inside).append(_key(left))
-    return own, inside
+    ways = (tokens[first : len(tokens) - last] for first in range(front + 1) for last in range(back + 1))
+    return [_key(left) for left in ways if sum(map(len, left)) >= _LEAST]
 
 
 def _sentences(text: str) -> list[str]:
@@ -101,13 +154,18 @@ def _tokens(parts: Sequence[str]) -> list[list[str]]:
     """Canonical tokens of each part; a variable's or a name's begins with ``qz``."""
     whole = "\n".join(parts)
     index = _INDEX.search(whole) is not None
-    exponential = "e^" in whole
-    names = {name for name in _NAME.findall(whole) if name.lower() not in _CALENDAR}
+    exponential, axes = "e^" in whole, _AXIS.search(whole) is not None
+    names = {name for name in _NAME.findall(whole) if name.lower() not in _NO_NAMES}
     letters: set[str] = set()
 
     def variable(letter: str) -> str:
-        # i that is no index, e where it is raised, and pi are constants: nobody renames them
-        if (letter == "i" and not index) or (letter == "e" and exponential) or letter == "π":
+        # i that is no index, e where it is raised, pi, and letters of axes are constants: nobody renames them
+        if (
+            (letter == "i" and not index)
+            or (letter == "e" and exponential)
+            or letter == "π"
+            or (letter in "xyz" and axes)
+        ):
             return letter
         letters.add(letter)
         return f" qz{ord(letter):x}z ".translate(_SPELLED)
@@ -141,7 +199,7 @@ def _tokens(parts: Sequence[str]) -> list[list[str]]:
                 piece = re.sub(rf"\b{name}\b", f" qzn{name.lower()} ", piece)
         return _OUTSIDE.sub(word, piece)
 
-    return [["he" if t in _PRONOUNS else t for t in tokens_of(marked(part))] for part in parts]
+    return [[_SAME.get(t, t) for t in tokens_of(marked(part))] for part in parts]
 
 
 def _braced(match: re.Match[str]) -> str:
@@ -151,33 +209,48 @@ def _braced(match: re.Match[str]) -> str:
 _SPELLED = str.maketrans("0123456789", "ghijklmnop")
 
 
-def _around(parts: Sequence[str], tokens: Sequence[Sequence[str]]) -> list[bool]:
-    """Of the first sentences that may stand around a problem, whether each speaks to a reader."""
-    found: list[bool] = []
-    for part, words in zip(parts[:_MOST], tokens[:_MOST], strict=True):
-        labelled = len(words) > 1 and words[0] in _LABELS and words[1][0].isdigit()
-        told = set(words[2:] if labelled else words)
-        speaks = labelled or not _ADDRESS.isdisjoint(told)
-        # a number, a variable or a formula: this sentence belongs to the problem, and so do those behind it
-        if any(t[0].isdigit() or t.startswith("qz") for t in told) or told & _SIGNS or _asks(part, told, speaks):
-            break
-        found.append(speaks)
-    return found
+def _is_remark(part: str, told: set[str]) -> bool:
+    """Whether a sentence certainly says nothing about a problem: labels, and remarks on how to answer."""
+    if _CERTAIN.isdisjoint(told):
+        return not any(t[0].isalnum() for t in told)  # a line of dashes
+    if part.rstrip().endswith("?") or told & _NO_REMARK:
+        return False
+    words = {t for t in told if t[0].isalpha() and not (t.startswith("qz") and "boxed" in told)}
+    if words <= _FRAME:
+        return not _REMARKS.isdisjoint(words)
+    # a word that is not known here may stand in a remark that says *you* and holds no formulas and people
+    if any(t.startswith("qz") or t in _PEOPLE or not _HARMLESS.issuperset(_axes(t)) for t in told):
+        return False
+    if any(t[0].isdigit() for t in told):
+        return "your" in told and not _REPLIES.isdisjoint(told)
+    return not _ASKED.isdisjoint(told)
 
 
-def _asks(part: str, told: set[str], speaks: bool) -> bool:
-    """Whether a sentence without numbers and formulas may nevertheless be the problem's question or a condition."""
-    axes = {axis for word in told for axis, _ in POLES.get(word) or POLES.get(word.removesuffix("s"), ())}
-    deciding = {axis for axis in axes if axis < 2 or axis >= STRICT} - {_NEGATION}  # the first: most, sign
-    if deciding or {"many", "much"} & told:
+def _may_be_around(part: str, words: Sequence[str]) -> bool:
+    """Whether a sentence at an end may be no part of the problem."""
+    told = set(words)
+    if _is_remark(part, told):
         return True
+    # a number, a variable or a formula: this sentence belongs to the problem, and so do those behind it
+    if any((t[0].isdigit() and t != "1") or t.startswith("qz") for t in told) or told & _BELONGING:
+        return False
+    axes = {axis for word in told for axis in _axes(word)}
+    if any(axis < 2 or axis >= STRICT for axis in axes - {_NEGATION}):  # the first: most, sign
+        return False
     if part.rstrip().endswith("?"):
-        return _SPEAKER.isdisjoint(told)
-    return bool(_TASKS & told and not (_SPEAKER | _READER) & told) or not (speaks or (not axes and not _PEOPLE & told))
+        return not _SPEAKER.isdisjoint(told)
+    if _TASKS & told and not (_SPEAKER | _READER) & told:
+        return False
+    return not _ADDRESS.isdisjoint(told) or not (axes or _PEOPLE & told)
+
+
+def _axes(word: str) -> list[int]:
+    return [axis for axis, _ in POLES.get(word) or POLES.get(word.removesuffix("s"), ())]
 
 
 def _key(parts: Sequence[Sequence[str]]) -> int:
     """A hash of the tokens, variables and names numbered by their first places."""
     numbers: dict[str, str] = {}
     told = (numbers.setdefault(t, f"qz{len(numbers)}") if t.startswith("qz") else t for part in parts for t in part)
-    return int.from_bytes(blake2b(" ".join(told).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    text = " ".join(told).replace("what is", "find")
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

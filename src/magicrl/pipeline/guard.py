@@ -1,7 +1,8 @@
-"""What keeps similar texts apart that are different problems: numbers, operators and words that decide the question.
+"""What keeps similar texts apart that are different problems: numbers, operators, words and people.
 
-In mathematics two texts may share all but one word and be two problems. Names of people, phrasing, the order of clauses
-and a last remark on how to answer do not keep them apart.
+In mathematics two texts may share all but one word and be two problems. A pair is one problem when its texts hold the
+same numbers, operators and words, except for words that decide nothing, synonyms, typing errors and other names, and
+when only whole clauses changed places.
 """
 
 from __future__ import annotations
@@ -12,73 +13,57 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from hashlib import blake2b
 
-from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, listed, stem, tokens_of
+from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, SYNONYMS, WORDS, listed, stem, tokens_of
 
-_UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_UNIT = {word: value for value, word in enumerate(_UNITS.split(" "))}
-_TEN = {word: 10 * tens for tens, word in enumerate(_TENS.split(" "), 2)}
-_WORDS = {word: value for word, value in _UNIT.items() if word != "one"} | _TEN  # "one" is mostly a pronoun
-_SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 1_000_000}
-_LABELS = listed("problem example exercise question ex no q")
 _OPERATORS = listed("+ ^ < > <= >= != sqrt !")
 _BOUNDS = {("at", "most"): "atmost", ("at", "least"): "atleast"}
-_TITLE = re.compile(r"\b[A-Z][a-z]+\b")
 _MINIMAL = 2
-"""Two texts that differ in no more content words than this differ on purpose, unless the words mean the same."""
-_PEOPLE = listed("he she his her him they their")
-_SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z(\[])")
-_REMARK = 8  # words
-_CONTEXT = 3
+"""Two texts that differ in no more words than this differ on purpose, unless the words mean the same."""
+_PLACES = 3
+"""Places in which two texts differ, if one is the other in other words."""
+_LONG = 6
+"""Letters of the shortest word in which a slip of the pen is looked for."""
+_SMALL = NEUTRAL - WORDS.counted
+# inside a sentence, or in front of what a person does
+_NAME = re.compile(
+    r"(?<=[a-z,;] )[A-Z][a-z]+\b"
+    r"|\b[A-Z][a-z]+(?=['’]s\b| (?:and [A-Z]|[a-z]+(?:s|ed)\b|had|was|can|will|went|bought|sold|got|made"
+    r"|took|gave|spent|ate|ran|found|saw|wrote|read|paid|said|did|does|would|also|now|then))"
+)
+_LOWER = re.compile(r"\b[a-z]+\b")
+_KNOWN = NEUTRAL | POLES.keys() | SYNONYMS.keys()
 
 
-def numbers_of(tokens: Sequence[str]) -> list[tuple[int, str]]:
-    """Place and value of each number of canonical tokens, number words included; labels as *Example 27* are not.
+def numbers_of(tokens: Sequence[str]) -> list[str]:
+    """The numbers of canonical tokens.
 
     Example:
-        >>> numbers_of("example 27 ann has twenty - five apples and 3 pears".split())
-        [(4, '25'), (9, '3')]
+        >>> numbers_of(tokens_of("Ann has twenty-five apples and 3 pears"))
+        ['25', '3']
     """
-    found: list[tuple[int, str]] = []
-    skip = _label_length(tokens)
-    place = skip
-    while place < len(tokens):
-        token = tokens[place]
-        if token[0].isdigit():
-            found.append((place, token))
-        elif token in _WORDS:
-            value, length = _word_number(tokens, place)
-            found.append((place, str(value)))
-            place += length - 1
-        elif token in _SCALES and found and found[-1][0] == place - 1 and found[-1][1].isdigit():
-            found[-1] = (found[-1][0], str(int(found[-1][1]) * _SCALES[token]))
-        place += 1
-    return found
+    return [token for token in tokens if token[0].isdigit()]
 
 
 def number_key(tokens: Sequence[str]) -> int:
     """A 64-bit hash of the multiset of numbers: texts of different keys are different problems."""
-    values = sorted(value for _, value in numbers_of(tokens))
-    return int.from_bytes(blake2b(" ".join(values).encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(" ".join(sorted(numbers_of(tokens))).encode(), digest_size=8).digest(), "little")
 
 
 def are_different(a: str, b: str, *, wording: bool = True) -> bool:
     """Whether two similar texts (raw) are nevertheless two problems.
 
     Args:
-        wording: whether an unknown word in place of another, in one place, keeps them apart. Where a missed copy costs
-            more than a problem, as in decontamination, it should not.
+        wording: whether words, their order and people count. Where a missed copy costs more than a problem, as in
+            decontamination, only the words of ``words.toml`` that are opposed to each other should.
     """
     tokens_a, tokens_b = tokens_of(a), tokens_of(b)
-    numbers_a, numbers_b = numbers_of(tokens_a), numbers_of(tokens_b)
-    values_a, values_b = [v for _, v in numbers_a], [v for _, v in numbers_b]
     # cheap comparisons first; most pairs end here
-    if sorted(values_a) != sorted(values_b) or _signs(tokens_a) != _signs(tokens_b):
+    if sorted(numbers_of(tokens_a)) != sorted(numbers_of(tokens_b)) or _signs(tokens_a) != _signs(tokens_b):
         return True
     count_a, count_b = Counter(tokens_a), Counter(tokens_b)
+    if count_a != count_b:
+        tokens_b = _corrected(tokens_b, count_a - count_b, count_b - count_a)
+        count_b = Counter(tokens_b)
     if any(count_a[operator] != count_b[operator] for operator in _OPERATORS):
         return True
     only_a, only_b = count_a - count_b, count_b - count_a
@@ -89,18 +74,14 @@ def are_different(a: str, b: str, *, wording: bool = True) -> bool:
         return True  # another variable, or another formula
     if _shouted(a, only_a) and _shouted(b, only_b):
         return True  # words and points in capitals are objects of the problem
-    if _opposed(tokens_a, tokens_b) or (wording and _reworded_in_one_place(a, tokens_a, b, tokens_b)):
-        return True
-    if values_a != values_b and _exchanged(tokens_a, numbers_a, tokens_b, numbers_b):
-        return True
-    places_a, places_b = _strict_poles(tokens_a), _strict_poles(tokens_b)
-    poles_a, poles_b = [pole for _, pole in places_a], [pole for _, pole in places_b]
-    moved = poles_a != poles_b and sorted(poles_a) == sorted(poles_b)
-    return moved and _exchanged(tokens_a, places_a, tokens_b, places_b)
+    if not wording:
+        return _opposed(tokens_a, tokens_b)
+    names = _names(a) | _names(b)
+    return _say_different_things(_items(tokens_a, names), _items(tokens_b, names))
 
 
 def _letters(tokens: Counter[str]) -> int:
-    return sum(n for token, n in tokens.items() if len(token) == 1 and token.isalpha() and token != "s")
+    return sum(n for token, n in tokens.items() if len(token) == 1 and token.isalpha())
 
 
 def _shouted(text: str, tokens: Counter[str]) -> bool:
@@ -108,66 +89,88 @@ def _shouted(text: str, tokens: Counter[str]) -> bool:
     return any(_is_word(token) and token.upper() in text for token in tokens)
 
 
-def _reworded_in_one_place(a: str, tokens_a: Sequence[str], b: str, tokens_b: Sequence[str]) -> bool:
-    """Whether they differ in so little, or so much in one place, that it is the problem that differs."""
-    names = {name.lower() for name in (*_TITLE.findall(a), *_TITLE.findall(b))}
-    a, b = _without_remark(a), _without_remark(b)
-    content_a, content_b = _content(tokens_of(a), names), _content(tokens_of(b), names)
-    only_a, only_b = Counter(content_a) - Counter(content_b), Counter(content_b) - Counter(content_a)
-    more, fewer = sorted((only_a.total(), only_b.total()), reverse=True)
-    if not more:
+def _names(text: str) -> set[str]:
+    """Words that are names of people or places, as tokens."""
+    found = {name.lower() for name in _NAME.findall(text)} - _KNOWN
+    return found - set(_LOWER.findall(text)) if found else found
+
+
+def _corrected(tokens: Sequence[str], only_other: Counter[str], only_own: Counter[str]) -> Sequence[str]:
+    """The tokens of a text, with a slip of the pen in a long word as the other text has that word."""
+    meant = {
+        word: other
+        for word in only_own
+        for other in only_other
+        if min(len(word), len(other)) >= _LONG and _is_slip(word, other) and not _KNOWN.issuperset((word, other))
+    }
+    return [meant.get(token, token) for token in tokens] if meant else tokens
+
+
+def _is_slip(a: str, b: str) -> bool:
+    """Whether a letter is too much or two are exchanged, inside the word."""
+    if abs(len(a) - len(b)) > 1 or a[0] != b[0] or a[-1] != b[-1]:
         return False
-    if not fewer:
-        return more > _MINIMAL  # a condition more
-    if _PEOPLE & {*tokens_a} & {*tokens_b}:  # in a story other words tell the same, but for those of its question
-        return _asked(a, names) >= only_a.keys() and _asked(b, names) >= only_b.keys()
-    if more <= _MINIMAL:
-        return True
-    # autojunk off: it leaves frequent words out of long texts
-    steps = SequenceMatcher(None, content_a, content_b, autojunk=False).get_opcodes()
-    return sum(step[0] != "equal" for step in steps) == 1
+    same = next(place for place, (x, y) in enumerate(zip(a + " ", b + "-", strict=False)) if x != y)
+    if len(a) == len(b):
+        return a[same : same + 2] == b[same : same + 2][::-1] and a[same + 2 :] == b[same + 2 :]
+    longer, shorter = (a, b) if len(a) > len(b) else (b, a)
+    return longer[same + 1 :] == shorter[same:]
 
 
-def _asked(text: str, names: set[str]) -> set[str]:
-    """Stems of the last sentence."""
-    return {*_content(tokens_of(_SENTENCE.split(text.strip())[-1]), names)}
-
-
-def _without_remark(text: str) -> str:
-    """The text without a last sentence that only says how to answer: short, and nothing mathematical in it."""
-    sentences = _SENTENCE.split(text.strip())
-    last = sentences[-1]
-    if len(sentences) < 2 or last.endswith("?") or len(last.split()) > _REMARK or re.search(r"[\d$\\]", last):
-        return text
-    return " ".join(sentences[:-1])
-
-
-def _content(tokens: Sequence[str], names: set[str]) -> list[str]:
-    """Stems of the words that say something, without numbers, names and those of the axes."""
+def _items(tokens: Sequence[str], names: set[str]) -> list[str]:
+    """What a text says, in its order: numbers, names, and the words that are no small ones, each in one form."""
     return [
-        stem(token)
-        for token in tokens
-        if _is_word(token) and not (token in NEUTRAL or token in names or _poles_of(token))
+        f"@{token}" if token in names else _meaning(token)
+        for token, after in zip(tokens, [*tokens[1:], ""], strict=True)
+        if token[0].isdigit() or (_is_word(token) and token not in _SMALL and (token, after) != ("exactly", "how"))
     ]
 
 
-def _label_length(tokens: Sequence[str]) -> int:
-    """Tokens of a label in front (*Problem 12*, *27* before a word)."""
-    start = 0
-    while start < 3 and start + 1 < len(tokens) and tokens[start] in _LABELS:
-        start += 1
-    return start + 1 if start and tokens[start][0].isdigit() else 0
+def _meaning(token: str) -> str:
+    poles = _poles_of(token)
+    return f"~{poles}" if poles else stem(token)
 
 
-def _word_number(tokens: Sequence[str], place: int) -> tuple[int, int]:
-    """Value and length in tokens of the number word at ``place``."""
-    value, length = _WORDS[tokens[place]], 1
-    if tokens[place] in _TEN:
-        dash = 1 if place + 1 < len(tokens) and tokens[place + 1] == "-" else 0
-        unit = tokens[place + 1 + dash] if place + 1 + dash < len(tokens) else ""
-        if 1 <= _UNIT.get(unit, 0) <= 9:
-            value, length = value + _UNIT[unit], 2 + dash
-    return value, length
+def _say_different_things(a: list[str], b: list[str]) -> bool:
+    """Whether two texts, as items, differ in more than names, fillers and moved clauses."""
+    only_a, only_b = Counter(a) - Counter(b), Counter(b) - Counter(a)
+    if any(item[0] == "@" for item in only_a):
+        # other people: they are matched by their first places
+        people = dict.fromkeys(item for item in a if item in only_a and item[0] == "@")
+        others = dict.fromkeys(item for item in b if item in only_b and item[0] == "@")
+        if {*people} & {*b} or {*others} & {*a} or len(people) != len(others):
+            return True
+        renamed = dict(zip(others, people, strict=True))
+        b = [renamed.get(item, item) for item in b]
+        only_a, only_b = Counter(a) - Counter(b), Counter(b) - Counter(a)
+    if not only_a.keys() | only_b.keys() <= _FILLERS and not _is_reworded(a, b, only_a, only_b):
+        return True
+    shared = {*a} - only_a.keys() - only_b.keys()
+    return _exchanged([item for item in a if item in shared], [item for item in b if item in shared])
+
+
+def _is_reworded(a: list[str], b: list[str], only_a: Counter[str], only_b: Counter[str]) -> bool:
+    """Whether so many words differ, in so many places, that one text is the other in other words."""
+    deciding = any(item[0] in "@~" for item in (*only_a, *only_b))
+    few = min(only_a.total(), only_b.total()) <= _MINIMAL or only_a.total() + only_b.total() > (len(a) + len(b)) / 2
+    if deciding or few:
+        return False
+    # autojunk off: it leaves frequent words out of long texts
+    steps = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    return sum(step[0] != "equal" for step in steps) >= _PLACES
+
+
+def _exchanged(a: list[str], b: list[str]) -> bool:
+    """Whether items of texts that hold the same ones changed places singly, rather than with their clause."""
+    if a == b:
+        return False
+    steps = [step for step in SequenceMatcher(None, a, b, autojunk=False).get_opcodes() if step[0] != "equal"]
+    moved = sorted(a[first:last] for _, first, last, _, _ in steps if first < last)
+    if moved != sorted(b[first:last] for _, _, _, first, last in steps if first < last):
+        return True
+    # one word may stand elsewhere (*in May*); two are exchanged
+    single = [items[0] for items in moved if len(items) == 1]
+    return len(single) > 1 or not "".join([*single, "x"]).isalpha()
 
 
 def _signs(tokens: Sequence[str]) -> int:
@@ -196,16 +199,6 @@ def _poles_of(word: str) -> Sequence[tuple[int, int]]:
     return POLES.get(word) or POLES.get(word.removesuffix("s"), ())
 
 
-def _strict_poles(tokens: Sequence[str]) -> list[tuple[int, str]]:
-    """Place and pole of each word of a strict axis."""
-    return [
-        (place, f"{axis}/{pole}")
-        for place, token in enumerate(tokens)
-        for axis, pole in _poles_of(token)
-        if axis >= STRICT
-    ]
-
-
 def _poles(tokens: Sequence[str]) -> defaultdict[int, Counter[int]]:
     found: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for before, token, after in zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False):
@@ -216,34 +209,4 @@ def _poles(tokens: Sequence[str]) -> defaultdict[int, Counter[int]]:
     return found
 
 
-def _exchanged(
-    a: Sequence[str], numbers_a: list[tuple[int, str]], b: Sequence[str], numbers_b: list[tuple[int, str]]
-) -> bool:
-    """Whether equal numbers stand in other company, rather than move about with their clause.
-
-    Each number's neighbouring words are compared with those of an equal number and with those at the same rank: when
-    the ranks agree better, values were exchanged and not clauses.
-    """
-    around_a = [_around(a, place) for place, _ in numbers_a]
-    around_b = [_around(b, place) for place, _ in numbers_b]
-    by_rank = sum(_shared(x, y) for x, y in zip(around_a, around_b, strict=True))
-    free: defaultdict[str, list[frozenset[str]]] = defaultdict(list)
-    for (_, value), words in zip(numbers_b, around_b, strict=True):
-        free[value].append(words)
-    by_value = 0.0
-    for (_, value), words in zip(numbers_a, around_a, strict=True):
-        best = max(free[value], key=lambda other: _shared(words, other))
-        free[value].remove(best)
-        by_value += _shared(words, best)
-    # a draw counts as exchanged: a copy that stays costs less than a problem that is lost
-    return by_rank >= by_value
-
-
-def _around(tokens: Sequence[str], place: int) -> frozenset[str]:
-    near = [*tokens[max(0, place - _CONTEXT) : place], *tokens[place + 1 : place + 1 + _CONTEXT]]
-    return frozenset(token for token in near if not token[0].isdigit() and token not in NEUTRAL)
-
-
-def _shared(a: frozenset[str], b: frozenset[str]) -> float:
-    union = len(a | b)
-    return len(a & b) / union if union else 0.0
+_FILLERS = {_meaning(word) for word in WORDS.fillers}
