@@ -30,7 +30,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = (ROOT / "src", ROOT / "packages" / "verifiers" / "src")
 _RECORD_BASES = {"NamedTuple", "TypedDict", "BaseModel"}
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -96,7 +95,7 @@ def code_lines(text: str, tree: ast.Module) -> set[int]:
         if token.type not in _LAYOUT:
             found |= set(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(tree):
-        for one in node.body if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) else ():
+        for one in node.body if isinstance(node, ast.Module | ast.ClassDef | Function) else ():
             if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and isinstance(one.value.value, str):
                 found -= set(range(one.lineno, (one.end_lineno or 0) + 1))
     return found

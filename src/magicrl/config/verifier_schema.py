@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.paths import FilePath
 from magicrl.config.section import Section
-from magicrl_verifiers.records import JudgeOptions
-from magicrl_verifiers.served_judge import JudgeSettings
-from magicrl_verifiers.service import NO_JUDGE, VerifierPool
+from magicrl_verifiers.judge_settings import NO_JUDGE, JudgeSettings
+
+if TYPE_CHECKING:
+    from magicrl_verifiers.service import VerifierPool
 
 
 class JudgeConfig(JudgeSettings, Section):
@@ -53,6 +54,10 @@ class VerifierConfig(Section):
 
     def pool(self) -> VerifierPool:
         """Return a pool of verifiers with these settings."""
+        # here, so that reading a recipe loads neither the pool nor an HTTP client
+        from magicrl_verifiers.records import JudgeOptions
+        from magicrl_verifiers.service import VerifierPool
+
         return VerifierPool(
             options=JudgeOptions(reasoning=self.reasoning, extract=self.extract),
             time_limit=self.time_limit,

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator
 from magicrl.config.loader import shipped_table
 from magicrl.config.schema import Section
 from magicrl.records import typed
+from magicrl_verifiers.maths.literals import CARDINALS
 
 
 def listed(words: str) -> frozenset[str]:
@@ -58,6 +59,11 @@ for _axis, _poles in enumerate(WORDS.axes + WORDS.strict_axes):
     for _pole, _words in enumerate(_poles):
         for _word in _words.split():
             POLES.setdefault(_word, []).append((_axis, _pole))
+
+
+def poles_of(word: str) -> Sequence[tuple[int, int]]:
+    """Axis and pole of a deciding word, in the plural too; none of another word."""
+    return POLES.get(word) or POLES.get(word.removesuffix("s"), ())
 
 
 NEUTRAL = WORDS.neutral
@@ -101,19 +107,12 @@ _BOLD = re.compile(r"\*\*(?=\S)([^*\n]+)\*\*")
 _SHORT = {"'s": "is", "'re": "are", "'ll": "will", "'ve": "have", "'t": "not"}
 _WITH_IS = listed("he she it what that there who where")
 _STEMS = {"ca": "can", "can": "can", "won": "will"}
-_UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_TEN = {word: 10 * tens for tens, word in enumerate(_TENS.split(" "), 2)}
-_NUMERALS = {word: value for value, word in enumerate(_UNITS.split(" "))} | _TEN
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 _ORDINALS = {str(place): word for place, word in enumerate(WORDS.ordinals.split(), 1)}
 _JOINTS = _SCALES.keys() | {"and"}
 _ENDINGS = listed("st nd rd th")
 _DOLLARS = listed("dollar dollars usd")
-_SPOKEN = frozenset((*_NUMERALS, *_SCALES, *_ENDINGS, *_DOLLARS, *WORDS.units, *_SHORT, "%"))
+_SPOKEN = frozenset((*CARDINALS, *_SCALES, *_ENDINGS, *_DOLLARS, *WORDS.units, *_SHORT, "%"))
 """Words that are numbers, that mean something else next to a number, or that are short for another."""
 _DEGREES = re.compile(r"\^\s*(?:\{\s*(?:\\circ|\\degree|°)\s*\}|(?:\\circ(?![a-z])|\\degree|°)\s*)")
 
@@ -154,7 +153,7 @@ def _spelled_out(tokens: Sequence[str]) -> list[str]:
         number = before[:1].isdigit()
         if token in _SCALES and number:
             found[-1] = _number(f"{Decimal(before) * _SCALES[token]:f}")
-        elif token in _NUMERALS or token in _SCALES:
+        elif token in CARDINALS or token in _SCALES:
             value, done = _spoken(tokens, place)
             found.append(str(value))
         elif token in _SHORT:
@@ -182,14 +181,14 @@ def _spoken(tokens: Sequence[str], place: int) -> tuple[int, int]:
         token = tokens[place]
         after = tokens[place + 1] if place + 1 < len(tokens) else ""
         tens = value % 100 >= 20 and not value % 10
-        fits = place == start or tokens[place - 1] in _JOINTS or (tens and 0 < _NUMERALS.get(token, 0) < 10)
-        if token in _NUMERALS and fits:
-            value += _NUMERALS[token]
+        fits = place == start or tokens[place - 1] in _JOINTS or (tens and 0 < CARDINALS.get(token, 0) < 10)
+        if token in CARDINALS and fits:
+            value += CARDINALS[token]
         elif token in _SCALES:
             value = max(value, 1) * _SCALES[token]
             if value >= 1000:
                 total, value = total + value, 0
-        elif not (token == "-" and tens and 0 < _NUMERALS.get(after, 0) < 10) and not _joins(tokens, place):
+        elif not (token == "-" and tens and 0 < CARDINALS.get(after, 0) < 10) and not _joins(tokens, place):
             break
         place += 1
     return total + value, place
@@ -197,7 +196,7 @@ def _spoken(tokens: Sequence[str], place: int) -> tuple[int, int]:
 
 def _joins(tokens: Sequence[str], place: int) -> bool:
     """Whether an *and* stands inside a number here: *two hundred and fifty*."""
-    around = place + 1 < len(tokens) and tokens[place - 1] in _SCALES and tokens[place + 1] in _NUMERALS
+    around = place + 1 < len(tokens) and tokens[place - 1] in _SCALES and tokens[place + 1] in CARDINALS
     return tokens[place] == "and" and around
 
 

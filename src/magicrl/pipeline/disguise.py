@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import takewhile
 
-from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, WORDS, listed, tokens_of
+from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, WORDS, listed, poles_of, tokens_of
 
 _GREEK = WORDS.greek
 _PRICE = r"(?!\s?\d[^$\\]*\s(?:[a-z]{3,}|to|or|an?|is|of|in|at|by)\s)"
@@ -219,7 +219,9 @@ def _is_remark(part: str, told: set[str]) -> bool:
     if words <= _FRAME:
         return not _REMARKS.isdisjoint(words)
     # a word that is not known here may stand in a remark that says *you* and holds no formulas and people
-    if any(t.startswith("qz") or t in _PEOPLE or not _HARMLESS.issuperset(_axes(t)) for t in told):
+    if any(
+        t.startswith("qz") or t in _PEOPLE or not _HARMLESS.issuperset(axis for axis, _ in poles_of(t)) for t in told
+    ):
         return False
     if any(t[0].isdigit() for t in told):
         return "your" in told and not _REPLIES.isdisjoint(told)
@@ -234,7 +236,7 @@ def _may_be_around(part: str, words: Sequence[str]) -> bool:
     # a number, a variable or a formula: this sentence belongs to the problem, and so do those behind it
     if any((t[0].isdigit() and t != "1") or t.startswith("qz") for t in told) or told & _BELONGING:
         return False
-    axes = {axis for word in told for axis in _axes(word)}
+    axes = {axis for word in told for axis, _ in poles_of(word)}
     if any(axis < 2 or axis >= STRICT for axis in axes - {_NEGATION}):  # the first: most, sign
         return False
     if part.rstrip().endswith("?"):
@@ -242,10 +244,6 @@ def _may_be_around(part: str, words: Sequence[str]) -> bool:
     if _TASKS & told and not (_SPEAKER | _READER) & told:
         return False
     return not _ADDRESS.isdisjoint(told) or not (axes or _PEOPLE & told)
-
-
-def _axes(word: str) -> list[int]:
-    return [axis for axis, _ in POLES.get(word) or POLES.get(word.removesuffix("s"), ())]
 
 
 def _key(parts: Sequence[Sequence[str]]) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from hashlib import blake2b
 
-from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, SYNONYMS, WORDS, listed, stem, tokens_of
+from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, SYNONYMS, WORDS, listed, poles_of, stem, tokens_of
 
 _OPERATORS = listed("+ ^ < > <= >= != sqrt !")
 _BOUNDS = {("at", "most"): "atmost", ("at", "least"): "atleast"}
@@ -127,7 +127,7 @@ def _items(tokens: Sequence[str], names: set[str]) -> list[str]:
 
 
 def _meaning(token: str) -> str:
-    poles = _poles_of(token)
+    poles = poles_of(token)
     return f"~{poles}" if poles else stem(token)
 
 
@@ -195,16 +195,12 @@ def _opposed(a: Sequence[str], b: Sequence[str]) -> bool:
     return False
 
 
-def _poles_of(word: str) -> Sequence[tuple[int, int]]:
-    return POLES.get(word) or POLES.get(word.removesuffix("s"), ())
-
-
 def _poles(tokens: Sequence[str]) -> defaultdict[int, Counter[int]]:
     found: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for before, token, after in zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False):
         if (token, after) == ("exactly", "how"):
             continue  # exactly how many asks for no more than how many
-        for axis, pole in _poles_of(_BOUNDS.get((before, token), token)):
+        for axis, pole in poles_of(_BOUNDS.get((before, token), token)):
             found[axis][pole] += 1
     return found
 

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from magicrl_verifiers.judge_settings import JudgeSettings
 from magicrl_verifiers.pool import Ticket
 from magicrl_verifiers.records import JudgeOptions, Outcome, Problem, Verdict, VerifierService
-from magicrl_verifiers.served_judge import JudgeSettings
 from magicrl_verifiers.service import VerifierPool
 from magicrl_verifiers.table import VerifierSpec, verifier_spec
 

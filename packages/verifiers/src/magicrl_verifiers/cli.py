@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -145,6 +144,7 @@ def code(
     workers
         Worker processes; default: the cores this process may use.
     """
+    from magicrl_verifiers.batch import usable_cores
     from magicrl_verifiers.code.judge import CodeOptions
     from magicrl_verifiers.code.sandbox import Limits, SandboxOptions
     from magicrl_verifiers.code_files import verify_code_file
@@ -157,7 +157,7 @@ def code(
         sandbox=SandboxOptions(tier=tier, preload=tuple(preload or ())),
         judge=JudgeOptions(reasoning=reasoning),
     )
-    count = workers or len(os.sched_getaffinity(0))
+    count = workers or usable_cores()
     console = Console()
     tell = ProgressLines(console).lines("judged")
     summary = verify_code_file(input, output, options=options, workers=count, explain=explain, tell=tell)

@@ -16,12 +16,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, cast
-from urllib.parse import urlsplit
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import Any, cast
 
 from magicrl_verifiers.extraction import answer_part
+from magicrl_verifiers.judge_settings import JudgeSettings
 from magicrl_verifiers.pool import Closing
 from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, make_verdict
 from magicrl_verifiers.rewards import RewardFunction, event_loop
@@ -59,66 +57,6 @@ _YES_NO = re.compile(r"[*_`\s\"']*(yes|no)[*_`\s.\"']*", re.I)
 _KEPT_CHARACTERS = 300
 _FURTHER_SECONDS = 30.0
 _PROBE = Problem(id="probe", prompt="What is 1 + 1?", golds=("2",), verifier="judge", source="probe")
-
-
-class JudgeSettings(BaseModel):
-    """The model that the reward ``judge`` asks, behind an OpenAI-compatible server (docs/verifiers.md)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    base_url: str
-    """Of the server, as ``http://localhost:8000/v1``."""
-    model: str
-    """The name the server knows the model by."""
-    endpoint: Literal["chat", "classify", "pooling"] = "chat"
-    """``chat``: a language model that replies to ``prompt``; ``classify``, ``pooling``: a reward model in vLLM, which
-    reads the conversation and gives the number itself."""
-    key_variable: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; the key itself stands in no recipe."""
-    prompt: str | None = None
-    """Text with ``{response}``, and ``{problem}`` and ``{gold}`` where they are wanted; default: a rubric for right and
-    wrong. ``{response}`` becomes the response between marks that it cannot know."""
-    read: Literal["score", "boxed", "yes_no", "json"] = "score"
-    """Where the reply says its score: a last line ``Score: 0.5``, ``\\boxed{}`` in the last line, a last line of yes or
-    no, or the field ``score`` of its one JSON object."""
-    lowest: float = 0.0
-    """With ``chat`` the least score that the judge may give; the reward is 0 there. A reward model's is as it comes."""
-    highest: float = 1.0
-    """The greatest score; the reward is 1 there, and what lies outside of both is unreadable."""
-    right_from: float = 1.0
-    """Least reward of a right answer, for accuracy, pass@k and the filters."""
-    temperature: float = Field(default=0.0, ge=0)
-    """Of the judge's reply."""
-    max_tokens: int = Field(default=1024, ge=1)
-    """Of the judge's reply."""
-    unreadable_attempts: int = Field(default=2, ge=1)
-    """Times it is asked where its reply cannot be read; with temperature 0 once."""
-    concurrency: int = Field(default=16, ge=1)
-    """Most requests under way."""
-    attempts: int = Field(default=6, ge=1)
-    """Tries of a request that the server fails (429, 5xx, no answer), with growing waits."""
-    attempt_seconds: float = Field(default=120.0, gt=0)
-    """Longest one try."""
-    token_budget: int | None = Field(default=None, ge=1)
-    """Tokens in and out that one process may spend; then nothing is asked, and responses are not judged."""
-    cache: str | None = None
-    """Folder of the scores given so far; default: ``magicrl/judge`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    extra: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Further fields of every request, as the server's own."""
-
-    @model_validator(mode="after")
-    def _prompt_and_range(self) -> Self:
-        if self.prompt is not None and "{response}" not in self.prompt:
-            raise ValueError("verifier.judge.prompt must hold {response}, where the response is to stand")
-        if self.prompt is not None and self.endpoint != "chat":
-            raise ValueError(
-                f'verifier.judge.prompt is for endpoint = "chat"; "{self.endpoint}" reads the conversation'
-            )
-        if "@" in urlsplit(self.base_url).netloc:
-            raise ValueError("verifier.judge.base_url holds a password, and recipes are kept: name its key_variable")
-        if not self.lowest < self.highest:
-            raise ValueError(f"verifier.judge.lowest = {self.lowest} must lie below highest = {self.highest}")
-        return self
 
 
 class BudgetSpent(ValueError):

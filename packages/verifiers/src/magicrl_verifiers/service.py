@@ -8,18 +8,13 @@ from concurrent.futures import Future
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from magicrl_verifiers.judge_settings import NO_JUDGE, JudgeSettings
 from magicrl_verifiers.pool import Closing, JudgingPool, Ticket, WorkerPool
 from magicrl_verifiers.records import Judge, JudgeOptions, Problem, Verdict
 from magicrl_verifiers.table import VerifierSpec, verifier_spec
 
 if TYPE_CHECKING:
-    from magicrl_verifiers.served_judge import JudgeSettings, ServedJudge
-
-
-NO_JUDGE = (
-    "the reward 'judge' asks a served model: state its base_url and model in a table [verifier.judge] "
-    "(docs/verifiers.md)"
-)
+    from magicrl_verifiers.served_judge import ServedJudge
 
 
 class VerifierPool(JudgingPool):

@@ -12,8 +12,9 @@ from magicrl_verifiers.records import Judge, JudgeOptions, Problem, check_golds
 from magicrl_verifiers.references import LIVE, resolve
 
 if TYPE_CHECKING:
+    from magicrl_verifiers.judge_settings import JudgeSettings
     from magicrl_verifiers.pool import WorkerProtocol
-    from magicrl_verifiers.served_judge import JudgeSettings, ServedJudge
+    from magicrl_verifiers.served_judge import ServedJudge
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -110,10 +110,11 @@ _ORDERED = (
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
     "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
 )
-_CARDINALS = {word: value for value, word in enumerate(_COUNTED.split())} | {
+CARDINALS = {word: value for value, word in enumerate(_COUNTED.split())} | {
     word: 10 * value
     for value, word in enumerate(("thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"), start=3)
 }
+"""Numbers below twenty, and tens, by their word."""
 _ORDINALS = {word: value for value, word in enumerate(_ORDERED.split(), start=1)}
 SCALES = {
     "dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12
@@ -122,7 +123,7 @@ SCALES = {
 _PART = (
     {"half": 2, "quarter": 4}
     | {word: value for word, value in _ORDINALS.items() if value > 2}
-    | {word[:-1] + "ieth": value for word, value in _CARDINALS.items() if word.endswith("ty")}
+    | {word[:-1] + "ieth": value for word, value in CARDINALS.items() if word.endswith("ty")}
     | {word + "th": value for word, value in SCALES.items() if word != "dozen"}
 )
 _PARTS = _PART | {word + "s": value for word, value in _PART.items()} | {"halves": 2}
@@ -185,13 +186,13 @@ def _parts_of_one(parts: list[str]) -> Fraction | None:
 
 
 def _cardinal(parts: list[str]) -> int | None:
-    if not parts or any(part not in _CARDINALS and part not in SCALES for part in parts):
+    if not parts or any(part not in CARDINALS and part not in SCALES for part in parts):
         return None
     total, group, before = 0, 0, 0
     for part in parts:
         scale = SCALES.get(part, 1)
         if scale == 1:
-            value = _CARDINALS[part]
+            value = CARDINALS[part]
             if before and not (before >= 20 and value < 10 and before < 100) and before < 100:
                 return None  # two numbers, not one
             group, before = group + value, value
