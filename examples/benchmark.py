@@ -16,7 +16,7 @@ def problems() -> Iterator[Problem]:
         yield Problem(
             id=f"root-{root * root}",
             prompt=f"What is the square root of {root * root}? End with the answer in \\boxed{{}}.",
-            golds=(str(root),),
+            references=(str(root),),
             verifier="maths",
             source="roots",
             level=len(str(root)),

@@ -45,9 +45,11 @@ class MissingAddend:
             level = len(str(total))
             if SPLITS[crc32(name.encode()) % len(SPLITS)] == split and (levels is None or level in levels):
                 prompt = f"Which number added to {part} gives {total}?"
-                gold = (str(total - part),)
-                yield Problem(id=name, prompt=prompt, golds=gold, verifier="maths", source=self.name, level=level)
+                reference = (str(total - part),)
+                yield Problem(
+                    id=name, prompt=prompt, references=reference, verifier="maths", source=self.name, level=level
+                )
 
     def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
         """A worked response."""
-        return f"It is \\boxed{{{problem.golds[0]}}}."
+        return f"It is \\boxed{{{problem.references[0]}}}."

@@ -1,4 +1,4 @@
-"""A graded reward for a domain of your own, without gold answers: digits that rise.
+"""A graded reward for a domain of your own, without reference answers: digits that rise.
 
 It pays each step towards the goal, so that a model learns before it is ever all right. No clone is needed:
 

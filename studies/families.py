@@ -117,7 +117,7 @@ class _Worked:
             yield Problem(
                 id=f"{self.name}-{split}-{seed}-{index}",
                 prompt=prompt,
-                golds=(self.words[states[-1]],),
+                references=(self.words[states[-1]],),
                 verifier=self.verifier,
                 source=self.name,
                 level=level,

@@ -162,7 +162,7 @@ def test_settings_hold_over_arguments() -> None:
 def test_verdicts(tmp_path: Path) -> None:
     assert magicrl.verify(r"\boxed{0.5}", "1/2").correct
     assert magicrl.verify("7", ["6", "7"], reward="exact", extract="lenient").correct
-    rows = [{"response": "8", "gold": "8"}, {"response": "8", "gold": ["7", "9"]}]
+    rows = [{"response": "8", "reference": "8"}, {"response": "8", "reference": ["7", "9"]}]
     for given in (rows, pd.DataFrame(rows)):
         assert [verdict.correct for verdict in magicrl.verify(given, reward="exact")] == [True, False]
     graded = magicrl.verify([{"response": "abc", "wanted": 5}], reward=lambda p, r: len(r) - p.extra["wanted"])
@@ -181,9 +181,9 @@ def test_verdicts(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ((3,), "response must be a text, or records"),
-        (([{"response": "8"}], "8"), "gold goes with one response"),
-        (("8",), "record 0: field 'gold' is missing"),
-        (("8", 8), "field 'gold' must be a string or a list of strings"),
+        (([{"response": "8"}], "8"), "reference goes with one response"),
+        (("8",), "record 0: field 'reference' is missing"),
+        (("8", 8), "field 'reference' must be a string or a list of strings"),
     ],
 )
 def test_what_cannot_be_judged_is_told(arguments: tuple[Any, ...], said: str) -> None:

@@ -26,7 +26,7 @@ from magicrl.records import (
 )
 from magicrl.rollout.in_process import InProcessEngine
 
-PROBLEM = Problem(id="speed", prompt="", golds=("",), verifier="exact", source="benchmark")
+PROBLEM = Problem(id="speed", prompt="", references=("",), verifier="exact", source="benchmark")
 MODELS = ROOT / "runs" / "models"
 SMOLLM2 = "SmolLM2-135M-Instruct"
 TINY = "tiny"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import math_verify
-from maths_sets import Pair, golds, hostile, labelled
+from maths_sets import Pair, hostile, labelled, references
 from near_misses import near_misses
 from rewrites import rewrites
 
@@ -36,7 +36,7 @@ def main() -> None:
     show: bool = arguments.show
     verifier = warm_verifier()
     pairs = labelled()
-    verdicts = [verifier.judge(pair.golds, pair.response) for pair in pairs]
+    verdicts = [verifier.judge(pair.references, pair.response) for pair in pairs]
     correct = [verdict.correct for verdict in verdicts]
     found: dict[str, Any] = {
         "run": document({}, ("math-verify", "latex2sympy2_extended", "sympy", "python-flint")),
@@ -47,14 +47,14 @@ def main() -> None:
         "hostile": hostile_figures(),
         "near_misses": changed_figures(verifier, near_miss_responses(), "accepted", right=False, show=show),
         "equality": equality_figures(verifier, show=show),
-        "rewrites": changed_figures(verifier, rewrites(golds(), seed=0), "missed", right=True, show=show),
+        "rewrites": changed_figures(verifier, rewrites(references(), seed=0), "missed", right=True, show=show),
         "speed": speed(pairs),
     }
     found["development"]["bare_math_verify"] = found["speed"].pop("errors")
     if show:
         for pair, said in zip(pairs, correct, strict=True):
             if said != pair.label:
-                print(pair.number, pair.label, pair.golds, repr(pair.response[-100:]))
+                print(pair.number, pair.label, pair.references, repr(pair.response[-100:]))
     write_figure(arguments.output, found)
 
 
@@ -108,7 +108,9 @@ def hostile_figures() -> dict[str, Any]:
         pool.warm_up()
         peak = 0
         for case in cases:
-            problem = Problem(id=str(case.number), prompt="", golds=case.golds, verifier="maths", source="hostile")
+            problem = Problem(
+                id=str(case.number), prompt="", references=case.references, verifier="maths", source="hostile"
+            )
             before = pool_seconds(pool)
             (verdict,) = pool.judge(problem, [case.response])
             after = pool_seconds(pool)
@@ -117,7 +119,7 @@ def hostile_figures() -> dict[str, Any]:
             seconds.append(after - before if after >= before else after)
             wrong += [case.number] if (verdict.outcome is Outcome.CORRECT) != case.label else []
             peak = max([peak, *(psutil.Process(pid).memory_info().rss for pid in pool.worker_pids)])
-        problem = Problem(id="after", prompt="", golds=("1/2",), verifier="maths", source="hostile")
+        problem = Problem(id="after", prompt="", references=("1/2",), verifier="maths", source="hostile")
         alive = pool.judge(problem, [r"\boxed{0.5}"])[0].correct
     return {
         "cases": len(cases),
@@ -139,12 +141,12 @@ def pool_seconds(pool: VerifierPool) -> float:
 
 
 def near_miss_responses() -> Iterator[tuple[str, str, str]]:
-    """Golds with one thing changed, of as many seeds as it takes."""
+    """Reference answers with one thing changed, of as many seeds as it takes."""
     made = 0
     for seed in range(10):
-        for name, gold, wrong in near_misses(golds(), seed):
+        for name, reference, wrong in near_misses(references(), seed):
             made += 1
-            yield name, gold, f"\\boxed{{{wrong}}}"
+            yield name, reference, f"\\boxed{{{wrong}}}"
         if made >= NEAR_MISSES:
             return
 
@@ -152,16 +154,18 @@ def near_miss_responses() -> Iterator[tuple[str, str, str]]:
 def changed_figures(
     verifier: MathsVerifier, changed: Iterable[tuple[str, str, str]], fault: str, *, right: bool, show: bool
 ) -> dict[str, Any]:
-    """Golds changed in some way, (class, gold, response), all right or all wrong: how many verdicts are not."""
+    """Reference answers changed in some way, (class, reference answer, response), all right or all wrong:
+
+    how many verdicts are not."""
     made: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     start = time.thread_time()
-    for name, gold, response in changed:
+    for name, reference, response in changed:
         made[name] += 1
-        if verifier.judge([gold], response).correct != right:
+        if verifier.judge([reference], response).correct != right:
             faults[name] += 1
             if show:
-                print(f"{fault}:", name, gold, response)
+                print(f"{fault}:", name, reference, response)
     return {
         "made": made.total(),
         fault: faults.total(),
@@ -174,31 +178,31 @@ def changed_figures(
 def equality_figures(verifier: MathsVerifier, *, show: bool) -> dict[str, Any]:
     """The probes of ``tests/verifiers/maths/equality.txt``, by class, and for the half that was held out."""
     table: dict[str, Counter[str]] = defaultdict(Counter)
-    name = gold = ""
+    name = reference = ""
     for line in (ROOT / "tests" / "verifiers" / "maths" / "equality.txt").read_text().splitlines():
         mark, _, rest = line.partition(" ")
-        name, gold = (rest if mark == "##" else name), (rest if mark == "=" else gold)
-        held = int(hashlib.sha256(gold.encode()).hexdigest(), 16) % 2
+        name, reference = (rest if mark == "##" else name), (rest if mark == "=" else reference)
+        held = int(hashlib.sha256(reference.encode()).hexdigest(), 16) % 2
         for answer in rest.split(" || ") if mark in ("=", "+", "-") else ():
             equal = mark != "-"
-            said = verifier.judge([gold], f"\\boxed{{{answer}}}").correct
+            said = verifier.judge([reference], f"\\boxed{{{answer}}}").correct
             for rows in (table[name], table["all"], *([table["held out"]] if held else [])):
                 rows["equal" if equal else "different"] += 1
                 rows["missed" if equal else "accepted"] += said != equal
             if show and said != equal:
-                print("equality:", name, gold, answer)
+                print("equality:", name, reference, answer)
     total = table.pop("all")
     return {**total, "by_class": {name: dict(rows) for name, rows in table.items()}}
 
 
 def speed(pairs: Sequence[Pair]) -> dict[str, Any]:
     """CPU seconds an item, ours and bare Math-Verify, on the labelled pairs, in this process."""
-    bare(pairs[0].golds, pairs[0].response)  # loads what is loaded late
+    bare(pairs[0].references, pairs[0].response)  # loads what is loaded late
     figures: dict[str, Any] = {}
     verifier = warm_verifier()
     for name, judge in (
-        ("ours", lambda pair: verifier.judge(pair.golds, pair.response).correct),
-        ("bare_math_verify", lambda pair: bare(pair.golds, pair.response)),
+        ("ours", lambda pair: verifier.judge(pair.references, pair.response).correct),
+        ("bare_math_verify", lambda pair: bare(pair.references, pair.response)),
     ):
         seconds: list[float] = []
         said: list[bool] = []
@@ -220,16 +224,19 @@ def speed(pairs: Sequence[Pair]) -> dict[str, Any]:
     return figures
 
 
-def bare(golds: Sequence[str], response: str) -> bool:
+def bare(references: Sequence[str], response: str) -> bool:
     """The report's four steps on Math-Verify alone, as the released code has them."""
     parts = response.split("</think>")
     answer = parts[1] if len(parts) > 1 else response
     parsed = math_verify.parse(answer, parsing_timeout=5)
     if len(parsed) < 2:
         return False
-    if parsed[1] in golds:
+    if parsed[1] in references:
         return True
-    return any(math_verify.verify(math_verify.parse(f"\\boxed{{{gold}}}"), parsed, timeout_seconds=5) for gold in golds)
+    return any(
+        math_verify.verify(math_verify.parse(f"\\boxed{{{reference}}}"), parsed, timeout_seconds=5)
+        for reference in references
+    )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ def make_group() -> MakeGroup:
         )
         request = RolloutRequest(
             draw=draw,
-            problem=Problem(id=f"#{problem}", key=problem, prompt="", golds=("",), verifier="exact", source="test"),
+            problem=Problem(
+                id=f"#{problem}", key=problem, prompt="", references=("",), verifier="exact", source="test"
+            ),
             prompt_tokens=frozen_tokens([0]),
             group_size=len(outcomes),
             sampling=SamplingParams(temperature=1.0, max_tokens=8),

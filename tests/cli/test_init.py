@@ -47,7 +47,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def problems(path: Path, gold: str | None = None) -> Path:
     stream = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
-    rows = [{"question": p.prompt, "gold": gold or p.golds[0]} for p in islice(stream, 60)]
+    rows = [{"question": p.prompt, "gold": gold or p.references[0]} for p in islice(stream, 60)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 

@@ -76,9 +76,9 @@ def test_the_figures_are_those_of_the_run(recipe: Path) -> None:
     answers, update = found["learnable"]["answers"], found["update"]
     assert answers["max_tokens"] == 24
     assert found["learnable"]["group_size"] == 4
-    assert found["reward"]["golds"] == 40
+    assert found["reward"]["references"] == 40
     assert found["reward"]["unread"] == 0
-    assert found["reward"]["earned"]["the gold"] == 1
+    assert found["reward"]["earned"]["the reference answer"] == 1
     assert found["reward"]["earned"]["an empty response"] == 0
     assert update["prompts"] == 8, "the recipe's own batch, as it is smaller than what was sampled"
     assert update["kl"] is None or 0 < update["kl"] < 0.1

@@ -47,7 +47,7 @@ def test_judging_a_file_tells_its_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "FIRST", 0.0)
-    lines = [json.dumps({"gold": "2", "response": "\\boxed{2}"})] * 3
+    lines = [json.dumps({"reference": "2", "response": "\\boxed{2}"})] * 3
     (tmp_path / "in.jsonl").write_text("\n\n".join(lines))  # blank lines are not counted
     words = ["verify", "math", "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
     assert app([*words, "--workers", "1"], result_action="return_value") == 0

@@ -66,7 +66,7 @@ def test_a_family_of_ones_own_gives_splits_that_share_nothing(folder: Path) -> N
     assert not {problem.prompt for problem in train} & {problem.prompt for problem in test}
     family = make_family(str(folder / "family.py:MissingAddend"))
     (problem,) = islice(family.stream(seed=1, split="train", levels=[1]), 1)
-    assert int(problem.golds[0]) <= 9
+    assert int(problem.references[0]) <= 9
 
 
 @pytest.mark.parametrize(
@@ -93,19 +93,19 @@ def test_what_a_reference_gets_wrong_is_said_with_the_nearest(
 
 def test_a_source_of_ones_own_gives_records_or_problems(folder: Path) -> None:
     found = load_problems(source(folder, source="source.py:read", options={"path": "flashcards.txt"}))
-    assert [(p.id, p.prompt, p.golds) for p in found] == [
+    assert [(p.id, p.prompt, p.references) for p in found] == [
         ("source-0", "What is 2 + 3?", ("5",)),
         ("source-1", "What is 6 x 7?", ("42",)),
     ]
     (folder / "mixed.py").write_text(
         "from magicrl.records import Problem\n"
-        "own = Problem(id='a', prompt='1?', golds=('1',), verifier='exact', source='mine', level=3)\n"
+        "own = Problem(id='a', prompt='1?', references=('1',), verifier='exact', source='mine', level=3)\n"
         "def read(last=None):\n    yield own\n    yield {'question': '2?', 'answer': 2}\n"
         "    if last: yield last\n"
     )
     first, second = load_problems(source(folder, source="mixed.py:read"))
-    assert first == Problem(id="a", prompt="1?", golds=("1",), verifier="exact", source="mine", level=3)
-    assert second.golds == ("2",)
+    assert first == Problem(id="a", prompt="1?", references=("1",), verifier="exact", source="mine", level=3)
+    assert second.references == ("2",)
     assert load_problems(source(folder, source="mixed.py:read", levels=[3])) == [first]
     with pytest.raises(ValueError, match=r"mixed.py:read, item 3: expected a record \(a dict\) or .*, got 'x'"):
         load_problems(source(folder, source="mixed.py:read", options={"last": "x"}))
@@ -114,7 +114,7 @@ def test_a_source_of_ones_own_gives_records_or_problems(folder: Path) -> None:
 def test_a_benchmark_of_ones_own_is_named_on_the_command_line(folder: Path) -> None:
     loaded = load_benchmark(parse_asked("benchmark.py:problems"), Reading(limit=5))
     assert loaded.name == "benchmark"
-    assert [problem.golds for problem in loaded.problems] == [("2",), ("3",), ("4",), ("5",), ("6",)]
+    assert [problem.references for problem in loaded.problems] == [("2",), ("3",), ("4",), ("5",), ("6",)]
     assert loaded.problems[0].prompt.startswith("What is the square root of 4?")
     assert loaded.facts["source"] == "benchmark.py:problems"
     assert load_benchmark(parse_asked("roots=benchmark.py:problems"), Reading()).name == "roots"

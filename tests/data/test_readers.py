@@ -27,8 +27,8 @@ def both(path: Path) -> list[Problem]:
     """The problems of a file as training and as evaluation read it, which must be the same but for the text around."""
     trained = load_problems(SourceConfig(path=str(path)))
     examined = load_benchmark(parse_asked(str(path)), Reading(template="{prompt}")).problems
-    assert [(p.prompt, p.context, p.golds, p.key) for p in trained] == [
-        (p.prompt, p.context, p.golds, p.key) for p in examined
+    assert [(p.prompt, p.context, p.references, p.key) for p in trained] == [
+        (p.prompt, p.context, p.references, p.key) for p in examined
     ]
     return trained
 
@@ -60,7 +60,7 @@ def test_columns_are_known_by_their_names(tmp_path: Path, record: dict[str, Any]
     path = write_lines(tmp_path / "own.jsonl", [record] * 2)
     (problem, _) = both(path)
     assert problem.prompt.endswith("2 + 3?")
-    assert problem.golds == ("5",)
+    assert problem.references == ("5",)
     found = recognise(path)
     assert (found.schema, found.problems, found.rejected) == (schema, 2, ())
     assert set(found.columns) == set(record)
@@ -71,14 +71,14 @@ def test_columns_are_known_by_their_names(tmp_path: Path, record: dict[str, Any]
     [
         {"prompt": [SYSTEM, *TURN], "answer": "5"},
         {"messages": [SYSTEM, *TURN, {"role": "assistant", "content": "\\boxed{5}"}]},
-        {"conversations": SHARE, "gold": "5"},
+        {"conversations": SHARE, "reference": "5"},
         {"prompt": [SYSTEM, *TURN], "reward_model": {"ground_truth": '["5"]'}},
     ],
 )
 def test_a_conversation_keeps_its_turns(tmp_path: Path, record: dict[str, Any]) -> None:
     (problem,) = both(write_lines(tmp_path / "chat.jsonl", [record]))
     assert problem.messages == (Message("system", "Be brief."), Message("user", "2 + 3?"))
-    assert problem.golds == ("5",)
+    assert problem.references == ("5",)
     (bare,) = both(write_lines(tmp_path / "bare.jsonl", [{"prompt": TURN, "answer": "5"}]))
     assert bare.context == ()
     assert bare.key != problem.key, "a conversation is another problem than its last turn"
@@ -128,7 +128,7 @@ def test_what_is_offered_can_be_write_lines(tmp_path: Path) -> None:
         load_problems(SourceConfig(path=str(path), fields=fields))
     fields = FieldMapping(prompt="Frage", answer="Lösung")
     (problem,) = load_problems(SourceConfig(path=str(path), fields=fields))
-    assert (problem.prompt, problem.golds) == ("2 + 3?", ("5",))
+    assert (problem.prompt, problem.references) == ("2 + 3?", ("5",))
 
 
 def test_folders_of_data_files_and_saved_data_sets(tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ def test_folders_of_data_files_and_saved_data_sets(tmp_path: Path) -> None:
     parts["train"].save_to_disk(str(single))
     for folder in (plain, saved):
         trained = load_problems(SourceConfig(path=str(folder)))
-        assert [p.golds[0] for p in trained] == ["3", "4", "5"], folder
+        assert [p.references[0] for p in trained] == ["3", "4", "5"], folder
         assert len({p.id for p in trained}) == 3
-        assert [p.golds[0] for p in load_benchmark(parse_asked(str(folder)), Reading()).problems] == ["6"], folder
+        assert [p.references[0] for p in load_benchmark(parse_asked(str(folder)), Reading()).problems] == ["6"], folder
         with pytest.raises(RecipeError, match="no split 'dev'; it has: train, test"):
             load_problems(SourceConfig(path=str(folder), split="dev"))
     assert recognise(single).problems == 3
@@ -161,7 +161,7 @@ def test_rows_of_a_folder_need_not_be_alike(tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     folder.mkdir()
     write_lines(folder / "train.jsonl", [{"prompt": "?", "answer": 1}, {"prompt": "??", "answer": ["a", "b"]}])
-    assert [p.golds for p in load_problems(SourceConfig(path=str(folder)))] == [
+    assert [p.references for p in load_problems(SourceConfig(path=str(folder)))] == [
         ("1",),
         ("a", "b"),
     ]
@@ -184,7 +184,7 @@ def test_subset_and_revision_reach_the_hub(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(datasets, "load_dataset", lambda *names, **settings: asked.append((names, settings)) or rows)
     options = {"subset": "main", "revision": "e53f048"}
     (problem,) = load_problems(SourceConfig(hub="openai/gsm8k", split="test", options=options))
-    assert (problem.id, problem.golds) == ("gsm8k-0", ("5",))
+    assert (problem.id, problem.references) == ("gsm8k-0", ("5",))
     assert asked == [(("openai/gsm8k", "main"), {"split": "test", "revision": "e53f048"})]
 
 

@@ -60,13 +60,13 @@ def check_blocks(problem: Problem, response: list[str]) -> tuple[int, int, int]:
     return place, place - 1, wrong
 
 
-def test_prompt_gold_and_level_of_every_problem() -> None:
+def test_prompt_reference_and_level_of_every_problem() -> None:
     for problem in take(500):
         symbols = problem.prompt.split()
         assert len(symbols) == 11
         assert (symbols[0], symbols[-1]) == ("L", ":")
         operands = [int(s) for s in symbols[1:-1]]
-        assert problem.golds == (str(sum(operands) % 10),)
+        assert problem.references == (str(sum(operands) % 10),)
         assert problem.verifier == "exact"
         assert problem.level is not None
         assert problem.level == level_of(operands)
@@ -167,7 +167,7 @@ def test_demonstrations_are_well_formed_with_the_stated_strategies_and_noise(var
 def test_stopping_at_the_level_or_later_is_right_and_earlier_is_not_without_noise() -> None:
     made = demonstrations(1500, noise=0.0)
     enough = [(p.level or 0) <= stop_of(r) for p, r in made]
-    right = [r[-1] == p.golds[0] for p, r in made]
+    right = [r[-1] == p.references[0] for p, r in made]
     assert all(ok for ok, long in zip(right, enough, strict=True) if long)
     early = [ok for ok, long in zip(right, enough, strict=True) if not long]
     assert 0.03 < sum(early) / len(early) < 0.17  # a guess among ten digits
@@ -181,7 +181,7 @@ def test_accuracy_of_the_demonstrations_is_near_the_computed_one() -> None:
         solved = sum(s for level, s in LEVELS.items() if level <= stop) * 0.98 ** (stop - 1)
         expected += share * (solved + 0.1 * (1 - solved))
     made = demonstrations(4000)
-    assert abs(np.mean([r[-1] == p.golds[0] for p, r in made]) - expected) < 0.035
+    assert abs(np.mean([r[-1] == p.references[0] for p, r in made]) - expected) < 0.035
 
 
 def test_tail_rambling_is_after_the_last_block_only_and_independent_of_the_strategy() -> None:
@@ -288,7 +288,7 @@ def test_bad_arguments_are_named() -> None:
         family(variant="ladder").stream(seed=0, split="train", levels=[2, 3])
     with pytest.raises(ValueError, match="got 'dev'"):
         take(3, split="dev")
-    foreign = Problem(id="x", prompt="L 1 2 :", golds=("3",), verifier="exact", source="t")
+    foreign = Problem(id="x", prompt="L 1 2 :", references=("3",), verifier="exact", source="t")
     with pytest.raises(ValueError, match="problem x has 2 operands, the family 9"):
         family().demonstration(foreign, np.random.default_rng(0))
     with pytest.raises(ValueError, match="not a running_sum prompt"):

@@ -15,7 +15,7 @@ from magicrl.records import Problem
 def problems(n: int) -> list[Problem]:
     """Ids ``p0``, ..., keys ``k0``, ..."""
     return [
-        Problem(id=f"p{i}", key=f"k{i}", prompt=f"q{i}", golds=(str(i),), verifier="exact", source="t")
+        Problem(id=f"p{i}", key=f"k{i}", prompt=f"q{i}", references=(str(i),), verifier="exact", source="t")
         for i in range(n)
     ]
 
@@ -75,7 +75,9 @@ def test_removing_everything_is_an_error_and_changes_nothing() -> None:
 
 def test_every_problem_of_a_removed_prompt_goes() -> None:
     asked = ["What is 2 + 3?", "what is  2 + 3?", "What is 2 + 4?"]
-    listed = [Problem(id=f"p{i}", prompt=p, golds=("5",), verifier="exact", source="t") for i, p in enumerate(asked)]
+    listed = [
+        Problem(id=f"p{i}", prompt=p, references=("5",), verifier="exact", source="t") for i, p in enumerate(asked)
+    ]
     sampler = PromptSampler(listed, seed=0)
     assert sampler.remove([listed[1].key]) == 2
     assert sampler.removed == {"p0", "p1"}

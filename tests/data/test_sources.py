@@ -29,12 +29,14 @@ def load(folder: Path, name: str, **options: Any) -> list[Problem]:
     return load_problems(SourceConfig(path=str(folder / name), **options))
 
 
-def released(gold: str, *, prompt: str = "What is 2 + 3?", ability: str = "math", role: str = "user") -> dict[str, Any]:
+def released(
+    reference: str, *, prompt: str = "What is 2 + 3?", ability: str = "math", role: str = "user"
+) -> dict[str, Any]:
     return {
         "data_source": "train-math-numina",
         "prompt": [{"role": role, "content": prompt}],
         "ability": ability,
-        "reward_model": {"ground_truth": gold, "style": "rule"},
+        "reward_model": {"ground_truth": reference, "style": "rule"},
         "extra_info": {"index": 7, "model_difficulty": {"m": 3}},
     }
 
@@ -49,8 +51,8 @@ def test_jsonl_gives_problems_with_default_ids_and_extra_fields(tmp_path: Path) 
     path = write_lines(tmp_path / "sums.jsonl", TWO)
     path.write_text(path.read_text().replace("\n", "\n\n"))  # blank lines are no records
     assert load(tmp_path, "sums.jsonl") == [
-        Problem(id="sums-0", prompt="1+1?", golds=("2",), verifier="maths", source="sums", extra={"note": "a"}),
-        Problem(id="sums-1", prompt="1+2?", golds=("3",), verifier="maths", source="sums", extra={"note": "b"}),
+        Problem(id="sums-0", prompt="1+1?", references=("2",), verifier="maths", source="sums", extra={"note": "a"}),
+        Problem(id="sums-1", prompt="1+2?", references=("3",), verifier="maths", source="sums", extra={"note": "b"}),
     ]
 
 
@@ -85,12 +87,12 @@ def test_mapping_reaches_into_nested_records(tmp_path: Path) -> None:
     write_lines(tmp_path / "n.jsonl", [record])
     fields = FieldMapping(prompt="q.text", answer="gold.value", id="meta.uid", level="meta.level")
     (problem,) = load(tmp_path, "n.jsonl", fields=fields)
-    assert (problem.id, problem.prompt, problem.golds, problem.level) == ("17", "1+1?", ("2",), 5)
+    assert (problem.id, problem.prompt, problem.references, problem.level) == ("17", "1+1?", ("2",), 5)
     assert problem.extra == {"q": {"text": "1+1?"}, "meta": {"uid": 17, "level": "Level 5"}}
 
 
 @pytest.mark.parametrize(
-    ("answer", "golds"),
+    ("answer", "references"),
     [
         ("42", ("42",)),
         (42, ("42",)),
@@ -101,9 +103,9 @@ def test_mapping_reaches_into_nested_records(tmp_path: Path) -> None:
         ("#### is no mark\nhere", ("#### is no mark\nhere",)),
     ],
 )
-def test_answers_of_every_type(tmp_path: Path, answer: Any, golds: tuple[str, ...]) -> None:
+def test_answers_of_every_type(tmp_path: Path, answer: Any, references: tuple[str, ...]) -> None:
     write_lines(tmp_path / "a.jsonl", [{"problem": "?", "answer": answer}])
-    assert load(tmp_path, "a.jsonl")[0].golds == golds
+    assert load(tmp_path, "a.jsonl")[0].references == references
 
 
 def test_template_wraps_prompts_and_leaves_their_braces_alone(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_count_and_levels_choose(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ground_truth", "golds"),
+    ("ground_truth", "references"),
     [
         (json.dumps(["\\frac{3}{2}"]), ("\\frac{3}{2}",)),
         (json.dumps(["a", "b"]), ("a", "b")),
@@ -136,14 +138,14 @@ def test_count_and_levels_choose(tmp_path: Path) -> None:
         ("204", ("204",)),
         ("045", ("045",)),  # no JSON: the text itself, its zero kept
         ("336^\\circ", ("336^\\circ",)),
-        ("[1, 2]", ("[1, 2]",)),  # an interval, not two golds
+        ("[1, 2]", ("[1, 2]",)),  # an interval, not two answers
         ("1.50", ("1.50",)),
     ],
 )
-def test_released_golds(tmp_path: Path, ground_truth: str, golds: tuple[str, ...]) -> None:
+def test_released_references(tmp_path: Path, ground_truth: str, references: tuple[str, ...]) -> None:
     pq.write_table(pa.Table.from_pylist([released(ground_truth)]), tmp_path / "or1.parquet")
     (problem,) = load(tmp_path, "or1.parquet")
-    assert problem.golds == golds
+    assert problem.references == references
     assert (problem.id, problem.prompt, problem.source) == ("or1-0", "What is 2 + 3?", "train-math-numina")
     assert problem.extra["extra_info"] == {"index": 7, "model_difficulty": {"m": 3}}
 
@@ -161,8 +163,8 @@ def test_code_rows_are_problems_of_the_code_verifier(tmp_path: Path) -> None:
     write_lines(tmp_path / "mix.jsonl", rows)
     loaded = load_source(SourceConfig(path=str(tmp_path / "mix.jsonl")))
     assert [p.verifier for p in loaded.problems] == ["maths", "code", "code"]
-    assert loaded.problems[1].golds == (tests,)
-    assert loaded.problems[2].golds == ('{"assert_case": ["assert f(1) == 2"]}',)
+    assert loaded.problems[1].references == (tests,)
+    assert loaded.problems[2].references == ('{"assert_case": ["assert f(1) == 2"]}',)
     assert not loaded.set_aside
 
 
@@ -187,8 +189,8 @@ def test_tests_of_a_named_field(tmp_path: Path) -> None:
     mapping = {"prompt": "q", "answer": "tests"}
     write_lines(tmp_path / "a.jsonl", [{"q": "x", "tests": tests}, {"q": "y", "tests": json.dumps(tests)}])
     first, second = load(tmp_path, "a.jsonl", fields=mapping, verifier="code")
-    assert (first.verifier, first.golds) == ("code", (json.dumps(tests),))
-    assert second.golds == first.golds
+    assert (first.verifier, first.references) == ("code", (json.dumps(tests),))
+    assert second.references == first.references
     write_lines(tmp_path / "b.jsonl", [{"q": "x", "tests": {}}])
     with pytest.raises(ValueError, match="must be an object of tests"):
         load(tmp_path, "b.jsonl", fields=mapping, verifier="code")
@@ -243,7 +245,10 @@ def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
             {"prompt": "?", "question": "?", "answer": "1"},
             r"several columns may hold the problem: question, prompt\. .* --set data\.train\.0\.fields\.prompt=q",
         ),
-        ({"problem": "?", "gold": "1", "target": "1"}, r"several columns may hold the answer: gold, target"),
+        (
+            {"problem": "?", "gold": "1", "target": "1"},
+            r"several columns may hold the answer: gold, target",
+        ),
         ({"problem": 3, "answer": "1"}, r"field 'problem' must be text, got int \('3'\)"),
         ({"problem": "  ", "answer": "1"}, r"field 'problem' is empty"),
         ({"problem": "?", "answer": True}, r"got bool"),
@@ -274,7 +279,7 @@ def test_records_without_an_answer_are_set_aside(
 ) -> None:
     write_lines(tmp_path / "some.jsonl", [TWO[0], record])
     with caplog.at_level(logging.WARNING):
-        assert [p.golds for p in load(tmp_path, "some.jsonl")] == [("2",)]
+        assert [p.references for p in load(tmp_path, "some.jsonl")] == [("2",)]
     assert f"1 records set aside: no answer: {reason}" in caplog.text
     assert "some.jsonl, line 2)" in caplog.text
 
@@ -367,7 +372,7 @@ def test_fingerprint_sees_every_field_that_matters_and_the_order(tmp_path: Path)
     assert base == fingerprint(load(tmp_path, "s.jsonl"))
     assert base == "5421f24e8f6e1fd021617571970d5d9f9f9f7f4f5dcbeb3ffc12e5875ff2e897"
     first = replace(problems[0], extra={})
-    changes = [{"id": "other"}, {"prompt": "other"}, {"golds": ("9",)}, {"verifier": "exact"}, {"source": "other"}]
+    changes = [{"id": "other"}, {"prompt": "other"}, {"references": ("9",)}, {"verifier": "exact"}, {"source": "other"}]
     changes += [{"level": 2}, {"environment": "calculator"}]
     changes += [{"context": (Message(role, "Be brief."),)} for role in ("system", "user")]
     changed = [replace(first, **change) for change in changes]
@@ -386,7 +391,7 @@ def test_the_released_evaluation_files_load_as_they_are(shared_data: Path) -> No
         assert len(problems) == 30
         assert problems[0].source == f"test-math-{year}"
         plain = load(sets, f"{year}/simple_{year}.jsonl", fields=FieldMapping(id="id"))
-        assert [p.golds for p in plain] == [p.golds for p in problems]
+        assert [p.references for p in plain] == [p.references for p in problems]
 
 
 @pytest.mark.parametrize(
@@ -400,12 +405,12 @@ def test_the_released_evaluation_files_load_as_they_are(shared_data: Path) -> No
 )
 def test_word_problem_sets_load(shared_data: Path, name: str, fields: FieldMapping, count: int, first: str) -> None:
     problems = load(shared_data / "math" / "sets", name, fields=fields)
-    assert (len(problems), problems[0].golds) == (count, (first,))
-    assert all(len(p.golds[0]) < 20 for p in problems)
+    assert (len(problems), problems[0].references) == (count, (first,))
+    assert all(len(p.references[0]) < 20 for p in problems)
 
 
-def problems(golds: list[str]) -> list[Problem]:
-    return [problem(f"p{i}", f"q{i}", gold) for i, gold in enumerate(golds)]
+def problems(references: list[str]) -> list[Problem]:
+    return [problem(f"p{i}", f"q{i}", reference) for i, reference in enumerate(references)]
 
 
 CLEAN = problems([str(i % 10) for i in range(2000)])
@@ -414,14 +419,16 @@ CLEAN = problems([str(i % 10) for i in range(2000)])
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 def test_the_share_is_wrong_and_marked_and_the_rest_is_untouched(share: float) -> None:
     noisy = with_wrong_labels(CLEAN, share)
-    changed = [(old, new) for old, new in zip(CLEAN, noisy, strict=True) if old.golds != new.golds]
+    changed = [(old, new) for old, new in zip(CLEAN, noisy, strict=True) if old.references != new.references]
     assert len(changed) / len(CLEAN) == pytest.approx(share, abs=0.03)
     assert all(new.extra[MARK] == "wrong" for _, new in changed)
-    assert all(old is new for old, new in zip(CLEAN, noisy, strict=True) if old.golds == new.golds)
+    assert all(old is new for old, new in zip(CLEAN, noisy, strict=True) if old.references == new.references)
 
 
 def test_every_other_answer_is_given_about_as_often() -> None:
-    given = [p.golds[0] for p in with_wrong_labels(problems(["0"] * 2000 + [str(i) for i in range(1, 10)]), 1.0)[:2000]]
+    given = [
+        p.references[0] for p in with_wrong_labels(problems(["0"] * 2000 + [str(i) for i in range(1, 10)]), 1.0)[:2000]
+    ]
     counts = [given.count(str(i)) for i in range(1, 10)]
     assert given.count("0") == 0
     assert min(counts) > 150, counts
@@ -429,7 +436,7 @@ def test_every_other_answer_is_given_about_as_often() -> None:
 
 def test_a_larger_share_adds_wrong_labels_and_moves_none() -> None:
     few, many = with_wrong_labels(CLEAN, 0.2), with_wrong_labels(CLEAN, 0.4)
-    assert all(b.golds == a.golds for a, b in zip(few, many, strict=True) if MARK in a.extra)
+    assert all(b.references == a.references for a, b in zip(few, many, strict=True) if MARK in a.extra)
     assert sum(MARK in p.extra for p in few) < sum(MARK in p.extra for p in many)
 
 
@@ -437,7 +444,7 @@ def test_it_is_a_setting_of_a_source(tmp_path: Path) -> None:
     def load(share: float) -> list[Problem]:
         return load_problems(SourceConfig(family="running_sum", count=100, label_noise=share))
 
-    wrong = [a.prompt == b.prompt and a.golds != b.golds for a, b in zip(load(0.0), load(0.3), strict=True)]
+    wrong = [a.prompt == b.prompt and a.references != b.references for a, b in zip(load(0.0), load(0.3), strict=True)]
     assert 15 < sum(wrong) < 45
     (tmp_path / "same.jsonl").write_text('{"problem": "a", "answer": "1"}\n{"problem": "b", "answer": "1"}\n')
     with pytest.raises(RecipeError, match=r"all 2 problems have one answer") as caught:

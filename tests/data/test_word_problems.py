@@ -1,4 +1,4 @@
-"""Word problems: golds re-derived from the text, held-out splits, readable English, and shares of the styles."""
+"""Word problems: references re-derived from the text, held-out splits, readable English, and shares of the styles."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def tokens_about(text: str) -> int:
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_gold_is_the_value_of_the_computation(split: str) -> None:
+def test_reference_is_the_value_of_the_computation(split: str) -> None:
     for problem in problems(split):
-        (gold,) = problem.golds
-        assert int(gold) >= 2
-        assert python_value(expression(problem.extra["steps"])) == int(gold)
+        (reference,) = problem.references
+        assert int(reference) >= 2
+        assert python_value(expression(problem.extra["steps"])) == int(reference)
         assert len(problem.extra["steps"]) == problem.level
 
 
@@ -72,13 +72,13 @@ def test_steps_and_expressions_worked_by_hand() -> None:
     assert expression(["2 + 3", "9 - s0"]) == "9 - (2 + 3)"
 
 
-def test_faithful_demonstrations_compute_the_gold_and_state_only_true_equations() -> None:
+def test_faithful_demonstrations_compute_the_reference_and_state_only_true_equations() -> None:
     family = family_with(**FAITHFUL, checks=1.0, plain=1.0)
     rng = np.random.default_rng(3)
     seen = 0
     for problem in problems("train"):
         text = family.demonstration(problem, rng)
-        assert BOX.findall(text) == [problem.golds[0]]
+        assert BOX.findall(text) == [problem.references[0]]
         for equation in EQUATION.findall(text):
             assert len({python_value(side) for side in equation.split(" = ")}) == 1, text
             seen += 1
@@ -125,7 +125,7 @@ def test_a_slip_makes_the_answer_wrong_and_nothing_else_does() -> None:
     rng = np.random.default_rng(6)
     for problem in problems("train"):
         chain = family.chain(problem, rng)
-        right = BOX.findall(chain.text) == list(problem.golds)
+        right = BOX.findall(chain.text) == list(problem.references)
         if chain.strategy == "partial":
             # stopping early may hit the answer by chance (21 - 7, then / 1 never occurs, but 4 + 4 may equal 2 x 4)
             continue
@@ -137,7 +137,7 @@ def test_direct_answers_have_no_working_and_partial_ones_stop_early() -> None:
     for problem in problems("train", count=100):
         direct = family_with(direct=1.0, partial=0.0).demonstration(problem, rng)
         assert not EQUATION.search(direct)
-        assert re.findall(r"\d+", direct) == list(problem.golds)
+        assert re.findall(r"\d+", direct) == list(problem.references)
     family = family_with(direct=0.0, partial=1.0)
     for problem in unique_problems(family, seed=1, split="train", count=100, levels=[2, 3]):
         chain = family.chain(problem, rng)

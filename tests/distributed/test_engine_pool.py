@@ -196,7 +196,7 @@ def test_a_node_that_dies_costs_no_sample_and_no_verdict(
     engine, _ = pool
     judge = ClusterParts(recipe).judge()
     judge.warm_up(["exact", "maths"])
-    asked = problem(gold="7", verifier="maths")
+    asked = problem(reference="7", verifier="maths")
     doomed, lost = engine.replicas[1].node, len(engine.lost)
     node = next(node for node in three_nodes.list_all_nodes() if node.node_id == doomed)
     engine.submit(requests(range(12)))

@@ -47,7 +47,7 @@ def done(command: str, folder: Path) -> str:
 
 def write_problems(folder: Path, count: int) -> None:
     problems = unique_problems(make_family("running_sum"), seed=5, split="train", count=count)
-    rows = [{"question": p.prompt, "answer": p.golds[0]} for p in problems]
+    rows = [{"question": p.prompt, "answer": p.references[0]} for p in problems]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -63,7 +63,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_miniature(llama, folder / MODEL, max_context=1024)
     write_problems(folder, 2)
     rows = {
-        "answers.jsonl": [{"gold": "1/2", "response": "It is \\boxed{0.5}."}],
+        "answers.jsonl": [{"reference": "1/2", "response": "It is \\boxed{0.5}."}],
         "programs.jsonl": [{"program": "print(int(input()) + 1)", "tests": {"inputs": ["1\n"], "outputs": ["2\n"]}}],
     }
     for name, records in rows.items():

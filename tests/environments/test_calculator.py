@@ -33,12 +33,12 @@ from magicrl.records import Problem
 from magicrl_verifiers.exact import ExactVerifier
 from magicrl_verifiers.records import JudgeOptions
 
-ASKED = Problem(id="a", prompt="?", golds=("758",), verifier="maths", source="test")
+ASKED = Problem(id="a", prompt="?", references=("758",), verifier="maths", source="test")
 
 
 def begun(**extra: object) -> Calculator:
     calculator = Calculator()
-    calculator.reset(Problem(id="a", prompt="?", golds=("758",), verifier="maths", source="test", extra=extra))
+    calculator.reset(Problem(id="a", prompt="?", references=("758",), verifier="maths", source="test", extra=extra))
     return calculator
 
 
@@ -244,7 +244,7 @@ def test_demonstrations_play_as_the_calculator_does(digits_apart: bool) -> None:
         assert [step.observation for step in steps[:-1]] == list(turns[1::2])
         assert steps[-1].done
         assert steps[-1].metrics["call_errors"] == 0
-        right = judge.judge(problem.golds, turns[-1]).correct
+        right = judge.judge(problem.references, turns[-1]).correct
         if len(turns) > 1:
             called += 1
             assert right
@@ -278,7 +278,7 @@ def test_problems_are_those_of_word_problems_with_larger_numbers() -> None:
         for split in ("train", "test")
     }
     assert {p.prompt for p in found["train"]}.isdisjoint({p.prompt for p in found["test"]})
-    assert max(int("".join(p.golds[0].split())) for p in found["train"]) > 900
+    assert max(int("".join(p.references[0].split())) for p in found["train"]) > 900
     assert all(p.environment == "calculator" and p.verifier == "exact" for p in found["train"])
     # told in the same stories, which are the units of an interval
     assert len({p.cluster for p in found["test"]} & {p.cluster for p in found["train"]}) > 30

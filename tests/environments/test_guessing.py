@@ -17,7 +17,7 @@ from magicrl.records import Problem
 GAME = Problem(
     id="game",
     prompt="?",
-    golds=("20",),
+    references=("20",),
     verifier="exact",
     source="test",
     extra={"secret": 20, "low": 12, "high": 26, "guesses": 4},

@@ -36,7 +36,7 @@ def begun(problem: Problem) -> Any:
 
 def test_a_task_of_one_turn_is_judged_by_its_own_reward() -> None:
     first, second = problems()
-    assert (first.prompt, first.golds, first.environment) == ("What does a apple cost?", ("3",), "verifiers")
+    assert (first.prompt, first.references, first.environment) == ("What does a apple cost?", ("3",), "verifiers")
     assert first.context == (Message("system", "Be brief."),)
     assert len({first.id, second.id}) == 2
     step = begun(first).step("<think>4, no</think>3")

@@ -89,7 +89,7 @@ def test_maths_records_of_every_form(tmp_path: Path, verdicts: Verdicts) -> None
         },
     ]
     problems = load(str(write_lines(tmp_path / "mine.jsonl", rows)))
-    assert [p.golds[0] for p in problems] == ["02", "4", "6", "3", "8", "10", "012"]
+    assert [p.references[0] for p in problems] == ["02", "4", "6", "3", "8", "10", "012"]
     assert problems[0].id == "a"
     assert problems[1].id == "mine-1"
     assert problems[3].prompt == "Ann has 3 pens. How many?" + BOX
@@ -244,7 +244,7 @@ def test_livecodebench_records_with_packed_private_tests(tmp_path: Path, verdict
     write_lines(folder / "test2.jsonl", rows[2:])
     problems = load(f"livecodebench={folder}")
     assert [p.id for p in problems] == ["first", "last"], "both ends of the report's window belong to it"
-    tests = [json.loads(p.golds[0]) for p in problems]
+    tests = [json.loads(p.references[0]) for p in problems]
     assert tests[0]["inputs"] == [c["input"] for c in echo], "public and private tests"
     assert tests[1]["fn_name"] == "total"
     assert "standard input" in problems[0].prompt
@@ -298,21 +298,23 @@ def test_development_files_load_as_they_are(shared_data: Path) -> None:
         assert not loaded.set_aside, path
 
 
-def test_aime_golds_are_scored_right_on_written_out_solutions(shared_data: Path, verdicts: Verdicts) -> None:
-    """Zero-padded golds, one in degrees, and a set whose prompts ask for no box."""
+def test_aime_references_are_scored_right_on_written_out_solutions(shared_data: Path, verdicts: Verdicts) -> None:
+    """Zero-padded reference answers, one in degrees, and a set whose prompts ask for no box."""
     pairs: list[tuple[Problem, str]] = []
-    golds: list[str] = []
+    references: list[str] = []
     for name in ("aime24", "aime25"):
         for problem in load(f"{name}={shared_data / 'math' / 'sets' / name / name}.parquet"):
             assert problem.prompt.count("\\boxed{}") == 1
-            golds.append(problem.golds[0])
-            number = int(problem.golds[0].removesuffix("^\\circ"))
+            references.append(problem.references[0])
+            number = int(problem.references[0].removesuffix("^\\circ"))
             pairs += [(problem, f"<think>\nIt was 1.\n</think>\nTherefore it is $\\boxed{{{number}}}$.")]
             pairs += [(problem, f"The answer is \\boxed{{{number:03d}}}.")]
             pairs += [(problem, f"The answer is \\boxed{{{number + 1}}}.")]
     assert verdicts(pairs) == [True, True, False] * 60
-    assert sum(gold.startswith("0") for gold in golds) >= 5, "the files' own golds are put, not cleaned ones"
-    (degrees,) = [problem for problem, _ in pairs[::3] if problem.golds[0].endswith("^\\circ")]
+    assert sum(reference.startswith("0") for reference in references) >= 5, (
+        "the files' own reference answers are put, not cleaned ones"
+    )
+    (degrees,) = [problem for problem, _ in pairs[::3] if problem.references[0].endswith("^\\circ")]
     written_out = [
         f"The angles sum to \\boxed{{336{unit}}}." for unit in ("^\\circ", "^{\\circ}", "°", "\\text{ degrees}")
     ]
@@ -363,7 +365,7 @@ found = {}
 with VerifierPool() as pool:
     for task in ("leg_counting", "gcd", "caesar_cipher", "syllogism", "base_conversion"):
         problems = load_benchmark(parse_asked("reasoning_gym/" + task), Reading(limit=5)).problems
-        answers = [r"So it is \\boxed{" + p.golds[0] + "}." for p in problems]
+        answers = [r"So it is \\boxed{" + p.references[0] + "}." for p in problems]
         right = [pool.judge(p, [a])[0].correct for p, a in zip(problems, answers, strict=True)]
         wrong = [pool.judge(p, [r"\\boxed{no such answer}"])[0].correct for p in problems]
         again = load_benchmark(parse_asked("reasoning_gym/" + task), Reading(limit=5)).problems

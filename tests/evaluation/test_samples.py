@@ -67,7 +67,7 @@ class Scripted:
                 yield FinishedSample(request=request, index=index, completion=completion(text))
 
 
-PROBLEMS = [builders.problem(f"p{i}", prompt="?", gold="4") for i in range(5)]
+PROBLEMS = [builders.problem(f"p{i}", prompt="?", reference="4") for i in range(5)]
 PLAN = SamplingPlan(samples=4, temperature=1.0, max_tokens=8, seed=3)
 
 

@@ -30,7 +30,7 @@ def test_a_story_is_worked_by_hand() -> None:
     prompt = "ann has 5 . she buys 3 . she loses 2 . how many ?"
     assert family.read(prompt) == [5, 3, -2]
     assert family.asked(5, [3, -2]) == prompt
-    problem = Problem(id="x", prompt=prompt, golds=("6",), verifier="exact", source="tiny_stories", level=2)
+    problem = Problem(id="x", prompt=prompt, references=("6",), verifier="exact", source="tiny_stories", level=2)
     worked = {family.demonstration(problem, np.random.default_rng(seed)) for seed in range(40)}
     assert worked == {"5 + 3 is 8 ; answer 8", "5 + 3 is 8 ; 8 - 2 is 6 ; answer 6"}, "it stops after one step or both"
 
@@ -40,7 +40,7 @@ def test_a_chain_follows_its_table_and_every_verb_can_be_undone() -> None:
     prompt = "chain red spin fold :"
     assert family.read(prompt) == [0, 0, 1]
     second = family.after(0, 0)
-    problem = Problem(id="x", prompt=prompt, golds=("?",), verifier="exact", source="word_chains", level=2)
+    problem = Problem(id="x", prompt=prompt, references=("?",), verifier="exact", source="word_chains", level=2)
     word = family.words[second]
     assert family.demonstration(problem, np.random.default_rng(0)) == f"red spin {word} ; answer {word}"
     for verb in range(len(family.verbs)):
@@ -60,7 +60,7 @@ def test_families_are_deterministic_split_and_spelt_in_their_vocabulary(make: An
         state, *steps = family.read(problem.prompt)
         for step in steps:
             state = family.after(state, step)
-        assert problem.golds == (family.words[state],)
+        assert problem.references == (family.words[state],)
         assert len(steps) == problem.level
         assert {*problem.prompt.split(), *family.demonstration(problem, rng).split()} <= set(family.vocabulary)
     with pytest.raises(ValueError, match=r"has the levels \[1, 2, 3, 4, 5, 6\], got \[9\]"):

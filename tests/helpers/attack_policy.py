@@ -100,7 +100,7 @@ def problems() -> list[Problem]:
         },
     }
     return [
-        Problem(id=name, prompt="", golds=(json.dumps(tests),), verifier="code", source="attacks")
+        Problem(id=name, prompt="", references=(json.dumps(tests),), verifier="code", source="attacks")
         for name, tests in kinds.items()
     ]
 

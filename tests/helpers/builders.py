@@ -39,9 +39,9 @@ SIZES: dict[str, Any] = {
 Tokens = Sequence[int] | NDArray[Any]
 
 
-def problem(id: str = "p", prompt: str = "", gold: str = "1", **further: Any) -> Problem:
+def problem(id: str = "p", prompt: str = "", reference: str = "1", **further: Any) -> Problem:
     """One that the exact verifier judges."""
-    return Problem(id=id, prompt=prompt, golds=(gold,), **{"verifier": "exact", "source": "test", **further})
+    return Problem(id=id, prompt=prompt, references=(reference,), **{"verifier": "exact", "source": "test", **further})
 
 
 def request(

@@ -1,4 +1,4 @@
-"""What the maths verifier is tried on: labelled pairs, hostile answers and golds under ../shared/data/math."""
+"""What the maths verifier is tried on: labelled pairs, hostile answers and references under ../shared/data/math."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SETS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """A labelled (gold, response) pair; ``source`` is the repository that it comes from."""
+    """A labelled (reference answer, response) pair; ``source`` is the repository that it comes from."""
 
     number: int
-    golds: tuple[str, ...]
+    references: tuple[str, ...]
     response: str
     label: bool
     source: str
@@ -44,11 +44,18 @@ def labelled(name: str = "labelled_dev.jsonl") -> list[Pair]:
     """The labelled pairs, each with reasoning in front, as a reasoning model answers."""
     found: list[Pair] = []
     for number, row in enumerate(_rows(DATA / name)):
-        golds = (row["gold"],) if isinstance(row["gold"], str) else tuple(row["gold"])
+        references = (row["gold"],) if isinstance(row["gold"], str) else tuple(row["gold"])
         source = row["source"].split(":")[0].split(" issue")[0]
         response = "<think>Let me see.</think>\n" + row["response"]
         found.append(
-            Pair(number=number, golds=golds, response=response, label=row["label"], source=source, kind=row["kind"])
+            Pair(
+                number=number,
+                references=references,
+                response=response,
+                label=row["label"],
+                source=source,
+                kind=row["kind"],
+            )
         )
     return found
 
@@ -61,7 +68,7 @@ def hostile() -> list[Pair]:
         found.append(
             Pair(
                 number=number,
-                golds=(row["gold"],),
+                references=(row["gold"],),
                 response=text,
                 label=row["label"],
                 source="hostile",
@@ -71,8 +78,8 @@ def hostile() -> list[Pair]:
     return found
 
 
-def golds() -> list[str]:
-    """Distinct golds of the problem sets, in the order of the files."""
+def references() -> list[str]:
+    """Distinct reference answers of the problem sets, in the order of the files."""
     found: dict[str, None] = {}
     for name in SETS:
         for row in _rows(DATA / "sets" / name):

@@ -294,7 +294,7 @@ def requests(sizes: Sequence[tuple[int, int, int]]) -> list[RolloutRequest]:
     return [
         RolloutRequest(
             draw=draw,
-            problem=Problem(id=str(draw), prompt="", golds=(), verifier="exact", source="random"),
+            problem=Problem(id=str(draw), prompt="", references=(), verifier="exact", source="random"),
             prompt_tokens=frozen_tokens(rng.integers(2, WORDS, prompt)),
             group_size=count,
             sampling=SamplingParams(temperature=1.0, max_tokens=limit, seed=3),

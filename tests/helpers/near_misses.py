@@ -1,4 +1,4 @@
-r"""Wrong answers that look right: a gold with one thing changed.
+r"""Wrong answers that look right: a reference answer with one thing changed.
 
 Each change is made where it changes what the answer says: one digit, sign, exponent, unit, base, bracket,
 multiplicity or order. What still says the same (a sign before 0, two equal items exchanged) is not made, as far as
@@ -24,35 +24,41 @@ _OTHER_UNITS = {
 }  # fmt: skip
 
 
-def near_misses(golds: list[str], seed: int, most_per_gold: int = 3) -> Iterator[tuple[str, str, str]]:
-    """(class, gold, wrong answer), in an order that the seed fixes; at most so many a gold, of different classes."""
-    return drawn(CHANGES, golds, seed, most_per_gold, lambda gold, wrong: canonical(wrong) != canonical(gold))
+def near_misses(references: list[str], seed: int, most_per_reference: int = 3) -> Iterator[tuple[str, str, str]]:
+    """(class, reference, wrong answer), in an order that the seed fixes; limited per reference."""
+    return drawn(
+        CHANGES, references, seed, most_per_reference, lambda reference, wrong: canonical(wrong) != canonical(reference)
+    )
 
 
 def drawn(
-    changes: Mapping[str, Change], golds: list[str], seed: int, most_per_gold: int, differs: Callable[[str, str], bool]
+    changes: Mapping[str, Change],
+    references: list[str],
+    seed: int,
+    most_per_reference: int,
+    differs: Callable[[str, str], bool],
 ) -> Iterator[tuple[str, str, str]]:
-    """(class, gold, changed gold): changes that fit a gold and make a difference, each class at most once a gold."""
+    """(class, reference, changed reference): changes that make a difference, each class at most once per reference."""
     numbers = random.Random(seed)
-    for gold in golds:
+    for reference in references:
         names = list(changes)
         numbers.shuffle(names)
         made = 0
         for name in names:
-            if made == most_per_gold:
+            if made == most_per_reference:
                 break
-            changed = changes[name](gold, numbers)
-            if changed is not None and differs(gold, changed):
+            changed = changes[name](reference, numbers)
+            if changed is not None and differs(reference, changed):
                 made += 1
-                yield name, gold, changed
+                yield name, reference, changed
 
 
 def told(*forms: tuple[str, tuple[str, ...]]) -> Change:
-    """A change of golds of a form, which a pattern gives: into one of its texts, where ``@1`` is the first group."""
+    """A change of references of a form: into one of its texts, where ``@1`` is the first group."""
 
-    def change(gold: str, numbers: random.Random) -> str | None:
+    def change(reference: str, numbers: random.Random) -> str | None:
         for pattern, texts in forms:
-            match = re.fullmatch(pattern, gold)
+            match = re.fullmatch(pattern, reference)
             if match is not None:
                 text = numbers.choice(texts) if len(texts) > 1 else texts[0]
                 return re.sub(r"@(\d)", lambda spot, found=match: found[int(spot[1])], text)
@@ -73,68 +79,68 @@ def _put(text: str, match: re.Match[str], by: str) -> str:
     return text[: match.start()] + by + text[match.end() :]
 
 
-def digit(gold: str, numbers: random.Random) -> str | None:
+def digit(reference: str, numbers: random.Random) -> str | None:
     """One digit becomes another."""
-    spots = _spots(r"\d", gold)
+    spots = _spots(r"\d", reference)
     if not spots:
         return None
     spot = numbers.choice(spots)
-    return _put(gold, spot, numbers.choice([d for d in "123456789" if d != spot[0]]))
+    return _put(reference, spot, numbers.choice([d for d in "123456789" if d != spot[0]]))
 
 
-def sign(gold: str, numbers: random.Random) -> str | None:
+def sign(reference: str, numbers: random.Random) -> str | None:
     """One plus becomes a minus or the other way; a number gets a minus."""
-    spots = _spots(r"(?<![\^{(,=])[+-](?=[\d\\A-Za-z(])", gold)
+    spots = _spots(r"(?<![\^{(,=])[+-](?=[\d\\A-Za-z(])", reference)
     if spots:
         spot = numbers.choice(spots)
-        return _put(gold, spot, "-" if spot[0] == "+" else "+")
-    if re.fullmatch(r"\d*[1-9]\d*(\.\d+)?|\\frac\{\d+\}\{\d+\}|\d*\\sqrt\{\d+\}", gold):
-        return "-" + gold
+        return _put(reference, spot, "-" if spot[0] == "+" else "+")
+    if re.fullmatch(r"\d*[1-9]\d*(\.\d+)?|\\frac\{\d+\}\{\d+\}|\d*\\sqrt\{\d+\}", reference):
+        return "-" + reference
     return None
 
 
-def exponent(gold: str, numbers: random.Random) -> str | None:
+def exponent(reference: str, numbers: random.Random) -> str | None:
     """One exponent becomes larger by one."""
-    spots = list(re.finditer(r"\^(?:\{(\d+)\}|(\d))", gold))
+    spots = list(re.finditer(r"\^(?:\{(\d+)\}|(\d))", reference))
     if not spots:
         return None
     spot = numbers.choice(spots)
-    return _put(gold, spot, "^{" + str(int(spot[1] or spot[2]) + 1) + "}")
+    return _put(reference, spot, "^{" + str(int(spot[1] or spot[2]) + 1) + "}")
 
 
-def unit(gold: str, numbers: random.Random) -> str | None:
+def unit(reference: str, numbers: random.Random) -> str | None:
     r"""One unit becomes another of the same or of another kind; degrees become per cent."""
-    match = _UNIT.search(gold)
-    if match is not None and match[1].strip() in _OTHER_UNITS and re.search(r"[1-9]", gold):
-        return _put(gold, match, r"\text{ " + _OTHER_UNITS[match[1].strip()] + "}")
-    if r"^\circ" in gold:
-        return gold.replace(r"^\circ", r"\%")
-    if r"\%" in gold:
-        return gold.replace(r"\%", r"^\circ")
-    return gold.replace(r"\$", "€") if r"\$" in gold else None
+    match = _UNIT.search(reference)
+    if match is not None and match[1].strip() in _OTHER_UNITS and re.search(r"[1-9]", reference):
+        return _put(reference, match, r"\text{ " + _OTHER_UNITS[match[1].strip()] + "}")
+    if r"^\circ" in reference:
+        return reference.replace(r"^\circ", r"\%")
+    if r"\%" in reference:
+        return reference.replace(r"\%", r"^\circ")
+    return reference.replace(r"\$", "€") if r"\$" in reference else None
 
 
-def base(gold: str, numbers: random.Random) -> str | None:
+def base(reference: str, numbers: random.Random) -> str | None:
     """The base of a number becomes another one."""
-    match = re.fullmatch(r"(-?[0-9A-F]+)_\{?(\d+)\}?", gold)
+    match = re.fullmatch(r"(-?[0-9A-F]+)_\{?(\d+)\}?", reference)
     return f"{match[1]}_{{{int(match[2]) + 1}}}" if match else None
 
 
-def bracket(gold: str, numbers: random.Random) -> str | None:
+def bracket(reference: str, numbers: random.Random) -> str | None:
     """An open end becomes a closed one or the other way, in intervals and tuples."""
-    if not re.search(r"^[(\[].*,.*[)\]]$", gold.replace(r"\left", "").replace(r"\right", "")):
+    if not re.search(r"^[(\[].*,.*[)\]]$", reference.replace(r"\left", "").replace(r"\right", "")):
         return None
-    spots = [m for m in re.finditer(r"[(\[]", gold) if "\\infty" not in gold[m.end() : m.end() + 8]]
-    spots = [m for m in spots if m.start() == 0 or gold[: m.start()].endswith((r"\left", r"\cup ", r"\cup"))]
+    spots = [m for m in re.finditer(r"[(\[]", reference) if "\\infty" not in reference[m.end() : m.end() + 8]]
+    spots = [m for m in spots if m.start() == 0 or reference[: m.start()].endswith((r"\left", r"\cup ", r"\cup"))]
     if not spots:
         return None
     spot = numbers.choice(spots)
-    return _put(gold, spot, "[" if spot[0] == "(" else "(")
+    return _put(reference, spot, "[" if spot[0] == "(" else "(")
 
 
-def _items(gold: str) -> list[str] | None:
+def _items(reference: str) -> list[str] | None:
     """The items of a bare list, a tuple or a set."""
-    inner = re.sub(r"^(?:\\left)?(?:\(|\\\{)|(?:\\right)?(?:\)|\\\})$", "", gold.strip())
+    inner = re.sub(r"^(?:\\left)?(?:\(|\\\{)|(?:\\right)?(?:\)|\\\})$", "", reference.strip())
     if any(mark in inner for mark in "()[]{}") or "," not in inner:
         return None
     items = [item.strip() for item in inner.split(",")]
@@ -143,31 +149,31 @@ def _items(gold: str) -> list[str] | None:
     return items if whole and not grouped else None
 
 
-def multiplicity(gold: str, numbers: random.Random) -> str | None:
+def multiplicity(reference: str, numbers: random.Random) -> str | None:
     """One item of a list is said twice, or left out."""
-    items = _items(gold)
+    items = _items(reference)
     if items is None:
         return None
-    inner = gold[gold.index(items[0]) : gold.rindex(items[-1]) + len(items[-1])]
+    inner = reference[reference.index(items[0]) : reference.rindex(items[-1]) + len(items[-1])]
     at = numbers.randrange(len(items))
     changed = [*items[: at + 1], *items[at:]] if numbers.random() < 0.5 else items[:at] + items[at + 1 :]
-    return gold.replace(inner, ", ".join(changed))
+    return reference.replace(inner, ", ".join(changed))
 
 
-def order(gold: str, numbers: random.Random) -> str | None:
+def order(reference: str, numbers: random.Random) -> str | None:
     """Two different coordinates of a tuple, or parts of a ratio, change places."""
-    ratio = re.fullmatch(r"(\d+):(\d+)", gold)
+    ratio = re.fullmatch(r"(\d+):(\d+)", reference)
     if ratio is not None:
         return f"{ratio[2]}:{ratio[1]}" if ratio[1] != ratio[2] else None
-    items = _items(gold) if gold.replace(r"\left", "").startswith("(") else None
+    items = _items(reference) if reference.replace(r"\left", "").startswith("(") else None
     if items is None or len(set(items)) < 2:
         return None
     one = numbers.randrange(len(items) - 1)
     if items[one] == items[one + 1]:
         return None
-    inner = gold[gold.index(items[0]) : gold.rindex(items[-1]) + len(items[-1])]
+    inner = reference[reference.index(items[0]) : reference.rindex(items[-1]) + len(items[-1])]
     swapped = [*items[:one], items[one + 1], items[one], *items[one + 2 :]]
-    return gold.replace(inner, ", ".join(swapped))
+    return reference.replace(inner, ", ".join(swapped))
 
 
 _NUMBER = re.compile(r"-?\d{1,9}")
@@ -176,19 +182,23 @@ _MATRIX = re.compile(r"\\begin\{pmatrix\}(?P<inside>[^{}]*(?:\{[^{}]*\}[^{}]*)*)
 _COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
-def other_word(gold: str, numbers: random.Random) -> str | None:
+def other_word(reference: str, numbers: random.Random) -> str | None:
     """Another number, in words."""
-    if not re.fullmatch(r"\d|1[0-2]", gold):
+    if not re.fullmatch(r"\d|1[0-2]", reference):
         return None
-    return rf"\text{{{numbers.choice([word for at, word in enumerate(_COUNTED) if at != int(gold)])}}}"
+    return rf"\text{{{numbers.choice([word for at, word in enumerate(_COUNTED) if at != int(reference)])}}}"
 
 
-def power_of_ten(gold: str, numbers: random.Random) -> str | None:
+def power_of_ten(reference: str, numbers: random.Random) -> str | None:
     """The same digits with another power of ten, or as a share of a hundred."""
-    if not re.fullmatch(r"[1-9]\d{0,8}", gold):
+    if not re.fullmatch(r"[1-9]\d{0,8}", reference):
         return None
-    ways = [rf"{gold[0]}.{gold[1:] or 0}\times10^{{{len(gold)}}}", f"{gold}e1", rf"{gold}\times10^{{-2}}"]
-    return numbers.choice([*ways, gold + "0", gold + "00", f"0.{gold}"])
+    ways = [
+        rf"{reference[0]}.{reference[1:] or 0}\times10^{{{len(reference)}}}",
+        f"{reference}e1",
+        rf"{reference}\times10^{{-2}}",
+    ]
+    return numbers.choice([*ways, reference + "0", reference + "00", f"0.{reference}"])
 
 
 # a fraction upside down, as a wrong mixed number, or as a ratio the wrong way round
@@ -204,9 +214,9 @@ angle = told(
 )
 
 
-def cells(gold: str, numbers: random.Random) -> str | None:
+def cells(reference: str, numbers: random.Random) -> str | None:
     """A matrix or a vector with two entries exchanged, one left out, or another sign."""
-    match = _MATRIX.fullmatch(gold.strip())
+    match = _MATRIX.fullmatch(reference.strip())
     if match is None:
         return None
     rows = [[cell.strip() for cell in row.split("&")] for row in match["inside"].split("\\\\") if row.strip()]
@@ -223,9 +233,9 @@ def cells(gold: str, numbers: random.Random) -> str | None:
     return r"\begin{pmatrix}" + r" \\ ".join(lines) + r"\end{pmatrix}"
 
 
-def end_of_interval(gold: str, numbers: random.Random) -> str | None:
+def end_of_interval(reference: str, numbers: random.Random) -> str | None:
     """An interval as an inequality with one end open for closed, or the other way."""
-    match = re.fullmatch(r"(?:\\left)?([(\[])(-?\d+),\s*(-?\d+|\\infty)(?:\\right)?([)\]])", gold)
+    match = re.fullmatch(r"(?:\\left)?([(\[])(-?\d+),\s*(-?\d+|\\infty)(?:\\right)?([)\]])", reference)
     if match is None or (match[1], match[4]) == ("(", ")"):
         return None
     low, high = ("\\le" if match[1] == "[" else "<"), ("\\le" if match[4] == "]" else "<")
@@ -240,45 +250,54 @@ def end_of_interval(gold: str, numbers: random.Random) -> str | None:
     )
 
 
-def hedge(gold: str, numbers: random.Random) -> str | None:
+def hedge(reference: str, numbers: random.Random) -> str | None:
     """The right answer among others, or hidden in something that holds it."""
-    if not _PLAIN.fullmatch(gold) or gold == "0":
+    if not _PLAIN.fullmatch(reference) or reference == "0":
         return None
     other = str(numbers.randint(1001, 1999))
     ways = [
-        rf"{gold} \text{{ or }} {other}", f"{gold}, {other}", rf"\pm {gold}", rf"\{{{gold}, {other}\}}",
-        f"{gold} = {other}", f"[{gold}, {gold}+1]", rf"x \ge {gold}", rf"{other} \text{{ or }} {gold}",
-        f"({gold}, {other})", rf"\text{{not }} {gold}", rf"\text{{either }} {gold} \text{{ or }} {other}",
-        rf"{gold} \text{{ and }} {other}", rf"{gold} \approx {other}", rf"{gold} + 2k",
-        rf"{gold} + k\pi, k\in\mathbb{{Z}}", rf"{gold} \pmod{{{other}}}", r"\mathbb{Z}", r"\mathbb{R}",
-        rf"{gold}, \ldots, {other}", rf"\text{{between }} {gold} \text{{ and }} {other}",
+        rf"{reference} \text{{ or }} {other}", f"{reference}, {other}", rf"\pm {reference}",
+            rf"\{{{reference}, {other}\}}",
+        f"{reference} = {other}", f"[{reference}, {reference}+1]", rf"x \ge {reference}",
+        rf"{other} \text{{ or }} {reference}",
+        f"({reference}, {other})", rf"\text{{not }} {reference}",
+        rf"\text{{either }} {reference} \text{{ or }} {other}",
+        rf"{reference} \text{{ and }} {other}", rf"{reference} \approx {other}", rf"{reference} + 2k",
+        rf"{reference} + k\pi, k\in\mathbb{{Z}}", rf"{reference} \pmod{{{other}}}", r"\mathbb{Z}", r"\mathbb{R}",
+        rf"{reference}, \ldots, {other}", rf"\text{{between }} {reference} \text{{ and }} {other}",
     ]  # fmt: skip
     return numbers.choice(ways)
 
 
-def free_letter(gold: str, numbers: random.Random) -> str | None:
+def free_letter(reference: str, numbers: random.Random) -> str | None:
     """The right answer with a letter that could be anything."""
-    if not _PLAIN.fullmatch(gold) or gold in ("0", "1", "-1"):
+    if not _PLAIN.fullmatch(reference) or reference in ("0", "1", "-1"):
         return None
     letter = numbers.choice("xynkat")
-    ways = (f"{gold}{letter}", f"{gold} + {letter}", f"{gold}^{letter}", rf"\frac{{{gold}}}{{{letter}}}", letter)
+    ways = (
+        f"{reference}{letter}",
+        f"{reference} + {letter}",
+        f"{reference}^{letter}",
+        rf"\frac{{{reference}}}{{{letter}}}",
+        letter,
+    )
     return numbers.choice(ways)
 
 
-def other_letter(gold: str, numbers: random.Random) -> str | None:
+def other_letter(reference: str, numbers: random.Random) -> str | None:
     """Another choice, or two of them."""
-    match = re.fullmatch(r"\(?\\text(?:bf)?\{\(?([A-E])\)?\}\)?", gold)
+    match = re.fullmatch(r"\(?\\text(?:bf)?\{\(?([A-E])\)?\}\)?", reference)
     if match is None:
         return None
     other = numbers.choice([letter for letter in "ABCDE" if letter != match[1]])
     return numbers.choice((other, f"({other})", f"{match[1]} or {other}", f"{match[1]}, {other}", f"not {match[1]}"))
 
 
-def terms(gold: str, numbers: random.Random) -> str | None:
+def terms(reference: str, numbers: random.Random) -> str | None:
     """One term of a sum is left out or said twice."""
-    whole = re.fullmatch(r"-?[\da-z^*]+(?:[+-][\da-z^*]+)+", gold.replace(" ", ""))
-    parts = re.findall(r"[+-]?[^+-]+", gold) if whole else []
-    if len(parts) < 2 or "e" in gold:
+    whole = re.fullmatch(r"-?[\da-z^*]+(?:[+-][\da-z^*]+)+", reference.replace(" ", ""))
+    parts = re.findall(r"[+-]?[^+-]+", reference) if whole else []
+    if len(parts) < 2 or "e" in reference:
         return None
     at = numbers.randrange(len(parts))
     if numbers.random() < 0.5:

@@ -28,7 +28,7 @@ from magicrl.training.sft import run_sft
 MINUTES, SAMPLES = 2.0, 256
 FAULTS = (
     "template",
-    "shifted_golds",
+    "shifted_references",
     "limit",
     "constant_reward",
     "too_easy",
@@ -49,7 +49,7 @@ def always(problem, response):
 def graded(problem, response):
     words = response.split()
     last = words[-1][-1] if words else ""
-    return 1.0 if last in problem.golds else 0.2 if last.isdigit() else 0.0
+    return 1.0 if last in problem.references else 0.2 if last.isdigit() else 0.0
 """
 GUESSING = """
 [run]
@@ -104,8 +104,8 @@ def cases(folder: Path) -> list[Case]:
     return [
         Case(name="chat template of nobody", fault="template", settings=_start(_with_chat(start, models / "chat"))),
         Case(
-            name="golds shifted by a row",
-            fault="shifted_golds",
+            name="reference answers shifted by a row",
+            fault="shifted_references",
             settings={"data.train": [{"path": str(_sums(folder / "shifted.jsonl", shift=1))}], **room},
         ),
         Case(name="T too small", fault="limit", settings={"stages.0.max_tokens": 6}),
@@ -188,13 +188,13 @@ def _sums(path: Path, *, shift: int = 0, whole: bool = False, noise: float = 0.0
     """
     found = load_problems(SourceConfig(family="running_sum", seed=1, count=1500, levels=(2, 3, 4)))
     problems = list({problem.prompt: problem for problem in found}.values())
-    golds = [problem.golds[0] for problem in problems]
+    references = [problem.references[0] for problem in problems]
     if whole:
-        golds = [str(10 + sum(int(digit) for digit in problem.prompt.split()[1:-1])) for problem in problems]
-    golds = [*golds[-shift:], *golds[:-shift]] if shift else golds
+        references = [str(10 + sum(int(digit) for digit in problem.prompt.split()[1:-1])) for problem in problems]
+    references = [*references[-shift:], *references[:-shift]] if shift else references
     draw = random.Random(0)
-    golds = [str((int(g) + draw.randint(1, 9)) % 10) if draw.random() < noise else g for g in golds]
-    rows = [{"problem": p.prompt, "answer": gold} for p, gold in zip(problems, golds, strict=True)]
+    references = [str((int(g) + draw.randint(1, 9)) % 10) if draw.random() < noise else g for g in references]
+    rows = [{"problem": p.prompt, "answer": reference} for p, reference in zip(problems, references, strict=True)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 

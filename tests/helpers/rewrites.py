@@ -1,7 +1,8 @@
-r"""Right answers in another spelling: a gold rewritten to say the same.
+r"""Right answers in another spelling: a reference answer rewritten to say the same.
 
-The measure that near misses are for wrong answers: every rewriting here is right whatever the gold is about, by what
-the notation means and not by what the verifier happens to accept. A rewriting that does not fit a gold is not made.
+The measure that near misses are for wrong answers: every rewriting here is right whatever the reference answer is
+about, by what the notation means and not by what the verifier happens to accept. A rewriting that does not fit a
+reference answer is not made.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ _GLYPHS = {
 }  # fmt: skip
 
 
-def rewrites(golds: list[str], seed: int, most_per_gold: int = 3) -> Iterator[tuple[str, str, str]]:
-    """(class, gold, right response), in an order that the seed fixes; at most so many a gold, of different classes."""
-    for name, gold, again in drawn(REWRITES, golds, seed, most_per_gold, operator.ne):
-        yield name, gold, again if name in UNBOXED else f"\\boxed{{{again}}}"
+def rewrites(references: list[str], seed: int, most_per_reference: int = 3) -> Iterator[tuple[str, str, str]]:
+    """(class, reference, right response), in an order that the seed fixes; limited per reference."""
+    for name, reference, again in drawn(REWRITES, references, seed, most_per_reference, operator.ne):
+        yield name, reference, again if name in UNBOXED else f"\\boxed{{{again}}}"
 
 
-def fraction_command(gold: str, numbers: random.Random) -> str | None:
-    return _ANY_FRACTION.sub(lambda _: numbers.choice(("\\dfrac", "\\tfrac", "\\cfrac")), gold)
+def fraction_command(reference: str, numbers: random.Random) -> str | None:
+    return _ANY_FRACTION.sub(lambda _: numbers.choice(("\\dfrac", "\\tfrac", "\\cfrac")), reference)
 
 
 slash = told((FRACTION, ("@1@2/@3",)))
 
 
-def unreduced(gold: str, numbers: random.Random) -> str | None:
-    match = _FRACTION.fullmatch(gold)
+def unreduced(reference: str, numbers: random.Random) -> str | None:
+    match = _FRACTION.fullmatch(reference)
     by = numbers.randint(2, 9)
     return rf"{match[1]}\frac{{{int(match[2]) * by}}}{{{int(match[3]) * by}}}" if match else None
 
@@ -51,39 +52,39 @@ def unreduced(gold: str, numbers: random.Random) -> str | None:
 sign_inside = told((r"-\\d?frac\{(\d+)\}\{(\d+)\}", (r"\frac{-@1}{@2}",)))
 
 
-def mixed(gold: str, numbers: random.Random) -> str | None:
-    match = _FRACTION.fullmatch(gold)
+def mixed(reference: str, numbers: random.Random) -> str | None:
+    match = _FRACTION.fullmatch(reference)
     if match is None or int(match[3]) < 2:
         return None
     whole, rest = divmod(int(match[2]), int(match[3]))
     return rf"{match[1]}{whole}\frac{{{rest}}}{{{match[3]}}}" if whole and rest else None
 
 
-def decimal(gold: str, numbers: random.Random) -> str | None:
+def decimal(reference: str, numbers: random.Random) -> str | None:
     """A fraction that ends as a decimal, an integer with a nought, a decimal as a fraction."""
-    match = _FRACTION.fullmatch(gold)
+    match = _FRACTION.fullmatch(reference)
     if match is not None and int(match[3]):
         value = Fraction(int(match[2]), int(match[3]))
         if value.denominator in (2, 4, 5, 8, 10, 16, 20, 25, 40, 50, 100) and value < 10**6:
             return match[1] + f"{float(value):.6f}".rstrip("0").rstrip(".")
-    if _DECIMAL.fullmatch(gold):
-        value = Fraction(gold)
+    if _DECIMAL.fullmatch(reference):
+        value = Fraction(reference)
         return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
-    return gold + ".0" if _INTEGER.fullmatch(gold) else None
+    return reference + ".0" if _INTEGER.fullmatch(reference) else None
 
 
-def thousands(gold: str, numbers: random.Random) -> str | None:
-    if not re.fullmatch(r"-?\d{4,15}", gold):
+def thousands(reference: str, numbers: random.Random) -> str | None:
+    if not re.fullmatch(r"-?\d{4,15}", reference):
         return None
-    return f"{int(gold):,}".replace(",", numbers.choice((",", "{,}", r",\!", r"\,", " ", r"\ ")))
+    return f"{int(reference):,}".replace(",", numbers.choice((",", "{,}", r",\!", r"\,", " ", r"\ ")))
 
 
-def scientific(gold: str, numbers: random.Random) -> str | None:
-    if not re.fullmatch(r"-?[1-9]\d{3,12}", gold):
+def scientific(reference: str, numbers: random.Random) -> str | None:
+    if not re.fullmatch(r"-?[1-9]\d{3,12}", reference):
         return None
-    digits = gold.lstrip("-")
+    digits = reference.lstrip("-")
     head = (digits[0] + "." + digits[1:]).rstrip("0").rstrip(".")
-    sign, power = "-" if gold.startswith("-") else "", len(digits) - 1
+    sign, power = "-" if reference.startswith("-") else "", len(digits) - 1
     return (
         sign
         + head
@@ -100,44 +101,51 @@ def scientific(gold: str, numbers: random.Random) -> str | None:
     )
 
 
-def in_words(gold: str, numbers: random.Random) -> str | None:
-    return rf"\text{{{_SMALL[int(gold)]}}}" if re.fullmatch(r"\d|1[0-2]", gold) else None
+def in_words(reference: str, numbers: random.Random) -> str | None:
+    return rf"\text{{{_SMALL[int(reference)]}}}" if re.fullmatch(r"\d|1[0-2]", reference) else None
 
 
 # a bare value gets a name, a named one loses it
 named = told((NAMED, ("@1",)), (f"{INTEGER}|{FRACTION}", tuple(f"{letter} = @0" for letter in "xynk")))
 
 
-def layout(gold: str, numbers: random.Random) -> str | None:
+def layout(reference: str, numbers: random.Random) -> str | None:
     r"""``\left``, thin spaces, dollars, a full stop, boldface, braces."""
-    if gold.startswith("\\text") or "$" in gold or gold.endswith("."):
+    if reference.startswith("\\text") or "$" in reference or reference.endswith("."):
         return None
-    ways = [f"${gold}$", f"{gold}.", rf"\displaystyle {gold}", f"{{{gold}}}", rf"\,{gold}\,", rf"\mathbf{{{gold}}}"]
-    ways.append(re.sub(r"(?<=[\d\w}])([+<>=])(?=[\d\w\\])", r"\\, \1\\ ", gold))
-    if "\\left" not in gold and gold.count("(") == gold.count(")") == 1 and "[" not in gold:
-        ways.append(gold.replace("(", r"\left( ").replace(")", r" \right)"))
-    if r"\left(" in gold and r"\right)" in gold and "." not in gold:
-        ways.append(gold.replace(r"\left", "").replace(r"\right", ""))
+    ways = [
+        f"${reference}$",
+        f"{reference}.",
+        rf"\displaystyle {reference}",
+        f"{{{reference}}}",
+        rf"\,{reference}\,",
+        rf"\mathbf{{{reference}}}",
+    ]
+    ways.append(re.sub(r"(?<=[\d\w}])([+<>=])(?=[\d\w\\])", r"\\, \1\\ ", reference))
+    if "\\left" not in reference and reference.count("(") == reference.count(")") == 1 and "[" not in reference:
+        ways.append(reference.replace("(", r"\left( ").replace(")", r" \right)"))
+    if r"\left(" in reference and r"\right)" in reference and "." not in reference:
+        ways.append(reference.replace(r"\left", "").replace(r"\right", ""))
     return numbers.choice(ways)
 
 
-def glyphs(gold: str, numbers: random.Random) -> str | None:
+def glyphs(reference: str, numbers: random.Random) -> str | None:
     for command, glyph in _GLYPHS.items():
-        if re.search(re.escape(command) + r"(?![A-Za-z])", gold):
-            return re.sub(re.escape(command) + r"(?![A-Za-z])\s?", glyph, gold)
+        if re.search(re.escape(command) + r"(?![A-Za-z])", reference):
+            return re.sub(re.escape(command) + r"(?![A-Za-z])\s?", glyph, reference)
     return None
 
 
-def root(gold: str, numbers: random.Random) -> str | None:
+def root(reference: str, numbers: random.Random) -> str | None:
     """A square root as a power, or in another spelling."""
     way = numbers.choice((r"(\1)^{1/2}", r"(\1)^{\\frac{1}{2}}", r"\\sqrt[2]{\1}"))
-    return re.sub(r"\\sqrt\{(\d+)\}", way, gold) if re.search(r"\\sqrt\{\d+\}(?!\^)", gold) else None
+    return re.sub(r"\\sqrt\{(\d+)\}", way, reference) if re.search(r"\\sqrt\{\d+\}(?!\^)", reference) else None
 
 
-def turned_sum(gold: str, numbers: random.Random) -> str | None:
+def turned_sum(reference: str, numbers: random.Random) -> str | None:
     """Two terms of a sum change places."""
-    match = re.fullmatch(r"(-?[\w\\{}^]+) ?([+-]) ?([\w\\{}^]+)", gold)
-    if match is None or any(mark in gold for mark in ("\\pm", "\\cup", "\\text", "\\mathbf", "\\circ")):
+    match = re.fullmatch(r"(-?[\w\\{}^]+) ?([+-]) ?([\w\\{}^]+)", reference)
+    if match is None or any(mark in reference for mark in ("\\pm", "\\cup", "\\text", "\\mathbf", "\\circ")):
         return None
     if any(part.count("{") != part.count("}") for part in (match[1], match[3])):
         return None
@@ -145,9 +153,9 @@ def turned_sum(gold: str, numbers: random.Random) -> str | None:
     return ("-" if match[2] == "-" else "") + match[3] + first
 
 
-def inequality(gold: str, numbers: random.Random) -> str | None:
+def inequality(reference: str, numbers: random.Random) -> str | None:
     """An interval as an inequality; only with square brackets or an infinite end, since pairs look the same."""
-    match = _INTERVAL.fullmatch(gold)
+    match = _INTERVAL.fullmatch(reference)
     if match is None:
         return None
     opening, low, high, closing = match.groups()
@@ -163,25 +171,25 @@ def inequality(gold: str, numbers: random.Random) -> str | None:
     return f"{low} {lower} x {upper} {high}"
 
 
-def interval(gold: str, numbers: random.Random) -> str | None:
+def interval(reference: str, numbers: random.Random) -> str | None:
     """An inequality as an interval or as a set."""
-    match = re.fullmatch(r"([a-z])\s*(<|>|\\le|\\leq|\\ge|\\geq)\s*(-?\d+)", gold)
+    match = re.fullmatch(r"([a-z])\s*(<|>|\\le|\\leq|\\ge|\\geq)\s*(-?\d+)", reference)
     if match is None:
         return None
     closed = match[2].startswith("\\")
     if numbers.random() < 0.3:
-        return rf"\{{{match[1]} \mid {gold}\}}"
+        return rf"\{{{match[1]} \mid {reference}\}}"
     if match[2] in (">", "\\ge", "\\geq"):
         return f"{'[' if closed else '('}{match[3]}, \\infty)"
     return f"(-\\infty, {match[3]}{']' if closed else ')'}"
 
 
-def listed(gold: str, numbers: random.Random) -> str | None:
+def listed(reference: str, numbers: random.Random) -> str | None:
     """A bare list of numbers in another order, as a set, or with "and"."""
-    items = [item.strip() for item in gold.split(",")]
+    items = [item.strip() for item in reference.split(",")]
     if not 2 <= len(items) <= 6 or not all(re.fullmatch(r"-?\d{1,3}|-?\\frac\{\d+\}\{\d+\}", item) for item in items):
         return None
-    if re.fullmatch(r"-?\d{1,3}(?:,\d{3})+", gold):
+    if re.fullmatch(r"-?\d{1,3}(?:,\d{3})+", reference):
         return None
     numbers.shuffle(items)
     ways = [", ".join(items), r"\{" + ", ".join(items) + r"\}", ", ".join(items[:-1]) + r" \text{ and } " + items[-1]]
@@ -203,8 +211,8 @@ unit = told(
 )
 
 
-def percent(gold: str, numbers: random.Random) -> str | None:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\\%", gold)
+def percent(reference: str, numbers: random.Random) -> str | None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\\%", reference)
     if match is None:
         return None
     value = Fraction(match[1]) / 100
@@ -216,19 +224,19 @@ def percent(gold: str, numbers: random.Random) -> str | None:
 money = told((r"\\\$\s?(\d[\d,]*(?:\.\d+)?)", ("@1", r"@1 \text{ dollars}", "$@1$")))
 
 
-def matrix(gold: str, numbers: random.Random) -> str | None:
-    if gold.count(r"\begin{pmatrix}") != 1 or not gold.startswith(r"\begin"):
+def matrix(reference: str, numbers: random.Random) -> str | None:
+    if reference.count(r"\begin{pmatrix}") != 1 or not reference.startswith(r"\begin"):
         return None
-    column = re.fullmatch(r"\\begin\{pmatrix\}\s*([^&\\]+(?:\\\\[^&\\]+)+?)\s*\\end\{pmatrix\}", gold)
+    column = re.fullmatch(r"\\begin\{pmatrix\}\s*([^&\\]+(?:\\\\[^&\\]+)+?)\s*\\end\{pmatrix\}", reference)
     if column is not None and numbers.random() < 0.5:
         cells = [cell.strip() for cell in column[1].split("\\\\") if cell.strip()]
         return "(" + ", ".join(cells) + ")" + numbers.choice(("", "^T"))
-    return gold.replace("pmatrix", "bmatrix")
+    return reference.replace("pmatrix", "bmatrix")
 
 
-def text(gold: str, numbers: random.Random) -> str | None:
+def text(reference: str, numbers: random.Random) -> str | None:
     """Words in another font or case, with an article."""
-    match = re.fullmatch(r"\\text(?:bf)?\{([A-Za-z]{4,}(?: [a-z]+)?)\}", gold)
+    match = re.fullmatch(r"\\text(?:bf)?\{([A-Za-z]{4,}(?: [a-z]+)?)\}", reference)
     if match is None:
         return None
     ways = [rf"\textbf{{{match[1]}}}", match[1], rf"\text{{the {match[1]}}}", rf"\text{{{match[1].upper()}}}"]
@@ -249,12 +257,12 @@ choice = told(
 product = told((r"(-?\d+)([a-z]|\\pi|\\sqrt\{\d+\}|i)", (r"@1\cdot @2", r"@1 \times @2", "@1*@2", r"@2 \cdot (@1)")))
 
 
-def chain(gold: str, numbers: random.Random) -> str | None:
+def chain(reference: str, numbers: random.Random) -> str | None:
     """A value at the end of a true chain, in a system's braces, or with a rounding after it."""
-    if not re.fullmatch(r"\d{1,4}", gold):
+    if not re.fullmatch(r"\d{1,4}", reference):
         return None
-    part = numbers.randint(1, int(gold) + 1)
-    return f"{part} + {int(gold) - part} = {gold}" if int(gold) >= part else None
+    part = numbers.randint(1, int(reference) + 1)
+    return f"{part} + {int(reference) - part} = {reference}" if int(reference) >= part else None
 
 
 stated = told(
@@ -265,9 +273,9 @@ stated = told(
 )
 
 
-def prose(gold: str, numbers: random.Random) -> str | None:
+def prose(reference: str, numbers: random.Random) -> str | None:
     """A response without a box: the answer in its last sentence."""
-    if not re.fullmatch(r"-?\d+(?:\.\d+)?|\\frac\{\d+\}\{\d+\}|-?\d+\\sqrt\{\d+\}|\d+\\pi", gold):
+    if not re.fullmatch(r"-?\d+(?:\.\d+)?|\\frac\{\d+\}\{\d+\}|-?\d+\\sqrt\{\d+\}|\d+\\pi", reference):
         return None
     ways = (
         "We count 7 cases and 3 more. So the answer is ${}$.",
@@ -282,7 +290,11 @@ def prose(gold: str, numbers: random.Random) -> str | None:
         "所以答案是 ${}$。",
     )
     way = numbers.choice(ways)
-    return None if "$" not in way and "\\(" not in way and "\\[" not in way and "\\" in gold else way.format(gold)
+    return (
+        None
+        if "$" not in way and "\\(" not in way and "\\[" not in way and "\\" in reference
+        else way.format(reference)
+    )
 
 
 UNBOXED = frozenset(("prose",))

@@ -373,7 +373,7 @@ class Observers:
     def see_verdicts(self, config: TrainConfig, folder: Path) -> Seen:
         """Verdicts of the in-process verifier on fixed responses."""
 
-        asked = Problem(id="p", prompt="", golds=("3",), verifier="exact", source="table")
+        asked = Problem(id="p", prompt="", references=("3",), verifier="exact", source="table")
         responses = ["it is 3", r"\boxed{3}", "<think> it is 3", r"<think>so</think> \boxed{3}", r"<think> \boxed{3}"]
         with contextlib.closing(config.verifier.pool()) as pool:
             return {"verdicts": [verdict.correct for verdict in pool.judge(asked, responses)]}
@@ -383,7 +383,7 @@ class Observers:
         from magicrl.environments.pool import EnvironmentPool
 
         started: list[Any] = []
-        maths = Problem(id="p", prompt="", golds=("3",), verifier="maths", source="table")
+        maths = Problem(id="p", prompt="", references=("3",), verifier="maths", source="table")
         played = replace(maths, environment=ENVIRONMENT)
         lock = threading.Lock()
 
@@ -456,7 +456,7 @@ class Observers:
         judge = config.verifier.judge
         assert judge is not None
         script = (judge.extra or {}).get("script", "score")
-        asked = Problem(id="p", prompt="what is 1 + 2 ?", golds=("3",), verifier="judge", source="table")
+        asked = Problem(id="p", prompt="what is 1 + 2 ?", references=("3",), verifier="judge", source="table")
         replies = {
             "score": "fine\nScore: 0.6",
             "boxed": r"\boxed{0.6}",

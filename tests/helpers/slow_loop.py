@@ -155,7 +155,7 @@ class Stage:
 
 
 def problems_of(path: Path) -> dict[str, tuple[str, str]]:
-    """Prompt and gold by id (the file's name and the row's number), in the file's order."""
+    """Prompt and reference answer by id (the file's name and the row's number), in the file's order."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return {f"{path.stem}-{number}": (row["problem"], row["answer"]) for number, row in enumerate(rows)}
 
@@ -169,9 +169,9 @@ class SlowLoop:
     Args:
         recipe: the recipe.
         model: the start model's folder; the reference is the same one.
-        train: prompt and gold by id.
+        train: prompt and reference answer by id.
         validation: likewise; judged greedily.
-        unjudged: told gold and text: whether the run's verifier could not judge it.
+        unjudged: told reference answer and text: whether the run's verifier could not judge it.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class SlowLoop:
         model: Path,
         train: Mapping[str, tuple[str, str]],
         validation: Mapping[str, tuple[str, str]],
-        unjudged: Callable[[str, str], bool] = lambda _gold, _text: False,
+        unjudged: Callable[[str, str], bool] = lambda _reference, _text: False,
     ) -> None:
         self.recipe = recipe
         self.unjudged = unjudged
@@ -258,19 +258,19 @@ class SlowLoop:
             self.draws += 1
         groups: list[Group] = []
         for draw, name in self.pending[:count]:
-            text, gold = self.train[name]
+            text, reference = self.train[name]
             prompt = self.policy.encode(text)
             responses: list[Response] = []
             for sample in range(self.now["group_size"]):
                 row = recorded[draw, sample]
                 assert row["problem_id"] == name, f"draw {draw} asked {row['problem_id']}, not {name}"
                 assert row["prompt_tokens"] == prompt
-                responses.append(self._response(row, gold))
+                responses.append(self._response(row, reference))
             groups.append(Group(draw, name, prompt, responses))
         self.pending = self.pending[count:]
         return groups
 
-    def _response(self, row: Mapping[str, Any], gold: str) -> Response:
+    def _response(self, row: Mapping[str, Any], reference: str) -> Response:
         tokens, prompt, limit = row["tokens"], row["prompt_tokens"], self.now["max_tokens"]
         stopped = tokens[-1] == self.policy.end
         assert self.policy.end not in tokens[:-1], "a response went on after its end"
@@ -287,7 +287,7 @@ class SlowLoop:
         sampler_logprobs = torch.tensor(row["sampler_logprobs"]).double()
         sampler_logprobs[: spans[1]] = table[torch.arange(len(tokens)), torch.tensor(tokens)][: spans[1]]
         text = self.policy.decode(tokens)
-        words, judged = text.split(), not self.unjudged(gold, text)
+        words, judged = text.split(), not self.unjudged(reference, text)
         if self.ahead:
             table = self.policy.distribution(self.weights, prompt, tokens, self.tau)
         return Response(
@@ -295,7 +295,7 @@ class SlowLoop:
             truncated=not stopped,
             answered=stopped and bool(words),
             judged=judged,
-            reward=float(stopped and judged and words[-1:] == [gold]),
+            reward=float(stopped and judged and words[-1:] == [reference]),
             versions=versions,
             spans=bool(row["version_spans"]),
             sampler_logprobs=sampler_logprobs,
@@ -662,12 +662,12 @@ class SlowLoop:
         lengths: list[int] = []
         cut: list[float] = []
         entropies: list[Tensor] = []
-        for text, gold in self.validation.values():
+        for text, reference in self.validation.values():
             prompt = self.policy.encode(text)
             tokens = self.policy.greedy(self.weights, prompt, limit)
             words = self.policy.decode(tokens).split()
             stopped = tokens[-1] == self.policy.end
-            right.append(float(stopped and words[-1:] == [gold]))
+            right.append(float(stopped and words[-1:] == [reference]))
             lengths.append(len(tokens))
             cut.append(float(not stopped))
             entropies.append(self.policy.score(self.weights, prompt, tokens, 1.0)[1])

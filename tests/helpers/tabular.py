@@ -121,7 +121,7 @@ def exact_group(prompt: int) -> tuple[RolloutGroup, list[Verdict], list[Path]]:
     )
     request = RolloutRequest(
         draw=prompt,
-        problem=Problem(id=f"p{prompt}", prompt="", golds=("",), verifier="exact", source="tabular"),
+        problem=Problem(id=f"p{prompt}", prompt="", references=("",), verifier="exact", source="tabular"),
         prompt_tokens=frozen_tokens([prompt]),
         group_size=GROUP,
         sampling=SamplingParams(temperature=1.0, max_tokens=LIMIT),

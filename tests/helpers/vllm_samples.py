@@ -44,7 +44,7 @@ def sample_request(draw: int, prompt: Sequence[int], group: int, limit: int) -> 
         draw=draw,
         prompt_tokens=frozen_tokens(prompt),
         group_size=group,
-        problem=Problem(id=f"p{draw}", prompt="", golds=("1",), verifier="exact", source="test"),
+        problem=Problem(id=f"p{draw}", prompt="", references=("1",), verifier="exact", source="test"),
         sampling=SamplingParams(temperature=TEMPERATURE, max_tokens=limit, seed=3),
     )
 

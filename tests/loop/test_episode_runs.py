@@ -36,26 +36,26 @@ FILE = """
         def stream(self, *, seed, split, levels=None):
             index = 0
             while True:
-                gold = "abc"[(seed + index) % 3]
+                reference = "abc"[(seed + index) % 3]
                 name = f"{split}-{seed}-{index}"
                 prompt = " ".join("abc"[index // 3**n % 3] for n in range(6)) + " :"
-                yield Problem(id=name, prompt=prompt, golds=(gold,), verifier="exact", source="letters",
+                yield Problem(id=name, prompt=prompt, references=(reference,), verifier="exact", source="letters",
                               environment=ENVIRONMENT)
                 index += 1
 
         def demonstration(self, problem, rng):
-            return ("b", ": " + problem.golds[0], problem.golds[0])
+            return ("b", ": " + problem.references[0], problem.references[0])
 
 
     class Letters:
         def reset(self, problem):
-            self.gold, self.turns = problem.golds[0], 0
+            self.reference, self.turns = problem.references[0], 0
 
         def step(self, text):
             self.turns += 1
-            if self.turns == 3 or self.gold in text.split():
-                return Step(done=True, reward=float(self.gold in text.split()), metrics={"turns_used": self.turns})
-            return Step(observation=f": {self.gold} : {self.gold} {self.gold}")
+            if self.turns == 3 or self.reference in text.split():
+                return Step(done=True, reward=float(self.reference in text.split()), metrics={"turns_used": self.turns})
+            return Step(observation=f": {self.reference} : {self.reference} {self.reference}")
 """
 
 RECIPE = """

@@ -127,7 +127,7 @@ def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(
 ) -> None:
     problems = unique_problems(make_family("running_sum", {}), seed=1, split="test", count=6)
     file = tmp_path / "sums.jsonl"
-    file.write_text("".join(json.dumps({"problem": p.prompt, "answer": p.golds[0]}) + "\n" for p in problems))
+    file.write_text("".join(json.dumps({"problem": p.prompt, "answer": p.references[0]}) + "\n" for p in problems))
     before, output = snapshot(finished), tmp_path / "eval"
     words = f"eval --run {finished} --follow --benchmark {file} --verifier exact --samples 2 --max-tokens 16"
     words += f" --threads 1 --workers 1 --output {output} --template"

@@ -17,7 +17,7 @@ from magicrl.training.session import train
 
 def test_the_unfiltered_accuracy_counts_the_twins_of_solved_prompts(toy_recipe: Path, tmp_path: Path) -> None:
     stream = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
-    asked = [json.dumps({"question": p.prompt, "gold": p.golds[0]}) + "\n" for p in islice(stream, 30)]
+    asked = [json.dumps({"question": p.prompt, "reference": p.references[0]}) + "\n" for p in islice(stream, 30)]
     (tmp_path / "twice.jsonl").write_text("".join(2 * asked))
     settings = (
         'data.train=[{path="twice.jsonl", verifier="exact"}]',

@@ -144,14 +144,19 @@ def events(output: Path) -> list[dict[str, Any]]:
 
 
 Unjudged = Callable[[str, str], bool]
-"""Whether the run's verifier could not judge this answer to a problem with this gold."""
+"""Whether the run's verifier could not judge this answer to a problem with this reference answer."""
 
 
 class Trajectory:
     """A run and its slow counterpart, held against each other step by step."""
 
     def __init__(
-        self, folder: Path, model: Path, changes: dict[str, Any], *, unjudged: Unjudged = lambda _gold, _text: False
+        self,
+        folder: Path,
+        model: Path,
+        changes: dict[str, Any],
+        *,
+        unjudged: Unjudged = lambda _reference, _text: False,
     ) -> None:
         self.recipe = write_recipe(folder, model, changes)
         self.output = folder / "run"
@@ -402,14 +407,14 @@ def test_what_nobody_could_judge_leaves_its_group(
 ) -> None:
     """As where a checker fails: nobody who is to say 8 gets a verdict, and of the others those of four words do not."""
 
-    def unjudged(gold: str, text: str) -> bool:
-        return gold == "8" or len(text.split()) == 4
+    def unjudged(reference: str, text: str) -> bool:
+        return reference == "8" or len(text.split()) == 4
 
     judge = ExactVerifier.judge
 
-    def failing(self: ExactVerifier, golds: Sequence[str], response: str) -> Verdict:
-        verdict = judge(self, golds, response)
-        return replace(verdict, outcome=Outcome.NOT_JUDGED) if unjudged(golds[0], response) else verdict
+    def failing(self: ExactVerifier, references: Sequence[str], response: str) -> Verdict:
+        verdict = judge(self, references, response)
+        return replace(verdict, outcome=Outcome.NOT_JUDGED) if unjudged(references[0], response) else verdict
 
     monkeypatch.setattr(ExactVerifier, "judge", failing)
     Trajectory(tmp_path, toy_model, {**SHORT, **UNJUDGED[case]}, unjudged=unjudged).check()

@@ -155,7 +155,9 @@ def test_smollm2_from_its_package(tmp_path: Path) -> None:
     text = "3+4 = 7, so \\boxed{12}.\n\n  é 日本"
     assert tokenizer.decode(tokenizer.encode(text)) == text
     encoder = PromptEncoder(tokenizer, 256)
-    problem = Problem(id="p", prompt="What is the capital of France?", golds=("Paris",), verifier="exact", source="t")
+    problem = Problem(
+        id="p", prompt="What is the capital of France?", references=("Paris",), verifier="exact", source="t"
+    )
     prompt = encoder.encode(problem)
     assert "user\nWhat is the capital of France?" in tokenizer.decode(prompt.tolist())
     plain = AutoModelForCausalLM.from_pretrained(folder)

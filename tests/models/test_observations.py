@@ -99,7 +99,13 @@ def tokenizer_with(backend: Tokenizer, template: str | None) -> PreTrainedTokeni
 
 def asked(environment: str, *context: Message) -> Problem:
     return Problem(
-        id="p", prompt="2 + 3?", golds=("5",), verifier="exact", source="test", environment=environment, context=context
+        id="p",
+        prompt="2 + 3?",
+        references=("5",),
+        verifier="exact",
+        source="test",
+        environment=environment,
+        context=context,
     )
 
 

@@ -14,7 +14,7 @@ from magicrl.records import Message, Problem
 
 
 def problem(text: str) -> Problem:
-    return Problem(id="p-17", prompt=text, golds=("1",), verifier="exact", source="test")
+    return Problem(id="p-17", prompt=text, references=("1",), verifier="exact", source="test")
 
 
 def byte_tokenizer(*, template: str | None = None, begin: bool = False, end: bool = False) -> PreTrainedTokenizerFast:
@@ -91,7 +91,7 @@ def test_control_tokens_in_the_text_are_spelled_out(template: str | None) -> Non
 
 def conversation(*turns: tuple[str, str], prompt: str) -> Problem:
     context = tuple(Message(role, text) for role, text in turns)
-    return Problem(id="p-17", prompt=prompt, golds=("1",), verifier="exact", source="test", context=context)
+    return Problem(id="p-17", prompt=prompt, references=("1",), verifier="exact", source="test", context=context)
 
 
 def test_a_conversation_is_rendered_whole_by_the_template() -> None:

@@ -19,9 +19,9 @@ from magicrl.pipeline.pipeline_schema import CodeCleaning, MathsCleaning
 from magicrl_verifiers.service import VerifierPool
 
 
-def maths(problem: str, gold: str = "5", solution: str | None = None, **notes: Any) -> Entry:
+def maths(problem: str, reference: str = "5", solution: str | None = None, **notes: Any) -> Entry:
     return Entry(
-        id="s/1", source="s", data_source="s", ability="math", problem=problem, prompt=problem, golds=(gold,),
+        id="s/1", source="s", data_source="s", ability="math", problem=problem, prompt=problem, references=(reference,),
         solutions=() if solution is None else (solution,), notes=notes,
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def reason(decision: Decision) -> str | None:
         (maths("Ann has 60 cows. How many? Ann has 60 cows. How many?"), "statement stands twice"),
         (maths("Find $x$. Translated into English, retaining the format."), "speaks of its own translation"),
         (maths("What is 2 + 3?", "1" * 400), "answer too long"),
-        (replace(maths("What is 2 + 3?"), golds=("5", "1" * 400)), "answer too long"),
+        (replace(maths("What is 2 + 3?"), references=("5", "1" * 400)), "answer too long"),
         (maths("  "), "no statement"),
     ],
     ids=lambda value: value.problem[:40] if isinstance(value, Entry) else str(value),
@@ -128,23 +128,24 @@ def test_answers_are_taken_from_the_solution_anew(pool: VerifierPool) -> None:
     ]
     decisions = cleaner.decide(entries)
     assert [reason(one) for one in decisions] == [
-        None, None, "solution disagrees", None, "solution does not state the answer", None, None, "gold unreadable",
+        None, None, "solution disagrees", None, "solution does not state the answer", None, None,
+        "reference answer unreadable",
         "solution does not state the answer",
     ]  # fmt: skip
     assert [isinstance(one, Entry) and one.notes.get("answer_agrees") for one in decisions[:2]] == [True, True]
     assert decisions[6] is None
     drop = decisions[2]
     assert isinstance(drop, Drop)
-    assert drop.detail == "gold '5', the solution gives '6' (mismatch)"
+    assert drop.detail == "reference answer '5', the solution gives '6' (mismatch)"
     strict = MathsCleaner(MathsCleaning(without_solution="drop"), pool)
     assert reason(strict.decide([maths("Find it.", "5")])[0]) == "no solution to agree with"
-    lenient = MathsCleaner(MathsCleaning(unreadable_golds="keep"), pool)
+    lenient = MathsCleaner(MathsCleaning(unreadable_references="keep"), pool)
     assert lenient.decide([maths("Find it.", "~~~ ???")]) == [None]
 
 
-def program(gold: dict[str, Any] | str, *solutions: str) -> Entry:
-    tests = gold if isinstance(gold, str) else json.dumps(gold)
-    return replace(maths("Add two numbers."), ability="code", golds=(tests,), solutions=solutions)
+def program(reference: dict[str, Any] | str, *solutions: str) -> Entry:
+    tests = reference if isinstance(reference, str) else json.dumps(reference)
+    return replace(maths("Add two numbers."), ability="code", references=(tests,), solutions=solutions)
 
 
 ADD, ADD_AGAIN = "print(sum(map(int, input().split())))", "a, b = input().split(); print(int(a) + int(b))"
@@ -177,7 +178,7 @@ def test_tests_references_and_disagreements() -> None:
     assert isinstance(passing, Entry)
     assert passing.solutions == (ADD, "print(3)")
     assert isinstance(cut, Entry)
-    assert json.loads(cut.golds[0]) == {"inputs": ["1 2"], "outputs": ["3"]}
+    assert json.loads(cut.references[0]) == {"inputs": ["1 2"], "outputs": ["3"]}
     assert cut.notes["tests_taken_out"] == 2
     assert isinstance(agreeing, Entry)
     assert "needs_checker" not in agreeing.notes
@@ -188,7 +189,7 @@ def test_tests_references_and_disagreements() -> None:
     assert "passed 1 of 2" in failed.detail
     surplus = decisions[11]
     assert isinstance(surplus, Entry)
-    assert json.loads(surplus.golds[0]) == {"inputs": ["1 2"], "outputs": ["3"]}
+    assert json.loads(surplus.references[0]) == {"inputs": ["1 2"], "outputs": ["3"]}
 
 
 def test_limits_on_reference_solutions() -> None:

@@ -18,9 +18,9 @@ from magicrl.pipeline.pipeline_schema import EarlyStop
 
 @pytest.fixture
 def pipeline(write_rows: Callable[..., Path], tiny_models: tuple[Path, Path]) -> dict[str, Any]:
-    """Twelve sums; golds the model meets often, sometimes and never."""
-    golds = ["1", "2", "3", "77"]
-    rows = [{"problem": f"what is {i % 3} + {i % 4} ?", "answer": golds[i % 4], "id": f"p{i}"} for i in range(12)]
+    """Twelve sums; reference answers the model meets often, sometimes and never."""
+    references = ["1", "2", "3", "77"]
+    rows = [{"problem": f"what is {i % 3} + {i % 4} ?", "answer": references[i % 4], "id": f"p{i}"} for i in range(12)]
     columns = {"id": "id"}
     step = {"use": "difficulty", "sampler": {"model": str(tiny_models[0]), "threads": 1}, "label": "tiny"}
     step |= {"samples": 8, "max_tokens": 6, "time_limit": 20}

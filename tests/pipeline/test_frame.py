@@ -26,7 +26,7 @@ from magicrl.pipeline import parts as part_files
 from magicrl.pipeline.import_source import EntryReader
 from magicrl.pipeline.stats import counts_of, way_of
 
-RULES = {"maths": {"agreement": False, "unreadable_golds": "keep"}}
+RULES = {"maths": {"agreement": False, "unreadable_references": "keep"}}
 
 
 @pytest.fixture

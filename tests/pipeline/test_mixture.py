@@ -90,7 +90,7 @@ def test_the_training_file_is_the_released_schema_and_is_read_by_the_recipes_rea
     assert rows[3]["extra_info"] == {"index": 3, "model_difficulty": {"R1-7B": 3, "other": None}}
     problems = load_problems(SourceConfig(path=str(path)))
     assert [problem.verifier for problem in problems] == ["maths", "code"] * 10
-    assert problems[2].golds == ("2",)
+    assert problems[2].references == ("2",)
     assert "What is 2|2? <b>&" in problems[2].prompt
     ids = [json.loads(line) for line in (mixture / "ids.jsonl").read_text().splitlines()]
     assert ids[3] == {"file": "train.parquet", "row": 3, "id": "r/r-3"}
@@ -117,7 +117,7 @@ def test_bands_caps_size_and_seed_choose_rows(pipeline: dict[str, Any], run: Any
 
 def test_files_by_ability_and_a_card_that_counts_what_the_rows_say(pipeline: dict[str, Any], run: Any) -> None:
     pipeline["steps"] = [
-        {"use": "clean", "code": {"reference": False}, "maths": {"unreadable_golds": "keep"}},
+        {"use": "clean", "code": {"reference": False}, "maths": {"unreadable_references": "keep"}},
         {"use": "mix", "split_by_ability": True, "size": 15},
     ]
     run(pipeline)

@@ -16,7 +16,8 @@ from magicrl.data.sources import load_source
 from magicrl.pipeline.pipeline_schema import known_kinds
 from magicrl.records import prompt_key
 
-# One made record in the columns of each real file, and the golds or tests and the solutions that are read from it.
+# One made record in the columns of each real file, and the reference answers or tests and the solutions that are read
+# from it.
 LINES = Path(__file__).with_name("records.jsonl").read_text(encoding="utf-8").splitlines()
 RECORDS: dict[str, dict[str, Any]] = {row["kind"]: row for row in map(json.loads, LINES)}
 
@@ -33,12 +34,12 @@ def test_a_record_in_the_columns_of_the_real_set_is_read(kind: str, write_rows: 
         run({"sources": [{"kind": form, "name": form, "path": str(path)}]})
         assert run.dropped(f"sources/{form}") == []
         (entry,) = run.kept(f"sources/{form}")
-        if "golds" in expected:
-            assert (entry.ability, list(entry.golds)) == ("math", expected["golds"])
+        if "references" in expected:
+            assert (entry.ability, list(entry.references)) == ("math", expected["references"])
             assert "\\boxed" in entry.prompt
         else:
             assert entry.ability == "code"
-            assert json.loads(entry.golds[0]).items() >= expected["tests"].items()
+            assert json.loads(entry.references[0]).items() >= expected["tests"].items()
         assert list(entry.solutions) == expected["solutions"]
     if kind == "released":
         assert (entry.data_source, entry.difficulty) == ("train-math", {"R1-7B": 3})
@@ -64,11 +65,11 @@ def test_a_row_of_the_pipeline_is_the_problem_that_it_was(write_rows: Callable[.
 
 
 def test_columns_name_what_a_known_form_does_not(write_rows: Callable[..., Path], run: Any) -> None:
-    rows = [{"q": {"text": "2 + 3?"}, "gold": 5, "why": "because \\boxed{5}", "nr": "x1", "set": "a"}]
-    columns = {"prompt": "q.text", "answer": "gold", "solutions": ["why"], "id": "nr", "notes": ["set"]}
+    rows = [{"q": {"text": "2 + 3?"}, "reference": 5, "why": "because \\boxed{5}", "nr": "x1", "set": "a"}]
+    columns = {"prompt": "q.text", "answer": "reference", "solutions": ["why"], "id": "nr", "notes": ["set"]}
     run({"sources": [{"name": "own", "path": str(write_rows("r.jsonl", rows)), "fields": columns}]})
     (entry,) = run.kept("sources/own")
-    assert (entry.id, entry.problem, entry.golds) == ("own/x1", "2 + 3?", ("5",))
+    assert (entry.id, entry.problem, entry.references) == ("own/x1", "2 + 3?", ("5",))
     assert (entry.solutions, entry.notes) == (("because \\boxed{5}",), {"set": "a"})
 
 
@@ -182,7 +183,7 @@ def test_a_folder_is_read_by_datasets(tmp_path: Path, run: Any) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.jsonl").write_text('{"question": "2 + 3?", "answer": "#### 5"}\n')
     run({"sources": [{"kind": "gsm8k", "path": "set"}]})
-    assert [entry.golds for entry in run.kept("sources/gsm8k")] == [("5",)]
+    assert [entry.references for entry in run.kept("sources/gsm8k")] == [("5",)]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_real_files_are_read(kind: str, path: str, count: int, shared_data: Path
     entries, dropped = run.kept("sources/real"), run.dropped("sources/real")
     assert len(entries) + len(dropped) == count
     assert len(dropped) <= 1, [row["detail"][:200] for row in dropped]
-    assert all(entry.problem.strip() and entry.golds for entry in entries)
+    assert all(entry.problem.strip() and entry.references for entry in entries)
     (part,) = (run.output / "sources" / "real" / "kept").glob("*.parquet")
     trained = load_source(SourceConfig(path=str(part)))
     assert not trained.set_aside, "what is imported is what training's reader takes"
@@ -222,7 +223,7 @@ from magicrl.records import Problem
 def cards(count, verifier="maths"):
     for i in range(count):
         yield {"question": f"What is {i} + 1?", "answer": str(i + 1)}
-    yield Problem(id="own", prompt="What is 6 x 7?", golds=("42",), verifier=verifier, source="mine", level=2)
+    yield Problem(id="own", prompt="What is 6 x 7?", references=("42",), verifier=verifier, source="mine", level=2)
     yield "no record"
 """
 
@@ -232,7 +233,7 @@ def test_a_source_of_ones_own_is_read_into_the_pipeline(run: Any, tmp_path: Path
     tree: dict[str, Any] = {"sources": [{"source": "read.py:cards", "options": {"count": 2}}]}
     run(tree)
     kept = run.kept("sources/read")
-    assert [(entry.id, entry.golds) for entry in kept] == [
+    assert [(entry.id, entry.references) for entry in kept] == [
         ("read/read-0", ("1",)),
         ("read/read-1", ("2",)),
         ("read/own", ("42",)),

@@ -79,7 +79,7 @@ def evaluation(name: str, accuracy: dict[float, float], text: str, outcome: str)
     sample = {
         "problem_id": "sum/1",
         "prompt": "What is 3 + 4 <b>?</b>",
-        "gold": ["7", "seven"],
+        "reference": ["7", "seven"],
         "responses": [response],
     }
     return {"name": name, "set": "test", "model": "m", "temperatures": scores, "samples": [sample]}

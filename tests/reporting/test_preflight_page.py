@@ -23,7 +23,8 @@ def found() -> dict[str, Any]:
         "example": HOSTILE,
     }  # fmt: skip
     reward = {
-        "golds": 40, "unread": 3, "consensus": 10, "against": 2, "second": {}, "earned": {"an empty response": 0.0},
+        "references": 40, "unread": 3, "consensus": 10, "against": 2, "second": {},
+        "earned": {"an empty response": 0.0},
     }  # fmt: skip
     return {
         "recipe": "toy", "seconds": 1.0, "findings": [], "learnable": learnable, "reward": reward, "longer": None,
@@ -33,7 +34,7 @@ def found() -> dict[str, Any]:
 
 def test_the_figures_are_those_of_the_labels(found: dict[str, Any]) -> None:
     figures = dict(figures_of(found))
-    assert figures["golds read"] == "37 of 40"
+    assert figures["reference answers read"] == "37 of 40"
     assert figures["pass@1"] == "50.0 % (95 %: 25.0 % to 75.0 %)"
     assert figures["cut"] == "12.5 % at T = 24"
     assert figures["problems × answers"] == "8 × 4"

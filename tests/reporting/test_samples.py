@@ -144,7 +144,7 @@ def test_what_a_problem_is(columns: list[list[SampledResponse]], kinds: set[str]
 
 def problem(name: str, *kinds: Kind, text: str = "t") -> Browsed:
     row = AnswerRow(label="", answers=(SampledResponse(temperature=1.0, text=text, outcome="wrong"),))
-    return Browsed(id=name, prompt="", gold="", marks=(), rows=(row,), kinds=frozenset(kinds))
+    return Browsed(id=name, prompt="", reference="", marks=(), rows=(row,), kinds=frozenset(kinds))
 
 
 def test_a_full_page_holds_some_of_every_kind_in_the_set_s_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from magicrl.rollout.sampling import uniforms
 def _group(order: int, samples: int) -> GroupProgress:
     request = RolloutRequest(
         draw=order,
-        problem=Problem(id=f"p{order}", prompt="", golds=("1",), verifier="exact", source="test"),
+        problem=Problem(id=f"p{order}", prompt="", references=("1",), verifier="exact", source="test"),
         prompt_tokens=frozen_tokens([1] * (order + 1)),
         group_size=samples,
         sampling=SamplingParams(temperature=1.0, max_tokens=99, seed=0),

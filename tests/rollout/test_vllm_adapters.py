@@ -52,7 +52,7 @@ model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=ATTENTI
 lora = LoraConfig(rank=3, alpha=12.0)
 shapes = adapter_shapes(model, lora)
 learner = LocalLearner(model, LearnerSettings(model=ModelConfig(dtype="float32", lora=lora)), valid_vocab=40)
-problem = Problem(id="probe", prompt="", golds=("1",), verifier="exact", source="test")
+problem = Problem(id="probe", prompt="", references=("1",), verifier="exact", source="test")
 check = LogprobCheck(learner, [(problem, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
 
 def start(plan):

@@ -62,7 +62,7 @@ def start(path):
 register_attention()
 model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=ATTENTION_NAME)
 learner = LocalLearner(model, LearnerSettings(model=ModelConfig(dtype="float32")), valid_vocab=40)
-problem = Problem(id="probe", prompt="", golds=("1",), verifier="exact", source="test")
+problem = Problem(id="probe", prompt="", references=("1",), verifier="exact", source="test")
 prompts = [(problem, frozen_tokens(tokens)) for tokens in given["prompts"]]
 check = LogprobCheck(learner, prompts, float32=True, ceiling=0.25)
 
@@ -82,7 +82,7 @@ def request(draw, samples=None, seed=7, **changes):
     options |= changes
     return RolloutRequest(
         draw=draw, prompt_tokens=frozen_tokens(options["prompt"]), group_size=6, samples=samples,
-        problem=Problem(id=f"p{draw}", prompt="", golds=("w1",), verifier="exact", source="test"),
+        problem=Problem(id=f"p{draw}", prompt="", references=("w1",), verifier="exact", source="test"),
         sampling=SamplingParams(temperature=options["temperature"], max_tokens=options["limit"], seed=seed),
     )
 

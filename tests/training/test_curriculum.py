@@ -119,7 +119,7 @@ def test_more_confidence_takes_more_steps() -> None:
 
 
 def problem(name: str, source: str, **more: Any) -> Problem:
-    return Problem(id=f"#{name}", key=name, prompt="?", golds=("1",), verifier="exact", source=source, **more)
+    return Problem(id=f"#{name}", key=name, prompt="?", references=("1",), verifier="exact", source=source, **more)
 
 
 def released(name: str, table: object) -> Problem:

@@ -115,7 +115,7 @@ def test_solutions_take_turns(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("solution", "verifier", "golds", "reasoning", "response"),
+    ("solution", "verifier", "references", "reasoning", "response"),
     [
         ("2 + 3 = <<2+3=5>>5\n#### 5", "maths", ("5",), False, "2 + 3 = 5\nThe answer is \\boxed{5}."),
         ("It is \\boxed{5}.", "maths", ("5",), False, "It is \\boxed{5}."),
@@ -130,9 +130,9 @@ def test_solutions_take_turns(folder: Path) -> None:
     ],
 )
 def test_a_solution_is_written_as_a_response(
-    solution: str, verifier: str, golds: tuple[str, ...], reasoning: bool, response: str
+    solution: str, verifier: str, references: tuple[str, ...], reasoning: bool, response: str
 ) -> None:
-    problem = Problem(id="p", prompt="?", golds=golds, verifier=verifier, source="test")
+    problem = Problem(id="p", prompt="?", references=references, verifier=verifier, source="test")
     assert as_response(solution, problem, reasoning=reasoning) == response
 
 

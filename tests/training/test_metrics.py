@@ -51,7 +51,7 @@ def completion(version: int, spans: tuple[tuple[int, int], ...] = ()) -> Complet
 
 
 def buffer(*completions: Completion) -> list[Any]:
-    problem = Problem(id="sum-3", prompt="", golds=("1",), verifier="exact", source="test")
+    problem = Problem(id="sum-3", prompt="", references=("1",), verifier="exact", source="test")
     request = SimpleNamespace(problem=problem, draw=7)
     return [SimpleNamespace(group=SimpleNamespace(request=request, completions=completions))]
 

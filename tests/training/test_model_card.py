@@ -216,7 +216,7 @@ def test_the_cards_own_lines_give_the_prompt_of_training(finished: tuple[TrainCo
     scope: dict[str, Any] = {"print": lambda text: scope.update(said=text)}
     exec(lines, scope)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    problem = Problem(id="p", prompt="1 2", golds=("3",), verifier="exact", source="toy")
+    problem = Problem(id="p", prompt="1 2", references=("3",), verifier="exact", source="toy")
     wanted = PromptEncoder(tokenizer, 64).encode(problem)
     assert scope["inputs"]["input_ids"][0].tolist() == wanted.tolist()
     assert isinstance(scope["said"], str)

@@ -29,8 +29,8 @@ from magicrl.training.preflight import (
 )
 from magicrl.training.preflight_rules import preflight_findings
 from magicrl.training.reward_probes import (
-    GOLD,
     NOTHING,
+    REFERENCE,
     SEVERAL,
     WRONG,
     Neighbour,
@@ -62,8 +62,8 @@ SOUND = Facts(
     ),
     longer=LongerAnswers(max_tokens=384, truncated=0.0, correct=0.4, length=90),
     reward=RewardFacts(
-        golds=200,
-        earned={NOTHING: 0.0, GOLD: 1.0, WRONG: 0.0, SEVERAL: 0.0},
+        references=200,
+        earned={NOTHING: 0.0, REFERENCE: 1.0, WRONG: 0.0, SEVERAL: 0.0},
         neighbour=NEIGHBOUR,
     ),
     template=Template(
@@ -172,16 +172,16 @@ EARNED = SOUND.reward.earned
         ),
         (
             replace(SOUND, reward=replace(SOUND.reward, neighbour=replace(NEIGHBOUR, own=0.1, there=0.4, rise=RISE))),
-            {"shifted_golds": "stop"},
+            {"shifted_references": "stop"},
         ),
         # the best offset is twice as good as the rows' own answers and no better than twice chance: 0.13 + 0.01
         (
             agreed(4, 3, replace(CHANCE, own=0.13, there=0.27, rise=RISE, skill=replace(CHANCE.skill, mean=-0.01))),
             {"label_noise": "stop"},
         ),
-        (replace(SOUND, reward=replace(SOUND.reward, unread=50)), {"golds_unread": "stop"}),
-        (replace(SOUND, reward=replace(SOUND.reward, unread=5)), {"golds_unread": "warning"}),
-        (replace(SOUND, conflicting=400), {"conflicting_golds": "warning"}),
+        (replace(SOUND, reward=replace(SOUND.reward, unread=50)), {"references_unread": "stop"}),
+        (replace(SOUND, reward=replace(SOUND.reward, unread=5)), {"references_unread": "warning"}),
+        (replace(SOUND, conflicting=400), {"conflicting_references": "warning"}),
         (
             replace(
                 SOUND,
@@ -264,7 +264,7 @@ class LastDigit:
     """A verifier service: a response is correct if its last character is the reference answer."""
 
     def submit(self, problem: Problem, responses: Sequence[str]) -> tuple[Verdict, ...]:
-        right = [response[-1:] == problem.golds[0] for response in responses]
+        right = [response[-1:] == problem.references[0] for response in responses]
         return tuple(Verdict(outcome=Outcome.CORRECT if r else Outcome.WRONG, status="exact") for r in right)
 
     def result(self, ticket: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
@@ -278,7 +278,7 @@ class LastDigit:
 
 def test_answers_by_other_problems_references() -> None:
     """Problem i has the reference answer i mod 7; the answers are right, then right for the row below."""
-    train = [problem(str(i), gold=str(i % 7)) for i in range(28)]
+    train = [problem(str(i), reference=str(i % 7)) for i in range(28)]
 
     def answered(shift: int) -> Neighbour:
         groups = []
@@ -312,8 +312,8 @@ def test_every_planted_fault_is_named_and_no_sound_recipe_is_accused(tmp_path: P
 
 
 def test_another_accepted_answer_is_not_tried_as_a_wrong_one() -> None:
-    first = replace(problem("p0", "0?", "1"), golds=("1", "one"))
+    first = replace(problem("p0", "0?", "1"), references=("1", "one"))
     boxed = VerifierConfig(extract="box", reasoning="auto")
     with boxed.pool() as pool:
         earned = _made_up(pool, boxed, [first, problem("p1", "1?", "one"), problem("p2", "2?", "2")])
-    assert (earned[GOLD], earned[WRONG], earned[NOTHING]) == (1.0, 0.0, 0.0)
+    assert (earned[REFERENCE], earned[WRONG], earned[NOTHING]) == (1.0, 0.0, 0.0)

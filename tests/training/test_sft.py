@@ -58,12 +58,12 @@ class Echo:
         while True:
             letter = "abcd"[int(rng.integers(4))]
             yield Problem(
-                id=f"e{index}", prompt=f"{letter} :", golds=(letter,), verifier="exact", source="test", level=1
+                id=f"e{index}", prompt=f"{letter} :", references=(letter,), verifier="exact", source="test", level=1
             )
             index += 1
 
     def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
-        return " ".join([problem.golds[0]] * self.times)
+        return " ".join([problem.references[0]] * self.times)
 
 
 class Asking:
@@ -81,7 +81,7 @@ class Dialogue(Echo):
 
     def demonstration(self, problem: Problem, rng: np.random.Generator) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         heard = "abcd"[int(rng.integers(4))]
-        return (problem.golds[0], f": {heard} {heard}", heard)[: self.times + 1]
+        return (problem.references[0], f": {heard} {heard}", heard)[: self.times + 1]
 
 
 def recipe(*, seed: int = 0, rate: float = 1e-2, steps: tuple[int, ...] = (25, 10), times: int = 2) -> SftConfig:
@@ -132,7 +132,7 @@ def test_loss_is_the_mean_over_response_tokens_alone_the_end_token_included() ->
     assert config.model.tiny is not None
     model, tokenizer = make_tiny(config.model.tiny, Echo.vocabulary, seed=1)
     encoder = PromptEncoder(tokenizer, 16)
-    problem = Problem(id="p", prompt="a b :", golds=("a",), verifier="exact", source="test")
+    problem = Problem(id="p", prompt="a b :", references=("a",), verifier="exact", source="test")
     samples = [
         supervised_sample(encoder.encode(problem), encoder.encode_response("a c"), 0),
         supervised_sample(frozen_tokens([4, 6]), encoder.encode_response("d"), 1),
@@ -207,7 +207,7 @@ def test_a_trivial_family_is_learned_saved_and_reused(tmp_path: Path) -> None:
     assert record["versions"]["torch"] == importlib.metadata.version("torch")
     model = AutoModelForCausalLM.from_pretrained(result.folder)
     encoder = PromptEncoder(loaded.tokenizer, 16)
-    problem = Problem(id="p", prompt="c :", golds=("c",), verifier="exact", source="test")
+    problem = Problem(id="p", prompt="c :", references=("c",), verifier="exact", source="test")
     prompt = torch.tensor(encoder.encode(problem).tolist())[None]
     out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=6, do_sample=False)
     assert encoder.decode(out[0, 2:].tolist()) == "c c"

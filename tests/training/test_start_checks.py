@@ -232,14 +232,14 @@ def test_bfloat16_that_this_cpu_is_slower_in_is_told(
     assert "this CPU multiplies" not in caplog.text
 
 
-def test_the_first_of_two_golds_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_of_two_references_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"problem": p, "answer": a} for p, a in [("What is 2+3?", "5"), ("what is 2+3?", " 5"), ("b", "1")]]
     rows += [{"problem": "What is  2+3?", "answer": "6"}]
     with caplog.at_level(logging.WARNING):
         data = load(tmp_path, rows)
-    assert [(p.id, p.golds) for p in data.train] == [("own-0", ("5",)), ("own-1", ("5",)), ("own-2", ("1",))]
+    assert [(p.id, p.references) for p in data.train] == [("own-0", ("5",)), ("own-1", ("5",)), ("own-2", ("1",))]
     assert data.dropped_conflicting == 1
-    assert "1 of 4 problems have the prompt of an earlier one and other golds ('own-0' and 'own-3'" in caplog.text
+    assert "1 of 4 problems have the prompt of an earlier one and other references ('own-0' and 'own-3'" in caplog.text
 
 
 def test_long_prompts_are_dropped_from_the_holdout_too(tmp_path: Path) -> None:

@@ -115,11 +115,11 @@ import asyncio, sys
 from types import SimpleNamespace
 from verifiers.v1.utils.loaders import judge_config_type, load_judge
 
-config = judge_config_type("magicrl_judge").model_validate({"id": "magicrl_judge", "answer_field": "gold"})
+config = judge_config_type("magicrl_judge").model_validate({"id": "magicrl_judge", "answer_field": "reference"})
 judge = load_judge(config)
 for reply in (r"\boxed{3}", "4"):
-    print(judge.reward_name, asyncio.run(judge.score(SimpleNamespace(gold="3"), SimpleNamespace(last_reply=reply))))
-try:
+    print(judge.reward_name, asyncio.run(judge.score(SimpleNamespace(reference="3"),
+SimpleNamespace(last_reply=reply)))) try:
     asyncio.run(judge.score(SimpleNamespace(answer="3"), SimpleNamespace(last_reply="3")))
 except ValueError as error:
     print(error)
@@ -130,5 +130,5 @@ except ValueError as error:
 @pytest.mark.skipif(importlib.util.find_spec("pydantic_config") is None, reason="no extra `verifiers`")
 def test_verifiers_loads_the_judge_by_its_own_code() -> None:
     done = subprocess.run([sys.executable, "-c", JUDGED], check=False, capture_output=True, text=True)
-    expected = "maths 1.0\nmaths 0.0\nthe task has no field 'gold'; set answer_field\n"
+    expected = "maths 1.0\nmaths 0.0\nthe task has no field 'reference'; set answer_field\n"
     assert done.stdout == expected, done.stderr

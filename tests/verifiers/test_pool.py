@@ -32,8 +32,8 @@ from magicrl_verifiers.worker import Lost, WorkerProcess, WorkerRefusal, WorkerS
 HANG = r"\boxed{\lim_{x \to 0} 9^{9^{9}}}"
 
 
-def problem(*golds: str, verifier: str = "maths") -> Problem:
-    return Problem(id="p", prompt="?", golds=golds, verifier=verifier, source="test")
+def problem(*references: str, verifier: str = "maths") -> Problem:
+    return Problem(id="p", prompt="?", references=references, verifier=verifier, source="test")
 
 
 Until = Callable[[Callable[[], bool]], None]
@@ -71,7 +71,7 @@ def patient() -> Iterator[VerifierPool]:
 
 
 @pytest.mark.parametrize(
-    ("golds", "response", "status", "decided_by"),
+    ("references", "response", "status", "decided_by"),
     [
         (["5"], r"\boxed{5}", "matched", "string"),
         (["5"], r"\boxed{6}", "mismatch", "rational"),
@@ -90,7 +90,7 @@ def patient() -> Iterator[VerifierPool]:
         # the grammar of formulas has no integrals
         ([r"\int_0^1 2x \, dx"], r"\boxed{\int_0^1 2y \, dy}", "matched", "math_verify"),
         ([r"\int_0^1 2x \, dx"], r"\boxed{\int_0^1 3y \, dy}", "mismatch", "math_verify"),
-        ([r"\overbrace{"], r"\boxed{1}", "gold_unparsable", "math_verify"),
+        ([r"\overbrace{"], r"\boxed{1}", "reference_unparsable", "math_verify"),
         (["42"], "so it is 43. No, the answer is 42.", "matched", "string"),
         (["42"], r"<think>\boxed{42}", "no_answer", "extraction"),
         (["42"], r"<think>\boxed{41}</think>\boxed{42}", "matched", "string"),
@@ -105,10 +105,12 @@ def patient() -> Iterator[VerifierPool]:
         (["3"], "\ud800 \x00 \\boxed{3}", "matched", "string"),
     ],
 )
-def test_maths_verdicts(patient: VerifierPool, golds: list[str], response: str, status: str, decided_by: str) -> None:
-    (verdict,) = patient.judge(problem(*golds), [response])
+def test_maths_verdicts(
+    patient: VerifierPool, references: list[str], response: str, status: str, decided_by: str
+) -> None:
+    (verdict,) = patient.judge(problem(*references), [response])
     assert (verdict.status, verdict.decided_by) == (status, decided_by)
-    expected = {"matched": Outcome.CORRECT, "gold_unparsable": Outcome.NOT_JUDGED}.get(status, Outcome.WRONG)
+    expected = {"matched": Outcome.CORRECT, "reference_unparsable": Outcome.NOT_JUDGED}.get(status, Outcome.WRONG)
     assert verdict.outcome is expected
 
 
@@ -120,14 +122,14 @@ def test_an_answer_that_hangs_is_wrong_and_its_neighbours_are_unharmed(pool: Ver
     assert pool.worker_pids != before
 
 
-def test_a_gold_that_hangs_is_nobody_s_fault_and_costs_its_time_once(pool: VerifierPool) -> None:
+def test_a_reference_that_hangs_is_nobody_s_fault_and_costs_its_time_once(pool: VerifierPool) -> None:
     bomb = problem("9!!!!!!")
     (first,) = pool.judge(bomb, [r"\boxed{x+3}"])
-    assert (first.outcome, first.status) == (Outcome.NOT_JUDGED, "gold_unparsable")
+    assert (first.outcome, first.status) == (Outcome.NOT_JUDGED, "reference_unparsable")
     pool.judge(problem("1"), [r"\boxed{1}"])
     before = pool.worker_pids
     others = pool.judge(bomb, [r"\boxed{x+4}", r"\boxed{9!!!!!!}"])
-    assert [v.status for v in others] == ["gold_unparsable", "matched"]  # equal strings still count
+    assert [v.status for v in others] == ["reference_unparsable", "matched"]  # equal strings still count
     assert pool.worker_pids == before  # no worker was spent on it again
 
 
@@ -152,7 +154,7 @@ def test_an_idle_worker_killed_from_outside_is_replaced(pool: VerifierPool) -> N
     assert pool.judge(problem("7"), [r"\boxed{7}"])[0].correct
 
 
-CODE = Problem(id="c", prompt="?", golds=('{"inputs": ["7"], "outputs": ["7"]}',), verifier="code", source="test")
+CODE = Problem(id="c", prompt="?", references=('{"inputs": ["7"], "outputs": ["7"]}',), verifier="code", source="test")
 
 
 @pytest.mark.parametrize("victim", ["verifiers.isolated", "verifiers.code.pool", "forkserver"])
@@ -295,7 +297,7 @@ def test_errors_name_the_remedy() -> None:
     with VerifierPool() as pool:
         with pytest.raises(ValueError, match="did you mean 'maths'"):
             pool.submit(problem("3", verifier="math"), ["3"])
-        with pytest.raises(ValueError, match="no gold answer"):
+        with pytest.raises(ValueError, match="no reference answer"):
             pool.submit(problem(), ["3"])
     with pytest.raises(ValueError, match="reasoning must be"):
         JudgeOptions(reasoning="maybe")  # pyright: ignore[reportArgumentType]
@@ -319,7 +321,7 @@ def test_a_stopped_worker_does_not_hang_the_pool() -> None:
     ).plan
     worker = WorkerProcess(dataclasses.replace(plan, stall_limit=0.3))
     os.kill(worker.pid, signal.SIGSTOP)
-    request = {"item": 0, "golds": ["3"], "response": "x" * 10**6, "distrust": False}
+    request = {"item": 0, "references": ["3"], "response": "x" * 10**6, "distrust": False}
     assert isinstance(worker.ask(request), Lost)
     assert not worker.usable
 

@@ -44,7 +44,7 @@ def logged(problem, response):
     return {"score": len(response) / 4, "length": len(response)}
 
 def verdict(problem, response):
-    right = response in problem.golds
+    right = response in problem.references
     return Verdict(outcome=Outcome.CORRECT if right else Outcome.WRONG, status="mine", score=float(right) / 2)
 
 @reward(batched=True, right_from=0.5)
@@ -112,14 +112,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def problem(file: Path, name: str, golds: tuple[str, ...] = ()) -> Problem:
+def problem(file: Path, name: str, references: tuple[str, ...] = ()) -> Problem:
     extra = {"n": 7, "read": date(2026, 1, 31)}  # a Parquet file has columns that JSON has no form for
-    return Problem(id="p", prompt="?", golds=golds, verifier=f"{file}:{name}", source="doc", extra=extra)
+    return Problem(id="p", prompt="?", references=references, verifier=f"{file}:{name}", source="doc", extra=extra)
 
 
-def judged(file: Path, name: str, *responses: str, golds: tuple[str, ...] = ()) -> tuple[Verdict, ...]:
+def judged(file: Path, name: str, *responses: str, references: tuple[str, ...] = ()) -> tuple[Verdict, ...]:
     with VerifierPool() as pool:
-        return pool.judge(problem(file, name, golds), responses)
+        return pool.judge(problem(file, name, references), responses)
 
 
 def scores(verdicts: tuple[Verdict, ...]) -> list[float | None]:
@@ -135,7 +135,7 @@ def test_every_form_gives_its_scores_in_order(file: Path, name: str) -> None:
 
 
 def test_a_verdict_is_taken_as_it_is(file: Path) -> None:
-    right, wrong = judged(file, "verdict", "7", "8", golds=("7",))
+    right, wrong = judged(file, "verdict", "7", "8", references=("7",))
     assert (right.outcome, right.status, right.score) == (Outcome.CORRECT, "mine", 0.5)
     assert (wrong.outcome, wrong.score) == (Outcome.WRONG, 0.0)
 
@@ -220,8 +220,8 @@ def test_what_is_no_reward_is_refused(file: Path) -> None:
         verifier_spec(f"{file}:number")
     with pytest.raises(ValueError, match="time_limit of a reward must be positive"):
         reward(time_limit=0.0)
-    with VerifierPool() as pool, pytest.raises(ValueError, match="no gold answer"):
-        pool.submit(Problem(id="p", prompt="?", golds=(), verifier="exact", source="doc"), ["1"])
+    with VerifierPool() as pool, pytest.raises(ValueError, match="no reference answer"):
+        pool.submit(Problem(id="p", prompt="?", references=(), verifier="exact", source="doc"), ["1"])
 
 
 # --- what scores mean further on ------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def group(*given: float | None, right_from: float = 1.0, cut: tuple[int, ...] = 
     ]
     request = RolloutRequest(
         draw=0,
-        problem=Problem(id="p", prompt="?", golds=(), verifier="x", source="doc"),
+        problem=Problem(id="p", prompt="?", references=(), verifier="x", source="doc"),
         prompt_tokens=frozen_tokens([1]),
         group_size=len(given),
         sampling=SamplingParams(temperature=1.0, max_tokens=4),

@@ -17,11 +17,11 @@ from magicrl_verifiers.cli import math, reward
 
 def test_a_file_is_judged_in_order(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
-        {"id": "a", "gold": "5", "response": r"\boxed{5}"},
-        {"gold": ["6", "1/2"], "response": "<think>x</think>\\boxed{0.5}"},
-        {"id": 7, "gold": "2", "response": "\\boxed{\\lim_{x \\to 0} 9^{9^{9}}}"},
-        {"id": None, "gold": "2", "response": "it is 2"},
-        {"id": "z", "gold": "π/2", "response": "\\boxed{\\frac{\\pi}{2}}"},
+        {"id": "a", "reference": "5", "response": r"\boxed{5}"},
+        {"reference": ["6", "1/2"], "response": "<think>x</think>\\boxed{0.5}"},
+        {"id": 7, "reference": "2", "response": "\\boxed{\\lim_{x \\to 0} 9^{9^{9}}}"},
+        {"id": None, "reference": "2", "response": "it is 2"},
+        {"id": "z", "reference": "π/2", "response": "\\boxed{\\frac{\\pi}{2}}"},
     ]
     source = write_lines(tmp_path / "in.jsonl", rows)
     source.write_text(source.read_text(encoding="utf-8") + "\n", encoding="utf-8")  # a blank line is no answer
@@ -38,7 +38,7 @@ def test_a_file_is_judged_in_order(tmp_path: Path) -> None:
 
 
 def test_options_reach_the_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"gold": "2", "response": "it is 2"}, {"gold": "2", "response": r"a</think>\boxed{2}"}]
+    rows = [{"reference": "2", "response": "it is 2"}, {"reference": "2", "response": r"a</think>\boxed{2}"}]
     source, output = write_lines(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     options = JudgeOptions(reasoning="required", extract="box")
     assert verify_file(source, output, options=options, workers=1).correct == 1
@@ -49,20 +49,20 @@ def test_options_reach_the_workers(tmp_path: Path, capsys: pytest.CaptureFixture
 BROKEN = {
     "{": "not JSON",
     "[1]": "expected an object, got list",
-    '{"response": "x"}': "field 'gold' is missing",
-    '{"gold": "x"}': "field 'response' is missing",
-    '{"gold": [], "response": "x"}': "field 'gold' must be a string or a list",
-    '{"gold": 5, "response": "x"}': "field 'gold' must be a string or a list of strings, none empty, got 5",
-    '{"gold": ["5", 6], "response": "x"}': "none empty, got ['5', 6]",
-    '{"gold": " ", "response": "x"}': "none empty, got ' '",
-    '{"gold": "5", "response": null}': "field 'response' must be a string, got None",
+    '{"response": "x"}': "field 'reference' is missing",
+    '{"reference": "x"}': "field 'response' is missing",
+    '{"reference": [], "response": "x"}': "field 'reference' must be a string or a list",
+    '{"reference": 5, "response": "x"}': "field 'reference' must be a string or a list of strings, none empty, got 5",
+    '{"reference": ["5", 6], "response": "x"}': "none empty, got ['5', 6]",
+    '{"reference": " ", "response": "x"}': "none empty, got ' '",
+    '{"reference": "5", "response": null}': "field 'response' must be a string, got None",
     "[" * 100_000: "not JSON",
 }
 
 
 def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    good = '{"id": "a", "gold": "5", "response": "5"}\n'
+    good = '{"id": "a", "reference": "5", "response": "5"}\n'
     source.write_text(good + "".join(f"{line}\n{good}" for line in BROKEN))
     summary = verify_file(source, output, workers=1)
     rows = [json.loads(text) for text in output.read_text().splitlines()]
@@ -78,7 +78,7 @@ def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path) -> None:
 
 def test_the_command_says_how_many_lines_it_could_not_read(tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(b'{"gold": "5", "response": "\xff"}\n{"gold": "5", "response": "5"}\n')
+    source.write_bytes(b'{"reference": "5", "response": "\xff"}\n{"reference": "5", "response": "5"}\n')
     with pytest.raises(ValueError, match=r"1 of 2 lines could not be read .*in\.jsonl:1: not UTF-8 at byte"):
         math(input=source, output=output, workers=1)
     assert len(output.read_text().splitlines()) == 2
@@ -95,7 +95,7 @@ def test_no_line_at_all_is_an_error(tmp_path: Path, text: str) -> None:
 
 def test_an_output_that_is_the_input(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
-    source.write_text('{"gold": "5", "response": "5"}\n')
+    source.write_text('{"reference": "5", "response": "5"}\n')
     link = tmp_path / "link.jsonl"
     link.symlink_to(source)
     for output in (source, link):
@@ -104,7 +104,7 @@ def test_an_output_that_is_the_input(tmp_path: Path) -> None:
 
 
 def test_only_a_whole_output_has_its_name(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"gold": "5", "response": "5"}] * 2)
+    source = write_lines(tmp_path / "in.jsonl", [{"reference": "5", "response": "5"}] * 2)
 
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -157,7 +157,7 @@ def test_a_reward_of_ones_own_judges_as_in_training(
 
 
 def test_an_unknown_reward_lists_the_known_ones(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"gold": "5", "response": "5"}])
+    source = write_lines(tmp_path / "in.jsonl", [{"reference": "5", "response": "5"}])
     for name, said in (
         ("mats", r"did you mean 'maths'\?.*code, exact, judge, maths"),
         ("own.py:score", "no file own.py"),

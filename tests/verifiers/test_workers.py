@@ -59,13 +59,13 @@ class Verifier:
     def __init__(self, options, progress):
         self.progress, self.distrusted, self.kept = progress, False, ""
 
-    def distrust(self, golds):
+    def distrust(self, references):
         self.distrusted = True
 
-    def judge(self, golds, response):
+    def judge(self, references, response):
         said = ""
         if response == "two phases":
-            for phase in ("gold", "answer"):
+            for phase in ("reference", "answer"):
                 self.progress(phase)
                 burn(0.35)
         if response == "random":

@@ -206,7 +206,7 @@ def _groups(repeated: Repeated, attributor: Attributor, measured: _Measured, cha
                 "draw": scored.group.request.draw,
                 "problem": problem.id,
                 "prompt": problem.prompt,
-                "golds": list(problem.golds),
+                "references": list(problem.references),
                 "learned_from": any(r["advantage"] is not None for r in responses),
                 "gain": changes.gains[index],
                 "norm": sum(math.fsum(r["norm"]) for r in responses),

@@ -9,9 +9,9 @@ from typing import Any, cast, overload
 from magicrl.api.given import Frame, RewardFunction, in_python, reward_reference
 from magicrl.records import Verdict
 from magicrl_verifiers.batch import usable_cores, verify_rows
-from magicrl_verifiers.records import Extract, JudgeOptions, Reasoning
+from magicrl_verifiers.records import Extract, JudgeOptions, Reasoning, renamed_argument
 
-Gold = str | Sequence[str] | Mapping[str, Any]
+Reference = str | Sequence[str] | Mapping[str, Any]
 """The right answer, a list of accepted ones, or the tests of a program."""
 _ITEMS_PER_WORKER = 16
 
@@ -19,7 +19,7 @@ _ITEMS_PER_WORKER = 16
 @overload
 def verify(
     response: str,
-    gold: Gold | None = ...,
+    reference: Reference | None = ...,
     *,
     prompt: str = ...,
     reward: str | RewardFunction = ...,
@@ -34,7 +34,7 @@ def verify(
 @overload
 def verify(
     response: Sequence[Mapping[str, Any]] | Frame,
-    gold: None = ...,
+    reference: None = ...,
     *,
     prompt: str = ...,
     reward: str | RewardFunction = ...,
@@ -46,9 +46,10 @@ def verify(
 ) -> list[Verdict]: ...
 
 
+@renamed_argument("gold", "reference")
 def verify(
     response: str | Sequence[Mapping[str, Any]] | Frame,
-    gold: Gold | None = None,
+    reference: Reference | None = None,
     *,
     prompt: str = "",
     reward: str | RewardFunction = "maths",
@@ -61,9 +62,9 @@ def verify(
     r"""Judge one response, or many at once.
 
     Args:
-        response: what a model wrote, reasoning included; or records (dicts or a data frame) with ``response``, ``gold``
-            and, if the reward reads them, ``prompt`` and further fields (the problem's ``extra``).
-        gold: of one response.
+        response: what a model wrote, reasoning included; or records (dicts or a data frame) with ``response``,
+            ``reference`` and, if the reward reads them, ``prompt`` and further fields (the problem's ``extra``).
+        reference: reference answer of one response.
         prompt: of one response.
         reward: ``maths``, ``exact``, ``code``, a name as ``file.py:function``, or a function
             ``(problem, response) -> score``, which is called in this process.
@@ -86,12 +87,14 @@ def verify(
     """
     with in_python():
         one = isinstance(response, str)
-        rows = [{"response": response, "gold": gold, "prompt": prompt}] if one else _records(response, gold)
+        rows = (
+            [{"response": response, "reference": reference, "prompt": prompt}] if one else _records(response, reference)
+        )
         for row in rows:
-            if row.get("gold") is None:
-                row.pop("gold", None)
-            elif isinstance(row["gold"], Mapping):
-                row["gold"] = json.dumps(row["gold"])
+            if row.get("reference") is None:
+                row.pop("reference", None)
+            elif isinstance(row["reference"], Mapping):
+                row["reference"] = json.dumps(row["reference"])
         verdicts = verify_rows(
             rows,
             verifier=reward_reference(reward),
@@ -103,14 +106,14 @@ def verify(
         return verdicts[0] if one else verdicts
 
 
-def _records(responses: Any, gold: Any) -> list[dict[str, Any]]:
-    if gold is not None:
-        raise ValueError("gold goes with one response; of many it stands in each record, as 'gold'")
+def _records(responses: Any, reference: Any) -> list[dict[str, Any]]:
+    if reference is not None:
+        raise ValueError("reference goes with one response; records have it as the field 'reference'")
     if hasattr(responses, "to_dict"):
         responses = responses.to_dict("records")
     if not isinstance(responses, Sequence) or not all(isinstance(row, Mapping) for row in cast(Any, responses)):
         raise ValueError(
-            "response must be a text, or records with the fields response and gold (dicts or a data frame), got "
+            "response must be a text, or records with the fields response and reference (dicts or a data frame), got "
             f"{responses!r:.60} ({type(cast(Any, responses)).__name__})"
         )
     return [dict(row) for row in cast("Sequence[Mapping[str, Any]]", responses)]

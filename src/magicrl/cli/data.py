@@ -113,7 +113,7 @@ def _alone(use: StepName, pipeline: Path | None, input: Sequence[str], output: P
 
 @data_app.command
 def clean(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Sets = None) -> int:
-    """Drop proofs, figures, unverifiable golds, solutions that disagree, broken tests, references that fail.
+    """Drop proofs, figures, unverifiable reference answers, solutions that disagree, broken tests, solutions that fail.
 
     Example: magicrl data clean --input runs/data/gsm8k --output runs/data/gsm8k-clean
     """

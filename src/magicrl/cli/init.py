@@ -114,7 +114,10 @@ def _read(data: str, prompt: str | None, answer: str | None) -> _Data:
 def _are_words(problems: Sequence[Problem]) -> bool:
     """Whether answers are words to be compared as texts, not mathematics."""
     maths = [p for p in problems if p.verifier == "maths"]
-    return bool(maths) and sum(all(_WORDS.fullmatch(gold.strip()) for gold in p.golds) for p in maths) > len(maths) / 2
+    return (
+        bool(maths)
+        and sum(all(_WORDS.fullmatch(reference.strip()) for reference in p.references) for p in maths) > len(maths) / 2
+    )
 
 
 def _tell(console: Console, read: _Data, policy: LoadedModel, encoder: PromptEncoder) -> None:

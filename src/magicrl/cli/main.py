@@ -286,7 +286,7 @@ def judge(
     output: Path,
     set_: Overrides = None,
 ) -> int:
-    """Judge by a served model, as training with this recipe does: {"prompt", "gold"?, "response"} -> {"score", ...}.
+    """Judge with a served model, as this recipe does: {"prompt", "reference"?, "response"} -> {"score", ...}.
 
     Example: magicrl verify judge recipe.toml --input answers.jsonl --output scores.jsonl
 
@@ -295,7 +295,7 @@ def judge(
     recipe
         A training recipe's file or name; its [verifier] table counts, with [verifier.judge] in it.
     input
-        JSON Lines; gold is a text or a list of texts.
+        JSON Lines; reference answer is a text or a list of texts.
     output
         JSON Lines, one verdict a line, same order.
     set_

@@ -186,7 +186,7 @@ class FieldMapping(Section):
     prompt: str | tuple[str, ...] | None = None
     """The question, or a list of messages; of several columns the texts are joined as sentences."""
     answer: str | None = None
-    """The gold answer, a list of accepted ones, a solution that boxes it or ends in ``#### 42``, or the tests."""
+    """The reference answer, a list of accepted ones, a solution that boxes it or ends in ``#### 42``, or the tests."""
     id: str | None = None
     """Default: the file's name and the row's number."""
     level: str | None = None

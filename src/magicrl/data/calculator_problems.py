@@ -117,15 +117,15 @@ class CalculatorProblems:
 
     def _problem(self, told: Problem) -> Problem:
         steps, tell = told.extra["steps"], told.extra["tell"]
-        prompt, golds = told.prompt, told.golds
+        prompt, references = told.prompt, told.references
         if self.options.digits_apart:
             # a tiny model is taught how an answer ends, and pays for every word
-            prompt, golds = apart(prompt.removesuffix(f" {INSTRUCTION}")), tuple(map(apart, golds))
+            prompt, references = apart(prompt.removesuffix(f" {INSTRUCTION}")), tuple(map(apart, references))
         return replace(
             told,
             prompt=prompt,
             key=prompt_key(prompt),
-            golds=golds,
+            references=references,
             verifier=self.verifier,
             source=NAME,
             extra={"steps": steps, "tell": tell, "digits_apart": self.options.digits_apart},

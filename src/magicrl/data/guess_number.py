@@ -111,7 +111,7 @@ class GuessNumber:
         return Problem(
             id=name,
             prompt=prompt,
-            golds=(str(secret),),
+            references=(str(secret),),
             verifier=self.verifier,
             source=NAME,
             level=level,

@@ -242,7 +242,7 @@ class RunningSum:
         return Problem(
             id=name,
             prompt=" ".join([START, *(str(x) for x in operands), ASK]),
-            golds=(str(sum(operands) % 10),),
+            references=(str(sum(operands) % 10),),
             verifier=self.verifier,
             source=NAME,
             level=level,

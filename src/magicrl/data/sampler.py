@@ -23,7 +23,8 @@ class PromptSampler:
     not a prompt.
 
     Example:
-        >>> problems = [Problem(id=str(i), prompt="", golds=("0",), verifier="exact", source="doc") for i in range(3)]
+        >>> problems = [Problem(id=str(i), prompt="", references=("0",), verifier="exact", source="doc")
+        ...             for i in range(3)]
         >>> sampler = PromptSampler(problems, seed=0)
         >>> sorted(p.id for p in sampler.next(3)), sampler.epoch
         (['0', '1', '2'], 0)

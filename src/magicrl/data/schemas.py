@@ -137,7 +137,7 @@ class Schema(Section):
 
     Attributes:
         prompt: columns of the statement, joined as sentences; empty: the one that [columns] knows.
-        answer: column of the gold answer; None for code, and for a conversation whose last turn is the answer.
+        answer: column of the reference answer; None for code, and for a conversation whose last turn is the answer.
         worked: the answer is a worked solution: it must mark its answer by a box or a last ``####``.
         id: column of an id.
         level: column of a difficulty level.
@@ -146,7 +146,7 @@ class Schema(Section):
         solutions: columns of worked solutions or reference programs, each a text or a list of texts.
         notes: columns that the pipeline carries along.
         code: how the tests are read.
-        released: golds and tests as the released data writes them: JSON text.
+        released: reference answers and tests as the released data writes them: JSON text.
     """
 
     prompt: tuple[str, ...] = ()
@@ -223,7 +223,7 @@ class RecordReader:
         fields: columns that the user named; they win over what their names say.
         verifier: of problems without tests; ``code``: the answer column holds tests.
         offer: how a user names a column, e.g. ``--set data.train.0.fields.{field}={column}``.
-        gold: whether a record without an answer is of no use; an environment may do without.
+        reference: whether a record without an answer is of no use; an environment may do without.
         extra: carry the other columns along in ``Problem.extra``.
         solutions, notes: further columns of these.
     """
@@ -232,14 +232,14 @@ class RecordReader:
     fields: FieldMapping = field(default_factory=FieldMapping)
     verifier: str = "maths"
     offer: str = OFFER
-    gold: bool = True
+    reference: bool = True
     extra: bool = True
     solutions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     _found: dict[tuple[str, ...], tuple[str, Schema]] = field(default_factory=dict[tuple[str, ...], tuple[str, Schema]])
 
     @property
-    def needs_gold(self) -> bool:
+    def needs_reference(self) -> bool:
         """Whether a record without an answer is of no use: a reward of the user's may do without."""
         return is_builtin("reward", self.verifier)
 
@@ -288,7 +288,7 @@ class RecordReader:
         elif answer is None and _one_of(present, known.columns.worked, prompt):
             answer = self._column(row, present, "answer", known.columns.worked, prompt)
             worked = True
-        elif answer is None and self.needs_gold and self.gold and not _ends_in_answer(row, prompt):
+        elif answer is None and self.needs_reference and self.reference and not _ends_in_answer(row, prompt):
             answer = self._column(row, tuple(row.record), "answer", known.columns.answer, prompt)
         schema = Schema(prompt=prompt, answer=answer, worked=worked or answer is None)
         return f"{', '.join(prompt)}, {answer or 'last turn'}", self._completed(schema, present)
@@ -393,17 +393,19 @@ class _RowReader:
         raw = turns.answer if schema.answer is None else self._value(schema.answer, "answer")
         where = schema.answer or schema.prompt[0]
         if schema.released:
-            raw = _parsed_golds(raw)
+            raw = _parsed_references(raw)
             if raw == []:
                 raise Quarantined(f"no answer: field {where!r} is an empty list")
-        strict = self.reader.needs_gold and (self.reader.gold or raw not in (None, "", []))
-        golds = self._golds(raw, where) if strict else _texts_of(raw)
+        strict = self.reader.needs_reference and (self.reader.reference or raw not in (None, "", []))
+        references = self._references(raw, where) if strict else _texts_of(raw)
         texts = [text for text in [turns.answer, *self._texts(schema.solutions)] if text]
         # a text that marks its answer is a solution, too
         given: list[Any] = cast("list[Any]", raw) if isinstance(raw, list) else [raw]
-        texts += [t for t in given if isinstance(t, str) and t.strip() not in golds and _marked(t) not in (None, t)]
-        problem = self._problem(turns, golds, self.reader.verifier)
-        own = [text for text in dict.fromkeys(texts) if text.strip() not in golds]
+        texts += [
+            t for t in given if isinstance(t, str) and t.strip() not in references and _marked(t) not in (None, t)
+        ]
+        problem = self._problem(turns, references, self.reader.verifier)
+        own = [text for text in dict.fromkeys(texts) if text.strip() not in references]
         return self._read(problem, "maths" if strict else "bare", tuple(own), {})
 
     def _code(
@@ -432,7 +434,7 @@ class _RowReader:
         found = tuple(dict.fromkeys([*task.solutions, *self._texts(self.schema.solutions)]))
         return self._read(problem, task.style, found, task.notes)
 
-    def _problem(self, turns: Turns, golds: tuple[str, ...], verifier: str) -> Problem:
+    def _problem(self, turns: Turns, references: tuple[str, ...], verifier: str) -> Problem:
         schema, record, fields = self.schema, self.row.record, self.reader.fields
         used = {*schema.prompt, schema.answer, fields.id, fields.level} - {None}
         used |= {"reward_model"} if schema.released else set()
@@ -443,7 +445,7 @@ class _RowReader:
             id=f"{self.reader.stem}-{self.row.index}" if fields.id is None else self._identifier(fields.id),
             prompt=turns.prompt,
             context=turns.context,
-            golds=golds,
+            references=references,
             verifier=verifier,
             source=source if isinstance(source, str) and source else self.reader.stem,
             level=self._level(),
@@ -548,13 +550,13 @@ class _RowReader:
             raise self._error(self.schema.level, f"must be an integer level or end in one, got {value!r}", "correct it")
         return None
 
-    def _golds(self, value: Any, name: str) -> tuple[str, ...]:
+    def _references(self, value: Any, name: str) -> tuple[str, ...]:
         values: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
         if not values:
             raise Quarantined(f"no answer: field {name!r} is an empty list")
-        return tuple(self._gold(name, each) for each in values)
+        return tuple(self._reference(name, each) for each in values)
 
-    def _gold(self, name: str, value: Any) -> str:
+    def _reference(self, name: str, value: Any) -> str:
         """One accepted answer: what a solution marks as its answer, else the text itself."""
         if value is None or (isinstance(value, float) and not math.isfinite(value)):
             raise Quarantined(f"no answer: field {name!r} holds {value}")
@@ -566,18 +568,18 @@ class _RowReader:
             raise self._error(name, f"must be text, a number or a list of them, got {kind} ({value!r:.40})", remedy)
         text = str(value).strip()
         marked = _marked(text)
-        # a whole worked solution as the gold would match no answer
+        # a whole worked solution as the reference answer would match no answer
         if marked is None and self.schema.worked and text:
             raise Quarantined(
                 f"no answer: the text of field {name!r} has neither a box nor a last line with ####; "
                 f"where the whole text is the answer: {self.reader.named('answer', name)}"
             )
-        gold = (text if marked is None else marked).strip()
-        if len(gold) > 1 and gold.count("$") == 2 and gold[0] == gold[-1] == "$":
-            gold = gold[1:-1].strip()  # a formula's dollar signs are no part of it
-        if not gold:
+        reference = (text if marked is None else marked).strip()
+        if len(reference) > 1 and reference.count("$") == 2 and reference[0] == reference[-1] == "$":
+            reference = reference[1:-1].strip()  # a formula's dollar signs are no part of it
+        if not reference:
             raise Quarantined(f"no answer: field {name!r} is empty")
-        return self._whole(name, gold)
+        return self._whole(name, reference)
 
     def _texts(self, columns: Sequence[str]) -> list[str]:
         """Every text in these columns, each once, in order."""
@@ -600,7 +602,9 @@ class _RowReader:
 
 
 def _texts_of(value: Any) -> tuple[str, ...]:
-    """What a reward of the user's finds as golds: the values as text, as they stand; nothing is an empty tuple."""
+    """What a reward of the user's finds as reference answers:
+
+    the values as text, as they stand; nothing is an empty tuple."""
     values: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
     kept = [one for one in values if one is not None and one != ""]
     return tuple(one if isinstance(one, str) else json.dumps(one, ensure_ascii=False, default=str) for one in kept)
@@ -618,16 +622,18 @@ def _json(value: Any) -> Any:
     """JSON text as what it says, None where it is none; anything else as it is."""
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):  # LaTeX, zero-padded numbers: the text itself is the gold
+    except (ValueError, RecursionError):  # LaTeX, zero-padded numbers: the text itself is the reference answer
         return None
 
 
-def _parsed_golds(value: Any) -> Any:
-    """A ground truth of the released schema: a list of texts is several golds, a JSON text one; else as it stands."""
+def _parsed_references(value: Any) -> Any:
+    """A ground truth of the released schema:
+
+    a list of texts is several reference answers, a JSON text one; else as it stands."""
     parsed = _json(value)
     if parsed == [] or isinstance(parsed, str):
         return parsed
-    several = isinstance(parsed, list) and all(isinstance(gold, str) for gold in cast("list[Any]", parsed))
+    several = isinstance(parsed, list) and all(isinstance(reference, str) for reference in cast("list[Any]", parsed))
     return parsed if several else value
 
 

@@ -36,7 +36,7 @@ def fingerprint(problems: Iterable[Problem]) -> str:
     """
     digest = hashlib.sha256()
     for p in problems:
-        fields: list[Any] = [p.id, p.prompt, list(p.golds), p.verifier, p.source, p.level]
+        fields: list[Any] = [p.id, p.prompt, list(p.references), p.verifier, p.source, p.level]
         # only where there is one, so that checksums of problems without a context stay what they were
         if p.context:
             fields.append([[message.role, message.content] for message in p.context])
@@ -48,38 +48,39 @@ def fingerprint(problems: Iterable[Problem]) -> str:
 
 
 MARK = "label"
-"""Key of ``Problem.extra``; its value is "wrong" where the golds are another problem's."""
+"""Key of ``Problem.extra``; its value is "wrong" where the reference answers are another problem's."""
 
 
 def with_wrong_labels(problems: Sequence[Problem], share: float) -> list[Problem]:
-    """The problems in their order, about ``share`` of them with the golds of another one.
+    """The problems in their order, about ``share`` of them with the reference answers of another one.
 
-    Which ones, and whose golds they get, depends on ids alone: a larger share adds wrong labels and moves none.
+    Which ones, and whose reference answers they get, depends on ids alone: a larger share adds wrong labels and moves
+    none.
 
     Args:
         problems: of one source.
         share: of wrong labels, 0 to 1.
 
     Raises:
-        ValueError: all problems have the same golds, so that no other answer is at hand.
+        ValueError: all problems have the same reference answers, so that no other answer is at hand.
     """
     if not share:
         return list(problems)
-    golds = sorted({problem.golds for problem in problems})
-    if len(golds) < 2:
+    references = sorted({problem.references for problem in problems})
+    if len(references) < 2:
         raise ValueError(
             f"label_noise = {share:g}: all {len(problems)} problems have one answer; nothing is wrong for it"
         )
-    return [_wrong(problem, golds) if _uniform(problem.key, "chosen") < share else problem for problem in problems]
+    return [_wrong(problem, references) if _uniform(problem.key, "chosen") < share else problem for problem in problems]
 
 
-def _wrong(problem: Problem, golds: Sequence[tuple[str, ...]]) -> Problem:
-    """The problem with golds drawn from the others', each distinct answer alike; ``golds`` are sorted."""
-    own = bisect_left(golds, problem.golds)
-    place = int(_uniform(problem.key, "given") * (len(golds) - 1))
+def _wrong(problem: Problem, references: Sequence[tuple[str, ...]]) -> Problem:
+    """The problem with references drawn from the others', each distinct answer alike; ``references`` are sorted."""
+    own = bisect_left(references, problem.references)
+    place = int(_uniform(problem.key, "given") * (len(references) - 1))
     # one of the others, the problem's own left out
-    given = golds[place if place < own else place + 1]
-    return replace(problem, golds=given, extra={**problem.extra, MARK: "wrong"})
+    given = references[place if place < own else place + 1]
+    return replace(problem, references=given, extra={**problem.extra, MARK: "wrong"})
 
 
 def _uniform(name: str, purpose: str) -> float:
@@ -517,5 +518,5 @@ def _reader(source: SourceConfig, place: Place, key: str) -> RecordReader:
         fields=source.fields,
         verifier=source.verifier or "maths",
         offer=offer,
-        gold=source.environment is None,
+        reference=source.environment is None,
     )

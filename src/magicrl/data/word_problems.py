@@ -429,7 +429,7 @@ class WordProblems:
         return Problem(
             id=f"word-{hashlib.sha256(prompt.encode()).hexdigest()[:16]}",
             prompt=prompt,
-            golds=(str(solution[-1].value),),
+            references=(str(solution[-1].value),),
             verifier=self.verifier,
             source=NAME,
             level=level,

@@ -139,9 +139,9 @@ class VerifierNodes:
         """Hand the responses to nodes and return at once.
 
         Raises:
-            ValueError: the problem has no gold answer.
+            ValueError: the problem has no reference answer.
         """
-        self._spec(problem.verifier).check_golds(problem)
+        self._spec(problem.verifier).check_references(problem)
         return NodeTicket(problem=problem, items=[self._ask(problem, response) for response in responses])
 
     def result(self, ticket: NodeTicket) -> tuple[Verdict, ...]:

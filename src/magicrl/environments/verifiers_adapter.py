@@ -201,7 +201,7 @@ def _problem(acting: Stage, task: Any, opening: Sequence[Mapping[str, Any]], row
         id=f"{name}-{task.data.idx}",
         prompt=last.content,
         context=tuple(before),
-        golds=(answer,) if isinstance(answer, str) else (),
+        references=(answer,) if isinstance(answer, str) else (),
         verifier="exact",
         source=name,
         environment="verifiers",

@@ -53,8 +53,8 @@ def gym_problems(task: str, count: int | None, *, stem: str) -> list[Problem]:
     made: Any = reasoning_gym.create_dataset(task, size=count or COUNT, seed=SEED)
     answered = [(str(made[i]["question"]).strip(), str(made[i]["answer"]).strip()) for i in range(count or COUNT)]
     return [
-        Problem(id=f"{task}-{i}", prompt=prompt, golds=(gold,), verifier="exact", source=stem)
-        for i, (prompt, gold) in enumerate(answered)
+        Problem(id=f"{task}-{i}", prompt=prompt, references=(reference,), verifier="exact", source=stem)
+        for i, (prompt, reference) in enumerate(answered)
     ]
 
 
@@ -247,7 +247,7 @@ def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read
     offer = "--field {field}={column}"
     played = reading.environment is not None  # by what reads further columns, and may need no answer
     verifier = reading.verifier or "maths"
-    reader = RecordReader(stem=stem, fields=fields, verifier=verifier, offer=offer, extra=played, gold=not played)
+    reader = RecordReader(stem=stem, fields=fields, verifier=verifier, offer=offer, extra=played, reference=not played)
     for read in (read for place in _places(asked) for read in read_problems(place, reader)):
         if isinstance(read, Rejected):
             aside.append(f"{read.where}: {read.reason}" if read.quarantined else read.reason)

@@ -140,7 +140,7 @@ def opens_reasoning(tokenizer: PreTrainedTokenizerBase, encoder: PromptEncoder) 
     """Whether the chat template ends a prompt in an opened ``<think>``."""
     if not tokenizer.chat_template:
         return False
-    probe = Problem(id="probe", prompt="?", golds=("?",), verifier="exact", source="probe")
+    probe = Problem(id="probe", prompt="?", references=("?",), verifier="exact", source="probe")
     prompt = cast(str, tokenizer.decode(encoder.encode(probe).tolist(), skip_special_tokens=False))
     return prompt.rstrip().endswith(OPEN_TAG)
 

@@ -198,7 +198,7 @@ class AskedProblem(NamedTuple):
 
     id: str
     prompt: str
-    golds: tuple[str, ...]
+    references: tuple[str, ...]
     cluster: str
     verifier: str
 
@@ -297,8 +297,8 @@ class EvaluationFolder:
         for number, line in enumerate(self._problems.open(encoding="utf-8") if self._problems.exists() else (), 1):
             try:
                 row: dict[str, Any] = json.loads(line)
-                golds = tuple(row.get("golds", ()))
-                found.append(AskedProblem(row["id"], row["prompt"], golds, row["cluster"], row["verifier"]))
+                references = tuple(row.get("references", row.get("golds", ())))  # "golds" before 0.2
+                found.append(AskedProblem(row["id"], row["prompt"], references, row["cluster"], row["verifier"]))
             except (ValueError, KeyError, AttributeError) as error:
                 raise ValueError(f"{self._problems}, line {number}: no problem ({error})") from None
         return found
@@ -351,8 +351,14 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def _shown(problem: Problem) -> dict[str, Any]:
     """A problem for a reader; the tests of a code problem are left out, they may be megabytes."""
-    golds = None if problem.verifier == "code" else list(problem.golds)
+    references = None if problem.verifier == "code" else list(problem.references)
     before = [{"role": turn.role, "content": turn.content} for turn in problem.context] or None
-    known = {"id": problem.id, "context": before, "prompt": problem.prompt, "golds": golds, "level": problem.level}
+    known = {
+        "id": problem.id,
+        "context": before,
+        "prompt": problem.prompt,
+        "references": references,
+        "level": problem.level,
+    }
     shown = {name: value for name, value in known.items() if value is not None}
     return shown | {"verifier": problem.verifier, "cluster": problem.cluster}

@@ -1,8 +1,8 @@
 """The cleaning step: maths problems by rules and by their own answers, code problems by their tests.
 
-A maths problem that no rule drops is judged by the verifier that training uses (RECIPE section 7): the gold in a box
-must be right (otherwise no response could earn it); the verifier must be able to read it (otherwise only its own
-spelling would be right); the first given solution, judged as if a model had written it, must be right.
+A maths problem that no rule drops is judged by the verifier that training uses (RECIPE section 7): the reference answer
+in a box must be right (otherwise no response could earn it); the verifier must be able to read it (otherwise only its
+own spelling would be right); the first given solution, judged as if a model had written it, must be right.
 
 A code problem needs usable tests and a reference solution that passes them in the sandbox; where solutions that pass
 give different outputs, it needs a checker.
@@ -38,7 +38,7 @@ from magicrl_verifiers.records import JudgeOptions
 from magicrl_verifiers.service import VerifierPool
 
 _PROBE = r"\boxed{\int_0^1 \zeta(7) y \, dy + \Gamma(\frac{1}{7})}"
-"""An answer that is nobody's: what the verifier says of a gold beside it is whether it can read the gold."""
+"""Answer that matches no reference: the verdict about it says whether the verifier can read the reference."""
 _AFTER_HASHES = re.compile(r"(?:^|\n)####[ \t]*(\S[^\n]*?)\s*\Z")
 _SHORT = 200  # characters of an answer that may be settled without the verifier
 
@@ -66,39 +66,41 @@ class MathsCleaner:
         return decided
 
     def _questions(self, entry: Entry) -> dict[str, str]:
-        """What must be asked of the verifier, by name: responses to judge against the golds."""
+        """What must be asked of the verifier, by name: responses to judge against the reference answers."""
         questions: dict[str, str] = {}
-        # most golds are plain numbers that the solution boxes in the same spelling: there the verifier's first step,
-        # equality of canonical strings, is taken in this process, with the same result
-        golds = [_canonical(gold) for gold in entry.golds if len(gold) <= _SHORT]
-        plain = len(golds) == len(entry.golds) and all(_is_digits(g) or plain_number(g) is not None for g in golds)
+        # most reference answers are plain numbers that the solution boxes in the same spelling: there the verifier's
+        # first step, equality of canonical strings, is taken in this process, with the same result
+        references = [_canonical(reference) for reference in entry.references if len(reference) <= _SHORT]
+        plain = len(references) == len(entry.references) and all(
+            _is_digits(g) or plain_number(g) is not None for g in references
+        )
         if not plain:
-            questions["itself"] = rf"\boxed{{{entry.golds[0]}}}"
-            if self._rules.unreadable_golds == "drop":
+            questions["itself"] = rf"\boxed{{{entry.references[0]}}}"
+            if self._rules.unreadable_references == "drop":
                 questions["probe"] = _PROBE
         if self._rules.agreement and entry.solutions:
             stated = stated_answer(entry.solutions[0])
             # the verifier looks through the whole solution as through a response
             if stated is None:
                 questions["solution"] = entry.solutions[0]
-            elif len(stated) > _SHORT or _canonical(stated) not in golds:
+            elif len(stated) > _SHORT or _canonical(stated) not in references:
                 questions["solution"] = rf"\boxed{{{stated}}}"
         return questions
 
     def _by_verdicts(self, entry: Entry, verdicts: Mapping[str, Verdict]) -> Decision:
-        gold = f"gold {entry.golds[0]!r}" if entry.golds else ""
+        reference = f"reference answer {entry.references[0]!r}" if entry.references else ""
         itself = verdicts.get("itself")
         if itself is not None and not itself.correct:
-            return Drop("gold cannot be earned", f"{gold} in a box: {itself.status}. {itself.reason}")
+            return Drop("reference answer cannot be earned", f"{reference} in a box: {itself.status}. {itself.reason}")
         probe = verdicts.get("probe")
-        if probe is not None and probe.status == "gold_unparsable":
-            return Drop("gold unreadable", f"{gold}: only its own spelling would be right")
+        if probe is not None and probe.status == "reference_unparsable":
+            return Drop("reference answer unreadable", f"{reference}: only its own spelling would be right")
         solution = verdicts.get("solution")
         if solution is not None and not solution.correct:
             found = "nothing" if solution.extracted is None else repr(solution.extracted[-200:])
             stated = stated_answer(entry.solutions[0]) is not None
             reason = "solution disagrees" if stated else "solution does not state the answer"
-            return Drop(reason, f"{gold}, the solution gives {found} ({solution.status})")
+            return Drop(reason, f"{reference}, the solution gives {found} ({solution.status})")
         if not self._rules.agreement:
             return None
         if entry.solutions:
@@ -112,7 +114,9 @@ def _asked(entry: Entry) -> Problem:
 
 
 def _is_digits(text: str) -> bool:
-    """Whether a text is a number without sign or leading zero: the most frequent gold, and its own canonical form."""
+    """Whether a text is a number without sign or leading zero:
+
+    the most frequent reference answer, and its own canonical form."""
     return text.isdecimal() and text.isascii() and (text[0] != "0" or text == "0")
 
 
@@ -169,7 +173,7 @@ class CodeCleaner(Closing):
     def _with_usable_tests(self, entry: Entry) -> Entry | Drop:
         """The entry with its unusable tests taken out."""
         try:
-            tests: Any = json.loads(entry.golds[0])
+            tests: Any = json.loads(entry.references[0])
         except (ValueError, RecursionError) as error:
             return Drop("broken tests", f"no JSON: {error}")
         if not isinstance(tests, dict):
@@ -187,7 +191,7 @@ class CodeCleaner(Closing):
         if not gone:
             return entry
         notes = {**entry.notes, "tests_taken_out": gone}
-        return replace(entry, golds=(json.dumps(usable, ensure_ascii=False),), notes=notes)
+        return replace(entry, references=(json.dumps(usable, ensure_ascii=False),), notes=notes)
 
     def _by_verdicts(self, entry: Entry, verdicts: Sequence[CodeVerdict]) -> Decision:
         tried = entry.solutions[: len(verdicts)]
@@ -208,7 +212,7 @@ class CodeCleaner(Closing):
 
     def _disagreements(self, entry: Entry, solutions: Sequence[str]) -> list[int]:
         """Tests on which solutions that are all known to be right give different outputs."""
-        suite = parse_suite(entry.golds[0])
+        suite = parse_suite(entry.references[0])
         # a checker is there to accept several outputs: that they differ says nothing
         if suite.checker is not None:
             return []

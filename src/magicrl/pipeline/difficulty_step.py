@@ -1,8 +1,8 @@
 """The difficulty step: N rollouts a problem at tau; what a model never or always solves teaches it nothing.
 
 Samples are kept in ``work/samples-*.jsonl`` as they are judged, under the problem's id and a hash of its prompt and
-golds: a kill loses none, and a rerun with other problems samples only the new ones. A sample's random numbers depend on
-that name, not on the problem's place among the others.
+reference answers: a kill loses none, and a rerun with other problems samples only the new ones. A sample's random
+numbers depend on that name, not on the problem's place among the others.
 """
 
 from __future__ import annotations
@@ -368,8 +368,8 @@ def difficulty_report(document: Mapping[str, Any]) -> tuple[dict[str, Any], str]
 
 
 def sampled_name(entry: Entry) -> str:
-    """The name that samples are kept under: another prompt or gold is another problem."""
-    return f"{entry.id}@{hash_of(entry.prompt, list(entry.golds))[:12]}"
+    """The name that samples are kept under: another prompt or reference answer is another problem."""
+    return f"{entry.id}@{hash_of(entry.prompt, list(entry.references))[:12]}"
 
 
 def draw_of(name: str) -> int:

@@ -54,7 +54,7 @@ class Entry:
     ability: Ability
     problem: str  # the bare statement, which dedup, decontamination and judges read
     prompt: str  # the statement with the text around it that a model is given, the last turn of its conversation
-    golds: tuple[str, ...]  # accepted answers; for code the tests as JSON, alone
+    references: tuple[str, ...]  # accepted answers; for code the tests as JSON, alone
     solutions: tuple[str, ...] = ()  # worked solutions or reference programs, the best first
     index: int = 0  # the record's number within its source
     level: int | None = None  # of difficulty, where the source states one
@@ -68,7 +68,7 @@ class Entry:
         return Problem(
             id=self.id,
             prompt=self.prompt,
-            golds=self.golds,
+            references=self.references,
             verifier="code" if self.ability == "code" else "maths",
             source=self.source,
             level=self.level,
@@ -84,7 +84,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "prompt": [{"content": turn.content, "role": turn.role} for turn in entry.as_problem().messages],
         "ability": entry.ability,
         "reward_model": {
-            "ground_truth": entry.golds[0] if code else json.dumps(list(entry.golds), ensure_ascii=False),
+            "ground_truth": entry.references[0] if code else json.dumps(list(entry.references), ensure_ascii=False),
             "style": "rule",
         },
         "extra_info": {"index": entry.index, "model_difficulty": sorted(entry.difficulty.items())},
@@ -110,7 +110,7 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
         problem=row["problem"],
         prompt=row["prompt"][-1]["content"],
         context=tuple(Message(turn["role"], turn["content"]) for turn in row["prompt"][:-1]),
-        golds=(truth,) if row["ability"] == "code" else tuple(json.loads(truth)),
+        references=(truth,) if row["ability"] == "code" else tuple(json.loads(truth)),
         solutions=tuple(row["solutions"] or ()),
         index=extra["index"],
         level=row["level"],

@@ -99,7 +99,7 @@ class EntryReader:
             problem=problem.prompt,
             prompt=template.around(problem).prompt,
             context=problem.context,
-            golds=problem.golds,
+            references=problem.references,
             solutions=read.solutions,
             index=row.index,
             level=problem.level,
@@ -115,12 +115,12 @@ class EntryReader:
             except Quarantined as error:
                 raise ValueError(f"{row.where}: {error}") from None
         problem = row.problem
-        if problem.verifier not in ("maths", "code") or not problem.golds:
+        if problem.verifier not in ("maths", "code") or not problem.references:
             raise ValueError(
-                f"{row.where}: verifier {problem.verifier!r} with {len(problem.golds)} gold answers; the steps of a "
-                "pipeline read problems of maths and code, with golds"
+                f"{row.where}: verifier {problem.verifier!r} with {len(problem.references)} references; the steps "
+                "of a pipeline read problems of maths and code, with reference answers"
             )
-        "".join((problem.prompt, *problem.golds, *(turn.content for turn in problem.context))).encode()
+        "".join((problem.prompt, *problem.references, *(turn.content for turn in problem.context))).encode()
         return Read(where=row.where, problem=problem, schema="problem", columns=((), None), template="bare")
 
     def _check_wanted(self, record: Mapping[str, Any]) -> None:
@@ -146,7 +146,7 @@ def _recorded_difficulty(extra: Mapping[str, Any]) -> dict[str, int]:
 def check_text(entry: Entry) -> None:
     r"""Refuse text that no file can hold: JSON can say half of a surrogate pair (``"\ud800"``), UTF-8 cannot.
 
-    Statement and golds were looked at when they were read.
+    Statement and reference answers were looked at when they were read.
     """
     notes = json.dumps(dict(entry.notes), ensure_ascii=False, default=str) if entry.notes else ""
     fields = {"id": (entry.id,), "data_source": (entry.data_source,), "solution": entry.solutions, "notes": (notes,)}
@@ -233,7 +233,7 @@ def _read_one(row: Row | BadRow, reader: EntryReader, buffer: _Buffer, seen: set
             entry = replace(entry, id=f"{entry.id}#{row.index}")
         seen.add(entry.id)
         buffer.kept.append(entry)
-        buffer.characters += len(entry.prompt) + sum(map(len, (*entry.golds, *entry.solutions)))
+        buffer.characters += len(entry.prompt) + sum(map(len, (*entry.references, *entry.solutions)))
     except ValueError as error:
         unwanted = isinstance(error, NotWanted)
         text = "" if unwanted else shown(row.text if isinstance(row, BadRow) else row.record)
@@ -303,7 +303,7 @@ def _rows(source: PipelineSource, files: list[Path]) -> Iterator[Row | BadRow]:
     if place is not None:
         for index, item in enumerate(place.rows()):
             if isinstance(item, Problem):
-                record = {"id": item.id, "prompt": item.prompt, "golds": item.golds}
+                record = {"id": item.id, "prompt": item.prompt, "references": item.references}
                 yield GivenProblem(index=index, where=f"{place.name}, {item.id}", record=record, problem=item)
             else:
                 yield item

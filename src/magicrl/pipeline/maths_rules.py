@@ -104,14 +104,14 @@ def maths_fault(entry: Entry, rules: MathsCleaning) -> Drop | None:
 def _empty(entry: Entry, rules: MathsCleaning) -> Drop | None:
     if not entry.problem.strip():
         return Drop("no statement")
-    return None if any(gold.strip() for gold in entry.golds) else Drop("no answer")
+    return None if any(reference.strip() for reference in entry.references) else Drop("no answer")
 
 
 def _proof(entry: Entry, rules: MathsCleaning) -> Drop | None:
     if str(entry.notes.get("question_type", "")).lower() == "proof":
         return Drop("proof", "question_type is proof")
-    if all(gold.strip().lower().strip(".") in _NO_ANSWER for gold in entry.golds):
-        return Drop("proof", f"the answer is {entry.golds[0]!r}")
+    if all(reference.strip().lower().strip(".") in _NO_ANSWER for reference in entry.references):
+        return Drop("proof", f"the answer is {entry.references[0]!r}")
     found = _search(_PROVE, _PROVE_WORDS, entry.problem)
     # "show that ... and find ..." has an answer as well
     if found and not _ASKS_FOR_VALUE.search(entry.problem):
@@ -145,21 +145,21 @@ def _figure(entry: Entry, rules: MathsCleaning) -> Drop | None:
 
 def _choice(entry: Entry, rules: MathsCleaning) -> Drop | None:
     letters = options_of(entry.problem)
-    lettered = all(_LETTER.fullmatch(gold.strip()) for gold in entry.golds)
+    lettered = all(_LETTER.fullmatch(reference.strip()) for reference in entry.references)
     marked = str(entry.notes.get("question_type", "")).upper() == "MCQ"
     if len(letters) >= 3:
         if rules.multiple_choice == "values" and not lettered and not marked:
             return None
-        return Drop("multiple choice", f"options {', '.join(letters)}; gold {entry.golds[0]!r}")
+        return Drop("multiple choice", f"options {', '.join(letters)}; reference answer {entry.references[0]!r}")
     if lettered and marked:
-        return Drop("multiple choice", f"gold {entry.golds[0]!r}")
+        return Drop("multiple choice", f"reference answer {entry.references[0]!r}")
     found = _search(_OF_THE_FOLLOWING, _FOLLOWING_WORDS, entry.problem)
     if found is None:
         return None
     if "following" not in found.group().lower():
         missing = len(entry.problem) < 60
-    elif all(_LETTER.fullmatch(gold.strip().upper()) for gold in entry.golds):
-        return Drop("multiple choice", f"asks for one of the following; gold {entry.golds[0]!r}")
+    elif all(_LETTER.fullmatch(reference.strip().upper()) for reference in entry.references):
+        return Drop("multiple choice", f"asks for one of the following; reference answer {entry.references[0]!r}")
     else:
         missing = len(entry.problem) < 1500 and _lists_nothing(entry.problem[found.end() :].strip())
     return Drop("options missing", _around(entry.problem, found)) if missing else None
@@ -221,7 +221,7 @@ def _repeated(entry: Entry, rules: MathsCleaning) -> Drop | None:
 
 
 def _long_answer(entry: Entry, rules: MathsCleaning) -> Drop | None:
-    longest = max(map(len, entry.golds))
+    longest = max(map(len, entry.references))
     if longest > rules.max_answer_characters:
         return Drop("answer too long", f"{longest} characters, at most {rules.max_answer_characters}")
     return None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -291,6 +291,8 @@ class PipelineSource(Section):
 class MathsCleaning(Section):
     """Rules for maths problems. Each that drops a problem is the reason that ``magicrl data stats`` gives."""
 
+    former_names: ClassVar[Mapping[str, str]] = {"unreadable_golds": "unreadable_references"}
+
     proofs: bool = True  # drop proofs, and answers that say that there is none (``proof``, ``notfound``)
     invalid: bool = True  # drop what its source marks as an invalid problem or solution
     synthetic: Literal["keep", "drop"] = "keep"  # what its source marks as made by a model
@@ -298,16 +300,18 @@ class MathsCleaning(Section):
     figures: bool = True  # drop statements that need a figure: Asymptote, TikZ, ``as shown``, ``in the diagram``
     multiple_choice: Literal["drop", "values", "keep"] = "drop"
     """``drop``: problems with options, and those that ask for one without any; ``values``: keep those with options
-    whose gold is a value and not a letter."""
-    multi_part: bool = True  # drop statements with two or more numbered questions: one gold cannot answer them
+    whose reference answer is a value and not a letter."""
+    multi_part: bool = (
+        True  # drop statements with two or more numbered questions: one reference answer cannot answer them
+    )
     repeated: bool = True
     """Drop statements that stand twice in themselves, and those that speak of their own translation."""
     agreement: bool = True
     """Take the answer from the first given solution anew; keep the problem only where the verifier finds it equal."""
     without_solution: Literal["keep", "drop"] = "keep"
     """Problems whose source gives no solution, so that there is nothing to agree with."""
-    unreadable_golds: Literal["keep", "drop"] = "drop"
-    """Golds that the verifier cannot read, so that only their own spelling would be right."""
+    unreadable_references: Literal["keep", "drop"] = "drop"
+    """Reference answers that the verifier cannot read, so that only their own spelling would be right."""
     max_answer_characters: int = Field(default=300, ge=1)
     time_limit: float = Field(default=10.0, gt=0)  # CPU seconds of one judgement
 

@@ -73,11 +73,13 @@ def figures_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     if found["longer"]:
         longer = found["longer"]
         shown.append((f"with T = {longer['max_tokens']}", f"{percent(longer['truncated'])} cut"))
-    if reward["golds"]:
-        shown.append(("golds read", f"{reward['golds'] - reward['unread']} of {reward['golds']}"))
+    if reward["references"]:
+        shown.append(("reference answers read", f"{reward['references'] - reward['unread']} of {reward['references']}"))
     if reward["consensus"]:
-        against = f"{reward['against']} of {reward['consensus']} (wrong golds are among these, and habits of the model)"
-        shown.append(("answers agree, and not with the gold", against))
+        against = (
+            f"{reward['against']} of {reward['consensus']} (wrong references are among these, and habits of the model)"
+        )
+        shown.append(("answers agree, and not with the reference answer", against))
     shown += [(f"same verdict by {name}", percent(value)) for name, value in reward["second"].items()]
     shown.append(("end token", found["template"]["end"]))
     if found["template"]["system"]:

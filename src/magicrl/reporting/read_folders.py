@@ -95,7 +95,7 @@ class EvaluatedSample(_Document):
 
     problem_id: str
     prompt: str
-    gold: str | tuple[str, ...]
+    reference: str | tuple[str, ...]
     responses: tuple[SampledResponse, ...]
 
 

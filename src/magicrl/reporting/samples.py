@@ -65,7 +65,7 @@ class Browsed:
 
     id: str
     prompt: str
-    gold: str
+    reference: str
     marks: tuple[tuple[str, ...], ...]  # by column the outcome of every sample, shown or not
     rows: tuple[AnswerRow, ...]  # the responses that are shown
     kinds: frozenset[Kind]  # what there is to find in it
@@ -214,9 +214,11 @@ def _side_by_side(evaluations: Sequence[Evaluation]) -> list[Browsed]:
 def _browsed(
     problem: EvaluatedSample, columns: Sequence[Column], rows: Sequence[AnswerRow], kinds: frozenset[Kind]
 ) -> Browsed:
-    gold = problem.gold if isinstance(problem.gold, str) else " or ".join(problem.gold)
+    reference = problem.reference if isinstance(problem.reference, str) else " or ".join(problem.reference)
     marks, shown = _marks(columns), tuple(rows)
-    return Browsed(id=problem.problem_id, prompt=problem.prompt, gold=gold, marks=marks, rows=shown, kinds=kinds)
+    return Browsed(
+        id=problem.problem_id, prompt=problem.prompt, reference=reference, marks=marks, rows=shown, kinds=kinds
+    )
 
 
 def _marks(columns: Sequence[Column]) -> tuple[tuple[str, ...], ...]:
@@ -257,8 +259,8 @@ def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequen
         sampled = {key for column in columns for key in column}
         problems: list[Browsed] = []
         for key in (key for key in dict.fromkeys([*asked, *(k for c in columns for k in c)]) if key in sampled):
-            prompt, gold = (asked[key].prompt, " or ".join(asked[key].golds)) if key in asked else ("", "")
-            problems.append(_of_samples(key, prompt, gold, [column.get(key, []) for column in columns]))
+            prompt, reference = (asked[key].prompt, " or ".join(asked[key].references)) if key in asked else ("", "")
+            problems.append(_of_samples(key, prompt, reference, [column.get(key, []) for column in columns]))
         if problems:
             several = max(result.samples for _, result in shown) > 1
             note = "A model counts as right on a problem where at least half of its samples are." if several else ""
@@ -268,7 +270,7 @@ def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequen
     return found
 
 
-def _of_samples(name: str, prompt: str, gold: str, columns: Sequence[Column]) -> Browsed:
+def _of_samples(name: str, prompt: str, reference: str, columns: Sequence[Column]) -> Browsed:
     """One problem: of each column's samples the first right and the first other one."""
     rows: list[AnswerRow] = []
     for label, wanted in (("first right sample", True), ("first sample that is not right", False)):
@@ -276,7 +278,7 @@ def _of_samples(name: str, prompt: str, gold: str, columns: Sequence[Column]) ->
         if any(answers):
             rows.append(AnswerRow(label, answers))
     marks, shown, kinds = _marks(columns), tuple(rows), kinds_of(columns)
-    return Browsed(id=name, prompt=prompt, gold=gold, marks=marks, rows=shown, kinds=kinds)
+    return Browsed(id=name, prompt=prompt, reference=reference, marks=marks, rows=shown, kinds=kinds)
 
 
 # Rollouts: a few of a few steps, their tokens coloured by entropy where the tokenizer can be read.

@@ -74,7 +74,8 @@ def write_rollouts(path: Path, step: int, scored_groups: Sequence[ScoredGroup]) 
 def read_rollouts(folder: Path) -> list[RolloutGroup]:
     """The groups recorded in ``folder/*.parquet``, in draw order; verdicts are left aside.
 
-    Of a problem only its id, source and level are recorded; prompt text and golds are empty, its key is the id.
+    Of a problem only its id, source and level are recorded; prompt text and reference answers are empty, its key is the
+    id.
 
     Raises:
         ValueError: no such folder or no file in it, a file that is no recording, a draw that stands twice.
@@ -159,7 +160,7 @@ def _group(rows: Sequence[Mapping[str, Any]]) -> RolloutGroup:
         id=problem_id,
         key=problem_id,
         prompt="",
-        golds=(),
+        references=(),
         verifier="",
         source=first["source"],
         level=first["level"],

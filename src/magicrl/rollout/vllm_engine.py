@@ -591,7 +591,7 @@ class VllmEngine(SchedulingEngine):
 
     def _try_out(self) -> None:
         """Sample one token: what this device has no kernel for is found now, not after hours of other work."""
-        problem = Problem(id="trial", prompt="", golds=(), verifier="", source="")
+        problem = Problem(id="trial", prompt="", references=(), verifier="", source="")
         sampling, prompt = SamplingParams(temperature=0.0, max_tokens=1), frozen_tokens([0])
         trial = RolloutRequest(draw=0, problem=problem, prompt_tokens=prompt, group_size=1, sampling=sampling)
         try:

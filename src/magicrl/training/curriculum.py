@@ -126,8 +126,8 @@ def removals(problems: Sequence[Problem], removed: Collection[str]) -> Removals:
     samples of each model, so that such a problem counts once for every model. Problems without either are ``unknown``.
 
     Example:
-        >>> easy = Problem(id="a", prompt="1+1?", golds=("2",), verifier="exact", source="sums", level=1)
-        >>> hard = Problem(id="b", prompt="9+9?", golds=("18",), verifier="exact", source="sums", level=2)
+        >>> easy = Problem(id="a", prompt="1+1?", references=("2",), verifier="exact", source="sums", level=1)
+        >>> hard = Problem(id="b", prompt="9+9?", references=("18",), verifier="exact", source="sums", level=2)
         >>> removals([easy, hard], {easy.key})
         {'source': {'sums': (1, 2)}, 'difficulty': {'level 1': (1, 1), 'level 2': (0, 1)}}
     """

@@ -272,7 +272,7 @@ def as_response(solution: str, problem: Problem, *, reasoning: bool = False) -> 
         reasoning: the prompt ends in an opened ``<think>``: the solution is the reasoning, closed before the answer.
 
     Example:
-        >>> sum_ = Problem(id="s", prompt="2 + 3?", golds=("5",), verifier="maths", source="doc")
+        >>> sum_ = Problem(id="s", prompt="2 + 3?", references=("5",), verifier="maths", source="doc")
         >>> as_response("Add: 2 + 3 = <<2+3=5>>5\\n#### 5", sum_)
         'Add: 2 + 3 = 5\\nThe answer is \\\\boxed{5}.'
     """
@@ -280,13 +280,13 @@ def as_response(solution: str, problem: Problem, *, reasoning: bool = False) -> 
         program = solution if "```" in solution else f"```python\n{solution.strip()}\n```"
         return f"{CLOSE_TAG}\n\n{program}" if reasoning else program
     text = _ANSWER_LINE.sub("", _CALCULATION.sub("", solution)).strip()
-    # written as a reasoning model answers already, or without a gold to put into a box
-    if CLOSE_TAG in text or not problem.golds:
+    # written as a reasoning model answers already, or without a reference answer to put into a box
+    if CLOSE_TAG in text or not problem.references:
         return text
     boxed = last_box(text) is not None
     if not reasoning and boxed:
         return text
-    # of several golds any one is right; the box of a solution says which one it reached
-    gold = last_box(text) if boxed else problem.golds[0]
+    # of several reference answers any one is right; the box of a solution says which one it reached
+    reference = last_box(text) if boxed else problem.references[0]
     between = f"{CLOSE_TAG}\n\n" if reasoning else ""
-    return f"{text}\n{between}The answer is \\boxed{{{gold}}}."
+    return f"{text}\n{between}The answer is \\boxed{{{reference}}}."

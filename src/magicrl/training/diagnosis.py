@@ -28,7 +28,7 @@ ENOUGH = 0.25
 cause is named beside the largest one."""
 NEVER_ENDS = 0.9
 """Share of truncated answers from which a model more likely never ends than thinks for long."""
-UNJUDGED = "no answer could be judged; look at the gold answers, and at what the verifier or the environment says"
+UNJUDGED = "no answer could be judged; look at the reference answers, and at what the verifier or the environment says"
 SUPERVISED_START = "a short supervised start ([start] sft)"
 
 

@@ -179,8 +179,8 @@ def response_shortening(series: Series) -> str | None:
     "warning",
     ACCURACY,
     MEAN_REWARD,
-    remedy="Enlarge the batch (rollout_batch, group_size) or look at the data: wrong golds, problems that are all "
-    "too hard or too easy (data.difficulty_filter).",
+    remedy="Enlarge the batch (rollout_batch, group_size) or look at the data: wrong references, problems that are "
+    "all too hard or too easy (data.difficulty_filter).",
 )
 def early_plateau(series: Series) -> str | None:
     """First stage, steps 40 to 200, well below solved: a line through the last 40 to 60 steps does not rise.

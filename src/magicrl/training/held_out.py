@@ -73,7 +73,12 @@ def held_out_test(
         "max_tokens": max_tokens,
         "temperatures": scores,
         "samples": [
-            {"problem_id": key, "prompt": by_id[key].prompt, "gold": ", ".join(by_id[key].golds), "responses": rows}
+            {
+                "problem_id": key,
+                "prompt": by_id[key].prompt,
+                "reference": ", ".join(by_id[key].references),
+                "responses": rows,
+            }
             for key, rows in read.items()
         ],
     }

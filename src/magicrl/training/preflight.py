@@ -203,7 +203,7 @@ class Facts:
     problems: int
     """For training, as their sources give them."""
     conflicting: int
-    """Of them left out, since an earlier one has the same prompt and other golds."""
+    """Of them left out, since an earlier one has the same prompt and other reference answers."""
     later_tokens: int
     """Largest T of the recipe's later stages; 0 where there is none."""
     filtered: bool

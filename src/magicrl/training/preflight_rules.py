@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from magicrl.training.diagnosis import ENOUGH, SCARCE, Cause, diagnose
 from magicrl.training.preflight import Facts
-from magicrl.training.reward_probes import GOLD, NOTHING, OFTEN, SEVERAL, WRONG
+from magicrl.training.reward_probes import NOTHING, OFTEN, REFERENCE, SEVERAL, WRONG
 
 Severity: TypeAlias = Literal["stop", "warning"]
 KL_TOO_LARGE, KL_WARMED_UP = 0.1, 1.0
@@ -27,11 +27,11 @@ NO_LONGER_CUT = 2 / 3
 MOSTLY_CUT = 0.75
 """Share of cut answers that stops, where a larger T finds twice as many right ones."""
 CONFLICTING = 0.02
-"""Share of problems with an earlier one's prompt and other golds that is worth a warning."""
+"""Share of problems with an earlier one's prompt and other reference answers that is worth a warning."""
 WRITES_ANOTHER_END = 0.5
 """Share of the cut answers that hold one and the same control token: it is their end."""
 UNREAD = 0.2
-"""Share of unreadable golds that stops."""
+"""Share of unreadable reference answers that stops."""
 BETTER_FORM = 0.1
 """Rise of accuracy by another form of the prompt that makes the recipe's a fault."""
 NEARLY_UNIFORM = 0.75
@@ -88,25 +88,25 @@ def _warning(name: str, message: str, remedy: str) -> PreflightFinding:
 
 
 def reward(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
-    """Golds that cannot be read, a reward that does not depend on the answer, or that pays for what is no answer."""
+    """References that cannot be read, a reward that does not depend on the answer or pays for what is no answer."""
     seen = facts.reward
     if seen.unread:
-        make = _stop if seen.unread > UNREAD * seen.golds else _warning
+        make = _stop if seen.unread > UNREAD * seen.references else _warning
         yield make(
-            "golds_unread",
-            f"{seen.unread} of {seen.golds} golds are not found right when they are the answer themselves, e.g. "
+            "references_unread",
+            f"{seen.unread} of {seen.references} reference answers are not found right when they are the answer, e.g. "
             f"{seen.example}",
-            "Correct these golds, name the right column (data.train.N.fields.answer), or another verifier "
+            "Correct these reference answers, name the right column (data.train.N.fields.answer), or another verifier "
             "(data.train.N.verifier); the steps of magicrl data drop what cannot be read.",
         )
     if facts.conflicting > CONFLICTING * facts.problems:
         yield _warning(
-            "conflicting_golds",
-            f"{facts.conflicting} of {facts.problems} problems have the prompt of an earlier one and other golds",
-            "Find out which are right before training: where copies disagree, other golds may be wrong, too.",
+            "conflicting_references",
+            f"{facts.conflicting} of {facts.problems} problems have the prompt of an earlier one and other references",
+            "Find out which are right before training: where copies disagree, other references may be wrong, too.",
         )
     earned = seen.earned
-    top = earned.get(GOLD)
+    top = earned.get(REFERENCE)
     told = ", ".join(f"{kind} earns {value:.2g}" for kind, value in earned.items())
     pays_nothing = NOTHING in earned and (top is None or earned[NOTHING] >= top)
     pays_wrong = top is not None and earned.get(WRONG, -1.0) >= top
@@ -128,8 +128,8 @@ _HARDER = (
 )
 
 
-def shifted_golds(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
-    """Answers that fit the golds of other rows better than their own."""
+def shifted_references(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
+    """Answers that fit the reference answers of other rows better than their own."""
     seen = facts.reward.neighbour
     # Of four offsets the best is taken, so that an interval of 95 % alone would give false alarms. It must be twice as
     # good as the row's own answers and as the mean over all offsets, which is chance where labels are noise.
@@ -138,17 +138,17 @@ def shifted_golds(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
     if seen.there < 2 * max(seen.own, seen.own - seen.skill.mean):
         return
     yield _stop(
-        "shifted_golds",
-        f"{_percent(seen.own)} of the answers fit their problem's gold, and {_percent(seen.there)} that of the row "
-        f"{abs(seen.offset)} {'below' if seen.offset > 0 else 'above'} it: golds are shifted against prompts",
-        "Make the data again from its source, prompt and gold read from one record; compare a few rows by eye.",
+        "shifted_references",
+        f"{_percent(seen.own)} of the answers fit their own reference, and {_percent(seen.there)} those of the row "
+        f"{abs(seen.offset)} {'below' if seen.offset > 0 else 'above'} it: references are shifted against prompts",
+        "Make the data again from its source, prompt and reference read from one record; compare a few rows by eye.",
     )
 
 
 def label_noise(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
     """Answers that agree with each other and fit their reference answers no better than those of other problems."""
     seen, problems = facts.reward, facts.learnable.answers.groups
-    explained = {"temperature", "shifted_golds", "end_token", "template"} & {*named}
+    explained = {"temperature", "shifted_references", "end_token", "template"} & {*named}
     # where no answer is ever right, the problems may as well be too hard
     if seen.neighbour is None or explained or seen.neighbour.own == 0 or seen.neighbour.skill.low > 0:
         return
@@ -241,8 +241,8 @@ def template(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
             "Add the generation prompt to the chat template: {% if add_generation_prompt %}...{% endif %} at its end.",
         )
     other = seen.other_form
-    # what an unseen end token or wrong golds do is no fault of the form
-    if other is None or seen.foreign or "end_token" in named or "shifted_golds" in named:
+    # what an unseen end token or wrong reference answers do is no fault of the form
+    if other is None or seen.foreign or "end_token" in named or "shifted_references" in named:
         return
     if other.rise.low > 0 and other.rise.mean >= BETTER_FORM:
         make = _stop if other.after >= 2 * other.before else _warning
@@ -267,7 +267,15 @@ def signal(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
     """Too few groups with a signal, by the cause that diagnosis names; nothing where a fault above explains it."""
     seen = facts.learnable
     found = diagnose(seen.answers)
-    causes = {"constant_reward", "shifted_golds", "label_noise", "temperature", "end_token", "template", "golds_unread"}
+    causes = {
+        "constant_reward",
+        "shifted_references",
+        "label_noise",
+        "temperature",
+        "end_token",
+        "template",
+        "references_unread",
+    }
     explained = causes & {*named}
     if found.cause == "enough" or explained:
         yield from () if explained else _limit(facts)
@@ -372,7 +380,7 @@ def second_reading(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
 RULES: tuple[Rule, ...] = (
     reward,
     temperature,
-    shifted_golds,
+    shifted_references,
     end_token,
     template,
     label_noise,

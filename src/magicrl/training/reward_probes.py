@@ -1,6 +1,6 @@
-"""What the reward says where the answer is known: to golds, to nothing, to several answers, by other rows' golds.
+"""What the reward says where the answer is known: to references, to nothing, to several, by other rows' references.
 
-Part of ``magicrl preflight``; only ``maths`` and ``exact`` have golds that are answers.
+Part of ``magicrl preflight``; only ``maths`` and ``exact`` have reference answers that are answers.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from magicrl.records import Problem, ScoredGroup, Verdict
 from magicrl_verifiers.extraction import CLOSE_TAG
 from magicrl_verifiers.records import VerifierService
 
-GOLDS, MADE_UP, MADE_UP_SERVED = 200, 24, 4
-"""Problems whose gold is judged, and that made-up answers are given to; the last where a server judges."""
+REFERENCES, MADE_UP, MADE_UP_SERVED = 200, 24, 4
+"""Problems whose reference answer is judged, and that made-up answers are given to; the last where a server judges."""
 OFFSETS = (-2, -1, 1, 2)
-"""Rows by which golds are tried."""
+"""Rows by which reference answers are tried."""
 REPEATED = 50
 AGREE, LEAST_ANSWERS = 0.75, 3
 """Share of a problem's answers, and their least number, that make a consensus."""
-GOLD, NOTHING, WRONG, SEVERAL, OFTEN, NO_PROGRAM = (
-    "the gold",
+REFERENCE, NOTHING, WRONG, SEVERAL, OFTEN, NO_PROGRAM = (
+    "the reference answer",
     "an empty response",
-    "another problem's gold",
-    "the gold among others",
-    f"the gold {REPEATED} times",
+    "another problem's reference answer",
+    "the reference answer among others",
+    f"the reference answer {REPEATED} times",
     "a program that does nothing",
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Neighbour:
-    """Answers judged by the golds of the rows ``offset`` further on in the data.
+    """Answers judged by the reference answers of the rows ``offset`` further on in the data.
 
     ``own`` and ``there`` are shares of right answers; ``rise`` is their difference, paired by problem. ``skill`` is
     ``own`` minus the mean share over all offsets, paired by problem: what the answers have to do with the problem.
@@ -55,18 +55,20 @@ class RewardFacts:
     """What the reward said.
 
     Attributes:
-        golds: golds that were put to their own problem's verifier; 0 where golds are no answers.
+        references: reference answers that were put to their own problem's verifier; 0 where reference answers
+        are no answers.
         unread: how many of them were not found right.
         example: the first of these, and why.
         earned: mean reward by kind of made-up answer.
-        neighbour: the offset whose golds the answers fit best; None where golds are no answers.
+        neighbour: the offset whose reference answers the answers fit best; None where reference answers are no answers.
         consensus: problems whose answers mostly agree.
-        against: of these, how many agree on an answer that is not the gold: wrong labels, or habits of the model.
+        against: of these, how many agree on an answer that is not the reference answer: wrong labels, or habits of the
+            model.
         second: a second way of judging the same answers -> share of equal verdicts.
         right: the same ways -> share of right answers by them.
     """
 
-    golds: int = 0
+    references: int = 0
     unread: int = 0
     example: str = ""
     earned: Mapping[str, float]
@@ -90,7 +92,7 @@ def probe_reward(
     second = {name: _judged_again(verifier, alone, name) for name in ("box", "lenient", "maths", "exact")}
     equal = {name: pair for name, pair in second.items() if pair is not None}
     return RewardFacts(
-        golds=min(GOLDS, sum(_has_answer(p) for p in train)),
+        references=min(REFERENCES, sum(_has_answer(p) for p in train)),
         unread=len(unread),
         example=unread[0] if unread else "",
         earned=earned,
@@ -103,7 +105,7 @@ def probe_reward(
 
 
 def _has_answer(problem: Problem) -> bool:
-    return problem.verifier in ("maths", "exact") and bool(problem.golds) and problem.environment is None
+    return problem.verifier in ("maths", "exact") and bool(problem.references) and problem.environment is None
 
 
 def _boxed(verifier: VerifierConfig, *answers: str) -> str:
@@ -112,14 +114,14 @@ def _boxed(verifier: VerifierConfig, *answers: str) -> str:
 
 
 def _unread(judge: VerifierService, verifier: VerifierConfig, train: Sequence[Problem]) -> list[str]:
-    """Golds that their own problem's verifier does not find right."""
-    asked = [p for p in train if _has_answer(p)][:GOLDS]
-    tickets = [judge.submit(p, [_boxed(verifier, p.golds[0])]) for p in asked]
+    """Reference answers that their own problem's verifier does not find right."""
+    asked = [p for p in train if _has_answer(p)][:REFERENCES]
+    tickets = [judge.submit(p, [_boxed(verifier, p.references[0])]) for p in asked]
     found: list[str] = []
     for problem, ticket in zip(asked, tickets, strict=True):
         (verdict,) = judge.result(ticket)
         if not verdict.correct:
-            found.append(f"{problem.golds[0]!r:.60} of problem {problem.id!r}: {verdict.reason or verdict.status}")
+            found.append(f"{problem.references[0]!r:.60} of problem {problem.id!r}: {verdict.reason or verdict.status}")
     return found
 
 
@@ -139,18 +141,20 @@ def _made_up(judge: VerifierService, verifier: VerifierConfig, problems: Sequenc
 def _answers_to(problem: Problem, others: Sequence[Problem], verifier: VerifierConfig) -> dict[str, str]:
     if problem.verifier == "code":
         return {NOTHING: "", NO_PROGRAM: "```python\npass\n```"}
-    if not problem.golds:
+    if not problem.references:
         return {NOTHING: ""}
-    gold = problem.golds[0]
-    wrong = list(dict.fromkeys(p.golds[0] for p in others if p.golds and p.golds[0] not in problem.golds))[:2]
-    found = {NOTHING: "", GOLD: _boxed(verifier, gold), OFTEN: _boxed(verifier, *[gold] * REPEATED)}
+    reference = problem.references[0]
+    wrong = list(
+        dict.fromkeys(p.references[0] for p in others if p.references and p.references[0] not in problem.references)
+    )[:2]
+    found = {NOTHING: "", REFERENCE: _boxed(verifier, reference), OFTEN: _boxed(verifier, *[reference] * REPEATED)}
     if wrong:
-        found |= {WRONG: _boxed(verifier, wrong[0]), SEVERAL: _boxed(verifier, gold, *wrong)}
+        found |= {WRONG: _boxed(verifier, wrong[0]), SEVERAL: _boxed(verifier, reference, *wrong)}
     return found
 
 
 def _neighbour(judge: VerifierService, train: Sequence[Problem], groups: Sequence[ScoredGroup]) -> Neighbour | None:
-    """The offset under which the answers fit best, against their own golds; whether they were cut does not count."""
+    """The offset under which the answers fit best, against their own references; truncated answers count too."""
     places = {problem.id: place for place, problem in enumerate(train)}
     own = [float(np.mean([v.correct for v in group.verdicts])) for group in groups]
     shares: dict[int, list[float]] = {offset: [] for offset in OFFSETS}
@@ -158,7 +162,7 @@ def _neighbour(judge: VerifierService, train: Sequence[Problem], groups: Sequenc
         for group in groups:
             problem = group.group.request.problem
             other = train[(places[problem.id] + offset) % len(train)]
-            asked = dataclasses.replace(problem, golds=other.golds)
+            asked = dataclasses.replace(problem, references=other.references)
             verdicts = judge.result(judge.submit(asked, [c.text for c in group.group.completions]))
             there.append(float(np.mean([v.correct for v in verdicts])))
     best = max(OFFSETS, key=lambda offset: sum(shares[offset]))

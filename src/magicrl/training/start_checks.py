@@ -54,7 +54,8 @@ class RunData:
         dropped_overlong: training problems left out because their prompt is too long.
         dropped_in_test: training problems left out because a validation or test set holds the same prompt, the
             held-out ones' further copies among them.
-        dropped_conflicting: training problems left out because an earlier one of the same prompt has other golds.
+        dropped_conflicting: training problems left out because an earlier one of the same prompt has other reference
+            answers.
     """
 
     train: tuple[Problem, ...]
@@ -95,7 +96,7 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
     examined = {p.key for problems in (*validation, *test.values()) for p in problems}
     train, in_test = _without_test_problems([p for part in parts for p in part], examined)
     train, conflicting = _without_conflicts(train)
-    # after conflicts are gone, so that a held-out prompt has one set of golds
+    # after conflicts are gone, so that a held-out prompt has one set of reference answers
     if data.holdout:
         train, held, copies = _hold_out(train, data.holdout)
         in_test += copies
@@ -155,15 +156,15 @@ def _without_test_problems(train: Sequence[Problem], held: Collection[str]) -> t
 def _without_conflicts(train: Sequence[Problem]) -> tuple[list[Problem], int]:
     """The training problems without those that ask what an earlier one asks and want another answer, and how many.
 
-    Rewarding both answers to one prompt would teach neither. Copies with the same golds stay: they weigh.
+    Rewarding both answers to one prompt would teach neither. Copies with the same reference answers stay: they weigh.
     """
     first: dict[str, Problem] = {}
-    kept = [p for p in train if _same_golds(first.setdefault(p.key, p), p)]
+    kept = [p for p in train if _same_references(first.setdefault(p.key, p), p)]
     if len(kept) < len(train):
-        other = next(p for p in train if not _same_golds(first[p.key], p))
+        other = next(p for p in train if not _same_references(first[p.key], p))
         _log.warning(
-            "data.train: %d of %d problems have the prompt of an earlier one and other golds (%r and %r, for one); "
-            "the first one's golds count, the others are left out of training",
+            "data.train: %d of %d problems have the prompt of an earlier one and other references (%r and %r, e.g.); "
+            "the first one's reference answers count, the others are left out of training",
             len(train) - len(kept),
             len(train),
             first[other.key].id,
@@ -172,9 +173,11 @@ def _without_conflicts(train: Sequence[Problem]) -> tuple[list[Problem], int]:
     return kept, len(train) - len(kept)
 
 
-def _same_golds(one: Problem, other: Problem) -> bool:
-    # neither order nor white space makes other golds
-    return one is other or {" ".join(g.split()) for g in one.golds} == {" ".join(g.split()) for g in other.golds}
+def _same_references(one: Problem, other: Problem) -> bool:
+    # neither order nor white space makes other reference answers
+    return one is other or {" ".join(g.split()) for g in one.references} == {
+        " ".join(g.split()) for g in other.references
+    }
 
 
 def _hold_out(train: Sequence[Problem], count: int) -> tuple[list[Problem], list[Problem], int]:

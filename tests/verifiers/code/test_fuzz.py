@@ -64,7 +64,7 @@ def judges() -> Iterator[dict[bool, CodeJudge]]:
 @given(programs=st.lists(PROGRAMS, min_size=1, max_size=4), fenced=st.booleans())
 def test_random_programs_get_one_verdict_each(pool: CodePool, programs: list[str], fenced: bool) -> None:
     tests = json.dumps({"inputs": ["4711"], "outputs": ["4711"]})
-    problem = Problem(id="p", prompt="", golds=(tests,), verifier="code", source="fuzz")
+    problem = Problem(id="p", prompt="", references=(tests,), verifier="code", source="fuzz")
     right = "print(input())"
     texts = [f"```python\n{p}\n```" if fenced else p for p in [right, *programs, right]]
     verdicts = pool.result(pool.submit(problem, texts, bare=not fenced))

@@ -31,7 +31,7 @@ Until = Callable[[Callable[[], bool]], None]
 
 def problem(number: int = 1, **more: Any) -> Problem:
     tests = {"inputs": [str(number)], "outputs": [str(number)], **more}
-    return Problem(id=str(number), prompt="", golds=(json.dumps(tests),), verifier="code", source="test")
+    return Problem(id=str(number), prompt="", references=(json.dumps(tests),), verifier="code", source="test")
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +67,16 @@ def test_unusable_tests_are_not_judged_and_never_right(pool: CodePool) -> None:
     # the worker has a suite, which must not judge the problems after it
     assert [verdict.status for verdict in pool.result(pool.submit(problem(), [ECHO]))] == ["passed"]
     for tests in ('{"inputs": [], "outputs": []}', "{", '{"inputs": ["1"], "outputs": ["1"], "interactive": true}'):
-        broken = Problem(id="b", prompt="", golds=(tests,), verifier="code", source="test")
+        broken = Problem(id="b", prompt="", references=(tests,), verifier="code", source="test")
         (verdict,) = pool.result(pool.submit(broken, [ECHO]))
         assert (verdict.outcome, verdict.status) == (Outcome.NOT_JUDGED, "infrastructure_error")
         assert verdict.reason
     with pytest.raises(ValueError, match="no tests"):
-        pool.submit(Problem(id="b", prompt="", golds=(), verifier="code", source="test"), [ECHO])
+        pool.submit(Problem(id="b", prompt="", references=(), verifier="code", source="test"), [ECHO])
 
 
 def test_one_verifier_pool_judges_code_beside_the_rest(until: Until) -> None:
-    exact = Problem(id="e", prompt="", golds=("7",), verifier="exact", source="test")
+    exact = Problem(id="e", prompt="", references=("7",), verifier="exact", source="test")
     large = "</think>\n```python\nx = bytearray(400 << 20)\nprint(1)\n```"
     with VerifierPool(options=JudgeOptions(reasoning="required"), time_limit=2.0, memory_limit_mb=256) as pool:
         pool.warm_up(["code"])

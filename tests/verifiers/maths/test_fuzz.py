@@ -68,8 +68,8 @@ def test_equal_texts_are_equal(text: str) -> None:
 
 @SLOW
 @given(st.lists(ANYTHING, min_size=1, max_size=8), LATEX)
-def test_the_pool_gives_one_verdict_an_item_in_order(pool: VerifierPool, texts: list[str], gold: str) -> None:
-    problem = Problem(id="p", prompt="?", golds=(gold, "314159"), verifier="maths", source="test")
+def test_the_pool_gives_one_verdict_an_item_in_order(pool: VerifierPool, texts: list[str], reference: str) -> None:
+    problem = Problem(id="p", prompt="?", references=(reference, "314159"), verifier="maths", source="test")
     responses = [part for text in texts for part in (f"\\boxed{{{text}}}", "\\boxed{314159}")]
     verdicts = pool.judge(problem, responses)
     assert len(verdicts) == len(responses)

@@ -1,4 +1,4 @@
-"""What holds for every text: a gold meets itself, equality has two directions, and no hedge is worth anything."""
+"""What holds for every text: a reference meets itself, equality has two directions, and no hedge is worth anything."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ ANSWERS = st.one_of(
 )
 
 
-def judged(gold: str, answer: str) -> Verdict:
-    return VERIFIER.judge([gold], f"\\boxed{{{answer}}}")
+def judged(reference: str, answer: str) -> Verdict:
+    return VERIFIER.judge([reference], f"\\boxed{{{answer}}}")
 
 
 def formula(text: str) -> Quantity | None:
@@ -52,8 +52,8 @@ def formula(text: str) -> Quantity | None:
 
 @QUICK
 @given(ANSWERS)
-def test_a_gold_meets_itself(gold: str) -> None:
-    assert judged(gold, gold).correct
+def test_a_reference_meets_itself(reference: str) -> None:
+    assert judged(reference, reference).correct
 
 
 @QUICK
@@ -66,20 +66,20 @@ def test_equality_has_two_directions(one: str, other: str) -> None:
 
 @QUICK
 @given(st.integers(2, 10**6), st.integers(2, 10**6))
-def test_a_second_number_never_helps(gold: int, other: int) -> None:
-    if gold == other:
+def test_a_second_number_never_helps(reference: int, other: int) -> None:
+    if reference == other:
         other += 1
     for answer in (
-        f"{gold}, {other}",
-        rf"{gold} \text{{ or }} {other}",
-        rf"\{{{gold}, {other}\}}",
-        f"{gold} = {other}",
-        rf"{gold} \text{{ and }} {other}",
-        rf"\text{{not }} {gold}",
-        rf"{gold} \pmod{{{other}}}",
-        rf"{gold} + k, k \in \mathbb{{Z}}",
+        f"{reference}, {other}",
+        rf"{reference} \text{{ or }} {other}",
+        rf"\{{{reference}, {other}\}}",
+        f"{reference} = {other}",
+        rf"{reference} \text{{ and }} {other}",
+        rf"\text{{not }} {reference}",
+        rf"{reference} \pmod{{{other}}}",
+        rf"{reference} + k, k \in \mathbb{{Z}}",
     ):
-        assert not judged(str(gold), answer).correct, answer
+        assert not judged(str(reference), answer).correct, answer
 
 
 @pytest.mark.parametrize(

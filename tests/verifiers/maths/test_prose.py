@@ -193,9 +193,11 @@ HEDGED = {
 }
 
 
-@pytest.mark.parametrize(("gold", "text"), [(gold, text) for gold, texts in HEDGED.items() for text in texts])
-def test_a_hedge_is_wrong(gold: str, text: str) -> None:
-    assert not MathsVerifier(JudgeOptions()).judge([gold], text).correct
+@pytest.mark.parametrize(
+    ("reference", "text"), [(reference, text) for reference, texts in HEDGED.items() for text in texts]
+)
+def test_a_hedge_is_wrong(reference: str, text: str) -> None:
+    assert not MathsVerifier(JudgeOptions()).judge([reference], text).correct
 
 
 def test_without_a_box_only_lenient_takes_an_answer() -> None:

@@ -1,8 +1,8 @@
-"""Answers in every notation that one meets: each gold with right spellings and with wrong neighbours.
+"""Answers in every notation that one meets: each reference answer with right spellings and with wrong neighbours.
 
-The tables are text files beside this one: ``=`` a gold, ``+`` what says the same, ``-`` what does not; ``~`` what says
-the same and is known to be missed. The "unmet" ones and the one on equality were written whole before they were run.
-The rows of ``pairs.txt`` begin with their gold.
+The tables are text files beside this one: ``=`` a reference answer, ``+`` what says the same, ``-`` what does not;
+``~`` what says the same and is known to be missed. The "unmet" ones and the one on equality were written whole before
+they were run. The rows of ``pairs.txt`` begin with their reference answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def as_small_as_a_worker() -> Iterator[None]:
 
 @dataclass
 class Row:
-    gold: str
+    reference: str
     right: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -55,8 +55,8 @@ def pairs(mark: str) -> list[list[str]]:
     return [line[2:].split(" || ") for line in lines if line.startswith(mark)]
 
 
-def accepts(gold: str, answer: str) -> bool:
-    return VERIFIER.judge([gold], f"\\boxed{{{answer}}}").correct
+def accepts(reference: str, answer: str) -> bool:
+    return VERIFIER.judge([reference], f"\\boxed{{{answer}}}").correct
 
 
 TABLES = ("spellings.txt", "unmet_first.txt", "unmet_second.txt", "equality.txt", "outsiders_first.txt")
@@ -66,44 +66,44 @@ RUNNING = [
 ]
 
 
-@pytest.mark.parametrize("row", BOXED, ids=lambda row: row.gold)
+@pytest.mark.parametrize("row", BOXED, ids=lambda row: row.reference)
 def test_in_a_box(row: Row) -> None:
-    assert [one for one in (row.gold, *row.right) if not accepts(row.gold, one)] == []
-    assert [one for one in row.wrong if accepts(row.gold, one)] == []
+    assert [one for one in (row.reference, *row.right) if not accepts(row.reference, one)] == []
+    assert [one for one in row.wrong if accepts(row.reference, one)] == []
 
 
-@pytest.mark.parametrize(("gold", "answers"), [(gold, answers) for gold, *answers in pairs("+")])
-def test_the_same_answer_in_another_way(gold: str, answers: list[str]) -> None:
-    assert [one for one in answers if not accepts(gold, one)] == []
+@pytest.mark.parametrize(("reference", "answers"), [(reference, answers) for reference, *answers in pairs("+")])
+def test_the_same_answer_in_another_way(reference: str, answers: list[str]) -> None:
+    assert [one for one in answers if not accepts(reference, one)] == []
 
 
-@pytest.mark.parametrize(("gold", "answers"), [(gold, answers) for gold, *answers in pairs("-")])
-def test_a_neighbour_that_says_something_else(gold: str, answers: list[str]) -> None:
-    assert [one for one in answers if accepts(gold, one)] == []
+@pytest.mark.parametrize(("reference", "answers"), [(reference, answers) for reference, *answers in pairs("-")])
+def test_a_neighbour_that_says_something_else(reference: str, answers: list[str]) -> None:
+    assert [one for one in answers if accepts(reference, one)] == []
 
 
-@pytest.mark.parametrize(("gold", "right", "wrong"), pairs("*"))
-def test_notation_in_both_directions(gold: str, right: str, wrong: str) -> None:
-    assert accepts(gold, right)
-    assert accepts(right, gold)
-    assert not accepts(gold, wrong)
-    assert not accepts(wrong, gold)
+@pytest.mark.parametrize(("reference", "right", "wrong"), pairs("*"))
+def test_notation_in_both_directions(reference: str, right: str, wrong: str) -> None:
+    assert accepts(reference, right)
+    assert accepts(right, reference)
+    assert not accepts(reference, wrong)
+    assert not accepts(wrong, reference)
 
 
-@pytest.mark.parametrize(("gold", "right", "wrong"), pairs(">"))
-def test_an_answer_in_running_text(gold: str, right: str, wrong: str) -> None:
-    assert VERIFIER.judge([gold], right).correct
-    assert not VERIFIER.judge([gold], wrong).correct
+@pytest.mark.parametrize(("reference", "right", "wrong"), pairs(">"))
+def test_an_answer_in_running_text(reference: str, right: str, wrong: str) -> None:
+    assert VERIFIER.judge([reference], right).correct
+    assert not VERIFIER.judge([reference], wrong).correct
 
 
-@pytest.mark.parametrize("row", RUNNING, ids=lambda row: row.gold)
+@pytest.mark.parametrize("row", RUNNING, ids=lambda row: row.reference)
 def test_in_running_text(row: Row) -> None:
-    assert [one for one in row.right if not VERIFIER.judge([row.gold], one).correct] == []
-    assert [one for one in row.wrong if VERIFIER.judge([row.gold], one).correct] == []
+    assert [one for one in row.right if not VERIFIER.judge([row.reference], one).correct] == []
+    assert [one for one in row.wrong if VERIFIER.judge([row.reference], one).correct] == []
 
 
 @pytest.mark.parametrize(
-    ("response", "gold", "correct"),
+    ("response", "reference", "correct"),
     [
         ("So answer = 48, no: one more.\n#### 66", "66", True),
         ("So answer = 48, no: one more.\n#### 66", "48", False),
@@ -116,9 +116,9 @@ def test_in_running_text(row: Row) -> None:
     ],
 )
 def test_the_last_line_is_the_answer_behind_four_hashes_or_in_a_display(
-    response: str, gold: str, correct: bool
+    response: str, reference: str, correct: bool
 ) -> None:
-    assert VERIFIER.judge([gold], response).correct is correct
+    assert VERIFIER.judge([reference], response).correct is correct
 
 
 HEDGES = (
@@ -142,10 +142,12 @@ HEDGES = (
 
 
 @pytest.mark.parametrize("hedge", HEDGES)
-@pytest.mark.parametrize(("gold", "other"), [("5", "6"), (r"\frac{1}{2}", "2"), (r"\sqrt{3}", "7"), ("(1,2)", "(2,1)")])
-def test_both_answers_are_none(gold: str, other: str, hedge: str) -> None:
-    for text in (hedge.format(gold, other), hedge.format(other, gold)):
-        assert not accepts(gold, text), text
+@pytest.mark.parametrize(
+    ("reference", "other"), [("5", "6"), (r"\frac{1}{2}", "2"), (r"\sqrt{3}", "7"), ("(1,2)", "(2,1)")]
+)
+def test_both_answers_are_none(reference: str, other: str, hedge: str) -> None:
+    for text in (hedge.format(reference, other), hedge.format(other, reference)):
+        assert not accepts(reference, text), text
 
 
 def test_all_numbers_are_no_answer() -> None:
@@ -174,7 +176,7 @@ def test_what_is_left_of_an_answer_counts(reference: str, right: str, wrong: str
     assert not accepts(reference, wrong)
 
 
-def test_several_boxes_are_one_list_only_for_a_gold_that_is_one() -> None:
+def test_several_boxes_are_one_list_only_for_a_reference_that_is_one() -> None:
     row = r"$\boxed{3}$ and $\boxed{7}$"
     assert VERIFIER.judge(["3, 7"], row).decided_by == "boxes"
     assert not VERIFIER.judge(["3"], row).correct
@@ -185,7 +187,7 @@ def test_several_boxes_are_one_list_only_for_a_gold_that_is_one() -> None:
     assert not VERIFIER.judge(["3, 7"], r"\boxed{3}, \boxed{5}, \boxed{7}").correct
 
 
-def test_any_gold_will_do_and_words_say_who_decided() -> None:
+def test_any_reference_will_do_and_words_say_who_decided() -> None:
     verdict = VERIFIER.judge(["7", r"\sqrt{2}"], r"\boxed{2^{1/2}}")
     assert (verdict.status, verdict.decided_by) == ("matched", "structure")
     assert VERIFIER.judge(["B"], r"\boxed{\text{(B) } 15}").decided_by == "choice"
@@ -233,10 +235,10 @@ def test_the_engine_reports_whose_text_it_reads_and_never_reads_a_distrusted_ref
     reference = r"\int_0^1 2x \, dx"
     assert [verifier.judge([reference], text).status for text in (same, other)] == ["matched", "mismatch"]
     # a worker that dies in the second phase counts against the response
-    assert phases == ["gold", "answer"] * 2
+    assert phases == ["reference", "answer"] * 2
     # the steps before Math-Verify can read the second one, but cannot decide
     for distrusted, response in ((reference, other), (r"\tanh(10^6)", r"\boxed{1}")):
         verifier.distrust([distrusted])
-        assert verifier.judge([distrusted], response).status == "gold_unparsable"
+        assert verifier.judge([distrusted], response).status == "reference_unparsable"
         assert verifier.judge([distrusted], rf"\boxed{{{distrusted}}}").correct
-    assert phases == ["gold", "answer"] * 2 + ["gold"] * 2
+    assert phases == ["reference", "answer"] * 2 + ["reference"] * 2

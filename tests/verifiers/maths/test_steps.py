@@ -105,7 +105,7 @@ def test_plain_number(text: str, expected: Fraction | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gold", "answer", "expected"),
+    ("reference", "answer", "expected"),
     [
         ("0.5", "1/2", True),
         ("0.1", "0.10000001", False),
@@ -123,12 +123,12 @@ def test_plain_number(text: str, expected: Fraction | None) -> None:
         ("5", "x", None),
     ],
 )
-def test_same_rational(gold: str, answer: str, expected: bool | None) -> None:
-    assert same_rational(canonical(gold), canonical(answer)) is expected
+def test_same_rational(reference: str, answer: str, expected: bool | None) -> None:
+    assert same_rational(canonical(reference), canonical(answer)) is expected
 
 
 @pytest.mark.parametrize(
-    ("gold", "answer", "expected"),
+    ("reference", "answer", "expected"),
     [
         ("yes", "Yes", True),
         ("yes", "no", False),
@@ -138,5 +138,5 @@ def test_same_rational(gold: str, answer: str, expected: bool | None) -> None:
         ("a", "1", None),
     ],
 )
-def test_same_word(gold: str, answer: str, expected: bool | None) -> None:
-    assert same_word(gold, answer) is expected
+def test_same_word(reference: str, answer: str, expected: bool | None) -> None:
+    assert same_word(reference, answer) is expected

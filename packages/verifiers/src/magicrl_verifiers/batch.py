@@ -33,7 +33,8 @@ class BatchSummary:
 
     Attributes:
         total: the lines of the output.
-        correct, wrong, not_judged: of these. Not judged: a line or a gold that cannot be read, a worker lost twice.
+        correct, wrong, not_judged: of these. Not judged: a line or a reference answer that cannot be read, a worker
+        lost twice.
         score: mean of the graded rewards; None without any.
         broken: what is wrong with the lines that cannot be read, each with its file, line and field.
         statuses: answers by the verifier's own word.
@@ -172,11 +173,12 @@ def verify_file(
     judge: JudgeSettings | None = None,
     tell: Tell = untold,
 ) -> BatchSummary:
-    """Judge every line ``{"id"?, "prompt"?, "gold": str|[str], "response": str, ...}`` of ``input``, as training does.
+    """Judge every line ``{"id"?, "prompt"?, "reference": str|[str], "response": str, ...}`` of
+    ``input``, as training does.
 
     Writes ``{"id", "correct", "status", "extracted", "decided_by", "seconds"}`` a line to ``output``, with a graded
     reward ``score`` and ``metrics``, too. A line without an id gets its line number. A reward of the user's needs no
-    gold, and finds further fields in ``problem.extra``.
+    reference answer, and finds further fields in ``problem.extra``.
 
     Args:
         verifier: a built-in one, or a reward of the user's as `magicrl.registry` finds it.
@@ -270,19 +272,25 @@ def objects(path: Path) -> Iterator[tuple[dict[str, Any], Any, str]]:
 
 
 def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any, where: str) -> Line:
-    for field in ("gold", "response") if spec.needs_gold else ("response",):
+    if "gold" in row:  # the field's name before 0.2
+        row = {"reference": row["gold"]} | {field: value for field, value in row.items() if field != "gold"}
+    for field in ("reference", "response") if spec.needs_reference else ("response",):
         if field not in row:
             raise ValueError(f"{where}: field {field!r} is missing")
-    gold, prompt, response = row.get("gold"), row.get("prompt", ""), row["response"]
-    golds = [gold] if isinstance(gold, str) else gold if "gold" in row else []
-    empty = not golds and "gold" in row
-    if empty or not isinstance(golds, list) or not all(isinstance(one, str) and one.strip() for one in golds):
-        raise ValueError(f"{where}: field 'gold' must be a string or a list of strings, none empty, got {gold!r:.60}")
+    reference, prompt, response = row.get("reference"), row.get("prompt", ""), row["response"]
+    references = [reference] if isinstance(reference, str) else reference if "reference" in row else []
+    empty = not references and "reference" in row
+    if empty or not isinstance(references, list) or not all(isinstance(one, str) and one.strip() for one in references):
+        raise ValueError(
+            f"{where}: field 'reference' must be a string or a list of strings, none empty, got {reference!r:.60}"
+        )
     for field, text in (("prompt", prompt), ("response", response)):
         if not isinstance(text, str):
             raise ValueError(f"{where}: field {field!r} must be a string, got {text!r:.60}")
-    extra = {field: value for field, value in row.items() if field not in ("id", "prompt", "gold", "response")}
-    problem = Problem(id=str(name), prompt=prompt, golds=tuple(golds), verifier=spec.name, source="file", extra=extra)
+    extra = {field: value for field, value in row.items() if field not in ("id", "prompt", "reference", "response")}
+    problem = Problem(
+        id=str(name), prompt=prompt, references=tuple(references), verifier=spec.name, source="file", extra=extra
+    )
     return Line(problem, response)
 
 

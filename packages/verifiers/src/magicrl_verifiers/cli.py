@@ -28,14 +28,14 @@ def math(
     time_limit: float = 2.0,
     workers: int | None = None,
 ) -> int:
-    """Judge mathematical answers: lines {"id"?, "gold", "response"} -> {"id", "correct", "status", ...}.
+    """Judge mathematical answers: lines {"id"?, "reference", "response"} -> {"id", "correct", "status", ...}.
 
     Example: magicrl verify math --input answers.jsonl --output verdicts.jsonl
 
     Parameters
     ----------
     input
-        JSON Lines; gold is a text or a list of accepted texts.
+        JSON Lines; reference answer is a text or a list of accepted texts.
     output
         JSON Lines, one verdict a line, same order.
     reasoning
@@ -69,7 +69,7 @@ def reward(
     memory_limit_mb: int = 4096,
     workers: int | None = None,
 ) -> int:
-    """Judge by a reward of your own, as training does: lines {"prompt"?, "gold"?, "response", ...} -> {"score", ...}.
+    """Judge with a custom reward, as in training: lines {"prompt"?, "reference"?, "response", ...} -> {"score", ...}.
 
     Example: magicrl verify reward my_reward.py:score --input answers.jsonl --output scores.jsonl
 
@@ -78,7 +78,7 @@ def reward(
     name
         FILE.py:FUNCTION, MODULE:FUNCTION, the name of an installed package's, or a built-in one (maths, exact, code).
     input
-        JSON Lines; gold is a text or a list of texts; further fields are the problem's extra.
+        JSON Lines; reference answer is a text or a list of texts; further fields are the problem's extra.
     output
         JSON Lines, one verdict a line, same order.
     time_limit

@@ -89,8 +89,8 @@ def _parse(row: dict[str, Any], name: Any, where: str) -> Line:
     except SuiteError as error:
         raise ValueError(f"{where}: {error}") from error
     beside = {field: row[field] for field in BESIDE if row.get(field) is not None}
-    golds = (json.dumps({**beside, **tests}),)
-    problem = Problem(id=str(name), prompt="", golds=golds, verifier="code", source="file")
+    references = (json.dumps({**beside, **tests}),)
+    problem = Problem(id=str(name), prompt="", references=references, verifier="code", source="file")
     return Line(problem, text, bare=given[0] == "program")
 
 

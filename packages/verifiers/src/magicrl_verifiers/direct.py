@@ -58,8 +58,8 @@ def verify_maths(
         >>> verify_maths("1/2", r"It is \boxed{0.5}.").correct
         True
     """
-    golds = (reference,) if isinstance(reference, str) else tuple(reference)
-    problem = Problem(id="direct", prompt="", golds=golds, verifier="maths", source="direct")
+    references = (reference,) if isinstance(reference, str) else tuple(reference)
+    problem = Problem(id="direct", prompt="", references=references, verifier="maths", source="direct")
     (verdict,) = _maths_pool(reasoning, extract, time_limit).judge(problem, [response])
     return verdict
 
@@ -91,7 +91,7 @@ def verify_code(
         >>> verify_code({"inputs": ["3"], "outputs": ["6"]}, "print(2 * int(input()))").correct
         True
     """
-    problem = Problem(id="direct", prompt="", golds=(json.dumps(tests),), verifier="code", source="direct")
+    problem = Problem(id="direct", prompt="", references=(json.dumps(tests),), verifier="code", source="direct")
     pool = _code_pool(reasoning, time_limit, memory_limit_mb)
     (verdict,) = pool.result(pool.submit(problem, [program], bare=not response))
     assert isinstance(verdict, CodeVerdict)

@@ -31,25 +31,25 @@ def _normalise_token(token: str) -> str:
 
 
 class ExactVerifier:
-    """The last box if there is one; with ``lenient`` else as many last tokens as the gold has.
+    """The last box if there is one; with ``lenient`` else as many last tokens as the reference answer has.
 
-    Example: to ``"L 7 S3 4 1 S4 2 3"`` with gold ``"3"`` it says matched (lenient).
+    Example: to ``"L 7 S3 4 1 S4 2 3"`` with reference answer ``"3"`` it says matched (lenient).
     """
 
     def __init__(self, options: JudgeOptions) -> None:
         self._options = options
 
-    def judge(self, golds: Sequence[str], response: str) -> Verdict:
+    def judge(self, references: Sequence[str], response: str) -> Verdict:
         start = time.perf_counter()
         answer = answer_part(response, self._options.reasoning)
         if answer is None:
             return make_verdict("no_answer", reason="the reasoning never ended", decided_by="extraction")
         box = last_box(answer)
         found: str | None = None
-        for gold in golds:
-            candidate = box if box is not None else self._tail(answer, len(gold.split()))
+        for reference in references:
+            candidate = box if box is not None else self._tail(answer, len(reference.split()))
             found = found if found is not None else candidate
-            if candidate and normalise(candidate) == normalise(gold):
+            if candidate and normalise(candidate) == normalise(reference):
                 seconds = time.perf_counter() - start
                 return make_verdict("matched", decided_by="string", extracted=candidate, seconds=seconds)
         if not found or not found.strip():

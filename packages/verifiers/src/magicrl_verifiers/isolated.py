@@ -26,27 +26,29 @@ _STALL_FACTOR = 20.0
 
 
 Progress = Callable[[str], None]
-"""Called by an isolated verifier with the phase it enters (``gold``, ``answer``), so that blame can be laid."""
+"""Called by an isolated verifier with the phase it enters (``reference``, ``answer``), so that blame can be laid."""
 
 
 class IsolatedVerifier(Verifier, Protocol):
     """A verifier that reads hostile text with heavy machinery and therefore lives in a killable process."""
 
-    def distrust(self, golds: Sequence[str]) -> None:
-        """Never parse these golds again: doing so exhausted a worker. Plain string equality still counts."""
+    def distrust(self, references: Sequence[str]) -> None:
+        """Never parse these reference answers again:
+
+        doing so exhausted a worker. Plain string equality still counts."""
 
 
 class IsolatedProtocol(WorkerProtocol):
     """Items of one `IsolatedVerifier`; `IsolatedHandler` is the other end.
 
-    Golds that no worker could read are remembered, so that each costs its time only once.
+    Reference answers that no worker could read are remembered, so that each costs its time only once.
 
     Args:
         make: ``module:name`` of what makes the verifier in a worker, from (options, progress).
         options: how the answer is found in a response.
         time_limit: seconds of its worker's CPU time that one item may use.
         memory_limit_mb: MiB that an item may allocate beyond a warm worker's own.
-        warm_up: a (gold, response) pair judged once when a worker starts, so that no item pays for loading.
+        warm_up: a (reference answer, response) pair judged once when a worker starts, so that no item pays for loading.
     """
 
     def __init__(
@@ -73,22 +75,22 @@ class IsolatedProtocol(WorkerProtocol):
         self._distrusted: set[tuple[str, ...]] = set()
 
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
-        golds = item.problem.golds
-        return {"golds": list(golds), "response": item.text, "distrust": golds in self._distrusted}
+        references = item.problem.references
+        return {"references": list(references), "response": item.text, "distrust": references in self._distrusted}
 
     def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> Verdict:
-        who = "gold" if outcome.phase == "gold" else "answer"
-        status = "gold_unparsable" if who == "gold" else outcome.kind
+        who = "reference" if outcome.phase == "reference" else "answer"
+        status = "reference_unparsable" if who == "reference" else outcome.kind
         limit = f"{self._time_limit:g} s of CPU time"
         reason = f"the {who} used up {limit}" if outcome.kind == "timeout" else f"the {who} crashed the worker"
         return make_verdict(status, reason=reason, seconds=seconds)
 
     def final(self, item: Item, verdict: Verdict) -> bool:
-        return item.problem.golds in self._distrusted
+        return item.problem.references in self._distrusted
 
     def give_up(self, item: Item, verdict: Verdict) -> None:
-        if verdict.status == "gold_unparsable":
-            self._distrusted.add(item.problem.golds)
+        if verdict.status == "reference_unparsable":
+            self._distrusted.add(item.problem.references)
 
 
 MAX_ITEMS = 20_000
@@ -107,9 +109,9 @@ class IsolatedHandler(RequestHandler):
         self._handled = 0
         make: Callable[[JudgeOptions, Progress], IsolatedVerifier] = resolve("verifier", hello["make"])
         self._verifier = make(JudgeOptions(**hello["options"]), self._progress)
-        gold, response = hello["warm_up"]
+        reference, response = hello["warm_up"]
         # warm first: limits count from what the loaded libraries take
-        self._verifier.judge([gold], response)
+        self._verifier.judge([reference], response)
         # resident memory now, not ru_maxrss: that one starts at the size of the parent process
         self._most_resident = psutil.Process().memory_info().rss + hello["memory_limit_mb"] * 2**19
         limit_memory(hello["memory_limit_mb"])
@@ -125,10 +127,10 @@ class IsolatedHandler(RequestHandler):
         limit_cpu(self._cpu_limit)
         random.seed(0)  # a verdict must not depend on the items before it
         if request["distrust"]:
-            self._verifier.distrust(request["golds"])
+            self._verifier.distrust(request["references"])
         retire = False
         try:
-            verdict = self._verifier.judge(request["golds"], request["response"])
+            verdict = self._verifier.judge(request["references"], request["response"])
             verdict = dataclasses.replace(verdict, reason=verdict.reason[:_MAX_REASON])
         except MemoryError:
             verdict, retire = self._failed("memory", "the answer needs more memory than its limit"), True
@@ -141,8 +143,8 @@ class IsolatedHandler(RequestHandler):
         return {"verdict": dataclasses.asdict(verdict), "retire": retire}
 
     def _failed(self, status: str, reason: str) -> Verdict:
-        if self._phase == "gold":
-            status, reason = "gold_unparsable", reason.replace("answer", "gold")
+        if self._phase == "reference":
+            status, reason = "reference_unparsable", reason.replace("answer", "reference")
         return make_verdict(status, reason=reason)
 
 

@@ -28,8 +28,8 @@ class JudgeSettings(BaseModel):
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key; the key itself stands in no recipe."""
     prompt: str | None = None
-    """Text with ``{response}``, and ``{problem}`` and ``{gold}`` where they are wanted; default: a rubric for right and
-    wrong. ``{response}`` becomes the response between marks that it cannot know."""
+    """Text with ``{response}``, and ``{problem}`` and ``{reference}`` where they are wanted; default: a rubric for
+    right and wrong. ``{response}`` becomes the response between marks that it cannot know."""
     read: Literal["score", "boxed", "yes_no", "json"] = "score"
     """Where the reply says its score: a last line ``Score: 0.5``, ``\\boxed{}`` in the last line, a last line of yes or
     no, or the field ``score`` of its one JSON object."""

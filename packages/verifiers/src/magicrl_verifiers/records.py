@@ -3,24 +3,27 @@
 A verifier states a fact about one answer; rewards are made elsewhere, so that training and evaluation
 share one judge. Blame is decided by the status alone: whatever an answer exhausts by itself (CPU seconds,
 memory, depth) is wrong, because hanging the judge must not pay; only what is not the answer's doing (a
-lost worker, a gold that cannot be read) is not judged.
+lost worker, a reference answer that cannot be read) is not judged.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
 import unicodedata
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 Reasoning = Literal["auto", "required", "none"]
 Extract = Literal["lenient", "box"]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 # raised and lowered characters and fractions, of which NFKC would make plain digits and letters
 _APART = re.compile("([ª²³¹º¼-¾ʰ-ʸˠ-ˤᴬ-ᵪᵸᶛ-ᶿ⁰-ₜ⅐-⅟↉])")
@@ -73,7 +76,7 @@ def prompt_key(prompt: str | Sequence[Mapping[str, Any]]) -> str:
 class Outcome(StrEnum):
     """All that the algorithms read of a verdict.
 
-    ``NOT_JUDGED`` means that the answer is not to blame (a worker died from outside, the gold does not
+    ``NOT_JUDGED`` means that the answer is not to blame (a worker died from outside, the reference answer does not
     parse): the completion leaves its group instead of scoring 0.
     """
 
@@ -97,9 +100,9 @@ class Problem:
     Attributes:
         id: unique within its data set; recorded with every rollout.
         prompt: the user's text, the last turn of ``messages``.
-        golds: the accepted answers; any one earns the reward.
+        references: the accepted answers; any one earns the reward.
         verifier: name of the verifier that judges it (``exact``, ``maths``, ``code``; for code, tests are JSON in
-            ``golds[0]``).
+            ``references[0]``).
         source: where it comes from (data set or task family).
         level: difficulty level of a generated problem, if it has one.
         extra: further fields of the source row, carried along untouched.
@@ -111,12 +114,12 @@ class Problem:
         environment: name of the environment that answers the response's turns (`magicrl.environments`); mostly none.
 
     Example:
-        >>> Problem(id="add-0", prompt="What is 2 + 3?", golds=("5",), verifier="maths", source="doc").level
+        >>> Problem(id="add-0", prompt="What is 2 + 3?", references=("5",), verifier="maths", source="doc").level
     """
 
     id: str
     prompt: str
-    golds: tuple[str, ...]
+    references: tuple[str, ...]
     verifier: str
     source: str
     level: int | None = None
@@ -132,6 +135,13 @@ class Problem:
             object.__setattr__(self, "key", prompt_key(turns if self.context else self.prompt))
 
     @property
+    def golds(self) -> tuple[str, ...]:
+        """The name of ``references`` before version 0.2."""
+        text = "problem.golds is now problem.references; version 0.3 will not know the old name"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        return self.references
+
+    @property
     def cluster(self) -> str:
         """What makes two problems dependent observations: their template, else their key. The unit of an interval."""
         return self.key if self.template is None else f"{self.source}/{self.template}"
@@ -142,10 +152,31 @@ class Problem:
         return (*self.context, Message("user", self.prompt))
 
 
-def check_golds(problem: Problem) -> None:
+def renamed_argument(old: str, new: str) -> Callable[[Function], Function]:
+    """Decorate a function so that it also takes the keyword argument ``new`` under its name before version 0.2."""
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def call(*values: Any, **named: Any) -> Any:
+            if old in named:
+                where = getattr(function, "__qualname__", "").removesuffix(".__init__")
+                text = f"{where}: the argument {old!r} is now {new!r}; version 0.3 will not know the old name"
+                warnings.warn(text, FutureWarning, stacklevel=2)
+                named[new] = named.pop(old)
+            return function(*values, **named)
+
+        return cast(Function, call)
+
+    return decorate
+
+
+Problem.__init__ = renamed_argument("golds", "references")(Problem.__init__)
+
+
+def check_references(problem: Problem) -> None:
     """Raise ValueError for a problem without a reference answer (for code, without tests)."""
-    if not problem.golds:
-        raise ValueError(f"problem {problem.id!r} has no gold answer (a code problem: no tests); give it one")
+    if not problem.references:
+        raise ValueError(f"problem {problem.id!r} has no reference answer (a code problem: no tests); give it one")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,7 +229,7 @@ _STATUSES = {
         wrong_answer runtime_error time_limit memory_limit output_limit syntax_error no_code security
         score_below
     """,
-    Outcome.NOT_JUDGED: "gold_unparsable worker_lost infrastructure_error reward_failed environment_failed",
+    Outcome.NOT_JUDGED: "reference_unparsable worker_lost infrastructure_error reward_failed environment_failed",
 }
 OUTCOME_OF_STATUS = MappingProxyType(
     {status: outcome for outcome, statuses in _STATUSES.items() for status in statuses.split()}
@@ -249,9 +280,9 @@ class JudgeOptions:
 
 
 class Verifier(Protocol):
-    """Judges whether a response gives any of the golds. Pure: depends on the two and the options alone."""
+    """Judges whether a response gives any of the reference answers. Pure: depends on the two and the options alone."""
 
-    def judge(self, golds: Sequence[str], response: str) -> Verdict: ...
+    def judge(self, references: Sequence[str], response: str) -> Verdict: ...
 
 
 class VerifierService(Protocol):

@@ -32,7 +32,7 @@ PROMPT = """You grade one response to a problem.
 Problem:
 {problem}
 
-Reference answer (empty where there is none): {gold}
+Reference answer (empty where there is none): {reference}
 
 The response to be graded:
 {response}
@@ -49,14 +49,14 @@ FORMS = {
     "json": 'Reply with one JSON object: {{"reasons": TEXT, "score": NUMBER from {lowest:g} to {highest:g}}}.',
 }
 _VERSION = 1  # raised when the wording changes: older scores answered another question
-_PLACES = re.compile(r"\{(problem|gold|response)\}")
+_PLACES = re.compile(r"\{(problem|reference|gold|response)\}")
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _SCORE_LINE = re.compile(rf"[*_`\s]*score[*_`\s]*[:=][*_`\s]*({_NUMBER})[*_`\s.]*", re.I)
 _BOXED_LINE = re.compile(rf"[^{{}}]*\\boxed\{{\s*({_NUMBER})\s*\}}[^{{}}]*")
 _YES_NO = re.compile(r"[*_`\s\"']*(yes|no)[*_`\s.\"']*", re.I)
 _KEPT_CHARACTERS = 300
 _FURTHER_SECONDS = 30.0
-_PROBE = Problem(id="probe", prompt="What is 1 + 1?", golds=("2",), verifier="judge", source="probe")
+_PROBE = Problem(id="probe", prompt="What is 1 + 1?", references=("2",), verifier="judge", source="probe")
 
 
 class BudgetSpent(ValueError):
@@ -119,9 +119,11 @@ def model_score(answer: dict[str, Any]) -> float:
 def question(problem: Problem, response: str, config: JudgeSettings) -> str:
     """What a language model is asked. The marks are made of problem and response: no response can hold its own."""
     mark = f"response-{key_of([problem.prompt, response]).hex()[:12]}"
+    references = " or ".join(problem.references)
     texts = {
         "problem": problem.prompt,
-        "gold": " or ".join(problem.golds),
+        "reference": references,
+        "gold": references,  # the placeholder's name before 0.2
         "response": f"<{mark}>\n{response}\n</{mark}>",
     }
     # in one pass: what a response says in braces is not replaced

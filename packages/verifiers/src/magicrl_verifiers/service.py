@@ -31,7 +31,7 @@ class VerifierPool(JudgingPool):
         memory_limit_mb: MiB that an item may allocate beyond a warm worker's own.
 
     Example:
-        >>> problem = Problem(id="p", prompt="1/2?", golds=("0.5",), verifier="maths", source="doc")
+        >>> problem = Problem(id="p", prompt="1/2?", references=("0.5",), verifier="maths", source="doc")
         >>> with VerifierPool() as pool:
         ...     ticket = pool.submit(problem, [r"\boxed{\frac12}", r"\boxed{2}"])
         ...     [verdict.correct for verdict in pool.result(ticket)]
@@ -68,11 +68,11 @@ class VerifierPool(JudgingPool):
         """Queue the responses to one problem and return at once.
 
         Raises:
-            ValueError: the problem names an unknown verifier, or one that needs a gold answer and has none.
+            ValueError: the problem names an unknown verifier, or one that needs a reference answer and has none.
             RuntimeError: the pool is closed.
         """
         spec = self._spec(problem.verifier)
-        spec.check_golds(problem)
+        spec.check_references(problem)
         if spec.protocol is not None:
             return self._pool(spec).submit(problem, responses)
         found = self._here(spec)(problem, responses)

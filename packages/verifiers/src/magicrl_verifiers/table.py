@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from magicrl_verifiers.records import Judge, JudgeOptions, Problem, check_golds
+from magicrl_verifiers.records import Judge, JudgeOptions, Problem, check_references
 from magicrl_verifiers.references import LIVE, resolve
 
 if TYPE_CHECKING:
@@ -26,29 +26,29 @@ class VerifierSpec:
         in_process: makes a judge for the calling process, or None.
         protocol: how it is judged in worker processes, from (options, seconds, MiB), or None.
         served: makes what asks a server, or None. Exactly one of the three is given.
-        needs_gold: whether it can judge nothing without a reference answer.
+        needs_reference: whether it can judge nothing without a reference answer.
     """
 
     name: str
     in_process: Callable[[JudgeOptions], Judge] | None = None
     protocol: Callable[[JudgeOptions, float, int], WorkerProtocol] | None = None
     served: Callable[[JudgeSettings, JudgeOptions], ServedJudge] | None = None
-    needs_gold: bool = True
+    needs_reference: bool = True
 
     def __post_init__(self) -> None:
         assert [self.in_process, self.protocol, self.served].count(None) == 2, self.name
 
-    def check_golds(self, problem: Problem) -> None:
+    def check_references(self, problem: Problem) -> None:
         """Raise ValueError for a problem without the reference answer that this verifier needs."""
-        if self.needs_gold:
-            check_golds(problem)
+        if self.needs_reference:
+            check_references(problem)
 
 
 def _exact(options: JudgeOptions) -> Judge:
     from magicrl_verifiers.exact import ExactVerifier
 
     verifier = ExactVerifier(options)
-    return lambda problem, responses: [verifier.judge(problem.golds, response) for response in responses]
+    return lambda problem, responses: [verifier.judge(problem.references, response) for response in responses]
 
 
 def _maths(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> WorkerProtocol:
@@ -82,7 +82,7 @@ def _judge(settings: JudgeSettings, options: JudgeOptions) -> ServedJudge:
 EXACT = VerifierSpec(name="exact", in_process=_exact)
 MATHS = VerifierSpec(name="maths", protocol=_maths)
 CODE = VerifierSpec(name="code", protocol=_code)
-JUDGE = VerifierSpec(name="judge", served=_judge, needs_gold=False)
+JUDGE = VerifierSpec(name="judge", served=_judge, needs_reference=False)
 VERIFIERS: Mapping[str, str] = MappingProxyType(
     {spec.name: f"{__name__}:{spec.name.upper()}" for spec in (CODE, EXACT, JUDGE, MATHS)}
 )
@@ -109,7 +109,7 @@ def function_spec(reference: str, function: Any) -> VerifierSpec:
 
     made = RewardFunction(reference, function)
     if not made.settings.isolated:
-        return VerifierSpec(name=reference, in_process=lambda _: judge_here(made), needs_gold=False)
+        return VerifierSpec(name=reference, in_process=lambda _: judge_here(made), needs_reference=False)
     if reference.startswith(LIVE):
         raise ValueError(f"{reference}: isolated=True calls a reward in processes of its own, {in_a_file(function)}")
-    return VerifierSpec(name=reference, protocol=functools.partial(RewardProtocol, made), needs_gold=False)
+    return VerifierSpec(name=reference, protocol=functools.partial(RewardProtocol, made), needs_reference=False)

@@ -156,7 +156,7 @@ class WorkerProcess:
                     # a worker must say that it may go on; anything else replaces it
                     self._retired = message.get("retire") is not False
                     return message
-                # each phase has the whole limit, so that a slow gold is not the answer's fault
+                # each phase has the whole limit, so that a slow reference answer is not the answer's fault
                 phase, start = str(message["phase"])[:20], self._cpu_seconds()
         except (ValueError, RecursionError) as error:
             self.kill()

@@ -62,8 +62,8 @@ def reward_function(
 
 def _problem(verifier: str, given: Any) -> Problem:
     many = isinstance(given, Sequence) and not isinstance(given, str)
-    golds = [one if isinstance(one, str) else json.dumps(one) for one in (given if many else [given])]
-    return Problem(id="trl", prompt="", golds=tuple(golds), verifier=verifier, source="trl")
+    references = [one if isinstance(one, str) else json.dumps(one) for one in (given if many else [given])]
+    return Problem(id="trl", prompt="", references=tuple(references), verifier=verifier, source="trl")
 
 
 def _text(completion: Any) -> str:

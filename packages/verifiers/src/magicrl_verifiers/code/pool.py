@@ -18,7 +18,7 @@ from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict, co
 from magicrl_verifiers.code.sandbox import SandboxRefusal
 from magicrl_verifiers.code.suite import Suite, SuiteError, parse_suite
 from magicrl_verifiers.pool import Item, Ticket, WorkerPool, WorkerProtocol
-from magicrl_verifiers.records import Problem, Verdict, check_golds
+from magicrl_verifiers.records import Problem, Verdict, check_references
 from magicrl_verifiers.worker import Exhausted, Refused, RequestHandler, Send, WorkerPlan
 
 _JUDGE_CPU_SECONDS = 60.0
@@ -27,7 +27,7 @@ _STALL_SECONDS = 120.0
 
 
 class CodeProtocol(WorkerProtocol):
-    """What the generic pool must know of code: a problem's tests are the JSON text in ``golds[0]``."""
+    """What the generic pool must know of code: a problem's tests are the JSON text in ``references[0]``."""
 
     verdicts = TypeAdapter(CodeVerdict)
 
@@ -43,7 +43,7 @@ class CodeProtocol(WorkerProtocol):
 
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
         request: dict[str, Any] = {"text": item.text, "program": item.bare}
-        return request if repeat else {**request, "tests": item.problem.golds[0]}
+        return request if repeat else {**request, "tests": item.problem.references[0]}
 
     def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> CodeVerdict:
         # the program had its time in the sandbox: it was its output that kept the judge busy
@@ -62,14 +62,14 @@ class CodeProtocol(WorkerProtocol):
 class CodePool(WorkerPool):
     """Judges responses (or bare programs) to code problems in worker processes. Safe to use from several threads.
 
-    A problem's tests are the JSON text in ``golds[0]`` (`suite` has the forms).
+    A problem's tests are the JSON text in ``references[0]`` (`suite` has the forms).
 
     Args:
         options: limits, isolation and where the program stands in a response.
         workers: worker processes, each with its own sandbox.
 
     Example:
-        >>> problem = Problem(id="p", prompt="", golds=('{"inputs": ["2 3"], "outputs": ["5"]}',), verifier="code",
+        >>> problem = Problem(id="p", prompt="", references=('{"inputs": ["2 3"], "outputs": ["5"]}',), verifier="code",
         ...                   source="doc")
         >>> with CodePool() as pool:
         ...     ticket = pool.submit(problem, ["```python\\nprint(sum(map(int, input().split())))\\n```"])
@@ -87,7 +87,7 @@ class CodePool(WorkerPool):
             ValueError: the problem has no tests.
             RuntimeError: the pool is closed.
         """
-        check_golds(problem)
+        check_references(problem)
         return super().submit(problem, responses, bare=bare)
 
     def result(self, ticket: Ticket) -> tuple[CodeVerdict, ...]:

@@ -61,15 +61,15 @@ from magicrl_verifiers.maths.sequences import counting, same_family
 _HALF_TURN = symbol("pi") / number(180)
 
 
-def same_quantity(gold: Quantity, answer: Quantity) -> bool | None:
-    left, right = (None if one.unit is None or one.unit.kind == "none" else one.unit for one in (gold, answer))
+def same_quantity(reference: Quantity, answer: Quantity) -> bool | None:
+    left, right = (None if one.unit is None or one.unit.kind == "none" else one.unit for one in (reference, answer))
     if left is not None and right is not None:
-        return _both_units(gold.expr, left, answer.expr, right)
+        return _both_units(reference.expr, left, answer.expr, right)
     unit = left or right
     if unit is None:
-        verdict = same_number(gold.expr, answer.expr)
-        return True if verdict is False and degrees_left_out(gold.expr, answer.expr) else verdict
-    given, bare = (gold.expr, answer.expr) if left else (answer.expr, gold.expr)
+        verdict = same_number(reference.expr, answer.expr)
+        return True if verdict is False and degrees_left_out(reference.expr, answer.expr) else verdict
+    given, bare = (reference.expr, answer.expr) if left else (answer.expr, reference.expr)
     if unit.kind == "percent":
         hundredth = given / number(100)
         share = None if left else number_value(bare)
@@ -89,52 +89,52 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool | None:
         if unit.noun and bare.symbols.issuperset(unit.noun):
             letters = [symbol(letter) for letter in unit.noun]  # "2 pi hr" is no hours
             return same_value(Expr("mul", (given, *letters)), bare)
-    return same_number(gold.expr, answer.expr)
+    return same_number(reference.expr, answer.expr)
 
 
-def _both_units(gold: Expr, left: Unit, answer: Expr, right: Unit) -> bool | None:
+def _both_units(reference: Expr, left: Unit, answer: Expr, right: Unit) -> bool | None:
     if left.kind == right.kind == "unit":
         if any((left.dimension, right.dimension) == ((("L", n),), (("any", n),)) for n in (1, 2, 3)):
-            return same_number(gold, answer)  # "square units" says no more than no unit
+            return same_number(reference, answer)  # "square units" says no more than no unit
         if left.dimension != right.dimension:
             return False
         # no product with a factor: the decimals of a literal, which rounding is judged by, would be lost
         if left.factor == right.factor:
-            return same_number(gold, answer)
-        return same_value(number(left.factor) * gold, number(right.factor) * answer)
+            return same_number(reference, answer)
+        return same_value(number(left.factor) * reference, number(right.factor) * answer)
     if left.kind != right.kind:
         if {left.kind, right.kind} != {"degree", "unit"} or () not in (left.dimension, right.dimension):
             return False
         # the radian is a unit without a dimension
-        degrees, radians = (gold, answer) if left.kind == "degree" else (answer, gold)
+        degrees, radians = (reference, answer) if left.kind == "degree" else (answer, reference)
         return same_value(degrees * _HALF_TURN, radians)
     # the thing that is counted has to agree; a percentage may leave out of what
     if left.noun != right.noun and (left.kind == "noun" or (left.kind == "percent" and left.noun and right.noun)):
         return False
-    return same_number(gold, answer)
+    return same_number(reference, answer)
 
 
-def degrees_left_out(gold: Expr, answer: Expr) -> bool:
+def degrees_left_out(reference: Expr, answer: Expr) -> bool:
     """``180 - a`` for an angle ``180^\\circ - a``: one side alone has degree signs, and the other no pi."""
-    for one, other in ((gold, answer), (answer, gold)):
+    for one, other in ((reference, answer), (answer, reference)):
         bare = without_degrees(one)
         if bare != one and bare.symbols and not other.holds("const", "pi"):
             return same_value(bare, other) is True
     return False
 
 
-def same_number(gold: Expr, answer: Expr) -> bool | None:
+def same_number(reference: Expr, answer: Expr) -> bool | None:
     """Equal formulas, or a decimal that is the other's value to six or more significant digits."""
-    verdict = same_value(gold, answer)
-    if verdict is False and (approximates(answer, gold) or approximates(gold, answer)):
+    verdict = same_value(reference, answer)
+    if verdict is False and (approximates(answer, reference) or approximates(reference, answer)):
         return True
     return verdict
 
 
-def same_ratio(gold: Answer, answer: Answer) -> bool | None:
-    if isinstance(gold, Clock) and isinstance(answer, Clock) and _moment(gold) == _moment(answer):
+def same_ratio(reference: Answer, answer: Answer) -> bool | None:
+    if isinstance(reference, Clock) and isinstance(answer, Clock) and _moment(reference) == _moment(answer):
         return True
-    left, right = (one.ratio if isinstance(one, Clock) else one for one in (gold, answer))
+    left, right = (one.ratio if isinstance(one, Clock) else one for one in (reference, answer))
     if isinstance(left, Ratio) and isinstance(right, Ratio):
         if len(left.parts) != len(right.parts):
             return False
@@ -199,29 +199,29 @@ def values_of(items: Sequence[Answer]) -> tuple[Answer, ...]:
     return tuple(item.value if isinstance(item, Named) else item for item in items)
 
 
-def same_order(gold: Order, answer: Order) -> bool | None:
+def same_order(reference: Order, answer: Order) -> bool | None:
     """The same chain part by part, or one inequality times a constant of the right sign."""
-    if gold.relations != answer.relations:
+    if reference.relations != answer.relations:
         return False
-    verdicts = [same_value(one, other) for one, other in zip(gold.parts, answer.parts, strict=True)]
-    if verdicts.count(True) == len(verdicts) or len(gold.parts) != 2:
+    verdicts = [same_value(one, other) for one, other in zip(reference.parts, answer.parts, strict=True)]
+    if verdicts.count(True) == len(verdicts) or len(reference.parts) != 2:
         return all_of(verdicts)
-    ratio = constant_ratio(gold.parts[0] - gold.parts[1], answer.parts[0] - answer.parts[1])
+    ratio = constant_ratio(reference.parts[0] - reference.parts[1], answer.parts[0] - answer.parts[1])
     # a negative factor turns an inequality round, but not an "is not equal"
-    return None if ratio is None else ratio != 0 if gold.relations == ("!=",) else ratio > 0
+    return None if ratio is None else ratio != 0 if reference.relations == ("!=",) else ratio > 0
 
 
-def solves(gold: Equation, answer: Expr) -> bool:
+def solves(reference: Equation, answer: Expr) -> bool:
     """Whether a formula is the one name of the equation that it does not hold, and the equation has it once.
 
     Example: to ``r sin(t) = 3`` the answer ``3/sin(t)``. With two names missing the answer says too little.
     """
-    names = gold.left.symbols | gold.right.symbols
+    names = reference.left.symbols | reference.right.symbols
     missing = names - answer.symbols
     if len(missing) != 1 or not answer.symbols <= names:
         return False
     (name,) = missing
-    whole = gold.left - gold.right
+    whole = reference.left - reference.right
     if same_value(substitute(whole, name, answer), number(0)) is not True:
         return False
     found = linear(whole, name)
@@ -269,60 +269,62 @@ _CLOSED = (Cycles, Domain, Within, Piecewise, Dotted, Sentence)
 """Shapes that equal nothing but their own kind (and a name's value)."""
 
 
-def same(gold: Answer, answer: Answer) -> bool | None:
-    """Whether the answer says what the gold says."""
-    if gold == answer:
+def same(reference: Answer, answer: Answer) -> bool | None:
+    """Whether the answer says what the reference answer says."""
+    if reference == answer:
         return True
-    if isinstance(gold, Family) or isinstance(answer, Family):
-        return same_family(gold, answer, same)
-    closed = isinstance(gold, _CLOSED) or isinstance(answer, _CLOSED)
+    if isinstance(reference, Family) or isinstance(answer, Family):
+        return same_family(reference, answer, same)
+    closed = isinstance(reference, _CLOSED) or isinstance(answer, _CLOSED)
     # by name before by position: x = 1, y = 2 may come as (y, x) = (2, 1)
-    given, said = assigned(gold), assigned(answer)
+    given, said = assigned(reference), assigned(answer)
     if not closed and given is not None and said is not None and given.keys() == said.keys():
         return all_of([same(value, said[name]) for name, value in given.items()])
-    if isinstance(gold, Named) and isinstance(answer, Named):
-        return _both_named(gold, answer)
-    if not closed and (isinstance(gold, Equation | Order) or isinstance(answer, Equation | Order)):
-        return _relations(gold, answer)
-    if isinstance(gold, Named) or isinstance(answer, Named):
-        return _one_named(gold, answer)
+    if isinstance(reference, Named) and isinstance(answer, Named):
+        return _both_named(reference, answer)
+    if not closed and (isinstance(reference, Equation | Order) or isinstance(answer, Equation | Order)):
+        return _relations(reference, answer)
+    if isinstance(reference, Named) or isinstance(answer, Named):
+        return _one_named(reference, answer)
     if closed:
-        return _closed(gold, answer)
+        return _closed(reference, answer)
     for kinds, compare in _BY_KIND:
-        if isinstance(gold, kinds) or isinstance(answer, kinds):
-            return compare(gold, answer)
-    return same_quantity(gold, answer) if isinstance(gold, Quantity) and isinstance(answer, Quantity) else None
+        if isinstance(reference, kinds) or isinstance(answer, kinds):
+            return compare(reference, answer)
+    return (
+        same_quantity(reference, answer) if isinstance(reference, Quantity) and isinstance(answer, Quantity) else None
+    )
 
 
-def _closed(gold: Answer, answer: Answer) -> bool | None:
+def _closed(reference: Answer, answer: Answer) -> bool | None:
     """Sets that are no intervals, definitions by cases, permutations, lists that go on."""
     # the blackboard letter may be written as a plain one
-    if isinstance(gold, Domain) and isinstance(answer, Quantity):
-        return answer == Quantity(symbol(gold.name)) if len(gold.name) == 1 else False
-    if isinstance(gold, Domain) and isinstance(answer, Domain):
+    if isinstance(reference, Domain) and isinstance(answer, Quantity):
+        return answer == Quantity(symbol(reference.name)) if len(reference.name) == 1 else False
+    if isinstance(reference, Domain) and isinstance(answer, Domain):
         # N is the positive integers here (docs/verifiers.md, policies)
-        return {gold.name, answer.name} <= {"N", "Z+"} or {gold.name, answer.name} <= {"N0", "Z+0"}
-    for one, other in ((gold, answer), (answer, gold)):
+        return {reference.name, answer.name} <= {"N", "Z+"} or {reference.name, answer.name} <= {"N0", "Z+0"}
+    for one, other in ((reference, answer), (answer, reference)):
         if isinstance(one, Domain) and (listed := counting(other)):
             return one.name in listed
         if isinstance(one, Within) and isinstance(other, RealSet) and one.domain == "Z":
             counts = other.subject in ("n", "m", "k")  # letters of whole numbers: n > 2 says all
             return counts and same(one.condition, other) is True
-    if isinstance(gold, Piecewise) or isinstance(answer, Piecewise):
+    if isinstance(reference, Piecewise) or isinstance(answer, Piecewise):
         # the same function; one whose conditions are not about a letter's size is not compared
-        left, right = _formula(gold), _formula(answer)
+        left, right = _formula(reference), _formula(answer)
         return same_value(left, right) if left is not None and right is not None else False
-    if isinstance(gold, Sentence) and isinstance(answer, Sentence) and len(gold.parts) == len(answer.parts):
-        pairs = zip(gold.parts, answer.parts, strict=True)
+    if isinstance(reference, Sentence) and isinstance(answer, Sentence) and len(reference.parts) == len(answer.parts):
+        pairs = zip(reference.parts, answer.parts, strict=True)
         return all(one == two or (not isinstance(one, str) and not isinstance(two, str) and same(one, two) is True)
                    for one, two in pairs)  # fmt: skip
     return False
 
 
-def _words(gold: Answer, answer: Answer) -> bool | None:
-    if isinstance(gold, Text) and isinstance(answer, Text):
-        return same_words(gold.words, answer.words)
-    text, other = (gold, answer) if isinstance(gold, Text) else (answer, gold)
+def _words(reference: Answer, answer: Answer) -> bool | None:
+    if isinstance(reference, Text) and isinstance(answer, Text):
+        return same_words(reference.words, answer.words)
+    text, other = (reference, answer) if isinstance(reference, Text) else (answer, reference)
     if not isinstance(text, Text) or not isinstance(other, Quantity):
         return None
     words, formula = text.words, other.expr
@@ -334,44 +336,50 @@ def _words(gold: Answer, answer: Answer) -> bool | None:
     if value is None:
         return False
     said = Quantity(number(value))
-    return same_quantity(said, other) if text is gold else same_quantity(other, said)
+    return same_quantity(said, other) if text is reference else same_quantity(other, said)
 
 
-def _one_named(gold: Answer, answer: Answer) -> bool | None:
+def _one_named(reference: Answer, answer: Answer) -> bool | None:
     """A value for a name, where the other side gives the value alone."""
-    if isinstance(gold, Named):
-        count = as_count(gold) if isinstance(answer, Quantity) else None
+    if isinstance(reference, Named):
+        count = as_count(reference) if isinstance(answer, Quantity) else None
         if count is not None:
-            return same(count, answer) if count.expr.symbols else False  # C(5, 2) as a gold is a point
-        if isinstance(gold.value, Quantity) and isinstance(answer, Several) and not answer.signs:
+            return same(count, answer) if count.expr.symbols else False  # C(5, 2) as a reference answer is a point
+        if isinstance(reference.value, Quantity) and isinstance(answer, Several) and not answer.signs:
             return False  # c_1 = 0 is not "c_1 = 0 or c_2 = 0"
-        return same(gold.value, answer)
+        return same(reference.value, answer)
     assert isinstance(answer, Named)
-    count = as_count(answer) if isinstance(gold, Quantity) else None
+    count = as_count(answer) if isinstance(reference, Quantity) else None
     if (
         count is None
-        and isinstance(gold, Several)
-        and len({one.name for one in gold.items if isinstance(one, Named)}) > 1
+        and isinstance(reference, Several)
+        and len({one.name for one in reference.items if isinstance(one, Named)}) > 1
     ):
-        return isinstance(answer.value, Several | Group | Matrix) and same(gold, answer.value)
-    return same(gold, count or answer.value)
+        return isinstance(answer.value, Several | Group | Matrix) and same(reference, answer.value)
+    return same(reference, count or answer.value)
 
 
-def _both_named(gold: Named, answer: Named) -> bool | None:
-    if gold.name == answer.name and gold.arguments != answer.arguments and len(gold.arguments) == len(answer.arguments):
-        if names_of(answer.value) & (set(gold.arguments) - set(answer.arguments)):
+def _both_named(reference: Named, answer: Named) -> bool | None:
+    if (
+        reference.name == answer.name
+        and reference.arguments != answer.arguments
+        and len(reference.arguments) == len(answer.arguments)
+    ):
+        if names_of(answer.value) & (set(reference.arguments) - set(answer.arguments)):
             return False  # f(t) = x^2 is a constant
-        return same(gold.value, rename(answer.value, dict(zip(answer.arguments, gold.arguments, strict=True))))
-    one, other = _member(gold), _member(answer)
+        return same(
+            reference.value, rename(answer.value, dict(zip(answer.arguments, reference.arguments, strict=True)))
+        )
+    one, other = _member(reference), _member(answer)
     if one is not None and other is not None and one[0] == other[0] and one[1] != other[1]:
-        return same(gold.value, rename(answer.value, {other[1]: one[1]}))  # a_n = 2n is a_k = 2k
-    functions = bool(gold.arguments), bool(answer.arguments)
-    alike = gold.name == answer.name and (gold.arguments == answer.arguments or not all(functions))
-    alike = alike or (one is not None and one == other) or _squeezed(gold.name) == _squeezed(answer.name)
-    if alike or (functions[0] != functions[1] and {"y", "y'"} & {gold.name, answer.name}):
-        return same(gold.value, answer.value)  # y = 2x and f(x) = 2x
+        return same(reference.value, rename(answer.value, {other[1]: one[1]}))  # a_n = 2n is a_k = 2k
+    functions = bool(reference.arguments), bool(answer.arguments)
+    alike = reference.name == answer.name and (reference.arguments == answer.arguments or not all(functions))
+    alike = alike or (one is not None and one == other) or _squeezed(reference.name) == _squeezed(answer.name)
+    if alike or (functions[0] != functions[1] and {"y", "y'"} & {reference.name, answer.name}):
+        return same(reference.value, answer.value)  # y = 2x and f(x) = 2x
     # two names that are formulas may still be one relation: x = y/2 is y = 2x
-    return False if gold.symbol is None and answer.symbol is None else _relations(gold, answer)
+    return False if reference.symbol is None and answer.symbol is None else _relations(reference, answer)
 
 
 def as_count(named: Named) -> Quantity | None:
@@ -405,30 +413,30 @@ def _squeezed(name: str) -> str:
     return min(bare, bare[::-1]) if points else bare  # AB is BA, angle ABC is CBA
 
 
-def _relations(gold: Answer, answer: Answer) -> bool | None:
-    left, right = _equation(gold), _equation(answer)
+def _relations(reference: Answer, answer: Answer) -> bool | None:
+    left, right = _equation(reference), _equation(answer)
     if left is not None and right is not None:
-        return _same_relation(gold, left, answer, right)
-    if isinstance(gold, Order) and isinstance(answer, Order):
-        return same_order(gold, answer)
-    if isinstance(answer, Equation) and not isinstance(gold, Equation | Order | Named):
+        return _same_relation(reference, left, answer, right)
+    if isinstance(reference, Order) and isinstance(answer, Order):
+        return same_order(reference, answer)
+    if isinstance(answer, Equation) and not isinstance(reference, Equation | Order | Named):
         # x + y = 5 gives 5 where a value is asked
-        named = isinstance(gold, Several) and any(isinstance(item, Named) for item in gold.items)
+        named = isinstance(reference, Several) and any(isinstance(item, Named) for item in reference.items)
         valued = answer.left.symbols and not answer.right.symbols and not named
-        return same(gold, Quantity(answer.right)) if valued else False
-    if isinstance(gold, Equation) and (value := plain(answer)) is not None:
-        return solves(gold, value)
-    if isinstance(gold, Equation) and (roots := solutions(gold)) is not None:
+        return same(reference, Quantity(answer.right)) if valued else False
+    if isinstance(reference, Equation) and (value := plain(answer)) is not None:
+        return solves(reference, value)
+    if isinstance(reference, Equation) and (roots := solutions(reference)) is not None:
         return same(roots, answer)  # x^2 = 9 as a reference means both its solutions
-    return None if isinstance(gold, Order) or isinstance(answer, Order) else False
+    return None if isinstance(reference, Order) or isinstance(answer, Order) else False
 
 
-def _same_relation(gold: Answer, left: Equation, answer: Answer, right: Equation) -> bool | None:
+def _same_relation(reference: Answer, left: Equation, answer: Answer, right: Equation) -> bool | None:
     """The same equation up to a factor, or one that gives a name the value that the other has for it."""
     ratio = constant_ratio(left.left - left.right, right.left - right.right)
     if ratio:
         return True  # x = y/2 is 2x - y = 0
-    for one, equation in ((gold, right), (answer, left)):
+    for one, equation in ((reference, right), (answer, left)):
         if isinstance(one, Named) and isinstance(one.value, Quantity) and one.symbol is not None:
             names = equation.left.symbols | equation.right.symbols
             if names - one.value.expr.symbols == one.symbol.symbols and solves(equation, one.value.expr):
@@ -442,50 +450,52 @@ def _equation(answer: Answer) -> Equation | None:
     return answer if isinstance(answer, Equation) else None
 
 
-def _sets(gold: Answer, answer: Answer) -> bool | None:
-    left, right = as_spans(gold), as_spans(answer)
-    # a gold may list intervals without "or"; of an answer that would be hedging
-    if left is None and isinstance(gold, Several) and (gold.either or any(map(unbounded, gold.items))):
-        left = alternatives(gold.items)
+def _sets(reference: Answer, answer: Answer) -> bool | None:
+    left, right = as_spans(reference), as_spans(answer)
+    # a reference answer may list intervals without "or"; of an answer that would be hedging
+    if left is None and isinstance(reference, Several) and (reference.either or any(map(unbounded, reference.items))):
+        left = alternatives(reference.items)
     if right is None and isinstance(answer, Several) and answer.either:
         right = alternatives(answer.items)
-    if isinstance(answer, Quantity) and gold == ALL_REALS:
+    if isinstance(answer, Quantity) and reference == ALL_REALS:
         return answer == Quantity(symbol("R"))
-    for one, other in ((gold, answer), (answer, gold)):
+    for one, other in ((reference, answer), (answer, reference)):
         if one == RealSet(()) and isinstance(other, Text):
             return other.words in (("none",), ("does", "not", "exist"))
         if one == RealSet(()) and other == Quantity(symbol("phi")):
             return True  # a phi for the empty set's sign
     if left is None or right is None:
-        if isinstance(gold, Several) or isinstance(answer, Several):
-            return _several(gold, answer)
-        return False if isinstance(gold, Quantity | Text) or isinstance(answer, Quantity | Text) else None
+        if isinstance(reference, Several) or isinstance(answer, Several):
+            return _several(reference, answer)
+        return False if isinstance(reference, Quantity | Text) or isinstance(answer, Quantity | Text) else None
     # a bare interval has no subject and meets a condition on any name
     if left.subject and right.subject and _squeezed(left.subject) != _squeezed(right.subject):
         return False
     return same_set(left, right)
 
 
-def _several(gold: Answer, answer: Answer) -> bool | None:
+def _several(reference: Answer, answer: Answer) -> bool | None:
     """Lists without order, unless names or brackets give one."""
-    if isinstance(gold, Several) and isinstance(answer, Several):
-        return _both_several(gold, answer)
-    several, group = (gold, answer) if isinstance(gold, Several) else (answer, gold)
+    if isinstance(reference, Several) and isinstance(answer, Several):
+        return _both_several(reference, answer)
+    several, group = (reference, answer) if isinstance(reference, Several) else (answer, reference)
     assert isinstance(several, Several)
     # joined by "or" in an answer: only ways to write one value
     if several is answer and several.either and one_value(several.items):
-        return all_of([same(gold, item) for item in several.items])
+        return all_of([same(reference, item) for item in several.items])
     if isinstance(group, Quantity) and all(isinstance(item, Named) for item in several.items):
         shared = set(values_of(several.items))  # p = q = 2
         return same(group, shared.pop()) if len(shared) == 1 else False
-    if isinstance(gold, Text) and (said := [item.words for item in several.items if isinstance(item, Text)]):
+    if isinstance(reference, Text) and (said := [item.words for item in several.items if isinstance(item, Text)]):
         # "yes, it is": the comma stood between words
-        return len(said) == len(several.items) and same_words(gold.words, tuple(word for part in said for word in part))
+        return len(said) == len(several.items) and same_words(
+            reference.words, tuple(word for part in said for word in part)
+        )
     if isinstance(group, Group) and group.opening == group.closing:
         if group.opening == "{":
             # names count where both sides give them
             listed = several.items if any(isinstance(item, Named) for item in group.items) else values_of(several.items)
-            mine, theirs = (listed, group.items) if several is gold else (group.items, listed)
+            mine, theirs = (listed, group.items) if several is reference else (group.items, listed)
             return matched(mine, theirs, same=same_member)
         # a pair in [ ] is an interval, so only longer ones are lists
         if group.opening in "(<" or len(group.items) != 2:
@@ -493,17 +503,17 @@ def _several(gold: Answer, answer: Answer) -> bool | None:
     return False if isinstance(group, Quantity | Text | Ratio | Clock | Based | Group | Matrix) else None
 
 
-def _both_several(gold: Several, answer: Several) -> bool | None:
-    left, right = gold.items, answer.items
+def _both_several(reference: Several, answer: Several) -> bool | None:
+    left, right = reference.items, answer.items
     # names give the values an order: a = 1, b = 2 asks for 1, 2
     if ordered_names(left) and not any(isinstance(item, Named) for item in right):
         return in_order(left, right)
     named = all(isinstance(item, Named) for item in (*left, *right))
-    if named and gold.either != answer.either and ordered_names(left):
+    if named and reference.either != answer.either and ordered_names(left):
         return False  # x = 1 and y = 2 says more than x = 1 or y = 2
     if not named or numbered_names(left, right) or numbered_names(right, left):
         left, right = values_of(left), values_of(right)
-    asked, said = described(gold.items), described(answer.items)
+    asked, said = described(reference.items), described(answer.items)
     nouns = [words[-1] for words in asked if words]
     # without repeated nouns the order of a list says nothing
     if len(set(nouns)) == len(nouns):
@@ -514,28 +524,28 @@ def _both_several(gold: Several, answer: Several) -> bool | None:
     return in_order(left, right)
 
 
-def in_order(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
+def in_order(reference: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
     """Item by item."""
-    if len(gold) != len(answer):
+    if len(reference) != len(answer):
         return False
-    return all_of([same(left, right) for left, right in zip(gold, answer, strict=True)])
+    return all_of([same(left, right) for left, right in zip(reference, answer, strict=True)])
 
 
-def same_member(gold: Answer, answer: Answer) -> bool | None:
+def same_member(reference: Answer, answer: Answer) -> bool | None:
     """Of a set's members: ``{3}`` is ``3`` as an answer, but not as a member of a set."""
-    sets = [one == RealSet(()) or (isinstance(one, Group) and one.opening == "{") for one in (gold, answer)]
-    return same(gold, answer) if sets[0] == sets[1] else False
+    sets = [one == RealSet(()) or (isinstance(one, Group) and one.opening == "{") for one in (reference, answer)]
+    return same(reference, answer) if sets[0] == sets[1] else False
 
 
 def matched(
-    gold: Sequence[Answer], answer: Sequence[Answer], *, same: Callable[[Answer, Answer], bool | None] = same
+    reference: Sequence[Answer], answer: Sequence[Answer], *, same: Callable[[Answer, Answer], bool | None] = same
 ) -> bool | None:
     """One for one, in any order; equal items count as often as they stand there."""
-    if len(gold) != len(answer):
+    if len(reference) != len(answer):
         return False
     left = list(answer)
     found: list[bool | None] = []
-    for item in gold:
+    for item in reference:
         verdict: bool | None = False
         for at, candidate in enumerate(left):
             one = same(item, candidate)
@@ -543,7 +553,7 @@ def matched(
                 left.pop(at)
                 verdict = True
                 break
-            # an item that cannot be told from the gold's keeps the whole list open
+            # an item that cannot be told from the reference answer's keeps the whole list open
             verdict = None if one is None else verdict
         if verdict is False:
             return False
@@ -551,31 +561,31 @@ def matched(
     return all_of(found)
 
 
-def _groups(gold: Answer, answer: Answer) -> bool | None:
-    if isinstance(gold, Matrix) and isinstance(answer, Matrix):
-        if len(gold.rows) != len(answer.rows) or len(gold.rows[0]) != len(answer.rows[0]):
+def _groups(reference: Answer, answer: Answer) -> bool | None:
+    if isinstance(reference, Matrix) and isinstance(answer, Matrix):
+        if len(reference.rows) != len(answer.rows) or len(reference.rows[0]) != len(answer.rows[0]):
             return False
-        return all_of([in_order(left, right) for left, right in zip(gold.rows, answer.rows, strict=True)])
-    both = (gold, answer) if isinstance(gold, Group) and isinstance(answer, Group) else None
+        return all_of([in_order(left, right) for left, right in zip(reference.rows, answer.rows, strict=True)])
+    both = (reference, answer) if isinstance(reference, Group) and isinstance(answer, Group) else None
     if both and (both[0].opening, both[0].closing) == (both[1].opening, both[1].closing):
         if both[0].opening == "{":
             return matched(both[0].items, both[1].items, same=same_member)
         return in_order(both[0].items, both[1].items)
     # {5} is 5
-    if (inner := _only_member(gold)) is not None:
+    if (inner := _only_member(reference)) is not None:
         return same(inner, answer)
     if (inner := _only_member(answer)) is not None:
-        return same(gold, inner)
+        return same(reference, inner)
     if both:
         return _brackets_aside(*both)
-    for one, other in ((gold, answer), (answer, gold)):
+    for one, other in ((reference, answer), (answer, reference)):
         whole = plain(one.items[0]) if isinstance(one, Group) and len(one.items) == 1 and one.opening == "[" else None
         if whole is not None and isinstance(one, Group) and one.closing == "[" and (value := plain(other)) is not None:
             return value.holds("fn", "floor") and same_value(function("floor", whole), value) is True  # Gauss's [n/2]
-    matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
+    matrix, other = (reference, answer) if isinstance(reference, Matrix) else (answer, reference)
     if isinstance(matrix, Matrix) and isinstance(other, Group):
         return _as_matrix(matrix, other)
-    return False if isinstance(gold, Quantity | Text) or isinstance(answer, Quantity | Text) else None
+    return False if isinstance(reference, Quantity | Text) or isinstance(answer, Quantity | Text) else None
 
 
 def _only_member(answer: Answer) -> Answer | None:
@@ -594,13 +604,13 @@ def _as_matrix(matrix: Matrix, group: Group) -> bool | None:
     return in_order(vector, group.items) if 1 in (len(matrix.rows), len(matrix.rows[0])) else False
 
 
-def _brackets_aside(gold: Group, answer: Group) -> bool | None:
+def _brackets_aside(reference: Group, answer: Group) -> bool | None:
     """Angle brackets and parentheses both make vectors; any other difference of brackets is one of meaning."""
-    marks = {gold.opening, gold.closing, answer.opening, answer.closing}
+    marks = {reference.opening, reference.closing, answer.opening, answer.closing}
     # of three numbers and more no brackets make an interval
-    vectors = marks == {"(", "<"} or (marks <= {"(", "<", "["} and len(gold.items) > 2)
-    paired = gold.opening == gold.closing and answer.opening == answer.closing
-    return in_order(gold.items, answer.items) if vectors and paired else False
+    vectors = marks == {"(", "<"} or (marks <= {"(", "<", "["} and len(reference.items) > 2)
+    paired = reference.opening == reference.closing and answer.opening == answer.closing
+    return in_order(reference.items, answer.items) if vectors and paired else False
 
 
 _BY_KIND: tuple[tuple[Any, Callable[[Answer, Answer], bool | None]], ...] = (
@@ -609,7 +619,7 @@ _BY_KIND: tuple[tuple[Any, Callable[[Answer, Answer], bool | None]], ...] = (
     (Group | Matrix, _groups),
     (
         Based,
-        lambda gold, answer: False,
+        lambda reference, answer: False,
     ),  # another base or none: the same digits in the same base were found equal before
     (Ratio | Clock, same_ratio),
     (Text, _words),

@@ -49,15 +49,15 @@ _MOST_PLACES = 24
 _SHARES = (fmpq(1, 2), fmpq(137, 1000), fmpq(71, 100), fmpq(93, 100))
 
 
-def domains(gold: Expr, answer: Expr) -> Iterator[tuple[Iterator[dict[str, fmpq]], bool]]:
+def domains(reference: Expr, answer: Expr) -> Iterator[tuple[Iterator[dict[str, fmpq]], bool]]:
     """Points to try, and whether values must be real there; complex values come last, for who has no real ones."""
-    names = sorted(gold.symbols | answer.symbols)
+    names = sorted(reference.symbols | answer.symbols)
     # depend on both texts: the same verdict every time, and no answer can be fitted to the points beforehand
-    numbers = random.Random(zlib.crc32(repr(gold).encode()) ^ zlib.crc32(repr(answer).encode()))
-    whole_names = _whole_names(gold) | _whole_names(answer)
-    steps = any(tree.holds("fn", name) for tree in (gold, answer) for name in ("floor", "ceil", "mod"))
+    numbers = random.Random(zlib.crc32(repr(reference).encode()) ^ zlib.crc32(repr(answer).encode()))
+    whole_names = _whole_names(reference) | _whole_names(answer)
+    steps = any(tree.holds("fn", name) for tree in (reference, answer) for name in ("floor", "ceil", "mod"))
     counted = steps and _COUNTERS.issuperset(names)  # between whole numbers nobody asks
-    divisors = any(tree.holds("fn", name) for tree in (gold, answer) for name in ("gcd", "lcm"))
+    divisors = any(tree.holds("fn", name) for tree in (reference, answer) for name in ("gcd", "lcm"))
 
     def points(count: int, low: int, high: int, below: int) -> Iterator[dict[str, fmpq]]:
         for _ in range(count):
@@ -72,14 +72,14 @@ def domains(gold: Expr, answer: Expr) -> Iterator[tuple[Iterator[dict[str, fmpq]
             draws.append((5, 1, 9, 1))
         for draw in draws:
             yield from points(*draw)
-        yield from _beside_breaks(gold, answer, names, whole_names | (set(names) if counted else set()), numbers)
+        yield from _beside_breaks(reference, answer, names, whole_names | (set(names) if counted else set()), numbers)
         if not whole_names and not counted:
             # far out and close to zero, where functions that agree at middling sizes part
             for size in (10**3, 10**5, 10**9):
                 yield {name: fmpq(numbers.choice((-1, 1)) * numbers.randint(size, 9 * size), 7) for name in names}
                 yield {name: fmpq(numbers.choice((-1, 1)) * numbers.randint(1, 9), size) for name in names}
 
-    if gold.holds("const", "i") or answer.holds("const", "i"):
+    if reference.holds("const", "i") or answer.holds("const", "i"):
         yield points(6, 1, 40, 13), False
         return
     yield real(), True
@@ -99,12 +99,12 @@ def _whole_names(tree: Expr) -> frozenset[str]:
 
 
 def _beside_breaks(
-    gold: Expr, answer: Expr, names: Sequence[str], whole: frozenset[str] | set[str], numbers: random.Random
+    reference: Expr, answer: Expr, names: Sequence[str], whole: frozenset[str] | set[str], numbers: random.Random
 ) -> Iterator[dict[str, fmpq]]:
     """Points at the breaks in each letter, between them and beyond them, the other letters drawn."""
     # a rational function has one formula everywhere: no branch to miss
-    analytic = not any(_bends(tree) for tree in (gold, answer))
-    breaks = [] if analytic else list(dict.fromkeys((*_switches(gold), *_switches(answer))))[:_MOST_SWITCHES]
+    analytic = not any(_bends(tree) for tree in (reference, answer))
+    breaks = [] if analytic else list(dict.fromkeys((*_switches(reference), *_switches(answer))))[:_MOST_SWITCHES]
     for name in names if breaks else ():
         # with other letters the breaks lie elsewhere: two draws of them
         for _ in range(1 if len(names) == 1 else 2):
@@ -246,29 +246,29 @@ _MOST_SIZE = 10**5
 _FLOAT_ERROR = 2**-52
 
 
-def same_value(gold: Expr, answer: Expr) -> bool | None:
+def same_value(reference: Expr, answer: Expr) -> bool | None:
     """Whether two formulas are equal wherever both are defined; None when that could not be found out.
 
     Example: ``x^2-1`` and ``(x-1)(x+1)`` are; ``sqrt(x^2)`` and ``x`` are not.
     """
-    if gold == answer:
+    if reference == answer:
         return True
-    infinite = gold.holds("const", "inf"), answer.holds("const", "inf")
+    infinite = reference.holds("const", "inf"), answer.holds("const", "inf")
     if any(infinite):
-        left, right = _infinity(gold), _infinity(answer)
+        left, right = _infinity(reference), _infinity(answer)
         if all(infinite):
             return None if left is None or right is None else left == right
         return None if left is None and right is None else False
-    if len(gold.symbols | answer.symbols) > _MAX_SYMBOLS:
+    if len(reference.symbols | answer.symbols) > _MAX_SYMBOLS:
         return None
-    functions = bool(gold.symbols | answer.symbols)
-    if gold.holds("set") or answer.holds("set"):
-        return _same_members(gold, answer)
+    functions = bool(reference.symbols | answer.symbols)
+    if reference.holds("set") or answer.holds("set"):
+        return _same_members(reference, answer)
     # a bare log is natural or decimal, the same on both sides
-    for base in (0, 10) if gold.holds("fn", "log") or answer.holds("fn", "log") else (0,):
-        verdict = _same_function(gold, answer, base) if functions else None
+    for base in (0, 10) if reference.holds("fn", "log") or answer.holds("fn", "log") else (0,):
+        verdict = _same_function(reference, answer, base) if functions else None
         for real in (True, False) if not functions else ():
-            verdict = _agree_at(gold, answer, {}, real, base, MOST_BITS) if verdict is None else verdict
+            verdict = _agree_at(reference, answer, {}, real, base, MOST_BITS) if verdict is None else verdict
         if verdict is not False:
             return verdict
     return False
@@ -283,11 +283,11 @@ def _infinity(tree: Expr) -> int | None:
     return None
 
 
-def _same_members(gold: Expr, answer: Expr) -> bool | None:
+def _same_members(reference: Expr, answer: Expr) -> bool | None:
     """Whether two sets of sets with names have the same members, by all ways of being in some and not in others."""
-    names = sorted(gold.symbols | answer.symbols)
+    names = sorted(reference.symbols | answer.symbols)
     ways = [dict(zip(names, way, strict=True)) for way in product((False, True), repeat=len(names))]
-    sides = [[_has(tree, way) for way in ways] for tree in (gold, answer)]
+    sides = [[_has(tree, way) for way in ways] for tree in (reference, answer)]
     return None if None in (*sides[0], *sides[1]) else sides[0] == sides[1]
 
 
@@ -302,40 +302,40 @@ def _has(tree: Expr, way: dict[str, bool]) -> bool | None:
     return any(parts) if tree.name == "cup" else all(parts)
 
 
-def _same_function(gold: Expr, answer: Expr, base: int) -> bool | None:
+def _same_function(reference: Expr, answer: Expr, base: int) -> bool | None:
     agreed = 0
-    for points, real in domains(gold, answer):
+    for points, real in domains(reference, answer):
         if not real and agreed >= _NEEDED:
             break  # complex values are only asked where there are no real ones
-        if not real and not agreed and _real_somewhere(gold, answer):
+        if not real and not agreed and _real_somewhere(reference, answer):
             return None  # no number gives both a real value
         for point in points:
             # a function has many points, so each gets fewer bits than a single number
-            verdict = _agree_at(gold, answer, point, real, base, MOST_BITS // 8)
+            verdict = _agree_at(reference, answer, point, real, base, MOST_BITS // 8)
             if verdict is False:
                 return False
             agreed += verdict is True
     if agreed < _NEEDED:
         return None
-    if has_steps(gold) or has_steps(answer):
-        counted = _COUNTERS.issuperset(gold.symbols | answer.symbols)
-        return True if proven(gold, answer, same_value, counted=counted) else None
+    if has_steps(reference) or has_steps(answer):
+        counted = _COUNTERS.issuperset(reference.symbols | answer.symbols)
+        return True if proven(reference, answer, same_value, counted=counted) else None
     return True
 
 
-def _real_somewhere(gold: Expr, answer: Expr) -> bool:
-    points, real = next(domains(gold, answer))
-    return real and any(_at(tree, point) is not None for point in points for tree in (gold, answer))
+def _real_somewhere(reference: Expr, answer: Expr) -> bool:
+    points, real = next(domains(reference, answer))
+    return real and any(_at(tree, point) is not None for point in points for tree in (reference, answer))
 
 
-def _agree_at(gold: Expr, answer: Expr, point: Point, real: bool, base: int, most: int) -> bool | None:
+def _agree_at(reference: Expr, answer: Expr, point: Point, real: bool, base: int, most: int) -> bool | None:
     """Whether both have the same value at a point; None when one of them has none, or it stays unclear."""
     # few bits first: most different values part at once; only equal ones go all the way
     bits = _FIRST_BITS
     while True:
         machine = Enclosure(bits, real=real, log_base=base)
         values: list[Value | None] = []
-        for tree in (gold, answer):
+        for tree in (reference, answer):
             try:
                 values.append(machine.value(tree, point))
             except UndefinedError:
@@ -344,10 +344,10 @@ def _agree_at(gold: Expr, answer: Expr, point: Point, real: bool, base: int, mos
                 break
         if None in values:
             # cases say where they hold: less is another answer
-            said = gold.holds("cases") or answer.holds("cases")
+            said = reference.holds("cases") or answer.holds("cases")
             return False if said and values.count(None) == 1 == len(values) - 1 else None
         if len(values) < 2:
-            verdict = _same_residues(gold, answer, point) if machine.rounded and bits == _FIRST_BITS else None
+            verdict = _same_residues(reference, answer, point) if machine.rounded and bits == _FIRST_BITS else None
             if verdict is not None or bits >= _UNCLEAR_BITS:
                 return verdict
             bits *= 8
@@ -361,7 +361,7 @@ def _agree_at(gold: Expr, answer: Expr, point: Point, real: bool, base: int, mos
         # the ball surely holds the difference, so this is a proof
         if not _holds_zero(gap):
             return False
-        verdict = _same_residues(gold, answer, point) if machine.rounded and bits == _FIRST_BITS else None
+        verdict = _same_residues(reference, answer, point) if machine.rounded and bits == _FIRST_BITS else None
         if verdict is not None:
             return verdict
         # no proof of equality: more bits than anything in either formula could hide a difference behind
@@ -387,9 +387,9 @@ def _narrow(gap: Value, left: Value, bits: int) -> bool:
     return bool(size <= beside * arb(2) ** -_AGREE or size <= arb(2) ** (-bits // 2))
 
 
-def _same_residues(gold: Expr, answer: Expr, point: Point) -> bool | None:
+def _same_residues(reference: Expr, answer: Expr, point: Point) -> bool | None:
     """Whether two rational numbers too long to be written out are equal, by primes that nobody knows beforehand."""
-    numbers = random.Random(zlib.crc32(repr(gold).encode()) ^ zlib.crc32(repr(answer).encode()))
+    numbers = random.Random(zlib.crc32(repr(reference).encode()) ^ zlib.crc32(repr(answer).encode()))
     primes: list[int] = []
     while len(primes) < _PRIMES:
         # its highest bit for the size, its lowest because primes are odd
@@ -398,7 +398,7 @@ def _same_residues(gold: Expr, answer: Expr, point: Point) -> bool | None:
     # Fermat: exponents may be reduced by p - 1, for all four primes by the least common multiple
     field = Residues(math.prod(primes), math.lcm(*(prime - 1 for prime in primes)))
     try:
-        return field.value(gold, point) == field.value(answer, point)
+        return field.value(reference, point) == field.value(answer, point)
     except (UnclearError, UndefinedError, RecursionError):
         return None
 

@@ -39,9 +39,9 @@ _UNSURE = re.compile(
 )
 
 
-def same_words(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
+def same_words(reference: tuple[str, ...], answer: tuple[str, ...]) -> bool:
     """The same words, articles and other words without content aside."""
-    left, right = _content(gold), _content(answer)
+    left, right = _content(reference), _content(answer)
     if len(left) == 1 and left[0] in _OPPOSITE and right[:1] == left:
         # "Yes, it is possible", but not "yes, perhaps"
         return _OPPOSITE[left[0]] not in right and not _UNSURE.search(" ".join(right[1:]))
@@ -53,13 +53,13 @@ _POLAR = re.compile(
 )
 
 
-def polar(gold: str, answer: str) -> bool | None:
-    """``Yes, because ...`` for a gold that is yes or no; None where it is neither, or where both are said."""
-    match = _POLAR.fullmatch(answer) if gold.casefold() in _OPPOSITE else None
-    if match is None or match[1].casefold() != gold.casefold():
+def polar(reference: str, answer: str) -> bool | None:
+    """``Yes, because ...`` for a reference that is yes or no; None where it is neither, or where both are said."""
+    match = _POLAR.fullmatch(answer) if reference.casefold() in _OPPOSITE else None
+    if match is None or match[1].casefold() != reference.casefold():
         return None
     # "no" may also begin a reason: "Yes, since no divisor is left"
-    other = r"no(?=[,.;]|$)" if _OPPOSITE[gold.casefold()] == "no" else _OPPOSITE[gold.casefold()]
+    other = r"no(?=[,.;]|$)" if _OPPOSITE[reference.casefold()] == "no" else _OPPOSITE[reference.casefold()]
     return None if _UNSURE.search(match[2]) or re.search(rf"\b{other}\b", match[2], re.IGNORECASE) else True
 
 

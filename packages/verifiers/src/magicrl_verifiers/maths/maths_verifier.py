@@ -3,9 +3,9 @@
     answer part after the reasoning -> last box -> string, rational, word, choice, structure -> Math-Verify
 
 Departures from the released code: the last box is cut out before Math-Verify sees it (several boxes would be
-joined), golds and answers are compared by steps of our own before anything is left to Math-Verify, and a response
-whose reasoning never ended has no answer. Math-Verify's own time-outs are off: they use ``signal.alarm`` and measure
-the machine's load.
+joined), reference answers and answers are compared by steps of our own before anything is left to Math-Verify, and a
+response whose reasoning never ended has no answer. Math-Verify's own time-outs are off: they use ``signal.alarm`` and
+measure the machine's load.
 """
 
 from __future__ import annotations
@@ -106,29 +106,30 @@ def parse_formula(latex: str) -> list[Any]:
 
 
 def evaluates(parsed: list[Any]) -> bool:
-    """Whether numbers among the expressions can be computed at all; a gold like 10^{10^{10^{10}}} cannot.
+    """Whether numbers among the expressions can be computed at all; a reference answer like 10^{10^{10^{10}}} cannot.
 
-    Called for golds, in the phase where an exhausted worker is the gold's fault and not the answer's.
+    Called for reference answers, in the phase where an exhausted worker is the reference answer's fault and not the
+    answer's.
     """
     numbers = [item for item in parsed if isinstance(item, sympy.Expr) and not item.has(*_UNFINISHED)]
     return all(number.evalf(15) is not sympy.nan for number in numbers if number.is_number)
 
 
-def equivalent(gold: list[Any], answer: list[Any]) -> bool:
+def equivalent(reference: list[Any], answer: list[Any]) -> bool:
     """Whether Math-Verify holds any pair for equal, and exact numbers agree to more than its six decimals."""
     return any(
         math_verify.verify(left, right, timeout_seconds=None) and _numbers_agree(left, right)
-        for left in gold
+        for left in reference
         for right in answer
     )
 
 
-def _numbers_agree(gold: Any, answer: Any) -> bool:
+def _numbers_agree(reference: Any, answer: Any) -> bool:
     """Undo Math-Verify's absolute rounding: 1/2004! and 1/2006! are both 0.000000 there.
 
     Two exact numbers must agree to 30 digits; a decimal approximation to a relative 1e-5.
     """
-    sides = (gold, answer)
+    sides = (reference, answer)
     if not all(isinstance(side, sympy.Expr) and side.is_number for side in sides):
         return True
     left, right = (side.evalf(_DIGITS) for side in sides)
@@ -202,15 +203,15 @@ _MOST_WORDS = 3
 _SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
 
 
-def same_structure(gold: str, answer: str) -> bool | None:
+def same_structure(reference: str, answer: str) -> bool | None:
     """Whether two answers in canonical notation say the same; None when one was not read or nothing was decided."""
     verdicts: list[bool | None] = []
-    for left in readings(gold, trusted=True):
+    for left in readings(reference, trusted=True):
         for right in readings(answer, trusted=False):
             verdicts.append(compare(left, right))
             if verdicts[-1] is True:
                 return True
-    return True if _decimal_comma(gold, answer) else any_of(verdicts or [None])
+    return True if _decimal_comma(reference, answer) else any_of(verdicts or [None])
 
 
 def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
@@ -220,7 +221,7 @@ def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
     plain = text if trusted or _EXPONENT_BEFORE_LETTER.search(text) else ""
     text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
     joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
-    # 6e-10 may be a gold's 6e - 10, its spaces lost
+    # 6e-10 may be a reference answer's 6e - 10, its spaces lost
     spellings = (joined, text, plain) if plain else (joined, text)
     if joined != text and _LEADING_ZERO.search(text):
         spellings = (joined,)  # 10,000 is no list: no item is written 000
@@ -232,52 +233,54 @@ def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
                 yield found
 
 
-def has_shape(gold: str) -> bool:
-    """Whether a gold can be read at all."""
-    return next(readings(gold, trusted=True), None) is not None
+def has_shape(reference: str) -> bool:
+    """Whether a reference answer can be read at all."""
+    return next(readings(reference, trusted=True), None) is not None
 
 
-def compare(gold: Answer, answer: Answer) -> bool | None:
+def compare(reference: Answer, answer: Answer) -> bool | None:
     """Compare two shapes, with their parameters renamed where they have some."""
-    verdict = same(gold, answer)
+    verdict = same(reference, answer)
     if verdict is True:
         return True
-    if periodic_parameters(gold) and periodic_parameters(answer) and same_family(gold, answer, same) is True:
+    if periodic_parameters(reference) and periodic_parameters(answer) and same_family(reference, answer, same) is True:
         return True
-    if same_antiderivative(gold, answer):
+    if same_antiderivative(reference, answer):
         return True
     # f(x) = cx for some constant c: the letters of a function may be declared to be any numbers
     bare = [one.answer if isinstance(one, Family) and one.domain in ("", "R", "C") and arguments_of(one.answer) else one
-            for one in (gold, answer)]  # fmt: skip
+            for one in (reference, answer)]  # fmt: skip
     return True if same_constants(bare[0], bare[1], same) else verdict
 
 
-def same_list(gold: str, boxes: str, count: int) -> bool:
-    """Whether several boxes together are a gold that is a list of as many answers."""
-    for left in readings(gold, trusted=True):
+def same_list(reference: str, boxes: str, count: int) -> bool:
+    """Whether several boxes together are a reference answer that is a list of as many answers."""
+    for left in readings(reference, trusted=True):
         items = left.items if isinstance(left, Several) or (isinstance(left, Group) and left.opening == "{") else ()
         if len(items) == count and any(same(left, right) is True for right in readings(boxes, trusted=False)):
             return True
     return False
 
 
-def _decimal_comma(gold: str, answer: str) -> bool:
-    """An answer ``2,74`` to a gold 2.74: in the answer only, where the gold shows that no list is asked for."""
-    if not (_DECIMAL_POINT.fullmatch(gold) and _DECIMAL_COMMA.fullmatch(answer)):
+def _decimal_comma(reference: str, answer: str) -> bool:
+    """An answer ``2,74`` to a reference answer 2.74:
+
+    in the answer only, where the reference answer shows that no list is asked for."""
+    if not (_DECIMAL_POINT.fullmatch(reference) and _DECIMAL_COMMA.fullmatch(answer)):
         return False
-    return not _GROUPED.fullmatch(answer.lstrip("-")) and gold == answer.replace(",", ".")
+    return not _GROUPED.fullmatch(answer.lstrip("-")) and reference == answer.replace(",", ".")
 
 
-def engine_may_judge(gold: str, answer: str) -> bool:
+def engine_may_judge(reference: str, answer: str) -> bool:
     """Whether Math-Verify reads all that these texts say.
 
     It drops words, bases and ellipses, forgets how often an item stands in a list and in which order: words,
     brackets, separators and relations must be the same on both sides, and the rest must be there at all.
     """
-    sides = ((gold, True), (answer, False))
+    sides = ((reference, True), (answer, False))
     if all(any(isinstance(one, Quantity) for one in readings(text, trusted=trusted)) for text, trusted in sides):
         return False  # undecided here: Math-Verify would compare roundings
-    left, right = tokens_of(gold), tokens_of(answer)
+    left, right = tokens_of(reference), tokens_of(answer)
     if left is None or right is None or _unreadable(left) or _unreadable(right) or len(_words(left)) > _MOST_WORDS:
         return False
     return _words(left) == _words(right) and _shape(left) == _shape(right)
@@ -305,7 +308,7 @@ def _shape(tokens: list[Token]) -> list[str]:
 
 
 Step = Callable[[str, str], bool | None]
-"""(gold, answer), both in canonical notation -> equal (True), surely different (False), cannot tell (None)."""
+"""(reference, answer), both in canonical notation -> equal (True), surely different (False), cannot tell (None)."""
 
 _MARKED_CHOICE = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\((?P<letter>[A-J])\)\s*\}(?=.)")
 _SMALL_CHOICE = re.compile(r"\(?(?P<letter>[a-j])\)?\.?")
@@ -318,19 +321,19 @@ _POLAR = {"T": "true", "F": "false", "Y": "yes", "N": "no"}
 _LETTERS = re.compile(r"[A-Za-z]+")
 
 
-def same_string(gold: str, answer: str) -> bool | None:
+def same_string(reference: str, answer: str) -> bool | None:
     """Equal spelling, fonts aside. Right even where Math-Verify can parse neither side."""
-    if gold == answer:
-        return True if gold else None
-    return True if letters_of(gold) == letters_of(answer) else None
+    if reference == answer:
+        return True if reference else None
+    return True if letters_of(reference) == letters_of(answer) else None
 
 
-def same_rational(gold: str, answer: str) -> bool | None:
+def same_rational(reference: str, answer: str) -> bool | None:
     """Two plain numbers are compared exactly, and that is final unless a separator leaves room for doubt.
 
     Only a fraction that no decimal can say may be given as one, see `approximates`.
     """
-    left, right = plain_number(gold), plain_number(answer)
+    left, right = plain_number(reference), plain_number(answer)
     if left is None or right is None:
         return None
     if left.value == right.value or approximates(right, left.value) or approximates(left, right.value):
@@ -339,43 +342,43 @@ def same_rational(gold: str, answer: str) -> bool | None:
     return None if left.grouped or right.grouped else False
 
 
-def same_word(gold: str, answer: str) -> bool | None:
+def same_word(reference: str, answer: str) -> bool | None:
     """Two bare words: case does not matter from three letters on, other letters are another answer.
 
     Words of the same letters in another order stay open: ``ab`` and ``ba`` may be products.
     """
-    if not (_LETTERS.fullmatch(gold) and _LETTERS.fullmatch(answer)):
-        return polar(gold, answer)
-    if {gold.casefold(), answer.casefold()} & _PHRASES:
+    if not (_LETTERS.fullmatch(reference) and _LETTERS.fullmatch(answer)):
+        return polar(reference, answer)
+    if {reference.casefold(), answer.casefold()} & _PHRASES:
         return None
-    if len(gold) >= 3 and gold.casefold() == answer.casefold():
+    if len(reference) >= 3 and reference.casefold() == answer.casefold():
         return True
-    if _POLAR.get(answer.upper()) == gold.casefold():
+    if _POLAR.get(answer.upper()) == reference.casefold():
         return True
-    if _one_thing(gold.casefold(), answer.casefold()):
+    if _one_thing(reference.casefold(), answer.casefold()):
         return True
-    return None if sorted(gold.casefold()) == sorted(answer.casefold()) else False
+    return None if sorted(reference.casefold()) == sorted(answer.casefold()) else False
 
 
-def _one_thing(gold: str, answer: str) -> bool:
+def _one_thing(reference: str, answer: str) -> bool:
     """``ellipse`` and ``ellipses``, ``Friday`` and ``Fri``; a product of letters in their order is no word."""
-    short, long = sorted((gold, answer), key=len)
+    short, long = sorted((reference, answer), key=len)
     if long in _WEEKDAYS:
         return 3 <= len(short) <= 5 and long.startswith(short)
     plural = long in (short + "s", short + "es") or singular(long) == singular(short)
     return plural and len(short) > 3 and sorted(short) != list(short)
 
 
-def same_choice(gold: str, answer: str) -> bool | None:
+def same_choice(reference: str, answer: str) -> bool | None:
     """A multiple-choice letter against whatever the answer makes of one: ``B`` and ``(B) 15``."""
-    several = choice_letters(gold)
+    several = choice_letters(reference)
     if several is not None:
-        written = _CAPITALS.findall(gold)
+        written = _CAPITALS.findall(reference)
         return True if several == choice_letters(answer) and sorted(written) == written else None
-    if len(gold) > 3 and not _WRAPPED_CHOICE.fullmatch(gold):
-        marked = _MARKED_CHOICE.match(gold)  # a letter with what it stands for
-        return _same_marked(marked["letter"], gold[marked.end() :].strip(), answer) if marked else None
-    asked, given = choice_letter(gold), choice_letter(answer)
+    if len(reference) > 3 and not _WRAPPED_CHOICE.fullmatch(reference):
+        marked = _MARKED_CHOICE.match(reference)  # a letter with what it stands for
+        return _same_marked(marked["letter"], reference[marked.end() :].strip(), answer) if marked else None
+    asked, given = choice_letter(reference), choice_letter(answer)
     if asked is not None and (small := _SMALL_CHOICE.fullmatch(answer)):
         given = small["letter"].upper()  # c and (c) for C
     return None if asked is None or given is None else asked == given
@@ -408,48 +411,48 @@ MAX_PARSED_CHARS = 5000
 MAX_PROSE_CHARS = 8000
 """Without a box, only the end of the text is searched for an answer."""
 ENGINE_SECONDS = 1.6
-"""CPU time that Math-Verify may use for one answer, and once for each gold.
+"""CPU time that Math-Verify may use for one answer, and once for each reference answer.
 
 Twice what an integral takes that sympy solves, on a slow machine, and less than the worker's whole limit.
 """
 STEPS_SECONDS = 1.0
 """CPU time that the steps before it may use."""
-_CACHED_GOLDS = 4096
+_CACHED_REFERENCES = 4096
 _MAY_BE_LIST = re.compile(r"[,;]|\\pm|\b(?:and|or)\b")
 
 
 class MathsVerifier:
-    """Judges one response against its golds. Runs in a worker process; see `magicrl_verifiers.pool`."""
+    """Judges one response against its reference answers. Runs in a worker process; see `magicrl_verifiers.pool`."""
 
     def __init__(self, options: JudgeOptions, progress: Progress = lambda phase: None) -> None:
         self._options = options
         self._progress = progress
-        self._golds: dict[str, list[Any]] = {}
+        self._references: dict[str, list[Any]] = {}
         self._exhausting: set[str] = set()
 
-    def distrust(self, golds: Sequence[str]) -> None:
-        for gold in golds:
-            self._exhausting.add(gold)
-            self._remember(gold, [])
+    def distrust(self, references: Sequence[str]) -> None:
+        for reference in references:
+            self._exhausting.add(reference)
+            self._remember(reference, [])
 
-    def judge(self, golds: Sequence[str], response: str) -> Verdict:
+    def judge(self, references: Sequence[str], response: str) -> Verdict:
         try:
-            return self._judge(golds, response)
+            return self._judge(references, response)
         except RecursionError:
             return make_verdict("unparsable", reason="the answer is nested too deeply", decided_by="structure")
 
-    def _judge(self, golds: Sequence[str], response: str) -> Verdict:
+    def _judge(self, references: Sequence[str], response: str) -> Verdict:
         part = answer_part(response, self._options.reasoning)
         if part is None:
             return make_verdict("no_answer", reason="the reasoning never ended", decided_by="extraction")
         box = last_box(part)
-        text, formula = (box.strip(), True) if box is not None else self._in_prose(golds, part)
+        text, formula = (box.strip(), True) if box is not None else self._in_prose(references, part)
         if not text:
             reason = "no closed box after the reasoning" if box is None else "the answer is empty"
             if box is None and self._options.extract == "lenient":
                 reason = "the text denies or doubts its values"
             return make_verdict("no_answer", reason=reason, decided_by="extraction")
-        pairs = [(gold, canonical(close_braces(gold))) for gold in golds]
+        pairs = [(reference, canonical(close_braces(reference))) for reference in references]
         joint = joint_boxes(part) if box is not None else None
         try:
             with cpu_limit(STEPS_SECONDS):
@@ -459,28 +462,30 @@ class MathsVerifier:
             return make_verdict("timeout", reason=reason, decided_by="structure", extracted=text)
         return verdict or self._by_engine(pairs, text, formula)
 
-    def _in_prose(self, golds: Sequence[str], part: str) -> tuple[str, bool]:
+    def _in_prose(self, references: Sequence[str], part: str) -> tuple[str, bool]:
         """The final answer of a text without a box, and whether one was found; else all of the text.
 
         Empty where the text holds values and gives none of them.
         """
         if self._options.extract == "box":
             return "", False
-        found = final_answer(part[-MAX_PROSE_CHARS:], choice=all(choice_letter(gold) is not None for gold in golds))
+        found = final_answer(
+            part[-MAX_PROSE_CHARS:], choice=all(choice_letter(reference) is not None for reference in references)
+        )
         return part.strip()[-MAX_PROSE_CHARS:] if found is None else found, found is not None
 
     def _by_steps(self, pairs: list[tuple[str, str]], text: str) -> Verdict | None:
-        """Steps 1 to 3: everything that needs no symbolic algebra. None when a gold stays open."""
+        """Steps 1 to 3: everything that needs no symbolic algebra. None when a reference answer stays open."""
         spelled = canonical(text)
-        golds = [gold for _, gold in pairs]
+        references = [reference for _, reference in pairs]
         # cheap and sure steps first; of a very long answer the string alone
         for name, step in CHEAP_STEPS if len(spelled) <= MAX_PARSED_CHARS else CHEAP_STEPS[:1]:
-            opinions = [step(gold, spelled) for gold in golds]
+            opinions = [step(reference, spelled) for reference in references]
             if True in opinions:
                 return make_verdict("matched", decided_by=name, extracted=text)
-            # a step that is sure of "different" takes the gold out; the next one sees what stays open
-            golds = [gold for gold, opinion in zip(golds, opinions, strict=True) if opinion is None]
-            if not golds:
+            # a step that is sure of "different" takes the reference answer out; the next one sees what stays open
+            references = [reference for reference, opinion in zip(references, opinions, strict=True) if opinion is None]
+            if not references:
                 return make_verdict("mismatch", decided_by=name, extracted=text)
         if len(spelled) > MAX_PARSED_CHARS:
             return make_verdict("mismatch", decided_by="string", reason="too long to be read", extracted=text)
@@ -490,8 +495,12 @@ class MathsVerifier:
         """Several boxes in a row are one list: the reference is a list of as many answers, or each box is right."""
         text = ", ".join(boxes)
         spelled = canonical(text)
-        lists = [gold for _, gold in pairs if _MAY_BE_LIST.search(gold)] if len(spelled) <= MAX_PARSED_CHARS else []
-        if any(same_list(gold, spelled, len(boxes)) for gold in lists):
+        lists = (
+            [reference for _, reference in pairs if _MAY_BE_LIST.search(reference)]
+            if len(spelled) <= MAX_PARSED_CHARS
+            else []
+        )
+        if any(same_list(reference, spelled, len(boxes)) for reference in lists):
             return make_verdict("matched", decided_by="boxes", extracted=text)
         alone = (self._by_steps(pairs, box) for box in dict.fromkeys(boxes))
         if all(verdict is not None and verdict.correct for verdict in alone):
@@ -503,12 +512,19 @@ class MathsVerifier:
         """Step 4: Math-Verify on what the steps before left open."""
         spelled = canonical(text)
         seed_sympy(0)  # sympy probes some identities at random points: the same ones for every item
-        parsed = {gold: self._parse_gold(gold) for gold, _ in pairs}
-        if not any(parsed[gold] or (gold not in self._exhausting and has_shape(spelling)) for gold, spelling in pairs):
-            reason = "the gold answer cannot be read"
-            return make_verdict("gold_unparsable", reason=reason, decided_by="math_verify", extracted=text)
+        parsed = {reference: self._parse_reference(reference) for reference, _ in pairs}
+        if not any(
+            parsed[reference] or (reference not in self._exhausting and has_shape(spelling))
+            for reference, spelling in pairs
+        ):
+            reason = "the reference answer cannot be read"
+            return make_verdict("reference_unparsable", reason=reason, decided_by="math_verify", extracted=text)
         self._progress("answer")
-        usable = [parsed[gold] for gold, spelling in pairs if parsed[gold] and engine_may_judge(spelling, spelled)]
+        usable = [
+            parsed[reference]
+            for reference, spelling in pairs
+            if parsed[reference] and engine_may_judge(spelling, spelled)
+        ]
         # prose without a formula is no answer that algebra could save
         if not formula or not (usable or has_shape(spelled)):
             return make_verdict("mismatch", decided_by="structure", extracted=text)
@@ -518,7 +534,7 @@ class MathsVerifier:
         try:
             with cpu_limit(ENGINE_SECONDS):
                 found = parse_formula(spelled)
-                status = "matched" if any(equivalent(gold, found) for gold in usable) else "mismatch"
+                status = "matched" if any(equivalent(reference, found) for reference in usable) else "mismatch"
         except CpuAlarm:
             reason = f"the answer used up {ENGINE_SECONDS:g} s of CPU time"
             return make_verdict("timeout", reason=reason, decided_by="math_verify", extracted=text)
@@ -527,22 +543,22 @@ class MathsVerifier:
             return make_verdict("unparsable", reason=reason, decided_by="math_verify", extracted=text)
         return make_verdict(status, decided_by="math_verify", extracted=text)
 
-    def _parse_gold(self, gold: str) -> list[Any]:
-        # a worker that dies in this phase dies by the gold's fault (`worker.WorkerProcess.ask`); each gold is a phase
-        # of its own, since together they may take longer than the worker's limit
-        self._progress("gold")
-        if gold not in self._golds:
+    def _parse_reference(self, reference: str) -> list[Any]:
+        # a worker that dies in this phase dies by the reference answer's fault (`worker.WorkerProcess.ask`); each
+        # reference answer is a phase of its own, since together they may take longer than the worker's limit
+        self._progress("reference")
+        if reference not in self._references:
             try:
                 with cpu_limit(ENGINE_SECONDS):
-                    parsed = parse_formula(canonical(gold))
-                    self._remember(gold, parsed if evaluates(parsed) else [])
+                    parsed = parse_formula(canonical(reference))
+                    self._remember(reference, parsed if evaluates(parsed) else [])
             except CpuAlarm:
-                self._exhausting.add(gold)
-                self._remember(gold, [])
-        return self._golds[gold]
+                self._exhausting.add(reference)
+                self._remember(reference, [])
+        return self._references[reference]
 
-    def _remember(self, gold: str, parsed: list[Any]) -> None:
-        if len(self._golds) >= _CACHED_GOLDS:
+    def _remember(self, reference: str, parsed: list[Any]) -> None:
+        if len(self._references) >= _CACHED_REFERENCES:
             # the oldest: dictionaries keep their order
-            self._golds.pop(next(iter(self._golds)))
-        self._golds[gold] = parsed
+            self._references.pop(next(iter(self._references)))
+        self._references[reference] = parsed

@@ -305,7 +305,7 @@ def letters_of(text: str) -> str:
 
 
 def close_braces(text: str) -> str:
-    """``text`` with the braces closed that it leaves open, as golds do that were cut too early."""
+    """``text`` with the braces closed that it leaves open, as reference answers do that were cut too early."""
     depth = 0
     for token in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         depth += {"{": 1, "}": -1}.get(token[0], 0)

@@ -91,7 +91,9 @@ _IN_PHRASES = frozenset(("word", "sym", "op", "num", "unit", "lbrace", "rbrace",
 
 
 def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
-    """What the tokens after a number say; None when they are no unit and no noun. In a gold any words are a noun."""
+    """What the tokens after a number say; None when they are no unit and no noun.
+
+    In a reference answer any words are a noun."""
     words = [token.text.strip(".,") for token in tokens if token.kind not in ("lbrace", "rbrace")]
     words = [word for word in words if word and word != "'"]
     if not words or any(token.kind not in _IN_PHRASES for token in tokens):
@@ -184,7 +186,7 @@ def _noun(tokens: Sequence[Token], words: list[str], trusted: bool) -> Unit | No
     if any(token.kind != "word" for token in tokens):
         return None
     low = [word.casefold() for word in words]
-    # a gold's words were chosen by its author; an answer's may deny, hedge or name a second number
+    # a reference answer's words were chosen by its author; an answer's may deny, hedge or name a second number
     if not trusted and (
         len(low) > _MAX_WORDS
         or low[0] in _OPERATIONS

@@ -364,7 +364,7 @@ _EXCEPT = (["except"], ["except", "for"], ["excluding"], ["but"], ["other", "tha
 
 @lru_cache(maxsize=4096)
 def read(text: str, trusted: bool) -> Answer | None:
-    """The shape of an answer in canonical notation; ``trusted`` is for golds."""
+    """The shape of an answer in canonical notation; ``trusted`` is for reference answers."""
     tokens = tokens_of(text)
     if not tokens:
         return None

@@ -201,15 +201,15 @@ def _both(one: Span, other: Span, *, points: bool) -> Span | None:
     return Span(low, low_closed, high, high_closed) if single or _position(low) < _position(high) else None
 
 
-def same_set(gold: RealSet, answer: RealSet) -> bool | None:
+def same_set(reference: RealSet, answer: RealSet) -> bool | None:
     """Whether two unions of spans hold the same numbers; None when bounds cannot be put in order."""
     # touching spans made one: (1,2] u (2,3) is (1,3)
-    left, right = merged(gold.spans), merged(answer.spans)
+    left, right = merged(reference.spans), merged(answer.spans)
     if left is None or right is None:
         # without an order they can only be compared as they stand
-        if len(gold.spans) != len(answer.spans):
+        if len(reference.spans) != len(answer.spans):
             return None
-        left, right = list(gold.spans), list(answer.spans)
+        left, right = list(reference.spans), list(answer.spans)
     if [(one.low_closed, one.high_closed) for one in left] != [(one.low_closed, one.high_closed) for one in right]:
         return False
     pairs = [

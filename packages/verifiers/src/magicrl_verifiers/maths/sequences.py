@@ -167,9 +167,9 @@ Line = tuple[Expr, Expr]
 """First member and step."""
 
 
-def same_progressions(gold: Answer, answer: Answer, ours: str, theirs: str) -> bool:
+def same_progressions(reference: Answer, answer: Answer, ours: str, theirs: str) -> bool:
     """Whether two lists of formulas, each linear in its whole parameter, have the same values."""
-    left, right = _lines(gold, ours), _lines(answer, theirs)
+    left, right = _lines(reference, ours), _lines(answer, theirs)
     if not left or not right:
         return False
     unit = left[0][1]
@@ -240,35 +240,39 @@ _ADDED = frozenset(("C", "K", "c", "k", "D", "A"))
 _PARAMETERS = frozenset("knmljtzpq")
 
 
-def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
-    r"""Compare with the parameters of the answer renamed to the gold's.
+def same_family(reference: Answer, answer: Answer, same: Same) -> bool | None:
+    r"""Compare with the parameters of the answer renamed to the reference answer's.
 
     A parameter is a letter that a clause declares (``for some integer t``), or one whose multiple of pi is added
     (``x + k\pi``). Both sides must have one; all other letters must be the same.
     """
-    (plain_gold, left, domain), (plain_answer, right, other_domain) = _declared(gold), _declared(answer)
+    (plain_reference, left, domain), (plain_answer, right, other_domain) = _declared(reference), _declared(answer)
     domains = {domain, other_domain} - {""}
     if len(domains) > 1 and domains != {"R", "C"}:
         return False  # whole numbers are not all numbers
-    if same(plain_gold, plain_answer) is True:
+    if same(plain_reference, plain_answer) is True:
         return True
-    gold_names, answer_names = names_of(plain_gold), names_of(plain_answer)
+    reference_names, answer_names = names_of(plain_reference), names_of(plain_answer)
     # where one side declares its parameter, the other's is the letter that it alone has
-    left = left or (gold_names - answer_names if len(gold_names - answer_names) == 1 else frozenset())
-    right = right or (answer_names - gold_names if len(answer_names - gold_names) == 1 else frozenset())
-    left, right = left & gold_names, right & answer_names
-    bound = arguments_of(plain_gold) | arguments_of(plain_answer)
+    left = left or (reference_names - answer_names if len(reference_names - answer_names) == 1 else frozenset())
+    right = right or (answer_names - reference_names if len(answer_names - reference_names) == 1 else frozenset())
+    left, right = left & reference_names, right & answer_names
+    bound = arguments_of(plain_reference) | arguments_of(plain_answer)
     left, right = left - bound, right - bound  # f(n) = n for all n: the n is f's, no parameter
-    if len(left) != 1 or len(right) != 1 or gold_names - left != answer_names - right:
+    if len(left) != 1 or len(right) != 1 or reference_names - left != answer_names - right:
         return False
     (one,), (other,) = left, right
-    if one != other and same(plain_gold, rename(plain_answer, {other: one})) is True:
+    if one != other and same(plain_reference, rename(plain_answer, {other: one})) is True:
         return True
     if domains and domains != {"Z"}:
         return False
-    if isinstance(plain_gold, Named) and isinstance(plain_answer, Named) and plain_gold.name != plain_answer.name:
+    if (
+        isinstance(plain_reference, Named)
+        and isinstance(plain_answer, Named)
+        and plain_reference.name != plain_answer.name
+    ):
         return False
-    return same_progressions(plain_gold, plain_answer, one, other)
+    return same_progressions(plain_reference, plain_answer, one, other)
 
 
 def _declared(answer: Answer) -> tuple[Answer, frozenset[str], str]:
@@ -285,37 +289,37 @@ def arguments_of(answer: Answer) -> frozenset[str]:
     return frozenset(answer.arguments) if isinstance(answer, Named) else frozenset()
 
 
-def same_constants(gold: Answer, answer: Answer, same: Same) -> bool:
+def same_constants(reference: Answer, answer: Answer, same: Same) -> bool:
     """``f(x) = cx`` and ``f(x) = kx``: letters that are no argument of a named function are constants of any name.
 
     Only letters that one side alone has are renamed, and all on both sides must pair off.
     """
-    arguments, given = arguments_of(gold), arguments_of(answer)
+    arguments, given = arguments_of(reference), arguments_of(answer)
     if isinstance(answer, Named) and arguments and arguments != given:
         return False
     # y(x) = C e^x for y = C e^x: only what looks like a constant is one
-    left, right = names_of(gold), names_of(answer)
+    left, right = names_of(reference), names_of(answer)
     ours, theirs = sorted(left - right), sorted(right - left)
     numbered = sorted(name for name in left if _CONSTANT.fullmatch(name)) if left == right else []
     if 1 < len(numbered) <= _MOST_CONSTANTS:  # C_1 and C_2 exchanged
-        return _same_renamed(gold, answer, numbered, numbered, same)
+        return _same_renamed(reference, answer, numbered, numbered, same)
     if not 1 <= len(ours) == len(theirs) <= _MOST_CONSTANTS or set(ours + theirs) & (arguments | given):
         return False
     # x = 1 + 2t, y = 3 - t: of coordinates the only letter is a parameter
-    parts = gold.items if isinstance(gold, Several) and len(left) == 1 else ()
+    parts = reference.items if isinstance(reference, Several) and len(left) == 1 else ()
     if parts and all(isinstance(part, Named) and part.name in ("x", "y", "z") for part in parts):
-        return same(gold, rename(answer, {theirs[0]: ours[0]})) is True
+        return same(reference, rename(answer, {theirs[0]: ours[0]})) is True
     variables = any(name.islower() for name in left & right)
     variables = variables and not any(_CONSTANT.fullmatch(name) for name in left & right)
     if not arguments and not (variables and all(_CONSTANT.fullmatch(name) for name in ours)):
         return False  # x + C: a C that only one side has, beside a variable, is a constant of integration
-    return _same_renamed(gold, answer, ours, theirs, same)
+    return _same_renamed(reference, answer, ours, theirs, same)
 
 
-def _same_renamed(gold: Answer, answer: Answer, ours: Sequence[str], theirs: Sequence[str], same: Same) -> bool:
+def _same_renamed(reference: Answer, answer: Answer, ours: Sequence[str], theirs: Sequence[str], same: Same) -> bool:
     """Whether some way to give the letters of the answer the names of the reference's makes the two the same."""
     return any(
-        same(gold, rename(answer, dict(zip(chosen, ours, strict=True)))) is True for chosen in permutations(theirs)
+        same(reference, rename(answer, dict(zip(chosen, ours, strict=True)))) is True for chosen in permutations(theirs)
     )
 
 
@@ -333,12 +337,12 @@ def _steps_by_pi(part: Expr, name: str) -> bool:
     return found is not None and not found[1].symbols and (_ratio(found[1], symbol("pi")) or 0) > 0
 
 
-def same_antiderivative(gold: Answer, answer: Answer) -> bool:
+def same_antiderivative(reference: Answer, answer: Answer) -> bool:
     r"""``\ln|2x| + C`` for ``\ln|x| + C``: functions of one variable whose difference the constant takes up.
 
     The reference adds ``C``; the answer adds a constant of its own, times a number.
     """
-    left, right = plain(gold), plain(answer)
+    left, right = plain(reference), plain(answer)
     added = [name for name in right.symbols if name in _ADDED] if left is not None and right is not None else []
     if left is None or right is None or len(added) != 1 or len(left.symbols) != 2 or "C" not in left.symbols:
         return False

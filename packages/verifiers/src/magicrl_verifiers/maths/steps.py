@@ -39,16 +39,16 @@ def has_steps(tree: Expr) -> bool:
     return _is_step(tree) or any(map(has_steps, tree.args))
 
 
-def proven(gold: Expr, answer: Expr, same: Same, *, counted: bool) -> bool:
+def proven(reference: Expr, answer: Expr, same: Same, *, counted: bool) -> bool:
     """Whether the two are proven to be equal, for whole numbers if ``counted``, else for real ones."""
-    return _same_atoms(gold, answer, same) or _same_pieces(gold, answer, counted=counted)
+    return _same_atoms(reference, answer, same) or _same_pieces(reference, answer, counted=counted)
 
 
 def _is_step(tree: Expr) -> bool:
     return tree.op == "fn" and tree.name in _STEPS and bool(tree.symbols)
 
 
-def _same_atoms(gold: Expr, answer: Expr, same: Same) -> bool:
+def _same_atoms(reference: Expr, answer: Expr, same: Same) -> bool:
     known: list[tuple[Expr, Expr]] = []
 
     def lettered(tree: Expr) -> Expr:
@@ -62,23 +62,23 @@ def _same_atoms(gold: Expr, answer: Expr, same: Same) -> bool:
         known.append((tree, symbol(f"#{len(known)}")))
         return known[-1][1]
 
-    left, right = lettered(gold), lettered(answer)
+    left, right = lettered(reference), lettered(answer)
     return len(known) <= _MOST_ATOMS and same(left, right) is True
 
 
-def _same_pieces(gold: Expr, answer: Expr, *, counted: bool) -> bool:
-    names = gold.symbols | answer.symbols
+def _same_pieces(reference: Expr, answer: Expr, *, counted: bool) -> bool:
+    names = reference.symbols | answer.symbols
     if len(names) != 1:
         return False
     (name,) = names
-    counted = counted or any(tree.holds("fn", step) for tree in (gold, answer) for step in _DIVISORS)
+    counted = counted or any(tree.holds("fn", step) for tree in (reference, answer) for step in _DIVISORS)
     try:
-        degree = max(_degree(tree, name, counted) for tree in (gold, answer))
+        degree = max(_degree(tree, name, counted) for tree in (reference, answer))
         if degree > _MOST_DEGREE:
             return False
-        atoms = [atom for tree in (gold, answer) for atom in _atoms(tree)]
+        atoms = [atom for tree in (reference, answer) for atom in _atoms(tree)]
         points = _whole(atoms, name, degree) if counted else _real(atoms, name, degree)
-        return all(_at(gold, name, at) == _at(answer, name, at) for at in points)
+        return all(_at(reference, name, at) == _at(answer, name, at) for at in points)
     except _NoProofError:
         return False
 
