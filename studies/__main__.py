@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from magicrl.cli.main import main
+from magicrl.commands.main import main
 
 app = App(name="python -m studies", help="Suites of ablations at your scale: list, run, report, starts.")
 

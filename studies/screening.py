@@ -91,7 +91,7 @@ def _screened(recipe: str, base: str, number: int, start: PlannedStart, work: Pa
 
 def _measured(base: str, folder: Path, output: Path) -> dict[str, float]:
     """Greedy accuracy, accuracy and pass@k at temperature 1 on validation problems."""
-    from magicrl.api.evaluating import evaluate
+    from magicrl.commands.eval import evaluate
 
     path = base_recipe(base)
     config = load_train_recipe(path, [], path.parent)

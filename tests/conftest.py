@@ -29,7 +29,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
 
 
-RAY = re.compile(r"tests/distributed/(test_\w+|learner/test_ranks_in_ray)\.py|tests/cli/test_train\.py")
+RAY = re.compile(r"tests/distributed/(test_\w+|learner/test_ranks_in_ray)\.py|tests/commands/test_train\.py")
 LONGEST = (
     "ray",
     "tests/loop/test_slow_runs.py",

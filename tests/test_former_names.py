@@ -38,3 +38,9 @@ def test_a_judge_prompt_with_gold() -> None:
 def test_a_pipeline_with_unreadable_golds() -> None:
     with pytest.warns(FutureWarning, match="unreadable_golds is now unreadable_references"):
         assert MathsCleaning.model_validate({"unreadable_golds": "keep"}).unreadable_references == "keep"
+
+
+def test_plan_with_hardware_count_and_price() -> None:
+    with pytest.warns(FutureWarning, match="plan: the argument '(hardware|count|price)' is now"):
+        found = magicrl.plan("quickstart", hardware="cpu-2core", count=1, price=2.0)  # type: ignore[call-arg]
+    assert (found["gpu"], found["gpus"], found["price"]) == ("cpu-2core", 1, 2.0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-LIGHT = """config.loader records cli.main reporting.display cli.watch training.diagnosis training.health
-    training.recorder api.training api.runs api.judging api.planning api.evaluating reporting.scores reporting.run_page
+LIGHT = """config.loader records commands.main reporting.display commands.watch training.diagnosis training.health
+    training.recorder commands.train commands.training commands.run_folder commands.verify commands.plan
+    commands.eval commands.preflight commands.explain reporting.scores reporting.run_page
     reporting.comparison_page pipeline.build pipeline.clean_step
     pipeline.dedup_step pipeline.decontaminate_step pipeline.judge_step pipeline.mix_step"""
 PROGRAM = """

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from playwright.sync_api import Page, sync_playwright
 
-from magicrl.api.doctor import BROWSERS
+from magicrl.commands.doctor import BROWSERS
 
 LARGEST = 250_000  # bytes of one picture
 

@@ -9,32 +9,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from magicrl.api.evaluating import Evaluation, evaluate
-    from magicrl.api.explain import explain
-    from magicrl.api.judging import verify
-    from magicrl.api.planning import plan
-    from magicrl.api.preflight import preflight
-    from magicrl.api.runs import Run, load_run
-    from magicrl.api.training import Step, Training, start, train
+    from magicrl.commands.eval import evaluate
+    from magicrl.commands.evaluation import Evaluation
+    from magicrl.commands.explain import explain
+    from magicrl.commands.plan import plan
+    from magicrl.commands.preflight import preflight
+    from magicrl.commands.run_folder import Run, load_run
+    from magicrl.commands.train import train
+    from magicrl.commands.training import Step, Training, start
+    from magicrl.commands.verify import verify
     from magicrl.records import Problem, Verdict
     from magicrl_verifiers.rewards import reward
 
 _HOMES = {
-    "Evaluation": "magicrl.api.evaluating",
+    "Evaluation": "magicrl.commands.evaluation",
     "Problem": "magicrl.records",
-    "Run": "magicrl.api.runs",
-    "Step": "magicrl.api.training",
-    "Training": "magicrl.api.training",
+    "Run": "magicrl.commands.run_folder",
+    "Step": "magicrl.commands.training",
+    "Training": "magicrl.commands.training",
     "Verdict": "magicrl.records",
-    "evaluate": "magicrl.api.evaluating",
-    "explain": "magicrl.api.explain",
-    "load_run": "magicrl.api.runs",
-    "plan": "magicrl.api.planning",
-    "preflight": "magicrl.api.preflight",
+    "evaluate": "magicrl.commands.eval",
+    "explain": "magicrl.commands.explain",
+    "load_run": "magicrl.commands.run_folder",
+    "plan": "magicrl.commands.plan",
+    "preflight": "magicrl.commands.preflight",
     "reward": "magicrl_verifiers.rewards",
-    "start": "magicrl.api.training",
-    "train": "magicrl.api.training",
-    "verify": "magicrl.api.judging",
+    "start": "magicrl.commands.training",
+    "train": "magicrl.commands.train",
+    "verify": "magicrl.commands.verify",
 }
 
 __all__ = [

@@ -1,5 +1,5 @@
 """``python -m magicrl`` is the ``magicrl`` command."""
 
-from magicrl.cli.main import main
+from magicrl.commands.main import main
 
 main()

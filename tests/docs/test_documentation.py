@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from magicrl.algorithms.losses import LOSSES
-from magicrl.cli.main import app
+from magicrl.commands.main import app
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.config.paths import FOLDER
 from magicrl.registry import BUILTINS

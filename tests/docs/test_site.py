@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.cli.main import app
+from magicrl.commands.main import app
 from magicrl.training.health import RULES
 from tools import symptom_figures
 from tools.site import generated

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from toy_start import toy_sft
 
-from magicrl.cli.main import main
+from magicrl.commands.main import main
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from json_server import Reply, json_server
 
-from magicrl.cli.eval import parse_engine_options
+from magicrl.commands.eval import parse_engine_options
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import VllmConfig
 from magicrl.evaluation.engines import open_engine

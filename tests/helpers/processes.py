@@ -34,7 +34,7 @@ def magicrl_here(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     Saves the CPU seconds in which a new process imports torch and transformers. It computes with one thread, since
     other tests fork this process. Not for a command that is killed.
     """
-    from magicrl.cli.main import app, main
+    from magicrl.commands.main import app, main
 
     output, errors = StringIO(), StringIO()
     one_core = patch("os.sched_getaffinity", lambda _: {0})

@@ -258,7 +258,7 @@ class Observers:
 
     def see_command(self, config: TrainConfig | SftConfig, folder: Path) -> Seen:
         """`magicrl train` or `magicrl sft` in an empty folder: where it writes, and what trackers receive."""
-        from magicrl.cli.train import run_supervised, run_training
+        from magicrl.commands.train import command, sft
 
         folder.mkdir()
         tree = config.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
@@ -268,9 +268,9 @@ class Observers:
         recipe.write_text(dumps(tree))
         with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
             if isinstance(config, TrainConfig):
-                run_training(recipe, [], None, resume=False)
+                command(recipe)
             else:
-                run_supervised(recipe, [], None)
+                sft(recipe)
         written = [*folder.rglob("run.json"), *folder.rglob("sft.json")]
         tracked = folder / "tracked.json"
         return {
@@ -280,8 +280,8 @@ class Observers:
 
     def see_minutes(self, config: TrainConfig | SftConfig, folder: Path) -> Seen:
         """How long a shipped recipe takes, as `magicrl train` and `magicrl recipes` print it."""
-        from magicrl.cli.main import recipes
-        from magicrl.cli.train import minutes_needed
+        from magicrl.commands.recipes import recipes
+        from magicrl.commands.train import minutes_needed
         from magicrl.config.paths import find_recipe
 
         if isinstance(config, TrainConfig):
@@ -289,7 +289,7 @@ class Observers:
         folder.mkdir()
         (folder / "one.toml").write_text(dumps(config.model_dump(mode="json", exclude_none=True)))
         with (
-            patch("magicrl.config.paths.shipped_recipes", lambda: {"one": folder / "one.toml"}),
+            patch("magicrl.commands.recipes.shipped_recipes", lambda: {"one": folder / "one.toml"}),
             contextlib.redirect_stdout(io.StringIO()) as printed,
         ):
             recipes()

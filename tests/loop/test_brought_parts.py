@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from magicrl.algorithms import advantages, entropy, losses
-from magicrl.cli.train import run_training
+from magicrl.commands.train import command
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import brought_files, config_hash, load_train_recipe
 from magicrl.training.recorder import NullObserver
@@ -236,7 +236,7 @@ def test_a_tracker_beside_the_recipe_gets_every_step_of_a_run(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    run_training(toy_recipe, SHORT, tmp_path / "run", resume=False)
+    command(toy_recipe, settings=SHORT, output=tmp_path / "run")
     recorded = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     with (tmp_path / "run" / "csv" / "steps.csv").open() as file:
         told = [(int(step), float(value)) for step, key, value in csv.reader(file) if key == "length/mean"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.cli.main import app
+from magicrl.commands.main import app
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "environment.py"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,8 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from magicrl.cli.eval import _requested, evaluate_checkpoints
-from magicrl.cli.main import app
-from magicrl.cli.options import EVERY_DEFAULT, EvalOptions
+from magicrl.commands.eval import arguments, evaluate_checkpoints, requested
+from magicrl.commands.main import app
 from magicrl.config.loader import load_train_recipe
 from magicrl.data.families import make_family, unique_problems
 from magicrl.rollout.recording import read_rollouts
@@ -102,7 +101,7 @@ DIFFERENT: tuple[tuple[dict[str, Any], list[str]], ...] = (
         {"preset": "released-code", "max_tokens": 16},
         ["judging.extract: was lenient, is now box", "sampling.temperature: was 1.0, is now 0.6"],
     ),
-    ({"verifier": "maths"}, ["verifier: was exact, is now maths"]),
+    ({"reward": "maths"}, ["verifier: was exact, is now maths"]),
     ({"limit": 6}, []),  # these are all problems
     ({"limit": 5, "limit_seed": 1}, ["limit: was None, is now 5", "limit_seed: was None, is now 1"]),
     ({"extract": "box"}, ["judging.extract: was lenient, is now box"]),
@@ -151,13 +150,16 @@ def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(
     assert app(command, result_action="return_value") == 0
     assert "step-" not in capsys.readouterr().out.replace(str(output), ""), "the same settings: nothing to evaluate"
     assert snapshot(output / steps[0]) == written
-    given = EvalOptions(benchmark=[str(file)], verifier="exact", samples=2, max_tokens=16, template="{prompt}")
+    given: dict[str, Any] = {"benchmarks": [str(file)], "reward": "exact", "samples": 2, "max_tokens": 16}
+    given["template"] = "{prompt}"
     more = tmp_path / "more.jsonl"
     more.write_text(file.read_text())
     for changed, lines in DIFFERENT:
-        found = _requested(replace(given, **changed), finished).differences(output / steps[0])
+        found = requested(arguments(**given | changed), finished).differences(output / steps[0])
         assert [line.partition(": ")[2] for line in found] == lines, changed
-    new = _requested(replace(given, benchmark=[str(file), str(more)]), finished).differences(output / steps[0])
+    new = requested(arguments(**given | {"benchmarks": [str(file), str(more)]}), finished).differences(
+        output / steps[0]
+    )
     assert new == ["more: was not evaluated, is now requested"]
     other = [*" ".join(command).replace("--samples 2", "--samples 1").split(), "--limit", "4", "--temperature", "0.5"]
     assert app(other, result_action="return_value") == 0
@@ -180,9 +182,9 @@ def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finish
     status.write_text(json.dumps(json.loads(ended) | {"status": "running"}))
     seen: list[str] = []
 
-    def evaluate(options: EvalOptions, folder: Path) -> int:
-        assert options.model is not None
-        assert (Path(options.model) / "model.safetensors").exists()
+    def evaluate(given: SimpleNamespace) -> int:
+        folder = Path(given.output)
+        assert (Path(given.model) / "model.safetensors").exists()
         seen.append(folder.name)
         folder.mkdir()
         (folder / "results.json").write_text(json.dumps({"benchmarks": {}}))
@@ -192,10 +194,11 @@ def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finish
             status.write_text(ended)
         return 0
 
-    options = replace(EVERY_DEFAULT, follow=True)
-    assert evaluate_checkpoints(options, finished, tmp_path / "stopped", lambda *_: 130, Console()) == 130
+    assert (
+        evaluate_checkpoints(arguments(), finished, tmp_path / "stopped", lambda _: 130, Console(), follow=True) == 130
+    )
     with pytest.raises(ValueError, match="no benchmark in common"):  # these results are empty
-        evaluate_checkpoints(options, finished, tmp_path / "out", evaluate, Console(), look_every=0.01)
+        evaluate_checkpoints(arguments(), finished, tmp_path / "out", evaluate, Console(), follow=True, look_every=0.01)
     assert seen == [first.name, second.name]
     with pytest.raises(ValueError, match="is no run folder"):
-        evaluate_checkpoints(options, tmp_path, tmp_path / "out", evaluate, Console())
+        evaluate_checkpoints(arguments(), tmp_path, tmp_path / "out", evaluate, Console(), follow=True)

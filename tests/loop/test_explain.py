@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import magicrl
-from magicrl.cli.explain import NOT_EQUAL, explain
+from magicrl.commands.explain import NOT_EQUAL
+from magicrl.commands.explain import command as explain
 from magicrl.config.errors import RecipeError
 
 SETTINGS = {

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import magicrl
-from magicrl.cli.main import app
+from magicrl.commands.main import app
 from magicrl.training.recorder import RunObserver
 
 TIMES = ("time/", "speed/", "memory/", "tokens/per_second", "verify/seconds")

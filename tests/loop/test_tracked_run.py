@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from magicrl.cli.train import run_training
+from magicrl.commands.train import command as train
 
 
 def test_tensorboard_and_wandb_hold_the_metrics_of_a_run(
@@ -20,7 +20,7 @@ def test_tensorboard_and_wandb_hold_the_metrics_of_a_run(
     output = tmp_path / "run"
     chosen = ['logging.trackers=["tensorboard", "wandb"]', "stages.0.max_steps=2", "stages.1.max_steps=1"]
     monkeypatch.delenv("WANDB_SERVICE", raising=False)
-    assert run_training(toy_recipe, chosen, output, resume=False) == 0
+    assert train(toy_recipe, settings=chosen, output=output) == 0
     assert "WANDB_SERVICE" not in os.environ, "a later process would share this one's service, and survive no kill"
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     events = EventAccumulator(str(output / "tensorboard")).Reload()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from magicrl.cli.train import run_training
+from magicrl.commands.train import command
 from magicrl.config.loader import load_train_recipe
 from magicrl.records import StepMetrics, TrainBatch
 from magicrl.rollout.recording import read_rollouts
@@ -327,7 +327,7 @@ def test_a_run_that_cannot_learn_says_so_everywhere(
     """Only a box is an answer, and the model writes none: no group has a signal, no weight changes."""
     output = tmp_path / "run"
     settings = ("verifier.extract=box", "stages.0.max_tokens=24", "stages.0.max_steps=2", "stages.1.max_steps=1")
-    assert run_training(toy_recipe, settings, output, resume=False) == 3
+    assert command(toy_recipe, settings=settings, output=output) == 3
     learning = json.loads((output / "run.json").read_text())["learning"]
     assert learning["outcome"] == "nothing_to_learn"
     assert learning["facts"]["updates"] == 0

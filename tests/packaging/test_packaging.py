@@ -17,7 +17,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from magicrl.cli.main import app
+from magicrl.commands.main import app
 from tools import dependencies
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,7 +146,7 @@ def test_the_wheel_leaves_an_existing_torch_alone_and_runs(built: dict[str, tupl
     )
     assert b"torch" not in told.stdout
     subprocess.run([*words, "--no-deps", "--ignore-installed", *wheels], check=True, capture_output=True)
-    asked = "import importlib.metadata as m; from magicrl.api.doctor import faults, _requirements, _asked; "
+    asked = "import importlib.metadata as m; from magicrl.commands.doctor import faults, _requirements, _asked; "
     asked += "print(m.version('torch'), faults([r for r in _requirements('magicrl') if _asked(r, '')]))"
     seen = subprocess.run([python, "-c", asked], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     assert seen.strip() == "2.11.0 []"  # every requirement is met, by that torch too

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from json_server import free_port
 
-from magicrl.cli.data import data_app
+from magicrl.commands.data import data_app
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_config, load_train_recipe, to_toml
 from magicrl.pipeline.build import build

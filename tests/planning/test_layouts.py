@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicrl.cli.main import app
+from magicrl.commands.main import app
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.loader import load_train_recipe
 from magicrl.planning.costs import Exchange

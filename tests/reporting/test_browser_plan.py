@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from magicrl.cli.main import app
+from magicrl.commands.main import app
 
 from .browsing import Watched, fits_and_keeps_to_itself, saved
 

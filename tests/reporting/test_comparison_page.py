@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magicrl.cli.main import report
+from magicrl.commands.report import report
 from magicrl.config.errors import RecipeError
 from magicrl.reporting.comparison_page import write_comparison
 

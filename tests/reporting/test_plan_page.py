@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from magicrl.cli.main import app
+from magicrl.commands.main import app
 from magicrl.reporting.charts import bars_view
 from magicrl.reporting.plan_page import cost_chart, gpu_chart, memory_views, plan_blocks
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from magicrl.cli.main import app
+from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe, to_toml
 from magicrl.reporting import run_list

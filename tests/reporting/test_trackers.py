@@ -461,7 +461,7 @@ def test_a_missing_extra_is_named_before_anything_is_trained(name: str, tmp_path
         '[start]\nmodel = "none"\n[[data.train]]\npath = "none.jsonl"\n[[stages]]\nmax_tokens = 8\n'
         f'rollout_batch = 1\ngroup_size = 2\nmax_steps = 1\n[logging]\ntrackers = ["{name}"]\n'
     )
-    blocked = f"import sys; sys.modules['{name}'] = None; from magicrl.cli.main import main; main()"
+    blocked = f"import sys; sys.modules['{name}'] = None; from magicrl.commands.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", blocked, "train", str(recipe), "--output", str(tmp_path / "run")],
         capture_output=True,

@@ -15,7 +15,7 @@ from builders import completion, problem
 from toy_start import toy_sft
 from transformers import AutoModelForCausalLM
 
-from magicrl.cli.train import run_training
+from magicrl.commands.train import command as train
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import LoraConfig, TrainConfig
@@ -84,7 +84,7 @@ def test_nothing_is_made_before_everything_is_known_to_be_right(
         check(recipe, tmp_path / "run", override)
         return
     with pytest.raises(ValueError, match=reason):
-        run_training(recipe, [override, "run.expected_minutes=5"], tmp_path / "run", resume=False)
+        train(recipe, settings=[override, "run.expected_minutes=5"], output=tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["recipes"]
     assert capsys.readouterr().out == "", "nothing was promised"
 

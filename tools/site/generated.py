@@ -9,7 +9,7 @@ import json
 import re
 from pathlib import Path
 
-from magicrl.cli.main import app
+from magicrl.commands.main import app
 from magicrl.reporting.curves import METRICS, Metric
 
 # by key, the first that fits; a row's own unit goes first

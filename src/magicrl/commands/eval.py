@@ -1,0 +1,540 @@
+"""``magicrl eval`` and ``magicrl.evaluate``: samples and scores of a model on benchmarks.
+
+``--run`` evaluates the checkpoints of a run in a process of its own, also while the run continues. It only reads the
+run's files and writes nothing into its folder, so it can be stopped, repeated or done on another machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from cyclopts import Group, Parameter
+from rich.console import Console
+
+from magicrl import registry
+from magicrl.commands.evaluation import Evaluation
+from magicrl.commands.evaluation_display import EvalDisplay, say, show_benchmarks, show_comparison, show_results
+from magicrl.commands.given import (
+    Data,
+    PathText,
+    Recipe,
+    Reward,
+    data_reference,
+    given_recipe,
+    in_python,
+    path_text,
+    reward_reference,
+)
+from magicrl.commands.options import Flag, as_command
+from magicrl.config.errors import RecipeError
+from magicrl.config.loader import load_train_recipe
+from magicrl.config.schema import DType
+from magicrl.evaluation.benchmarks import Asked, LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
+from magicrl.evaluation.presets import PRESETS
+from magicrl.evaluation.results import Ask, Price, write_results
+from magicrl.evaluation.samples import RESULTS
+from magicrl.reporting.read_folders import read_evaluation_folder
+from magicrl_verifiers import references
+from magicrl_verifiers.batch import usable_cores
+from magicrl_verifiers.records import Extract, Reasoning
+
+if TYPE_CHECKING:
+    from magicrl.evaluation.requested import Requested
+    from magicrl.evaluation.runner import EvaluationSettings, Watcher
+    from magicrl.rollout.engine_settings import EngineSettings
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+LOOK_EVERY = 5.0
+"""Seconds between looks for a new checkpoint."""
+
+Benchmarks = PathText | Sequence[PathText] | Mapping[str, Data]
+Counts = str | Sequence[int]
+"""Numbers, or a text of numbers separated by commas."""
+Pairs = Mapping[str, Any] | Sequence[str]
+"""Names and values, or texts ``NAME=VALUE``."""
+
+
+@in_python()
+def evaluate(
+    model: PathText,
+    benchmarks: Benchmarks,
+    *,
+    output: PathText,
+    shard: str = "0/1",
+    preset: Literal["report", "released-code", "study"] | None = None,
+    samples: int | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    fresh_limits: Counts | None = None,
+    seed: int = 0,
+    keep_tokens: bool = False,
+    max_turns: int = 8,
+    max_observation_tokens: int = 256,
+    limit: int | None = None,
+    limit_seed: int | None = None,
+    template: str | None = None,
+    fields: Pairs | None = None,
+    reward: Reward | None = None,
+    environment: str | None = None,
+    window: str | None = None,
+    judge: Recipe | None = None,
+    reasoning: Reasoning | None = None,
+    extract: Extract | None = None,
+    time_limit: float = 10.0,
+    workers: int | None = None,
+    engine: str = "in_process",
+    engine_options: Pairs | None = None,
+    dtype: DType = "float32",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    max_rows: int = 32,
+    memory_limit_mb: int = 4096,
+    threads: int | None = None,
+    pass_at: Counts | None = None,
+    majority_at: Counts | None = None,
+    price_in: float | None = None,
+    price_out: float | None = None,
+    progress: bool | Watcher = True,
+) -> Evaluation:
+    """Evaluate a model on benchmarks: avg@k, pass@k, maj@k, length and truncation with intervals, resumable.
+
+    Args:
+        model: A model folder, or a hub name; with openai as the engine the name that the server knows it by.
+        benchmarks: NAME, NAME=FILE, FILE or reasoning_gym/TASK (repeatable); --list shows the names. In Python also a
+            dict of names to records, problems, a data frame or a function.
+        output: The evaluation's folder; the same call again continues where it stopped.
+        shard: I/N: only every N-th problem, beginning with the I-th (from 0). Shards share an output.
+        preset: report: Table 13's settings; released-code: the same at temperature 0.6; study: the ablations' metric.
+        samples: Samples per problem; default: the preset's, or 1.
+        temperature: Of sampling; default: the preset's, or 1. 0 is greedy.
+        max_tokens: The response limit; default: the preset's, or 4096.
+        fresh_limits: Sample again at each of these response limits, e.g. 1024,2048, next to the curve that is cut from
+            one set.
+        seed: Of the sampling.
+        keep_tokens: Keep token ids and entropies with the samples.
+        max_turns: Turns of a response to an environment; a response that is not done then is truncated.
+        max_observation_tokens: Tokens of one reply of an environment; a longer one is truncated.
+        limit: The first so many problems of each benchmark.
+        limit_seed: Draw them at random with this seed in place of the first ones.
+        template: Text around each prompt in place of the benchmark's; holds {prompt}.
+        fields: prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN for a file of another form (repeatable).
+        reward: maths, exact, code or a custom reward (my_reward.py:score), in place of the benchmark's verifier.
+        environment: calculator, guessing or a custom one (game.py:Game), which answers each turn of a response.
+        window: FIRST..LAST day of problems that have one, e.g. 2024-08-01..2025-02-01; default: the benchmark's.
+        judge: A training recipe's file or name: the served model of its [verifier.judge] judges every response.
+        reasoning: How the answer is found, as in magicrl verify math; default: required if the chat template opens the
+            reasoning, else auto.
+        extract: box: only a boxed answer counts; lenient: another counts, too; default: the preset's, or lenient.
+        time_limit: CPU seconds of judging one response (one test, for code).
+        workers: Verifier processes; default: the cores this process may use.
+        engine: in_process, vllm (this machine), openai (any OpenAI-compatible server), or a custom file.py:function.
+        engine_options: NAME=VALUE of that engine, e.g. base_url=http://localhost:8000/v1 (repeatable).
+        dtype: Precision of the weights in memory.
+        device: Where the model runs.
+        max_rows: Sequences that decode at once.
+        memory_limit_mb: MiB of the key/value cache.
+        threads: Of torch; default: the cores this process may use.
+        pass_at: pass@k for these k, e.g. 1,4; default: powers of two.
+        majority_at: maj@k for these k; default: the largest power of two.
+        price_in: Price of a million prompt tokens, for the estimate and the account in results.json.
+        price_out: Price of a million response tokens.
+        progress: True for the usual display, False for none, or a watcher.
+
+    Raises:
+        ValueError: an argument is wrong, the model or a benchmark cannot be used, or ``output`` holds another job.
+        KeyboardInterrupt: stopped by a person; every finished sample is kept.
+    """
+    given = SimpleNamespace(**locals())
+    _sample(given, EvalDisplay(Console(quiet=not progress)) if isinstance(progress, bool) else nullcontext(progress))
+    return Evaluation(read_evaluation_folder(Path(given.output)))
+
+
+def arguments(**given: Any) -> SimpleNamespace:
+    """Return the arguments of `evaluate`: those given, and the defaults of the others (None if there is none)."""
+    parameters = inspect.signature(evaluate).parameters.values()
+    defaults = {one.name: None if one.default is one.empty else one.default for one in parameters}
+    return SimpleNamespace(**defaults | given)
+
+
+def _sample(given: SimpleNamespace, display: AbstractContextManager[Watcher], *, again: bool = False) -> Path | None:
+    """Sample and judge what is missing.
+
+    Args:
+        given: the arguments of `evaluate`.
+        display: shows the progress.
+        again: discard the samples of a job with other settings.
+
+    Returns:
+        The file of the results; None while shards of other processes are missing.
+    """
+    from magicrl.commands.training import threads_kept
+    from magicrl.evaluation.runner import evaluate as evaluate_all
+
+    output, engine_settings = Path(path_text("output", given.output)), _engine_settings(given)
+    settings = settings_of(given, again=again)
+    found = load_benchmarks(_asked(given.benchmarks), reading_of(given))
+    with threads_kept(), display as watcher:
+        return evaluate_all(found, given.engine, engine_settings, settings, output, watcher)
+
+
+def settings_of(given: SimpleNamespace, *, again: bool = False) -> EvaluationSettings:
+    """Return what is requested of the model: the preset's settings, and over them what is given."""
+    from magicrl.evaluation.runner import EvaluationSettings
+
+    if given.preset is not None and given.preset not in PRESETS:
+        raise RecipeError(f"preset must be one of {', '.join(PRESETS)}, got {given.preset!r}")
+    preset = None if given.preset is None else PRESETS[given.preset]
+    chosen: dict[str, Any] = {}
+    for name in ("temperature", "max_tokens", "extract"):
+        value = getattr(given, name)
+        if value is None and preset is not None:
+            value = getattr(preset, name)
+        chosen |= {} if value is None else {name: value}
+    same = ("samples", "seed", "reasoning", "time_limit", "max_turns", "max_observation_tokens", "keep_tokens")
+    return EvaluationSettings(
+        preset=preset,
+        **chosen,
+        **{name: getattr(given, name) for name in same},
+        workers=given.workers or usable_cores(),
+        judge=None if given.judge is None else load_train_recipe(given_recipe(given.judge)).verifier.needed_judge(),
+        shard=parse_shard(given.shard),
+        ask=ask_of(given),
+        again=again,
+    )
+
+
+def ask_of(given: SimpleNamespace) -> Ask:
+    """Return what is to be reported.
+
+    Raises:
+        RecipeError: lists of numbers that are none, one price without the other, or a price below 0.
+    """
+    price = None
+    if given.price_in is not None and given.price_out is not None:
+        price = Price(per_million_in=given.price_in, per_million_out=given.price_out)
+    elif given.price_in is not None or given.price_out is not None:
+        raise RecipeError("give both --price-in and --price-out, what a million tokens cost; 0 if they cost nothing")
+    limits = parse_counts("--fresh-limits", given.fresh_limits)
+    return Ask(
+        pass_at=parse_counts("--pass-at", given.pass_at),
+        majority_at=parse_counts("--majority-at", given.majority_at),
+        fresh_limits=None if limits is None else tuple(sorted(set(limits))),
+        price=price,
+    )
+
+
+def reading_of(given: SimpleNamespace) -> Reading:
+    """Return how the benchmarks are read.
+
+    Raises:
+        RecipeError: a field without ``=``, or a window that is none.
+        ValueError: an unknown reward or environment (names the nearest known one).
+    """
+    reward = None if given.reward is None else registry.check("reward", reward_reference(given.reward))
+    if given.environment is not None:
+        registry.check("environment", given.environment)
+    return Reading(
+        limit=given.limit,
+        limit_seed=given.limit_seed,
+        template=given.template,
+        fields=_pairs("--field", given.fields, "prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN"),
+        verifier=reward or (None if given.judge is None else "judge"),
+        environment=given.environment,
+        window=None if given.window is None else parse_window(given.window),
+    )
+
+
+def _engine_settings(given: SimpleNamespace) -> EngineSettings:
+    from magicrl.rollout.engine_settings import EngineSettings
+
+    try:
+        registry.check("engine", given.engine)
+    except ValueError as error:
+        raise RecipeError(str(error), key="--engine") from None
+    same = ("dtype", "device", "max_rows", "memory_limit_mb", "threads")
+    return EngineSettings(
+        model=path_text("model", given.model),
+        options=parse_engine_options(given.engine, given.engine_options),
+        **{name: getattr(given, name) for name in same},
+    )
+
+
+def load_benchmarks(asked: Sequence[Asked], reading: Reading) -> list[LoadedBenchmark]:
+    """Load the problems of each benchmark. Raises ``ValueError`` if two have one name, or one cannot be read."""
+    for name, count in Counter(one.name for one in asked).items():
+        if count > 1:
+            raise RecipeError(f"--benchmark: {name} is named twice; give one of them another name with NAME=FILE")
+    return [load_benchmark(one, reading) for one in asked]
+
+
+def _asked(benchmarks: Any) -> list[Asked]:
+    if isinstance(benchmarks, Mapping):
+        given = cast("Mapping[Any, Any]", benchmarks)
+        return [parse_asked(f"{name}={data_reference(f'benchmarks[{name!r}]', data)}") for name, data in given.items()]
+    several = benchmarks if isinstance(benchmarks, list | tuple) else [benchmarks]
+    names = [path_text("benchmarks (or one of them)", one) for one in cast("list[Any]", several)]
+    if not names:
+        raise ValueError("benchmarks is empty: name one, or give problems as {'mine': records}")
+    return [parse_asked(name) for name in names]
+
+
+def parse_engine_options(engine: str, options: Pairs | None) -> dict[str, Any]:
+    """Return ``["concurrency=8"]`` as a dict of texts, which the engine reads; the built-in engine has none."""
+    if options and engine == "in_process":
+        name = next(iter(options)).partition("=")[0]
+        raise RecipeError(f"--engine-option {name}: in_process has no options of its own; choose another --engine")
+    return _pairs("--engine-option", options, "NAME=VALUE")
+
+
+def _pairs(option: str, texts: Pairs | None, form: str) -> dict[str, Any]:
+    """Return ``NAME=VALUE`` texts as a dict. Of a refused text only the name is shown: a value may be a secret."""
+    if texts is None or isinstance(texts, Mapping):
+        return dict(texts or {})
+    pairs: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not value or name in pairs:
+            raise RecipeError(f"{option} {name}: give {form}, each name once")
+        pairs[name] = value
+    return pairs
+
+
+def parse_window(text: str) -> Window:
+    """``"2024-08-01..2025-02-01"`` as two days; either may be missing."""
+    try:
+        first, last = (date.fromisoformat(day) if day else None for day in text.split(".."))
+    except ValueError:
+        raise RecipeError(f"--window {text}: give FIRST..LAST, two days, e.g. 2024-08-01..2025-02-01") from None
+    return first, last
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """``"0/4"`` as ``(0, 4)``."""
+    index, _, count = text.partition("/")
+    if not index.isdecimal() or not count.isdecimal() or not int(index) < int(count):
+        raise RecipeError(f"--shard {text}: give I/N with I from 0 to N-1, e.g. 0/4 for the first of four")
+    return int(index), int(count)
+
+
+def parse_counts(option: str, given: Counts | None) -> tuple[int, ...] | None:
+    """Return ``"1,4"`` as ``(1, 4)``; None stays None."""
+    if given is None or not isinstance(given, str):
+        return None if given is None else tuple(given)
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise RecipeError(f"{option} {given}: give whole numbers separated by commas, e.g. 1,4")
+    return tuple(int(part) for part in parts)
+
+
+def _present(
+    work: functools.partial[Evaluation],
+    *,
+    run: Path | None = None,
+    follow: bool = False,
+    merge: bool = False,
+    compare: list[Path] | None = None,
+    list_: bool = False,
+) -> int:
+    """Print the scores.
+
+    Example: magicrl eval --model runs/quickstart/model --benchmark mine.jsonl --samples 4 --output runs/eval
+
+    Args:
+        run: In place of a model: the checkpoints of this run, each into its own folder of the output.
+        follow: With --run: continue with new checkpoints until the run ends.
+        merge: Only score what is in --output: the shards' samples, or those there are with other k and prices.
+        compare: Evaluation folders: the paired differences of each from the first; with --output DIR they and the
+            curves are written to DIR/comparison.json.
+        list_: Show the benchmarks.
+    """
+    console, given = Console(), arguments(**work.keywords)
+    output = None if given.output is None else Path(given.output)
+    if list_:
+        show_benchmarks(console)
+        return 0
+    if compare is not None:
+        from magicrl.evaluation.comparison import compare_all, write_comparison
+
+        document = compare_all(compare)
+        for comparison in document["comparisons"]:
+            show_comparison(comparison, console)
+        if output is not None:
+            say(console, f"comparison: {write_comparison(document, output)}")
+        return 0
+    if output is None:
+        raise RecipeError("magicrl eval needs --output DIR, the folder that samples and results go to")
+    if merge:
+        show_results(write_results(output, _names(given.benchmarks, output), ask_of(given)), console)
+        return 0
+    if run is None:
+        return _sample_and_show(given, console)
+    if given.model is not None or given.engine == "openai":
+        raise RecipeError("--run takes the place of --model, and needs an engine on this machine")
+    sample = functools.partial(_sample_and_show, console=console, again=True)
+    return evaluate_checkpoints(given, run, output, sample, console, follow=follow)
+
+
+def _sample_and_show(given: SimpleNamespace, console: Console, *, again: bool = False) -> int:
+    if given.model is None or not given.benchmarks:
+        raise RecipeError("magicrl eval needs --model and at least one --benchmark (--list shows the names)")
+    try:
+        results = _sample(given, EvalDisplay(console), again=again)
+    except KeyboardInterrupt:
+        say(console, f"interrupted; every finished sample is in {given.output}: the same command again continues")
+        return INTERRUPTED
+    if results is not None:
+        show_results(results, console)
+    return 0
+
+
+def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
+    """Return the benchmarks to merge: those named, else every folder of the output that holds a job."""
+    if benchmarks:
+        return [parse_asked(text).name for text in benchmarks]
+    names = sorted(path.parent.name for path in output.glob("*/job.json"))
+    if not names:
+        raise RecipeError(f"--merge: {output} holds no evaluation")
+    return names
+
+
+def requested(given: SimpleNamespace, run: Path) -> Requested:
+    """Return what the arguments say about every checkpoint of a run."""
+    from magicrl.evaluation.engines import opens_reasoning
+    from magicrl.evaluation.requested import Requested
+    from magicrl.models.loading import described_model
+    from magicrl.models.prompts import PromptEncoder
+    from magicrl.training.checkpoint import start_model
+    from magicrl_verifiers.records import JudgeOptions
+
+    settings = settings_of(given)
+    reasoning = settings.reasoning
+    if reasoning is None:  # every checkpoint has the chat template of the starting model
+        policy = described_model(start_model(run))
+        opens = opens_reasoning(policy.tokenizer, PromptEncoder(policy.tokenizer, policy.max_context))
+        reasoning = "required" if opens else "auto"
+    chosen = parse_engine_options(given.engine, given.engine_options)
+    engine = {
+        "engine": given.engine,
+        "engine_sha256": references.fingerprint(given.engine),
+        "dtype": chosen.get("dtype", given.dtype) if given.engine == "vllm" else given.dtype,
+        "head_dtype": chosen.get("head_dtype") if given.engine == "vllm" else None,
+    }
+    return Requested(
+        benchmarks=load_benchmarks(_asked(given.benchmarks), reading_of(given)),
+        settings=settings,
+        judging=JudgeOptions(reasoning=reasoning, extract=settings.extract),
+        engine={name: value for name, value in engine.items() if value is not None},
+    )
+
+
+def evaluate_checkpoints(
+    given: SimpleNamespace,
+    run: Path,
+    output: Path,
+    evaluate: Callable[[SimpleNamespace], int],
+    console: Console,
+    *,
+    follow: bool,
+    look_every: float = LOOK_EVERY,
+) -> int:
+    """Evaluate every checkpoint into ``output/step-N``, oldest first, then compare all with the first.
+
+    A checkpoint that was evaluated with the same settings is left as it is. One whose results were made with other
+    settings is evaluated again. A checkpoint that the run removes before its turn is left out.
+
+    Args:
+        given: arguments of `magicrl.evaluate`, without a model.
+        run: run folder.
+        output: folder for the results.
+        evaluate: evaluates a model and returns the exit status.
+        console: for one line per checkpoint.
+        follow: continue with new checkpoints until the run is no longer running.
+        look_every: seconds between looks for a new checkpoint.
+
+    Returns:
+        The exit status: that of the first evaluation that was interrupted or failed, else 0.
+
+    Raises:
+        ValueError: ``run`` is no run folder, or has no checkpoint.
+    """
+    from magicrl.evaluation.comparison import compare_all, write_comparison
+    from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint, run_status
+
+    # loads the benchmarks, which may be large: only if there is something to compare with
+    request = functools.cache(lambda: requested(given, run))
+    settled: set[str] = set()
+    while True:
+        running = follow and run_status(run) == "running"  # read first: the last checkpoint is written before
+        waiting = [c for c in checkpoint_folders(run) if c.name not in settled]
+        if not waiting and not running:
+            break
+        if not waiting:
+            time.sleep(look_every)
+            continue
+        checkpoint, folder = waiting[0], output / waiting[0].name
+        changed = request().differences(folder) if (folder / RESULTS).exists() else None
+        if changed == []:
+            settled.add(checkpoint.name)
+            continue
+        model = output / "models" / checkpoint.name
+        try:
+            export_checkpoint(run, checkpoint, model)
+        except (OSError, ValueError):
+            if checkpoint.exists():
+                raise
+            continue  # the run has removed it meanwhile
+        again = f", evaluated again: {'; '.join(changed)}" if changed else ""
+        say(console, f"{checkpoint.name} of {run}{again}")
+        status = evaluate(SimpleNamespace(**vars(given) | {"model": str(model), "output": str(folder)}))
+        if status:
+            return status
+        shutil.rmtree(model)
+        if (folder / RESULTS).exists():  # else other shards have not ended
+            settled.add(checkpoint.name)
+    done = sorted(path.parent for path in output.glob(f"step-*/{RESULTS}"))
+    if not done:
+        raise ValueError(f"{run} has no checkpoint to evaluate; checkpoint.every of its recipe says how often it saves")
+    if len(done) > 1:
+        say(console, f"comparison: {write_comparison(compare_all(done), output)}")
+    return 0
+
+
+_GROUPS = {
+    "What is evaluated": "model run follow benchmarks output shard",
+    "Sampling": "preset samples temperature max_tokens fresh_limits seed keep_tokens max_turns max_observation_tokens",
+    "Problems": "limit limit_seed template fields reward environment window",
+    "Judging": "judge reasoning extract time_limit workers",
+    "Engine": "engine engine_options dtype device max_rows memory_limit_mb threads",
+    "Scores": "pass_at majority_at price_in price_out",
+    "In place of an evaluation": "merge compare list_",
+}
+_TYPED = {
+    "benchmarks": Annotated[list[str], Parameter(name="--benchmark", negative=(), consume_multiple=False)],
+    "fields": Annotated[list[str] | None, Parameter(name="--field", negative=(), consume_multiple=False)],
+    "engine_options": Annotated[
+        list[str] | None, Parameter(name="--engine-option", negative=(), consume_multiple=False)
+    ],
+    "reward": Annotated[str | None, Parameter(name=("--reward", "--verifier"))],
+    "compare": Annotated[list[Path] | None, Parameter(negative=(), consume_multiple=True)],
+    "list_": Annotated[Flag, Parameter(name="--list")],
+    **dict.fromkeys(("fresh_limits", "pass_at", "majority_at"), str | None),
+}
+command = as_command(
+    evaluate,
+    _present,
+    typed=_TYPED,
+    optional=("model", "benchmarks", "output"),
+    groups={
+        name: Group(title, sort_key=n) for n, (title, names) in enumerate(_GROUPS.items()) for name in names.split()
+    },
+)

@@ -1,0 +1,251 @@
+"""The terminal's view of an evaluation: progress while it runs, then tables of scores and comparisons."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from magicrl.commands.tables import listing
+from magicrl.evaluation.benchmarks import described
+from magicrl.evaluation.presets import TABLE13_SETS
+from magicrl.evaluation.samples import SampleRow
+from magicrl.reporting.wording import number, percent, points, visible
+from magicrl_verifiers.progress import TimeLeft, duration
+
+if TYPE_CHECKING:
+    from magicrl.evaluation.runner import Cost
+
+SILENCE_SECONDS = 10.0  # without a terminal, seconds between lines
+
+
+class EvalDisplay:
+    """Tells a person how an evaluation goes: a bar in a terminal, plain lines anywhere else.
+
+    Args:
+        console: where to write.
+        clock: seconds; a test puts its own here.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._last_line = -float("inf")
+        self._began: dict[str, float] = {}
+        self._counts: dict[str, tuple[int, int, int]] = {}  # right, judged, tokens
+        self._bars: dict[str, TaskID] = {}
+        self._progress: Progress | None = None
+        self._left = TimeLeft(clock)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+            facts = TextColumn("{task.fields[facts]}")
+            self._progress = Progress(*columns, facts, TimeRemainingColumn(), console=self._console)
+            self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def cost(self, costs: Sequence[Cost]) -> None:
+        for cost in costs:
+            done = cost.wanted - cost.missing
+            there = f"; {done} of them are there already" if done else ""
+            paid = "" if cost.most_price is None else f", {money(cost.most_price)} at the prices given"
+            self._line(
+                f"{cost.name}: {cost.problems} problems x {cost.samples} samples, {cost.wanted} in this call{there}; "
+                f"at most {cost.most_tokens:,} tokens to generate{paid}"
+            )
+
+    def note(self, text: str) -> None:
+        self._line(f"note: {visible(text)}")
+
+    def estimate(self, name: str, seconds: float, mean_tokens: float) -> None:
+        self._line(f"{name}: about {duration(seconds)} for the rest ({mean_tokens:.0f} tokens a response in the pilot)")
+
+    def sample(self, name: str, row: SampleRow) -> None:
+        right, judged, tokens = self._counts.get(name, (0, 0, 0))
+        self._counts[name] = (right + row.correct, judged + row.counted, tokens + row.tokens)
+
+    def progress(self, name: str, done: int, total: int) -> None:
+        seconds = self._clock() - self._began.setdefault(name, self._clock())
+        right, judged, tokens = self._counts.get(name, (0, 0, 0))
+        facts = f"{percent(right / judged)} right in this call" if judged else ""
+        if judged and seconds > 0:
+            facts += f", {tokens / seconds:,.0f} tokens/s"
+        if self._progress is not None:
+            if name not in self._bars:
+                self._bars[name] = self._progress.add_task(name, total=total, facts="")
+            self._progress.update(self._bars[name], completed=done, facts=facts)
+        elif done == total or self._clock() - self._last_line >= SILENCE_SECONDS:
+            left = self._left.words(name, done, total)
+            self._line(f"{name}: {done} of {total} samples{', ' + facts if facts else ''}{left}")
+
+    def _line(self, text: str) -> None:
+        self._last_line = self._clock()
+        console = self._progress.console if self._progress is not None else self._console
+        say(console, text)
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """A line as it is: no wrapping, no markup."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False, style=style)
+
+
+def money(amount: float) -> str:
+    """Four digits behind the point for small sums, two for others."""
+    return f"{amount:.2f}" if amount >= 1 else f"{amount:.4f}"
+
+
+def show_results(path: Path, console: Console) -> None:
+    """The table of scores, and Table 13 where a result is comparable with it."""
+    document = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+    columns = ("avg@k", "95 % interval", "pass@k", "maj@k", "tokens", "cut")
+    table = _table("Scores in per cent; tokens of a response; share cut at the limit", "benchmark", columns)
+    notes: list[str] = []
+    for name, result in document["benchmarks"].items():
+        table.add_row(
+            Text(name),
+            f"@{result['samples']} {_cent(result['accuracy']['mean'])}",
+            _interval(result["accuracy"]),
+            _best(result["pass_at"]),
+            _best(result["majority_at"]),
+            number(result["length"]["mean"]),
+            _cent(result["truncation"]["mean"]),
+        )
+        if "reward" in result:
+            reward = result["reward"]
+            notes.append(
+                f"{name}: mean reward {reward['mean']:.3f}, 95 % interval {reward['low']:.3f} to {reward['high']:.3f}; "
+                "avg@k and pass@k count responses whose score reaches the reward's right_from"
+            )
+        if result["not_judged"]:
+            notes.append(f"{name}: {result['not_judged']} samples could not be judged and count nowhere")
+        if name in TABLE13_SETS and result["table13"]["differs"]:
+            notes.append(f"{name}: not comparable with Table 13: {'; '.join(result['table13']['differs'])}")
+    for name, mean in document["means"].items():
+        spread = f"standard error {percent(mean['standard_error'])}"
+        notes.append(f"mean of {', '.join(mean['sets'])} ({name}): {percent(mean['mean'])} ({spread})")
+    console.print(table)
+    for note in notes:
+        say(console, note)
+    _show_fresh(document["benchmarks"], console)
+    if "table13" in document:
+        _show_table13(document["table13"], console)
+    say(console, _used(document["usage"]))
+    say(console, f"results: {path}")
+
+
+def _show_fresh(benchmarks: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Samples drawn anew at other limits beside the long ones cut there."""
+    columns = ("limit", "tokens", "anew", "95 % interval", "cut", "anew less cut")
+    title = "Accuracy in per cent: samples drawn anew at a limit, and the long ones cut there"
+    table = _table(title, "benchmark", columns)
+    for name, result in benchmarks.items():
+        for point in result["scaling"]["fresh"]:
+            table.add_row(
+                Text(name),
+                str(point["limit"]),
+                number(point["mean_tokens"]["mean"]),
+                _cent(point["accuracy"]["mean"]),
+                _interval(point["accuracy"]),
+                "–" if point["cut"] is None else _cent(point["cut"]["mean"]),
+                "–" if point["difference"] is None else _interval(point["difference"], points),
+            )
+    if table.row_count:
+        console.print(table)
+
+
+def _used(usage: Mapping[str, Any]) -> str:
+    """One line on what all calls of the evaluation used."""
+    asked = "an unknown number of" if usage["prompt_tokens"] is None else f"{usage['prompt_tokens']:,}"
+    text = f"used: {asked} tokens in, {usage['response_tokens']:,} out; {duration(usage['seconds'])}, "
+    text += f"{duration(usage['cpu_seconds'])} of CPU time"
+    if usage["gpu_seconds"]:
+        text += f", {duration(usage['gpu_seconds'])} of GPU time"
+    if usage["samples_without_times"]:
+        text += f" (times of {usage['samples_without_times']} samples are lost)"
+    price = usage["price"]
+    if price is not None:
+        known = price["total"] is not None
+        text += f"; {money(price['total'])} at the prices given" if known else "; the price is unknown"
+    return text
+
+
+def _show_table13(beside: Mapping[str, Any], console: Console) -> None:
+    columns = ("AIME24", "AIME25", "LiveCodeBench", "average")
+    table = _table("Beside Table 13 (avg@32, avg@32, avg@4; per cent)", "model", columns)
+    for row in beside["rows"]:
+        figures = [row[name] for name in ("aime24", "aime25", "livecodebench", "average")]
+        table.add_row(row["model"], *("–" if figure is None else f"{figure:.1f}" for figure in figures))
+    console.print(table)
+    say(console, beside["note"], style="dim")
+
+
+def show_comparison(document: Mapping[str, Any], console: Console) -> None:
+    """Differences with intervals and p-values; what is not comparable, with its reason."""
+    columns = ("problems", "before", "after", "change", "95 % interval", "p", "+/-")
+    table = _table("Accuracy in per cent, change in percentage points", "benchmark", columns)
+    notes: list[str] = []
+    for name, row in document["benchmarks"].items():
+        if not row["comparable"]:
+            notes.append(f"{name}: not comparable, {row['why']}")
+            continue
+        notes += [f"{name}: settings differ too ({line})" for line in row["settings_differ"]]
+        table.add_row(
+            Text(name),
+            str(row["problems"]),
+            _cent(row["before"]),
+            _cent(row["after"]),
+            points(row["difference"]["mean"]),
+            _interval(row["difference"], points),
+            "<0.001" if row["p_value"] < 0.001 else f"{row['p_value']:.3f}",
+            f"{row['better']}/{row['worse']}",
+        )
+        thrift = row["efficiency"]
+        if thrift["before"] is not None and thrift["after"] is not None:
+            shares = f"before {percent(thrift['before'])}, after {percent(thrift['after'])}"
+            notes.append(f"{name}: at {thrift['mean_tokens']:.0f} tokens a response on average: {shares}")
+    if table.row_count:
+        console.print(table)
+    for note in [*notes, *(f"{name}: in one of the two only" for name in document["only_in_one"])]:
+        say(console, visible(note))
+
+
+def show_benchmarks(console: Console) -> None:
+    """The catalogue."""
+    console.print(listing(("name", "what", "hub data set", "licence"), list(described()), console.width, least=80))
+
+
+def _table(title: str, first: str, columns: Sequence[str]) -> Table:
+    """A table that fits 80 columns: long names fold, numbers stay whole."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _cent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _interval(estimate: Mapping[str, float], form: Callable[[float], str] = _cent) -> str:
+    return f"{form(estimate['low'])} to {form(estimate['high'])}"
+
+
+def _best(by_k: Mapping[str, Mapping[str, float]]) -> str:
+    if not by_k:
+        return "–"
+    k = max(by_k, key=int)
+    return f"@{k} {_cent(by_k[k]['mean'])}"

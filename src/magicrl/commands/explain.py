@@ -1,0 +1,353 @@
+"""``magicrl explain`` and ``magicrl.explain``: notable steps of a run, and one step repeated and taken apart.
+
+The figures are made into JSON values once; text, ``--json`` and the page show these.
+"""
+
+from __future__ import annotations
+
+import functools
+import json as json_text
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from magicrl.commands.given import PathText, in_python, path_text
+from magicrl.commands.options import as_command
+from magicrl.config.errors import RecipeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from magicrl.config.schema import TrainConfig
+    from magicrl.training.attribution import Attributor, Probe
+    from magicrl.training.repeating import Repeated
+
+
+NOT_EQUAL = 3
+"""Exit status if the repeated step differs from the recorded one."""
+SHOWN = 10
+"""Groups in the terminal."""
+
+
+@in_python()
+def explain(
+    run: PathText,
+    step: int | None = None,
+    *,
+    what_if: Sequence[str] = (),
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Find the notable steps of a run; with a step, repeat it bit for bit and show what it changed.
+
+    The run's files are read and never written.
+
+    Args:
+        run: A run folder.
+        step: The step to repeat, from the newest kept checkpoint before it or from the start; default: find steps.
+        what_if: The same responses under other settings of algorithm, entropy, optimizer, reference.coefficient or
+            reward: ``KEY=VALUE``, several separated by spaces (repeatable).
+        progress: Called with a line of text at each part of the work; default: not at all.
+
+    Returns:
+        What ``magicrl explain --json`` prints (docs/explain.md).
+
+    Raises:
+        ValueError: an argument is wrong, or the run cannot be made again here; says why.
+
+    Example::
+
+        found = magicrl.explain("runs/quickstart", 40, what_if=["algorithm.loss=cispo"])
+        print(found["equal"], found["what_if"][0]["cosine"])
+    """
+    folder = Path(path_text("run", run))
+    if step is not None:
+        return explained(folder, step, what_if, progress or (lambda _: None))
+    if what_if:
+        raise RecipeError("--what-if and --page belong to a step; name one with --step")
+    return found_steps(folder)
+
+
+def found_steps(run: Path) -> dict[str, Any]:
+    """The steps worth looking at, and from where each can be made again.
+
+    Raises:
+        ValueError: it is no run folder, or has no step yet.
+    """
+    from magicrl.records import StepMetrics
+    from magicrl.training.checkpoint import step_of
+    from magicrl.training.notable import notable_steps
+    from magicrl.training.repeating import newest_before, recorded_lines
+
+    lines = recorded_lines(run)
+    rows = [StepMetrics(step=r["step"], stage=r["stage"], values=r["values"]) for _, r in sorted(lines.items())]
+    found: list[dict[str, Any]] = []
+    for one in notable_steps(rows):
+        source = newest_before(run, one.step)
+        begun = 0 if source is None else step_of(source)
+        seconds = sum(float(row.values.get("time/step") or 0) for row in rows if begun < row.step <= one.step)
+        found.append({**one._asdict(), "from_checkpoint": begun, "seconds": seconds})
+    return {"run": str(run), "steps": len(rows), "notable": found}
+
+
+def explained(
+    run: Path, step: int, what_if: Sequence[str], tell: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """A step made again and taken apart, as JSON values.
+
+    Raises:
+        ValueError: an argument is wrong, or the run cannot be made again here; says why.
+    """
+    # torch takes seconds to import
+    from magicrl.commands.training import threads_kept
+    from magicrl.training.assemble import set_threads
+    from magicrl.training.attribution import Attributor, Probe, of_state
+    from magicrl.training.repeating import repeat, varied_config
+
+    # refused before anything is computed
+    variants = [(words, varied_config(run, words)) for words in what_if]
+    begun = time.monotonic()
+    with threads_kept():
+        repeated = repeat(run, step, tell)
+        set_threads(repeated.config)
+        _refuse_without_memory(repeated)
+        tell("what each token did")
+        config = repeated.config
+        probe = Probe(config, repeated.learner.start)
+        attributor = Attributor(config.in_stage(repeated.metrics.stage), probe, repeated.groups)
+        for update in repeated.again():
+            attributor.add(update)
+        measured = _Measured(probe, attributor, of_state(repeated.checkpoint.learner_state(), "weights"))
+        changes = measured.changes(repeated.after)
+        document = {
+            "run": str(run),
+            "step": step,
+            "stage": repeated.metrics.stage,
+            "from_checkpoint": repeated.begun,
+            "equal": repeated.equal,
+            "checks": [{**_fields(check), "equal": check.equal} for check in repeated.checks],
+            "warnings": list(repeated.warnings),
+            "update": _update(repeated, attributor, measured, changes),
+            "groups": _groups(repeated, attributor, measured, changes),
+        }
+        document["what_if"] = [_varied(repeated, attributor, measured, *pair, tell) for pair in variants]
+    return {**document, "seconds": time.monotonic() - begun}
+
+
+def _refuse_without_memory(repeated: Repeated) -> None:
+    """``ValueError`` where taking the step apart would be killed for want of memory; it says how the step came out."""
+    import psutil
+
+    from magicrl.training.attribution import COPIES
+
+    need = COPIES * 8 * len(repeated.after)
+    free = psutil.virtual_memory().available
+    if need > free:
+        came = "equal to the recording" if repeated.equal else "NOT equal to the recording"
+        raise ValueError(
+            f"step {repeated.metrics.step}, made again, is {came}; to take it apart needs about {need / 2**30:.0f} GiB "
+            f"beside what is in use, and {free / 2**30:.0f} GiB are free: end other processes, or use another machine"
+        )
+
+
+class _Changes(NamedTuple):
+    """Of every token's log-prob, of the mean entropy, and each group's gain."""
+
+    logprobs: Tensor
+    entropy: float
+    gains: list[float]
+
+
+class _Measured:
+    """What really changed in the step's responses, against the weights before it."""
+
+    def __init__(self, probe: Probe, attributor: Attributor, before: Tensor) -> None:
+        self._probe, self._of = probe, attributor
+        self.logprobs, self.entropies = self._at(before)
+
+    def _at(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        self._probe.put(weights)
+        return self._probe.scores(self._of.samples, self._of.temperature)
+
+    def changes(self, after: Tensor) -> _Changes:
+        """What the weights ``after`` changed."""
+        logprobs, entropies = self._at(after)
+        moved = logprobs - self.logprobs
+        return _Changes(moved, self.mean(entropies - self.entropies), self._of.by_group(self._of.gain * moved))
+
+    def mean(self, values: Tensor) -> float:
+        """Over the sampled tokens."""
+        return float(values[self._of.sampled].mean())
+
+
+def _fields(named: Any) -> dict[str, Any]:
+    return {name: getattr(named, name) for name in ("name", "recorded", "repeated", "note")}
+
+
+def _update(repeated: Repeated, attributor: Attributor, measured: _Measured, changes: _Changes) -> dict[str, Any]:
+    """The step as a whole."""
+    controls = repeated.updates[0][1] if repeated.updates else None
+    return {
+        "sgd_steps": len(repeated.updates),
+        "learning_rate": None if controls is None else controls.learning_rate,
+        "alpha": repeated.metrics.values.get("entropy/alpha"),
+        "grad_norms": [{"recorded": one, "float64": other} for one, other in attributor.grad_norms],
+        "norm": float(attributor.moved.norm()),
+        "own_norm": float(attributor.own.norm()),
+        "entropy": measured.mean(measured.entropies),
+        "entropy_change": changes.entropy,
+    }
+
+
+def _groups(repeated: Repeated, attributor: Attributor, measured: _Measured, changes: _Changes) -> list[dict[str, Any]]:
+    """Every group with its responses, verdicts, advantages, and what each token did."""
+    tokenizer = repeated.learner.tokenizer
+    learned = {id(s.tokens): s.advantage for batch, _, _ in repeated.updates for s in batch.samples}
+    columns = {"logprob": measured.logprobs, "change": changes.logprobs, "norm": attributor.norm}
+    of_tokens = {name: values.split(attributor.lengths) for name, values in columns.items()}
+    shown: list[dict[str, Any]] = []
+    at = 0
+    for index, scored in enumerate(repeated.groups):
+        problem, responses = scored.group.request.problem, list[dict[str, Any]]()
+        for place, completion in enumerate(scored.group.completions):
+            verdict = scored.verdicts[place]
+            responses.append(
+                {
+                    "outcome": verdict.outcome.value,
+                    "status": verdict.status,
+                    "truncated": completion.truncated,
+                    "reward": float(scored.rewards[place]),
+                    "advantage": learned.get(id(completion.tokens)),
+                    "tokens": [str(tokenizer.decode([int(token)])) for token in completion.tokens],
+                    **{name: parts[at].tolist() for name, parts in of_tokens.items()},
+                }
+            )
+            at += 1
+        shown.append(
+            {
+                "draw": scored.group.request.draw,
+                "problem": problem.id,
+                "prompt": problem.prompt,
+                "references": list(problem.references),
+                "learned_from": any(r["advantage"] is not None for r in responses),
+                "gain": changes.gains[index],
+                "norm": sum(math.fsum(r["norm"]) for r in responses),
+                "responses": responses,
+            }
+        )
+    return shown
+
+
+def _varied(
+    repeated: Repeated,
+    attributor: Attributor,
+    measured: _Measured,
+    words: str,
+    config: TrainConfig,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """The step under other settings, against the step as it was."""
+    from magicrl.algorithms.attribution import cosine
+    from magicrl.training.repeating import vary
+
+    tell(f"what if {words}")
+    begun = time.monotonic()
+    other = vary(repeated, config, words)
+    values = other.result.metrics.values
+    keys = ("groups/trained", "learner/sgd_steps", "learner/grad_norm", "learner/clip_ratio", "entropy/alpha")
+    changes = measured.changes(other.after)
+    return {
+        "what_if": words,
+        **{key.rpartition("/")[2]: values.get(key) for key in keys},
+        "cosine": cosine(attributor.moved, other.moved),
+        "norm": float(other.moved.norm()),
+        "own_cosine": cosine(attributor.own, other.own),
+        "own_norm": float(other.own.norm()),
+        "entropy_change": changes.entropy,
+        "gains": changes.gains,
+        "seconds": time.monotonic() - begun,
+    }
+
+
+def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, page: Path | None = None) -> int:
+    """Print the result.
+
+    Exit status: 0; 3 the repeated step differs from the recorded one; 1 the run cannot be repeated here (it says
+    why); 2 the command line is wrong.
+
+    Example: magicrl explain runs/quickstart
+
+    Example: magicrl explain runs/quickstart --step 40 --what-if algorithm.loss=cispo --page step-40.html
+
+    Args:
+        json: Print everything as a JSON object.
+        page: Also write a page to this file: one HTML file that needs no server.
+    """
+    console, notes = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    if page is not None and work.keywords.get("step") is None:
+        raise RecipeError("--what-if and --page belong to a step; name one with --step")
+    found = work(progress=functools.partial(notes.print, style="dim", markup=False))
+    if json:
+        sys.stdout.write(json_text.dumps(found, indent=None if "equal" in found else 1) + "\n")
+    elif "equal" in found:
+        _show(found, console)
+    else:
+        _show_steps(found, console)
+    if page is not None:
+        from magicrl.reporting.explain_page import write_explain_page
+
+        written = write_explain_page(found, page, "magicrl " + shlex.join(sys.argv[1:]))
+        notes.print(f"page: {written}", markup=False, soft_wrap=True)
+    return 0 if found.get("equal", True) else NOT_EQUAL
+
+
+command = as_command(explain, _present)
+
+
+def _show_steps(found: dict[str, Any], console: Console) -> None:
+    from magicrl.reporting.wording import checkpoint_name
+    from magicrl_verifiers.progress import duration
+
+    if not found["notable"]:
+        console.print(f"none of the {found['steps']} steps stands out; any is made again with --step", markup=False)
+    for one in found["notable"]:
+        console.print(f"step {one['step']}: {one['sign']}", style="bold", markup=False)
+        count = one["step"] - one["from_checkpoint"]
+        steps = "1 step" if count == 1 else f"{count} steps, {duration(one['seconds'])} of training"
+        console.print(
+            f"  {one['why']}\n  made again from {checkpoint_name(one['from_checkpoint'])}: {steps}", markup=False
+        )
+    if found["notable"]:
+        words = shlex.join(["magicrl", "explain", found["run"], "--step", str(found["notable"][0]["step"])])
+        console.print(words, markup=False, style="dim")
+
+
+def _show(found: dict[str, Any], console: Console) -> None:
+    from magicrl.reporting.explain_page import figures_of, group_rows, verdict_of, what_if_rows
+    from magicrl.reporting.wording import visible
+
+    console.print(verdict_of(found), style="bold", markup=False)
+    for text in found["warnings"]:
+        console.print(visible(text), style="yellow", markup=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for label, value in figures_of(found):
+        table.add_row(label, visible(value))
+    console.print(table, markup=False)
+    head, rows = group_rows(found)
+    table = Table(*(Column(name, overflow="fold") for name in head), box=None, pad_edge=False)
+    for row in rows[:SHOWN]:
+        table.add_row(*(visible(cell) for cell in row))
+    if rows:
+        console.print(table, markup=False)
+    if rows[SHOWN:]:
+        console.print(f"and {len(rows) - SHOWN} groups more (--page, --json)", style="dim")
+    head, rows = what_if_rows(found)
+    for row in rows:
+        text = ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], row[1:], strict=True) if cell)
+        console.print(f"{visible(row[0])}: {text}", markup=False)

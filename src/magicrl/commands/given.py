@@ -1,0 +1,195 @@
+"""What is given in Python (dicts, functions, data frames), as the recipes and settings that everything else reads.
+
+A live object has no reference that another process could resolve. It gets one of this process
+(`magicrl.registry.live`), so that all the rest treats it like a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from magicrl.config.errors import RecipeError
+from magicrl.config.overrides import Override, Overrides, plain
+from magicrl_verifiers.records import Problem
+from magicrl_verifiers.references import live
+
+if TYPE_CHECKING:
+    from magicrl.config.schema import TrainConfig
+
+Recipe = str | os.PathLike[str] | Mapping[str, Any]
+"""A shipped recipe's name, a file, or its settings as a dict. Paths in a dict are relative to the current folder."""
+Settings = Mapping[str, Any] | Sequence[str]
+"""Dotted keys and their values, ``{"optimizer.learning_rate": 1e-5}``, or texts ``"KEY=VALUE"`` as after ``--set``."""
+RewardFunction = Callable[..., Any]
+"""A function ``(problem, response) -> score``, its settings given by ``magicrl.reward``."""
+Reward = str | RewardFunction
+"""A reward's name (``exact``, ``maths``, ``code``, ``file.py:function``) or a function."""
+PathText = str | os.PathLike[str]
+"""A path or a name."""
+
+
+class Frame(Protocol):
+    """A pandas data frame."""
+
+    def to_dict(self, orient: Any = ...) -> Any: ...
+
+
+Data = str | os.PathLike[str] | Iterable[Mapping[str, Any] | Problem] | Frame | Callable[[], Iterable[Any]]
+"""A file, a folder or a hub name; records (dicts with a prompt and an answer), `Problem`s, a data frame; or a function
+that returns such records."""
+
+
+def given_recipe(recipe: Recipe) -> Path | Mapping[str, Any]:
+    """The recipe as the loader takes it. Raises ``ValueError`` for what is none."""
+    if isinstance(recipe, Mapping):
+        return recipe
+    if isinstance(recipe, str | os.PathLike):
+        return Path(recipe)
+    raise ValueError(
+        f"recipe must be a shipped recipe's name, a file or a dict, got {recipe!r:.60} ({type(recipe).__name__})"
+    )
+
+
+def overrides_of(
+    settings: Settings | None = None,
+    *,
+    model: PathText | None = None,
+    data: Data | None = None,
+    reward: Reward | None = None,
+) -> Overrides:
+    """Return the overrides of a recipe in the order in which they apply: ``settings`` last.
+
+    Raises:
+        ValueError: an argument of another type, or a reward that cannot be called in this process.
+    """
+    found: list[str | Override] = []
+    if model is not None:
+        found.append(Override("model", path_text("model", model), f"model = {model!r}"))
+    if data is not None:
+        found.append(Override("data", data_reference("data", data), "data"))
+    if reward is not None:
+        found.append(Override("reward", reward_reference(reward), "reward"))
+    if settings is None:
+        return found
+    if isinstance(settings, list | tuple):
+        return [*found, *(str(one) for one in cast("Sequence[Any]", settings))]
+    if not isinstance(settings, Mapping):
+        raise ValueError(
+            f'settings must be a dict of dotted keys, {{"optimizer.learning_rate": 1e-5}}, got {settings!r:.60} '
+            f"({type(settings).__name__})"
+        )
+    return [*found, *(Override(str(key), plain(value), f"settings[{key!r}]") for key, value in settings.items())]
+
+
+def path_text(name: str, value: Any) -> str:
+    """Return a path or a name as text; raise ``ValueError`` for anything else."""
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError(f"{name} must be a path or a name, got {value!r:.60} ({type(value).__name__})")
+    return str(cast("os.PathLike[str]", value))
+
+
+def reward_reference(reward: Reward) -> str:
+    """The reward's name; one of this process where a function was given.
+
+    Raises:
+        ValueError: it is no function, its settings are wrong, or it asks to be isolated.
+    """
+    if isinstance(reward, str):
+        return reward
+    if not callable(reward):
+        raise ValueError(
+            f"reward must be a name (maths, exact, code, file.py:function) or a function, got {reward!r:.60} "
+            f"({type(reward).__name__})"
+        )
+    from magicrl_verifiers.table import verifier_spec
+
+    reference = live(reward)
+    verifier_spec(reference)
+    return reference
+
+
+def data_reference(name: str, data: Data) -> str:
+    """The data's path or hub name; a reference of this process for what was given live."""
+    if isinstance(data, str | os.PathLike):
+        return str(cast("os.PathLike[str]", data))
+    if callable(data):
+        return live(data)
+    rows = _rows(name, data)
+    if not rows:
+        raise ValueError(f"{name} holds no records, give it some")
+    digest = hashlib.sha256(json.dumps(rows, default=str, sort_keys=True).encode()).hexdigest()
+    return live(lambda: rows, name, f"{len(rows)} records, SHA-256 {digest}")
+
+
+def _rows(name: str, data: Any) -> list[Any]:
+    """The records of a data frame, a table or any other collection."""
+    if hasattr(data, "to_pylist"):  # pyarrow
+        return data.to_pylist()
+    if hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
+        return data.to_dict("records")
+    if isinstance(data, Mapping) or not isinstance(data, Iterable):
+        raise ValueError(
+            f"{name} must be a path, a hub name, a list of records (dicts) or problems, a data frame or a function, "
+            f"got {data!r:.60} ({type(cast(Any, data)).__name__})"
+        )
+    rows = list(cast("Iterable[Any]", data))
+    for place, row in enumerate(rows):
+        if not isinstance(row, Mapping | Problem):
+            raise ValueError(
+                f"{name}[{place}] must be a record, e.g. {{'prompt': '1 + 1', 'answer': '2'}}, or a Problem, got "
+                f"{row!r:.60} ({type(row).__name__})"
+            )
+    return rows
+
+
+def refuse_live_elsewhere(config: TrainConfig) -> None:
+    """Other machines have no object of this process.
+
+    Raises:
+        RecipeError: a recipe with ``[cluster]`` and a live object.
+    """
+    from magicrl.config.loader import live_parts
+    from magicrl.registry import resolve
+    from magicrl_verifiers.rewards import in_a_file
+
+    if config.cluster is None:
+        return
+    for key, reference in live_parts(config).items():
+        in_file = "which have no object of this one; put the records into a file and give its path in their place"
+        why = in_a_file(resolve("reward", reference)) if key.endswith("verifier") else in_file
+        raise RecipeError(f"{reference} on a cluster: nodes run processes of their own, {why}", key=key)
+
+
+_PYTHON_WORDS = {
+    "add --resume to continue it": "pass resume=True to continue it",
+    "continue with --resume": "continue with resume=True",
+    "with the same recipe and --set": "with the same recipe and settings",
+    "another --output": "another output",
+    "use --samples 1": "use samples=1",
+    "--temperature 0": "temperature=0",
+    "--max-tokens (or --fresh-limits)": "max_tokens",
+    "--benchmark": "benchmark",
+    "--limit-seed": "limit_seed",
+    "--limit": "limit",
+    "--template": "template",
+}
+
+
+@contextlib.contextmanager
+def in_python() -> Generator[None]:
+    """Errors raised inside name arguments of Python where they name options of a command."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        if error.args and isinstance(error.args[0], str):
+            text = error.args[0]
+            for option, argument in _PYTHON_WORDS.items():
+                text = text.replace(option, argument)
+            error.args = (text, *error.args[1:])
+        raise

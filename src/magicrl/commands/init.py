@@ -1,0 +1,351 @@
+"""``magicrl init``: a minute with one's own model and problems, and a recipe that will learn from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from magicrl.config.errors import RecipeError, under
+from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.config.schema import DType, FieldMapping, ModelConfig, SftPhaseConfig, SourceConfig
+from magicrl.data.sources import Place, Recognised, load_problems, recognise
+from magicrl.records import Problem
+
+if TYPE_CHECKING:
+    from magicrl.models.loading import LoadedModel
+    from magicrl.models.prompts import PromptEncoder
+    from magicrl.training.recipe_proposal import Look, Solved, Speed
+
+PROBLEMS = 12
+"""Problems that are sampled."""
+SHOWN = 160
+"""Characters of an answer that are shown."""
+SECONDS = 60.0
+"""That sampling may take about."""
+FIRST_LIMIT = 256
+MICRO_BATCHES = (8192, 4096, 2048, 1024, 512)
+ROOM = 0.7
+"""Share of the memory that a proposed recipe may take by the planner's estimate."""
+ENOUGH_SIGNAL = 0.2
+"""Share of groups expected to have a signal below which a supervised start is needed."""
+ENOUGH_SOLVED = 0.5
+"""Share of the problems that must have a worked solution for one."""
+_WORDS = re.compile(r"[^\W\d_]{2,}(?:[ -][^\W\d_]+)*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Data:
+    """One's problems, and how a recipe names them."""
+
+    source: SourceConfig
+    found: Recognised
+    problems: list[Problem]
+
+
+def init(
+    *,
+    model: str,
+    data: str,
+    output: Path = Path("run.toml"),
+    minutes: float = 30.0,
+    prompt: str | None = None,
+    answer: str | None = None,
+) -> int:
+    """Look at your model and your problems for about a minute, and write a recipe that will learn from them.
+
+    Exit status: 0 a recipe was written; 3 these problems cannot teach this model (it says why and what helps);
+    1 the model or the data cannot be used; 2 the command line is wrong.
+
+    Example: magicrl init --model ./my-model --data mine.jsonl --output run.toml
+
+    Parameters
+    ----------
+    model
+        A model folder, or a hub name.
+    data
+        Problems with answers: a file, a folder or the hub name of a data set.
+    output
+        The recipe to write.
+    minutes
+        That the run may take on this machine.
+    prompt
+        The column of the prompts, where it is not seen from its name.
+    answer
+        The column of the answers, likewise.
+    """
+    console = Console(highlight=False)
+    for file in (output, _start_file(output)):
+        if file.exists():
+            raise RecipeError(f"{file} exists; name another --output, or remove it")
+    if minutes <= 0:
+        raise RecipeError(f"--minutes must be positive, got {minutes:g}")
+    began = time.perf_counter()
+    read = _read(data, prompt, answer)
+    # torch takes seconds to import: not before the data is known to be there
+    from magicrl.models.loading import load_policy, resolve_device
+    from magicrl.models.prompts import PromptEncoder
+    from magicrl.models.scorer import check_isolation
+
+    with under("--model"):
+        policy = load_policy(model, device=resolve_device("auto"))
+    check_isolation(policy.model, valid_vocab=policy.valid_vocab)
+    encoder = PromptEncoder(policy.tokenizer, policy.max_context)
+    _tell(console, read, policy, encoder)
+    best, speed, settings = _look(model, read, policy, encoder, console)
+    status = _write(model, read, policy, encoder, best, speed, settings, output, minutes, console)
+    console.print(f"{time.perf_counter() - began:.0f} s", style="dim")
+    return status
+
+
+def _read(data: str, prompt: str | None, answer: str | None) -> _Data:
+    place = Place.of(data)
+    fields = FieldMapping(prompt=prompt, answer=answer)
+    found = recognise(place, fields, offer="--{field} {column}")
+    if not found.problems:
+        reason = found.rejected[0] if found.rejected else None
+        told = "it holds no records" if reason is None else f"{reason.where}: {reason.reason}"
+        raise ValueError(f"{data}: no problem can be read: {told}")
+    where = {"hub": place.hub} if place.hub is not None else {"path": str(Path(data).expanduser().absolute())}
+    source = SourceConfig.model_validate({**where, "fields": fields.model_dump(exclude_none=True)})
+    problems = load_problems(source)
+    if _are_words(problems):
+        source = source.model_copy(update={"verifier": "exact"})
+        problems = load_problems(source)
+    if len(problems) < 10:
+        raise ValueError(f"{data} holds {len(problems)} problems; a run and its test need 10, better hundreds")
+    return _Data(source=source, found=found, problems=problems)
+
+
+def _are_words(problems: Sequence[Problem]) -> bool:
+    """Whether answers are words to be compared as texts, not mathematics."""
+    maths = [p for p in problems if p.verifier == "maths"]
+    return (
+        bool(maths)
+        and sum(all(_WORDS.fullmatch(reference.strip()) for reference in p.references) for p in maths) > len(maths) / 2
+    )
+
+
+def _tell(console: Console, read: _Data, policy: LoadedModel, encoder: PromptEncoder) -> None:
+    lengths = np.array(sorted(encoder.length(problem) for problem in read.problems))
+    verifier = read.problems[0].verifier
+    columns = ", ".join(f"{name} = {_column(column)}" for name, column in read.found.fields.items())
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("problems", f"{len(read.problems)} ({columns or read.found.schema}; judged as {verifier})")
+    if read.found.rejected:
+        first = read.found.rejected[0]
+        table.add_row("set aside", f"{len(read.found.rejected)}, e.g. {first.where}: {first.reason}")
+    table.add_row("prompts", f"{_quantiles(lengths)} tokens (median, 90 %, longest)")
+    chat = "chat template" if policy.tokenizer.chat_template else "no chat template: prompts go in as plain text"
+    end = policy.tokenizer.convert_ids_to_tokens(encoder.end_token)
+    parameters = sum(p.numel() for p in policy.model.parameters())
+    table.add_row("model", f"{parameters / 1e6:.4g} million parameters, {chat}, end token {end!r}")
+    table.add_row("context", f"{policy.max_context} tokens")
+    console.print(table, soft_wrap=True, markup=False)
+
+
+def _look(
+    model: str, read: _Data, policy: LoadedModel, encoder: PromptEncoder, console: Console
+) -> tuple[Look, Speed, ModelConfig]:
+    """The best way of asking, what this machine can do, and the settings that fit it."""
+    from magicrl.evaluation.engines import opens_reasoning
+    from magicrl.models.loading import load_policy
+    from magicrl.training.recipe_proposal import FirstLook, Speed, asked, learning_speed, templates_for
+
+    parameters = sum(p.numel() for p in policy.model.parameters())
+    settings = _fitting(policy, read, encoder, parameters)
+    # loaded again, not cast: a cast would round the rotary frequencies too, and sample from another model than training
+    own = load_policy(model, dtype=settings.dtype, device=policy.model.device)
+    verifier = read.problems[0].verifier
+    look = FirstLook(own, encoder, "required" if opens_reasoning(policy.tokenizer, encoder) else "auto", verifier)
+    order = np.random.default_rng(0).permutation(len(read.problems))
+    chosen = [read.problems[i] for i in order[:PROBLEMS]]
+    ways = templates_for(chosen[0], encoder, chat=bool(policy.tokenizer.chat_template))
+    longest = max(encoder.length(asked(problem, way)) for problem in chosen for way in ways)
+    limit = max(8, min(look.affordable_limit(chosen[0]), policy.max_context - longest))
+    table = Table("asked", "read", "right", "with a signal", "readable", "cut", "tokens", box=None, pad_edge=False)
+    looks: list[Look] = []
+    for template in ways:
+        looks += look.ask(chosen, template, max_tokens=limit)
+        if max(item.answers.mixed for item in looks) >= 0.5:
+            break
+    best = max(looks, key=lambda item: item.signal)
+    if best.answers.truncated > 0.3 and longest + 2 * limit <= policy.max_context and look.seconds < SECONDS / 2:
+        longer = look.ask(chosen, best.way.template, max_tokens=2 * limit)
+        looks += longer
+        best = max((*longer, best), key=lambda item: item.signal)
+    for item in looks:
+        table.add_row(*_row(item))
+    console.print(table, markup=False)
+    greedy = next(
+        item
+        for item in look.ask(chosen, best.way.template, max_tokens=best.answers.max_tokens, temperature=0.0)
+        if item.way.extract == best.way.extract
+    )
+    console.print(
+        f"best: {best.way.template!r}, extract = {best.way.extract}; greedy {greedy.answers.correct:.0%} right; "
+        f"an answer: {best.example[:SHOWN]!r}",
+        markup=False,
+        soft_wrap=True,
+    )
+    look.close()
+    learned = learning_speed(policy, settings, encoder, read.problems)
+    speed = Speed(sampled=look.tokens / look.seconds, learned=learned)
+    console.print(f"this machine: {speed.sampled:.0f} tokens/s sampled, {speed.learned:.0f} tokens/s learned")
+    return best, speed, settings
+
+
+def _fitting(policy: LoadedModel, read: _Data, encoder: PromptEncoder, parameters: int) -> ModelConfig:
+    """Precision and the largest micro-batch whose learner and engine leave some of the memory free.
+
+    A small model is in float32; a larger one in bfloat16, unless the CPU multiplies faster in float32 and it fits so.
+    """
+    from magicrl.models.cpu_kernels import bfloat16_speed
+    from magicrl.planning.costs import BF16
+    from magicrl.planning.memory import GIB, host_memory, learner_terms
+    from magicrl.planning.shapes import shape_from_config
+    from magicrl.training.recipe_proposal import SMALL
+
+    slow = policy.model.device.type == "cpu" and bfloat16_speed() < 1
+    wanted: list[DType] = ["float32", "bfloat16"] if slow else ["float32" if parameters < SMALL else "bfloat16"]
+    try:
+        shape = shape_from_config(policy.model.config.to_dict(), policy.folder)
+    except ValueError:
+        return ModelConfig(dtype=wanted[0], micro_batch_tokens=2048, head_chunk_tokens=256)
+    longest = max(encoder.length(problem) for problem in read.problems) + 2 * FIRST_LIMIT
+    least = 0.0
+    for dtype, tokens in product(wanted, MICRO_BATCHES):
+        settings = ModelConfig(dtype=dtype, micro_batch_tokens=tokens, head_chunk_tokens=256)
+        least = sum(learner_terms(settings, shape, batch_tokens=tokens, longest=longest).values())
+        least += BF16 * shape.parameters
+        if least <= ROOM * host_memory():
+            return settings
+    raise ValueError(
+        f"training {policy.folder} takes about {least / GIB:.1f} GiB of memory, and there are "
+        f"{host_memory() / GIB:.1f}; take a smaller model, LoRA ([model.lora] of a recipe of your own) or a larger "
+        "machine"
+    )
+
+
+def _write(
+    model: str,
+    read: _Data,
+    policy: LoadedModel,
+    encoder: PromptEncoder,
+    best: Look,
+    speed: Speed,
+    settings: ModelConfig,
+    output: Path,
+    minutes: float,
+    console: Console,
+) -> int:
+    from magicrl.training.diagnosis import NOTHING_LEARNED, diagnose
+    from magicrl.training.recipe_proposal import Setting, asked, group_size, propose
+
+    hopeless = best.answers.correct < 0.5 and group_size(best.per_problem)[1] < ENOUGH_SIGNAL
+    begun = _from_solutions(read, policy, encoder, best, output) if hopeless else None
+    if best.answers.correct in (0.0, 1.0) and begun is None:
+        told = diagnose(best.answers)
+        console.print(
+            f"Nothing to learn from: {told.message}. {told.remedy} No recipe was written.", soft_wrap=True, markup=False
+        )
+        return NOTHING_LEARNED
+    best, solved = begun or (best, None)
+    place = read.source.hub or beside(str(read.source.path), output)
+    proposal = propose(
+        Setting(
+            model=beside(model, output) if Path(model).is_dir() else model,
+            data=place,
+            hub=read.source.hub is not None,
+            columns={k: v for k, v in read.source.fields.model_dump(exclude_none=True).items() if isinstance(v, str)},
+            problems=read.problems,
+            verifier=read.source.verifier,
+            parameters=sum(p.numel() for p in policy.model.parameters()),
+            context=policy.max_context,
+            prompt_lengths=sorted(encoder.length(asked(problem, best.way.template)) for problem in read.problems),
+            reasoning=best.answers.judging.reasoning or "auto",
+            minutes=minutes,
+        ),
+        best,
+        settings,
+        speed,
+        solved,
+    )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if solved is not None and proposal.start is not None:
+        _start_file(output).write_text(proposal.start, encoding="utf-8")
+        load_sft_recipe(_start_file(output))
+        console.print(f"{_start_file(output)}: a supervised start; {solved.why}", soft_wrap=True, markup=False)
+    output.write_text(proposal.text, encoding="utf-8")
+    load_train_recipe(output)  # what was written is a recipe
+    console.print(
+        f"{output}: about {proposal.steps} steps of {proposal.step_seconds:.0f} s\n"
+        f"train it with: magicrl train {output}",
+        soft_wrap=True,
+        markup=False,
+    )
+    return 0
+
+
+def _start_file(output: Path) -> Path:
+    return output.with_name(f"{output.stem}-start{output.suffix}")
+
+
+def _from_solutions(
+    read: _Data, policy: LoadedModel, encoder: PromptEncoder, best: Look, output: Path
+) -> tuple[Look, Solved] | None:
+    """What answers will be like after a supervised start on the data's worked solutions; None where it has too few."""
+    from magicrl.training.demonstrations import encoded_solutions
+    from magicrl.training.recipe_proposal import Solved, Way, templates_for
+
+    # the last way of asking names the box that a solution ends in
+    template = templates_for(read.problems[0], encoder, chat=bool(policy.tokenizer.chat_template))[-1]
+    source = read.source.model_copy(update={"template": template})
+    try:
+        shown = encoded_solutions(SftPhaseConfig(data=source, steps=1, batch_size=1, learning_rate=1e-5), policy)
+    except ValueError:  # none is there, none fits the context, or a small vocabulary lacks words of theirs
+        return None
+    if len(shown) < ENOUGH_SOLVED * len(read.problems):
+        return None
+    lengths = tuple(sorted(len(sample.tokens) for samples in shown for sample in samples))
+    answers = dataclasses.replace(best.answers, truncated=0.0, max_tokens=lengths[-1])
+    look = dataclasses.replace(best, way=Way(template, "box"), answers=answers, lengths=lengths)
+    right = f"{100 * best.answers.correct:.0f} %"
+    why = f"{right} of its own answers are right, and {len(shown)} problems have a solution"
+    return look, Solved(recipe=f"./{_start_file(output).name}", problems=len(shown), tokens=lengths, why=why)
+
+
+def beside(place: str, output: Path) -> str:
+    """A path as the recipe in ``output`` names it: relative below the working directory, else absolute."""
+    path, folder = Path(place).absolute(), output.absolute().parent
+    if not path.is_relative_to(Path.cwd()):
+        return str(path)
+    relative = os.path.relpath(path, folder)
+    return relative if relative.startswith(".") else f"./{relative}"
+
+
+def _row(look: Look) -> tuple[str, ...]:
+    answers = look.answers
+    shares = (answers.correct, answers.mixed, answers.answered or 0.0, answers.truncated)
+    lengths = (
+        f"{_quantiles(np.array(look.lengths))} of {answers.max_tokens}" if look.lengths else f"{answers.max_tokens}"
+    )
+    return (repr(look.way.template), look.way.extract, *(f"{share:.0%}" for share in shares), lengths)
+
+
+def _quantiles(values: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
+    return ", ".join(str(int(np.quantile(values, q))) for q in (0.5, 0.9, 1.0))
+
+
+def _column(column: str | tuple[str, ...]) -> str:
+    return column if isinstance(column, str) else " + ".join(column)

@@ -1,0 +1,134 @@
+"""The ``magicrl`` command. A command's module is imported only when it is used, so that ``--help`` is instant."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import traceback
+from io import TextIOWrapper
+from pathlib import Path
+
+from cyclopts import App
+from rich.console import Console
+
+from magicrl.config.errors import RecipeError
+from magicrl_verifiers.secrets import without_secrets
+
+COMMANDS = {
+    "train": (
+        "train:command",
+        "Train with MAGIC: supervised start if asked for, test, reinforcement learning in stages, test, report.",
+    ),
+    "init": (
+        "init:init",
+        "Look at your model and your problems for about a minute, and write a recipe that will learn from them.",
+    ),
+    "sft": (
+        "train:sft",
+        "Make a start model by supervised training on demonstrations of generated tasks.",
+    ),
+    "eval": (
+        "eval:command",
+        "Evaluate a model on benchmarks: avg@k, pass@k, maj@k, length and truncation with intervals, resumable.",
+    ),
+    "recipes": (
+        "recipes:recipes",
+        "List the shipped recipes; with a name, print that one, to be copied and changed.",
+    ),
+    "report": (
+        "report:report",
+        "Write a report: one self-contained HTML page of a run, or one that compares runs and evaluations.",
+    ),
+    "watch": (
+        "watch:watch",
+        "Show a run that another process is writing, until it ends; Ctrl-C leaves the run alone.",
+    ),
+    "preflight": (
+        "preflight:command",
+        "Check a run before it is started: can it learn, is the reward sound, does the template fit, is the rate sane.",
+    ),
+    "explain": (
+        "explain:command",
+        "Find the notable steps of a run; with a step, repeat it bit for bit and show what it changed.",
+    ),
+    "plan": (
+        "plan:command",
+        "Predict memory, step time and hours of a recipe on given accelerators, and what more of them would buy.",
+    ),
+    "runs": (
+        "runs:runs",
+        "List runs: recipe, status, steps, best and last validation, test, start, and the settings that were changed.",
+    ),
+    "push": (
+        "push:push",
+        "Push a run's model with its card to a repository of the Hugging Face Hub, in one commit.",
+    ),
+    "doctor": (
+        "doctor:doctor",
+        "Examine this machine: cores, memory, GPU, sandbox, packages, extras, browser, disk, and how to fix each.",
+    ),
+    "verify": (
+        "verify:verify_app",
+        "Judge answers: JSON Lines in, JSON Lines out.",
+    ),
+    "data": (
+        "data:data_app",
+        "From raw sources to a training mixture: import, clean, dedup, decontaminate, ...",
+    ),
+    "cluster": (
+        "doctor:cluster_app",
+        "Ray clusters: examine one before a run.",
+    ),
+}
+"""Function or group of each command, in the modules of this package, and its line in ``magicrl --help``."""
+
+
+def make_app(*, listing: bool) -> App:
+    """Return the command line.
+
+    Args:
+        listing: for the list of all commands, which shows the lines of the table above and imports no command. Without
+            it the help of a command is its docstring.
+    """
+    app = App(
+        name="magicrl",
+        help="Reinforcement-learning post-training of reasoning models: the MAGIC recipe.",
+        version_flags=["--version"],
+        suppress_keyboard_interrupt=False,  # `main` says what to do next
+    )
+    app.register_install_completion_command(
+        help="Completion with Tab in this shell (bash, zsh, fish): written and switched on."
+    )
+    for name, (place, line) in COMMANDS.items():
+        app.command(f"magicrl.commands.{place}", name=name, **({"help": line} if listing else {}))
+    return app
+
+
+app = make_app(listing=False)
+
+
+def main(command: App | None = None) -> None:
+    """Entry point: exit 0 done, 1 failed, 2 wrong usage; every error says what to do."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run
+    errors = Console(stderr=True, highlight=False)
+    try:
+        words = sys.argv[1:]
+        command = command or make_app(listing=not words or words[0] in ("-h", "--help"))
+        status = command(result_action="return_value")
+    except KeyboardInterrupt as error:
+        errors.print("interrupted; what was done is kept, --resume continues a run", markup=False)
+        sys.exit(128 + getattr(error, "signal_number", signal.SIGINT))
+    except (ValueError, FloatingPointError, RuntimeError, OSError) as error:
+        # Every expected failure is one of these and explains itself; a traceback would bury the sentence.
+        if os.environ.get("MAGICRL_TRACEBACK"):
+            errors.print(without_secrets(traceback.format_exc()), markup=False, soft_wrap=True, end="")
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        here = re.escape(str(Path.cwd()))  # paths as one would type them here
+        text = re.sub(rf"{here}(?![\w.-])", ".", re.sub(f"{here}{os.sep}", "", without_secrets(text)))
+        errors.print(f"magicrl: {text}", markup=False, soft_wrap=True)
+        sys.exit(2 if isinstance(error, RecipeError) else 1)
+    sys.exit(status or 0)

@@ -1,0 +1,102 @@
+"""Commands made of Python functions, and the types of options that commands share.
+
+A function of the Python API is a command, too: `as_command` gives it the options of a terminal. Only light imports, so
+that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+Flag = Annotated[bool, Parameter(negative=())]
+Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]
+Several = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
+
+_AS_TYPED: Mapping[str, Any] = {
+    "Recipe": str,
+    "Settings": Annotated[list[str], Parameter(name="--set", negative=(), consume_multiple=False)],
+    "Data": str,
+    "Reward": str,
+    "PathText": str,
+    "Sequence[str]": Annotated[list[str], Parameter(negative=(), consume_multiple=False)],
+    "bool": Flag,
+}
+"""Types of the Python API that a terminal gives as text."""
+
+
+def as_command(
+    function: Callable[..., Any],
+    present: Callable[..., int],
+    *,
+    typed: Mapping[str, Any] | None = None,
+    optional: Collection[str] = (),
+    groups: Mapping[str, Group] | None = None,
+) -> Callable[..., int]:
+    """Return the command of an API function.
+
+    The command has the function's parameters, except ``progress``, and the keyword-only parameters of ``present``.
+    Their documentation is the two docstrings.
+
+    Args:
+        function: function of the Python API.
+        present: called with the function and its arguments as a `functools.partial`, and with its own keyword
+            arguments. It calls the function, prints the result and returns the exit status.
+        typed: types of parameters in a terminal, by name, where the table of this module has none.
+        optional: parameters that the function requires and ``present`` can do without. They are options with the
+            default None.
+        groups: titles of parameters in ``--help``, by name.
+    """
+    original = inspect.unwrap(function)
+    parameters: list[inspect.Parameter] = []
+    names = {one.name for one in inspect.signature(present).parameters.values() if one.kind is one.KEYWORD_ONLY}
+    for source in (original, present):
+        for one in inspect.signature(source).parameters.values():
+            if one.name == "progress" or (source is present and one.name not in names):
+                continue
+            kind = (typed or {}).get(one.name) or _terminal_type(source, str(one.annotation))
+            if one.name in optional:
+                one, kind = one.replace(default=None, kind=one.KEYWORD_ONLY), kind | None
+            elif one.kind is one.POSITIONAL_OR_KEYWORD:
+                required = one.default is one.empty
+                one = one.replace(kind=one.POSITIONAL_ONLY if required else one.KEYWORD_ONLY)
+            # a flag that is off and an empty list are no defaults worth showing
+            further = Parameter(show_default=one.default is not False and one.default != ())
+            kind = Annotated[kind, further, *([] if groups is None else [Parameter(group=groups[one.name])])]
+            parameters.append(one.replace(annotation=kind))
+    parameters.sort(key=lambda one: one.kind)
+
+    def command(*values: Any, **named: Any) -> int:
+        given = {name: value for name, value in named.items() if name not in names}
+        work = functools.partial(original, *values, **given)
+        return present(work, **{name: value for name, value in named.items() if name in names})
+
+    command.__name__ = command.__qualname__ = original.__name__
+    command.__doc__ = _documentation(original, present)
+    command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": int}
+    return command
+
+
+def _terminal_type(function: Callable[..., Any], annotation: str) -> Any:
+    """Return the type that a parameter of ``function`` has in a terminal."""
+    known = _AS_TYPED.get(annotation.removesuffix(" | None"))
+    if known is None:
+        return eval(annotation, function.__globals__)  # the text of an annotation in our own source
+    return known | None if annotation.endswith("| None") else known
+
+
+def _documentation(function: Callable[..., Any], present: Callable[..., int]) -> str:
+    """Join the description of a function with the arguments of both docstrings."""
+    text, more = inspect.getdoc(function) or "", inspect.getdoc(present) or ""
+    sections = re.split(r"^(Args|Returns|Raises|Example):+\n", text, flags=re.MULTILINE)
+    described = dict(zip(sections[1::2], sections[2::2], strict=True))
+    arguments = described.get("Args", "").rstrip() + "\n" + more.partition("Args:\n")[2].rstrip()
+    arguments = re.sub(r"^ {4}progress: .*\n?(?: {5}.*\n?)*", "", arguments, flags=re.MULTILINE)
+    about = more.partition("Args:\n")[0].partition("\n")[2].strip()
+    return f"{sections[0].rstrip()}\n\n{about}\n\nArgs:\n{arguments.strip(chr(10))}\n"

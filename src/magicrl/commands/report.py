@@ -1,0 +1,90 @@
+"""``magicrl report``: the page of a run, or one that compares runs and evaluations."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from magicrl.commands.options import Flag
+from magicrl.config.errors import RecipeError
+from magicrl.reporting.comparison_page import is_evaluation, write_comparison
+from magicrl.reporting.run_page import write_report
+from magicrl.reporting.serve import HOST, report_server
+
+
+def report(
+    *folders: Path,
+    output: Path | None = None,
+    x: Literal["steps", "tokens", "wall", "gpu-hours"] | None = None,
+    group_by: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    serve: Flag = False,
+    port: int = 0,
+) -> int:
+    """Write a report: one self-contained HTML page of a run, or one that compares runs and evaluations.
+
+    Example: magicrl report runs/quickstart
+
+    Example: magicrl report runs/quickstart --serve
+
+    Example: magicrl report runs/adaptive-0 runs/adaptive-1 runs/none-0 runs/none-1 --output ablation.html
+
+    Parameters
+    ----------
+    folders
+        One run folder, or several folders of magicrl train and magicrl eval; the first is what others are held against.
+    output
+        The page; default: report.html in a single folder, comparison.html here for several.
+    x
+        The x axis that a comparison shows first; the page can change it.
+    group_by
+        Settings whose values make the arms, e.g. entropy.target; default: all that differ but seed and bookkeeping.
+    serve
+        Show the page of one run on 127.0.0.1 instead of writing it; it re-reads itself while the run goes on. Ctrl-C
+        ends it and leaves the run alone.
+    port
+        With --serve; 0 takes a free one.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    if not folders:
+        raise RecipeError("magicrl report needs at least one folder of magicrl train or magicrl eval")
+    if serve:
+        return serve_report(folders, port, console)
+    if len(folders) == 1 and not is_evaluation(folders[0]):
+        if x is not None or group_by:
+            option = "--x" if x is not None else "--group-by"
+            raise RecipeError(f"{option} belongs to a comparison: name two folders or more")
+        console.print(f"report: {write_report(folders[0], output)}")
+        return 0
+    target = output or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))
+    words = ["magicrl", "report", *map(str, folders), "--output", str(target)]
+    words += ["--x", x] if x is not None else []
+    words += [word for key in group_by or () for word in ("--group-by", key)]
+    written = write_comparison(folders, target, axis=x or "steps", keys=group_by, command=shlex.join(words))
+    for item in written.left_out:
+        console.print(f"left out: {item.why}", style="yellow", markup=False)
+    console.print(f"report: {written.path}")
+    return 1 if written.left_out else 0
+
+
+def serve_report(folders: Sequence[Path], port: int, console: Console) -> int:
+    """Show the page of the one run on the loopback until Ctrl-C.
+
+    Raises:
+        RecipeError: several folders.
+        RunFolderError: no run folder, or a corrupt one.
+        ValueError: the port is taken.
+    """
+    if len(folders) > 1:
+        raise RecipeError("--serve shows one run; several are compared on a page that is written: leave --serve out")
+    with report_server(folders[0], port) as server:
+        console.print(f"http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", markup=False)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0  # the way out, not an interruption of the run
+    return 0

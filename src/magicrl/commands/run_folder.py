@@ -1,0 +1,189 @@
+"""What `magicrl.train` and ``magicrl train`` leave, as data frames and figures: `load_run`."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from magicrl.commands.given import PathText, in_python, path_text
+from magicrl.reporting.curves import figure_groups
+from magicrl.reporting.page import Block, render_page
+from magicrl.reporting.read_folders import Evaluation, RecordedRun, read_run
+from magicrl.reporting.run_page import run_blocks, run_facts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LEFT_OUT = ("samples", "rollouts", "entropy")
+"""Blocks of a report with all of its texts: megabytes in a notebook, and there as data frames."""
+_LONG = ("prompt_tokens", "tokens", "sampler_logprobs", "sampler_entropies", "version_spans")
+"""Columns of recorded rollouts with a number a token."""
+
+
+@in_python()
+def load_run(path: PathText) -> Run:
+    """The run in this folder, finished or not, as it is now.
+
+    Raises:
+        ValueError: no run folder, or a corrupt file in it.
+    """
+    return Run(read_run(Path(path_text("path", path))))
+
+
+class Run:
+    """A run as its folder tells it. A notebook shows its verdict, results and curves.
+
+    Args:
+        recorded: the folder, read.
+    """
+
+    def __init__(self, recorded: RecordedRun) -> None:
+        self.recorded = recorded
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.recorded.path
+
+    @property
+    def model(self) -> Path:
+        """Folder of the trained model; there once the run has finished."""
+        return self.path / "model"
+
+    @property
+    def report(self) -> Path:
+        """The run's page."""
+        return self.path / "report.html"
+
+    @property
+    def status(self) -> str:
+        """``running``, ``finished``, ``stopped`` or ``failed``."""
+        return self.recorded.status
+
+    @property
+    def verdict(self) -> str:
+        """Did it learn? A sentence; empty before the run's end."""
+        learning = self.recorded.learning
+        return "" if learning is None else f"{learning.title}: {learning.reason}"
+
+    @property
+    def learned(self) -> bool | None:
+        """False where it went to its end and learned nothing; None before the end."""
+        learning = self.recorded.learning
+        return None if learning is None else not learning.failed
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The recipe with every default written out. Its file, ``path / "config.toml"``, is one that `train` takes."""
+        return self.recorded.config
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A row a training step: ``stage``, then a column a metric (``train/accuracy/mean``, ...); index ``step``."""
+        import pandas as pd
+
+        rows = [{"step": row.step, "stage": row.stage, **row.values} for row in self.recorded.metrics]
+        return pd.DataFrame(rows, columns=None if rows else ["step", "stage"]).set_index("step")
+
+    @property
+    def events(self) -> pd.DataFrame:
+        """A row an event: time, kind, message, step, and what else it holds."""
+        import pandas as pd
+
+        return pd.DataFrame([dict(event) for event in self.recorded.events])
+
+    @property
+    def evaluations(self) -> pd.DataFrame:
+        """A row a test, set and temperature: accuracy (and reward) with 95 % intervals, length, truncation.
+
+        ``test`` is ``before``, ``after``, or ``step-N`` of `Training.evaluate`.
+        """
+        order = {"before": 0, "after": 2}
+        return evaluation_rows(sorted(self.recorded.evaluations, key=lambda found: order.get(found.name, 1)))
+
+    def rollouts(self, steps: Collection[int] | None = None, *, tokens: bool = False) -> pd.DataFrame:
+        """A row a recorded response: step, draw, sample, problem_id, text, reward, outcome, ...
+
+        Args:
+            steps: only of these; default: every recorded one.
+            tokens: with token ids, log-probs and entropies, an array a response.
+        """
+        import pandas as pd
+        import pyarrow.parquet as pq
+
+        files = {int(p.stem.rpartition("-")[2]): p for p in sorted((self.path / "rollouts").glob("step-*.parquet"))}
+        missing = sorted(set(steps or ()) - files.keys())
+        if missing:
+            raise ValueError(f"{self.path / 'rollouts'} has no step {missing[0]}; it has {_range(files)}")
+        frames: list[pd.DataFrame] = []
+        for step, path in files.items():
+            if steps is None or step in steps:
+                columns = [name for name in pq.read_schema(path).names if tokens or name not in _LONG]
+                frames.append(pd.read_parquet(path, columns=columns))
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def figures(self, group: str | None = None) -> Figures:
+        """The report's own charts, for a notebook.
+
+        Args:
+            group: ``learning``, ``policy`` or ``time``; default: all.
+
+        Raises:
+            ValueError: no such group, or the run has no step to draw.
+        """
+        known = [found.key for found in figure_groups(self.recorded)]
+        if not known or (group is not None and group not in known):
+            has = f"it has {', '.join(known)}" if known else "it has no training step yet"
+            raise ValueError(f"no figures {group or ''} of the run in {self.path}; {has}".replace("  ", " "))
+        wanted = known if group is None else [group]
+        return Figures(self.recorded.name, [b for b in run_blocks(self.recorded) if b.key in wanted])
+
+    def __repr__(self) -> str:
+        told = f", {self.verdict}" if self.verdict else ""
+        return f"<run {self.recorded.name!r} in {self.path}: {self.status}, {len(self.recorded.metrics)} steps{told}>"
+
+    def _repr_html_(self) -> str:
+        blocks = [b for b in run_blocks(self.recorded) if b.key not in _LEFT_OUT]
+        return framed(render_page(self.recorded.name, run_facts(self.recorded), blocks))
+
+
+class Figures:
+    """Charts of a run; a notebook shows them."""
+
+    def __init__(self, title: str, blocks: list[Block]) -> None:
+        self._title = title
+        self._blocks = blocks
+
+    def _repr_html_(self) -> str:
+        return framed(render_page(self._title, [], self._blocks, kind="figures"))
+
+
+def framed(page: str, height: int = 640) -> str:
+    """A whole page inside a notebook's cell, its style and script kept to itself."""
+    return (
+        f'<iframe srcdoc="{html.escape(page, quote=True)}" sandbox="allow-scripts allow-downloads" '
+        f'style="width:100%;height:{height}px;border:0"></iframe>'
+    )
+
+
+def evaluation_rows(evaluations: Iterable[Evaluation]) -> pd.DataFrame:
+    """A row an evaluation and temperature."""
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for found in evaluations:
+        for temperature, score in sorted(found.temperatures.items()):
+            row: dict[str, Any] = {"test": found.name, "set": found.set_name, "temperature": temperature}
+            for name, interval in (("accuracy", score.accuracy), ("reward", score.reward)):
+                if interval is not None:
+                    row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+            row |= {"problems": score.problems, "samples": score.samples, "length": score.length_mean}
+            row |= {"truncation": score.truncation, "entropy": score.entropy}
+            rows.append(row | {f"pass@{k}": interval.mean for k, interval in score.pass_at.items()})
+    return pd.DataFrame(rows)
+
+
+def _range(steps: Collection[int]) -> str:
+    return f"steps {min(steps)} to {max(steps)}" if steps else "none (logging.rollouts_every = 0?)"

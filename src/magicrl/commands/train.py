@@ -1,0 +1,152 @@
+"""``magicrl train`` and ``magicrl.train``: a recipe to a run, with a live display, a summary and the report.
+
+``magicrl sft`` makes a start model.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from magicrl.commands.given import Data, PathText, Recipe, Reward, Settings, given_recipe, in_python, overrides_of
+from magicrl.commands.options import Overrides, as_command
+from magicrl.commands.plan import planned
+from magicrl.commands.run_folder import Run, load_run
+from magicrl.commands.training import Progress, observed, output_folder, prepared, run_to_end, threads_kept
+from magicrl.config.loader import load_sft_recipe, placed_errors
+from magicrl.config.overrides import Overrides as GivenOverrides
+from magicrl.config.paths import MODELS, is_unchanged
+from magicrl.config.schema import TrainConfig
+from magicrl.reporting.display import LiveDisplay
+from magicrl.reporting.scores import summary
+from magicrl.training.diagnosis import NOTHING_LEARNED
+from magicrl_verifiers.progress import duration
+
+
+@in_python()
+def train(
+    recipe: Recipe,
+    *,
+    settings: Settings | None = None,
+    model: PathText | None = None,
+    data: Data | None = None,
+    reward: Reward | None = None,
+    output: PathText | None = None,
+    resume: bool = False,
+    progress: Progress = True,
+) -> Run:
+    """Train with MAGIC: supervised start if asked for, test, reinforcement learning in stages, test, report.
+
+    Args:
+        recipe: The training recipe: a shipped name, a file, or in Python a dict.
+        settings: A setting to override, ``--set optimizer.learning_rate=1e-5`` (repeatable); in Python a dict of dotted
+            keys, ``{"optimizer.learning_rate": 1e-5}``.
+        model: The start model's folder or hub name, in place of the recipe's start.
+        data: Training problems in place of the recipe's; 100 of them are held out as the test (``data.holdout``). A
+            file, a folder or a hub name; in Python also records, problems, a data frame, or a function that returns
+            records.
+        reward: Judges every set of problems: ``exact``, ``maths``, ``code`` or ``file.py:function``; in Python also a
+            function ``(problem, response) -> score``, called in this process.
+        output: The run folder; default: ``run.output`` of the recipe, else ``runs/<run.name>``.
+        resume: Continue the run in the output folder from its last checkpoint (from the start if there is none); with
+            live data or a live reward, with the same.
+        progress: True for the usual display, False for none, or a `RunObserver`.
+
+    Raises:
+        ValueError: an argument, a setting, a file or the data cannot be used; nothing was computed then.
+        RuntimeError: training cannot continue (``TrainingStopped``).
+        FloatingPointError: a loss or a gradient was not finite.
+        KeyboardInterrupt: stopped by a person; the step in progress is kept, and ``resume=True`` continues.
+    """
+    given, overrides = given_recipe(recipe), overrides_of(settings, model=model, data=data, reward=reward)
+    made = prepared(given, overrides, output_folder(output), resume=resume)
+    if progress is True:
+        minutes = minutes_needed(made.config, given, overrides)
+        Console(highlight=False).print(f"{made.config.run.name}: {minutes}everything is kept in {made.folder}")
+    with threads_kept():
+        run_to_end(made, observed(made.config, progress))
+    return load_run(made.folder)
+
+
+def _present(work: functools.partial[Run], *, dry_run: bool = False) -> int:
+    """Print the results.
+
+    Exit status: 0 it learned, or its test cannot tell; 3 it went to its end and learned nothing (the terminal, the
+    report and run.json say why); 1 it stopped; 2 the command line or the recipe is wrong.
+
+    Example: magicrl train quickstart --set run.seed=1 --output runs/seed-1
+
+    Args:
+        dry_run: Build everything with random weights of the same architecture and stand-in data, one step per stage, on
+            this machine's CPU; nothing is kept.
+    """
+    if dry_run:
+        from magicrl.commands import dry_run as rehearsal
+
+        given = {name: work.keywords.get(name) for name in ("settings", "model", "data", "reward")}
+        return rehearsal.dry_run(given_recipe(work.args[0]), overrides_of(**given))
+    run = work()
+    console = Console()
+    console.print(summary(run.recorded))
+    console.print(f"report: {run.report}")
+    return NOTHING_LEARNED if run.learned is False else 0
+
+
+command = as_command(train, _present)
+
+
+def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overrides: GivenOverrides) -> str:
+    """``about 50 minutes on two CPU cores; ``: measured for a shipped recipe, else planned for this model and recipe.
+
+    Empty where the planner does not know the model, or an accelerator does the work; the display tells the time left
+    from the first step on.
+    """
+    unchanged = isinstance(recipe, Path) and is_unchanged(recipe, overrides)
+    if config.run.expected_minutes and unchanged:
+        return f"about {config.run.expected_minutes:g} minutes on two CPU cores; "
+    from magicrl.models.loading import resolve_device
+    from magicrl.planning.planner import Options
+
+    if config.cluster is not None or resolve_device(config.run.device).type != "cpu":
+        return ""
+    try:
+        _, plan = planned(recipe, overrides, None, "cpu-2core", Options(gpus=1))
+    except ValueError:
+        return ""
+    steps = sum(stage.max_steps for stage in config.stages)
+    training = f"about {duration(plan.hours * 3600)} for at most {steps} training steps"
+    return f"{training} as planned on two CPU cores, beside the tests; "
+
+
+def sft(recipe: Path, /, *, set_: Overrides = None, output: Path | None = None) -> int:
+    """Make a start model by supervised training on demonstrations of generated tasks.
+
+    Example: magicrl sft quickstart-sft --output runs/models/tiny
+
+    Parameters
+    ----------
+    recipe
+        The supervised recipe (TOML).
+    set_
+        Override a setting: --set run.seed=1 (repeatable).
+    output
+        The model folder; default: run.output of the recipe, else runs/models/<run.name>.
+    """
+    console = Console()
+    config = load_sft_recipe(recipe, set_ or [])
+    folder = output or Path(config.run.output or MODELS / config.run.name)
+    from magicrl.training.sft import run_sft
+    from magicrl.training.start_checks import check_sft
+
+    with placed_errors(recipe, set_ or []):
+        check_sft(config, folder)
+    started = time.perf_counter()
+    with placed_errors(recipe, set_ or []), LiveDisplay(console=console, title=config.run.name) as display:
+        result = run_sft(config, folder, on_step=functools.partial(display.progress, "supervised start"))
+    console.print(f"model: {result.folder} ({time.perf_counter() - started:.0f} s)")
+    return 0

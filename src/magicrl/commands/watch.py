@@ -1,0 +1,187 @@
+"""``magicrl watch``: a run that another process writes, followed through its folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from magicrl.records import StepMetrics
+from magicrl.reporting.display import RunPanel, event_text, figure, start_panel
+from magicrl.reporting.read_folders import read_lines, read_metrics, read_run
+from magicrl.reporting.wording import visible
+from magicrl_verifiers.progress import duration
+
+LATEST_EVENTS = 6  # events before the present that are shown
+
+
+def watch(
+    run: Path,
+    /,
+    *,
+    once: bool = False,
+    interval: float = 1.0,
+    console: Annotated[Console | None, Parameter(parse=False)] = None,
+) -> int:
+    """Show a run that another process is writing, until it ends; Ctrl-C leaves the run alone.
+
+    Example: magicrl watch runs/quickstart
+
+    Parameters
+    ----------
+    run
+        The run folder.
+    once
+        Show the present state and return.
+    interval
+        Seconds between looks at the folder.
+    """
+    console = console or Console()
+    seen = WatchedRun(run)
+    events = seen.news()[1]
+    earlier = len(events) - LATEST_EVENTS
+    if earlier > 0:
+        console.print(f"({earlier} earlier events)", style="dim")
+    for event in events[-LATEST_EVENTS:]:
+        _line(console, event_text(event))
+    if once or seen.status != "running":
+        _show_state(console, seen)
+        return 0
+    live = start_panel(console, lambda: seen.panel)
+    try:
+        if live is None and seen.panel.metrics is not None:
+            _line(console, Text(seen.panel.step_line()))
+        _follow(console, seen, live, interval)
+    except KeyboardInterrupt:
+        return 0  # the way out, not an interruption of the run
+    finally:
+        if live is not None:
+            live.stop()
+    _line(console, Text(seen.state()))
+    return 0
+
+
+class WatchedRun:
+    """A run folder as it grows.
+
+    Attributes:
+        panel: the picture, drawn anew by ``news``.
+        status: as ``run.json`` has it: ``running``, ``finished``, ``stopped`` or ``failed``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        recorded = read_run(folder)
+        self._folder = folder
+        self._name = recorded.name
+        self._steps = [int(stage["max_steps"]) for stage in recorded.config.get("stages", [])]
+        self._metrics = folder / "metrics.jsonl"
+        self._run = recorded.run
+        self._told: set[str] = set()
+        self._read: object = None  # the file of metrics that was read last
+        self.panel = self._new_panel()
+
+    @property
+    def status(self) -> str:
+        return str(self._run.get("status", "unknown"))
+
+    def news(self) -> tuple[Sequence[StepMetrics], list[dict[str, Any]]]:
+        """All steps if there are others than at the last call, and the events that were not yet given.
+
+        Raises:
+            RunFolderError: a corrupt line.
+        """
+        self._run = _read_status(self._folder, self._run)
+        found = self._metrics.stat() if self._metrics.exists() else None
+        present = found and (found.st_ino, found.st_size, found.st_mtime_ns)
+        steps: Sequence[StepMetrics] = ()
+        if present != self._read:
+            self._read, self.panel, steps = present, self._new_panel(), read_metrics(self._metrics)
+            for metrics in steps:  # a resumed run has replaced some
+                self.panel.step(metrics, figure(metrics, "time/step"))
+        rows = [row for _, row in read_lines(self._folder / "events.jsonl")]
+        events = [row for row in rows if json.dumps(row) not in self._told]
+        self._told.update(json.dumps(row) for row in events)
+        return steps, events
+
+    def state(self) -> str:
+        """``quickstart: running, last step 12 s ago``, and what to do where the run stopped."""
+        words = f"{visible(self._name)}: {self.status}"
+        if self.status == "finished":
+            learning: object = self._run.get("learning")
+            if isinstance(learning, dict):
+                words += f", {visible(str(cast('dict[str, Any]', learning).get('title', '')))}"
+            return f"{words}; magicrl report {self._folder} writes its page"
+        if self.status in ("stopped", "failed"):
+            error = visible(str(self._run.get("error", ""))).strip()
+            return f"{words}{f' ({error})' if error else ''}; continue with --resume"
+        if self._metrics.exists():
+            words += f", last step {duration(max(0.0, time.time() - self._metrics.stat().st_mtime))} ago"
+        writer = _writer(self._folder)
+        if writer is not None and not Path(f"/proc/{writer}").exists():
+            words += f"; its process {writer} is not on this machine (killed? continue with --resume)"
+        return words
+
+    def _elapsed(self) -> float | None:
+        """Seconds of the process that writes the run, or wrote it last."""
+        environments: list[Mapping[str, Any]] = self._run.get("environments") or [{}]
+        began = _moment(environments[-1].get("started"))
+        ended = datetime.now(tz=UTC) if self.status == "running" else _moment(self._run.get("ended"))
+        return None if began is None or ended is None else max(0.0, (ended - began).total_seconds())
+
+    def _new_panel(self) -> RunPanel:
+        steps = self._steps
+        return RunPanel(
+            title=self._name, max_steps=sum(steps) or None, stage_steps=steps, elapsed=lambda: self._elapsed()
+        )
+
+
+def _follow(console: Console, run: WatchedRun, live: Live | None, interval: float) -> None:
+    while run.status == "running":
+        time.sleep(interval)
+        steps, events = run.news()
+        for event in events:
+            _line(console, event_text(event))
+        if live is None and steps:
+            _line(console, Text(run.panel.step_line()))
+
+
+def _show_state(console: Console, run: WatchedRun) -> None:
+    if console.is_terminal:
+        console.print(run.panel)
+    elif run.panel.metrics is not None:
+        _line(console, Text(run.panel.step_line()))
+    _line(console, Text(run.state()))
+
+
+def _line(console: Console, text: Text) -> None:
+    console.print(text, soft_wrap=True, highlight=False)
+
+
+def _read_status(folder: Path, known: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return cast("dict[str, Any]", json.loads((folder / "run.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return known  # a network file system may show nothing for a moment
+
+
+def _writer(folder: Path) -> int | None:
+    """The process that holds the folder, as it wrote itself down."""
+    try:
+        return int((folder / ".lock").read_text().strip())
+    except (OSError, ValueError):
+        return None
+
+
+def _moment(iso: object) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(iso))
+    except ValueError:
+        return None

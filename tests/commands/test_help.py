@@ -1,0 +1,83 @@
+"""What every command says of itself: an example that parses, help that loads little, completion that completes."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+from rich.console import Console
+
+from magicrl.commands.main import COMMANDS, app, make_app
+
+
+def leaves(command: App, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every command that does something."""
+    names = [name for name in command if not name.startswith("-")]
+    if not names:
+        yield words
+    for name in names:
+        yield from leaves(command[name], (*words, name))
+
+
+@pytest.mark.parametrize("words", list(leaves(app)), ids=" ".join)
+def test_every_help_has_an_example_that_parses(words: tuple[str, ...]) -> None:
+    command = app
+    for word in words:
+        command = command[word]
+    examples = re.findall(r"Example: (.+)", command.help)
+    assert examples
+    for example in examples:
+        name, *given = shlex.split(example.partition(" > ")[0])
+        assert name == "magicrl"
+        assert tuple(given[: len(words)]) == words
+        app.parse_args(given, exit_on_error=False, print_error=False)  # raises where it does not parse
+
+
+@pytest.mark.parametrize("words", list(leaves(app)), ids=" ".join)
+def test_help_shows_every_word_of_its_text(words: tuple[str, ...]) -> None:
+    command = app
+    for word in words:
+        command = command[word]
+    printed = io.StringIO()
+    app.help_print(list(words), console=Console(file=printed, width=2000))
+    written = [
+        re.sub(r"^ *(\w+|-+|Args:)$|^ {4}\w+:", "", command.help, flags=re.MULTILINE)
+    ]  # without the names of options
+    assert "--progress" not in printed.getvalue()
+    for name in re.findall(r"--([a-z][a-z-]+)", printed.getvalue()):
+        assert re.search(rf"--{name}\b.*?  \S", printed.getvalue()), f"--{name} is not described"
+    # the help is Markdown: a tag or an emphasis outside backticks is not shown
+    assert not set(" ".join(written).replace("`", "").split()) - set(printed.getvalue().split())
+
+
+def test_the_list_of_commands_says_what_their_help_says() -> None:
+    listed = make_app(listing=True)
+    for name in COMMANDS:
+        # as `--help` of all commands shows it, which imports none of them
+        assert listed[name].help == (app[name].help or "").partition("\n\n")[0].replace("\n", " "), name
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = "torch numpy pandas pydantic jinja2 pyarrow datasets transformers"
+    program = f"import sys, magicrl.commands.main; print(sorted(set('{heavy}'.split()) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_completion_is_installed_and_completes(tmp_path: Path) -> None:
+    home = os.environ | {"HOME": str(tmp_path)}
+    words = [sys.executable, "-m", "magicrl", "--install-completion", "--shell", "bash"]
+    subprocess.run(words, check=True, capture_output=True, env=home)
+    ask = '. ~/.bashrc; COMP_WORDS=(magicrl {}); COMP_CWORD={}; _magicrl; echo "${{COMPREPLY[@]}}"'
+    for given, wanted in (("wat", "watch"), ("verify ma", "math"), ("train quickstart --dr", "--dry-run")):
+        line = ask.format(given, len(given.split()))
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=home, check=False)
+        assert done.stdout.split() == [wanted], done.stderr

@@ -1,0 +1,200 @@
+"""``magicrl init``: one's own model and problems looked at, and a recipe that can be run, or a plain no."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from itertools import islice, permutations
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from toy_start import toy_sft
+
+from magicrl.commands.init import _fitting, _read, beside
+from magicrl.commands.init import init as run_init
+from magicrl.config.errors import RecipeError
+from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.config.schema import ModelConfig
+from magicrl.data.families import make_family
+from magicrl.models import cpu_kernels
+from magicrl.models.loading import load_policy
+from magicrl.models.prompts import PromptEncoder
+from magicrl.models.small_models import make_miniature
+from magicrl.planning import memory
+from magicrl.training.diagnosis import NOTHING_LEARNED, SampledAnswers
+from magicrl.training.recipe_proposal import (
+    Look,
+    Setting,
+    Speed,
+    Way,
+    group_size,
+    learning_rate,
+    numbers,
+    response_limit,
+)
+from magicrl.training.sft import run_sft
+from magicrl.training.start_checks import check_run
+
+LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "sft.toml").write_text(toy_sft())
+    return run_sft(load_sft_recipe(folder / "sft.toml"), folder / "toy").folder
+
+
+def problems(path: Path, gold: str | None = None) -> Path:
+    stream = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
+    rows = [{"question": p.prompt, "gold": gold or p.references[0]} for p in islice(stream, 60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def init(model: Path, data: Path, output: Path) -> tuple[int, str]:
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), patch.dict(os.environ, COLUMNS="200"):
+        status = run_init(model=str(model), data=str(data), output=output, minutes=1)
+    return status, told.getvalue()
+
+
+def test_what_it_writes_can_be_run(toy: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run.toml"
+    status, told = init(toy, problems(tmp_path / "mine.jsonl"), output)
+    assert status == 0, told
+    assert "prompt = question, answer = gold" in told
+    assert f"magicrl train {output}" in told
+    config = load_train_recipe(output)
+    assert config.verifier.extract == "lenient", "a model without boxes"
+    assert config.data.train[0].template == "{prompt}", "its tokenizer has no words for a hint"
+    assert config.model.dtype == "float32", "of a tiny model"
+    ready = check_run(config, tmp_path / "run", resume=False)
+    assert len(ready.data.test["holdout"]) == config.data.holdout
+
+
+@pytest.mark.parametrize(
+    ("speed", "fits", "chosen"), [(2.0, True, "bfloat16"), (0.5, True, "float32"), (0.5, False, "bfloat16")]
+)
+def test_a_larger_model_is_in_the_precision_that_this_cpu_is_faster_in_where_it_fits(
+    speed: float, fits: bool, chosen: str, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needs(settings: ModelConfig, *_: object, **__: object) -> dict[str, float]:
+        return {"all": 1.0 if fits or settings.dtype == "bfloat16" else 1e18}
+
+    monkeypatch.setattr(cpu_kernels, "bfloat16_speed", lambda: speed)
+    monkeypatch.setattr(memory, "learner_terms", needs)
+    policy = load_policy(toy)
+    read = _read(str(problems(tmp_path / "mine.jsonl")), None, None)
+    found = _fitting(policy, read, PromptEncoder(policy.tokenizer, policy.max_context), parameters=10**9)
+    assert found.dtype == chosen
+
+
+def test_problems_that_cannot_teach_are_a_plain_no(toy: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run.toml"
+    status, told = init(toy, problems(tmp_path / "mine.jsonl", gold="12345"), output)
+    assert status == NOTHING_LEARNED
+    assert "Nothing to learn from" in told
+    assert "right" in told
+    assert not output.exists()
+
+
+def test_answers_that_are_words_are_compared_exactly(tmp_path: Path) -> None:
+    words = ("apple", "river", "stone", "cloud", "house")
+    rows = [f'"Which is first in the alphabet: {a} or {b}?",{min(a, b)}' for a, b in permutations(words, 2)]
+    (tmp_path / "words.csv").write_text("\n".join(["prompt,gold", *rows]) + "\n")
+    model = make_miniature(LLAMA, tmp_path / "mini", max_context=512)
+    _, told = init(model, tmp_path / "words.csv", tmp_path / "run.toml")
+    assert "judged as exact" in told
+
+
+def test_an_existing_recipe_and_an_unreadable_file_are_refused(tmp_path: Path) -> None:
+    there = tmp_path / "run.toml"
+    there.touch()
+    with pytest.raises(RecipeError, match=r"run\.toml exists"):
+        init(tmp_path, tmp_path, there)
+    (tmp_path / "other-start.toml").touch()
+    with pytest.raises(RecipeError, match=r"other-start\.toml exists"):
+        init(tmp_path, tmp_path, tmp_path / "other.toml")
+    (tmp_path / "mine.jsonl").write_text('{"a": 1, "b": 2}\n')
+    with pytest.raises(ValueError, match="no problem can be read"):
+        init(tmp_path, tmp_path / "mine.jsonl", tmp_path / "new.toml")
+
+
+def test_paths_of_a_recipe_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert beside("mine.jsonl", Path("run.toml")) == "./mine.jsonl"
+    assert beside("mine.jsonl", Path("sub/run.toml")) == "../mine.jsonl"
+    assert beside(str(tmp_path / "mine.jsonl"), Path("run.toml")) == str(tmp_path / "mine.jsonl")
+
+
+def test_numbers_by_hand() -> None:
+    assert group_size([0.5, 0.5]) == (8, pytest.approx(1 - 2 * 0.5**8))
+    size, expected = group_size([0.0, 0.125])
+    assert size == 16
+    chances = (0.03125 / 1.5, 0.15625 / 1.5)
+    assert expected == pytest.approx(sum(1 - p**16 - (1 - p) ** 16 for p in chances) / 2)
+    assert group_size([0.01])[0] == 16, "more would be too dear"
+    assert [learning_rate(n) for n in (135_000_000, 7_000_000_000, 10_000)] == [2e-5, 3e-6, 1e-3]
+
+
+def look(truncated: float, lengths: tuple[int, ...]) -> Look:
+    answers = SampledAnswers(groups=2, max_tokens=256, mixed=0.5, correct=0.5, truncated=truncated)
+    way = Way(template="{prompt}", extract="box")
+    return Look(way=way, answers=answers, per_problem=(0.5, 0.5), lengths=lengths, example="")
+
+
+@pytest.mark.parametrize(("context", "second_stage"), [(700, False), (1124, True)])
+def test_the_sizes_of_a_recipe_by_hand(context: int, second_stage: bool) -> None:
+    """100 sampled and 200 learned tokens per second, 60 minutes, and a fifth of the answers cut at 256 of 256."""
+    asked = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
+    setting = Setting(
+        model="m",
+        data="d",
+        hub=False,
+        columns={},
+        problems=list(islice(asked, 500)),
+        verifier=None,
+        parameters=135_000_000,
+        context=context,
+        prompt_lengths=[20, 80, 100],
+        reasoning="auto",
+        minutes=60,
+    )
+    found = numbers(setting, look(0.2, (100, 100)), Speed(sampled=100, learned=200), solved=False)
+    assert (found.group_size, found.limit, found.prompt_limit) == (8, 512, 100)
+    # 15 % of the time for two tests of 5 answers of 1 second each
+    assert found.held_out == 54
+    # an answer: 100 tokens sampled, and learned with an eighth of the median prompt of 80
+    assert found.batch == 4
+    assert found.step_seconds == pytest.approx(4 * 8 * (1 + 110 / 200))
+    assert found.steps == round(0.7 * 3600 / found.step_seconds)
+    # a second stage of twice the limit, where the context has room for it beside the prompt
+    assert found.later == (found.steps // 3 if second_stage else 0)
+
+
+def test_t_follows_the_lengths_that_were_seen() -> None:
+    assert response_limit(look(0.0, (40, 40, 40)), room=4000)[0] == 64
+    assert response_limit(look(0.0, (40, 40, 40)), room=50)[0] == 50
+    assert response_limit(look(0.2, (200,)), room=4000)[0] == 512
+    assert response_limit(look(1.0, ()), room=300)[0] == 300
+
+
+def test_where_nothing_is_right_worked_solutions_are_a_start(tmp_path: Path) -> None:
+    model = make_miniature(LLAMA, tmp_path / "mini", max_context=512)
+    rows = [{"question": f"{n} + 1?", "answer": f"Add one.\n#### {n + 1}"} for n in range(40)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, told = init(model, tmp_path / "mine.jsonl", tmp_path / "run.toml")
+    assert status == 0, told
+    assert "a supervised start; 0 % of its own answers are right, and 40 problems have a solution" in told
+    config, start = load_train_recipe(tmp_path / "run.toml"), load_sft_recipe(tmp_path / "run-start.toml")
+    assert config.start.sft == str(tmp_path / "run-start.toml")
+    assert start.phases[0].holdout == config.data.holdout
+    assert start.phases[0].data is not None
+    assert start.phases[0].data.template == config.data.train[0].template != "{prompt}"
+    assert config.verifier.extract == "box"
+    assert check_run(config, tmp_path / "run", resume=False).data.test["holdout"]

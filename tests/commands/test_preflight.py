@@ -1,0 +1,107 @@
+"""``magicrl preflight`` from end to end on a toy: exit status, JSON, page, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_start import toy_sft
+
+import magicrl
+from magicrl.commands.preflight import UNSOUND
+from magicrl.commands.preflight import command as preflight
+from magicrl.config.errors import RecipeError
+from magicrl.training.preflight import Budget
+
+RECIPE = """
+[run]
+name = "toy"
+output = "OUTPUT"
+threads = 1
+
+[start]
+sft = "sft.toml"
+
+[model]
+dtype = "float32"
+
+[[data.train]]
+family = "running_sum"
+levels = [2]
+count = 40
+
+[rollout]
+max_rows = 64
+memory_limit_mb = 64
+
+[optimizer]
+learning_rate = 1e-4
+
+[[stages]]
+max_tokens = 24
+rollout_batch = 8
+group_size = 4
+max_steps = 3
+
+[verifier]
+extract = "lenient"
+"""
+REWARD = "def always(problem, response):\n    return 1.0\n"
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recipes")
+    (folder / "sft.toml").write_text(toy_sft(steps=40, options="recheck_continue = 0.5, "))
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "recipe.toml").write_text(RECIPE.replace("OUTPUT", str(folder / "runs" / "toy")))
+    return folder / "recipe.toml"
+
+
+def test_a_constant_reward_ends_with_a_status_and_a_page(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = recipe.with_name("page.html")
+    sets = [f"reward={recipe.with_name('reward.py')}:always"]
+    assert preflight(recipe, settings=sets, samples=32, json=True, page=page) == UNSOUND
+    found = json.loads(capsys.readouterr().out)
+    assert [item["name"] for item in found["findings"]] == ["constant_reward"]
+    assert found["learnable"]["answers"]["groups"] == 8
+    assert "the reward does not depend on the answer" in page.read_text()
+    # the supervised start is kept for the run, and no run folder is made
+    assert [path.name for path in (recipe.parent / "runs").iterdir()] == ["models"]
+
+
+def test_the_figures_are_those_of_the_run(recipe: Path) -> None:
+    found = magicrl.preflight(recipe, settings={"data.train.0.levels": [2]}, samples=32)
+    answers, update = found["learnable"]["answers"], found["update"]
+    assert answers["max_tokens"] == 24
+    assert found["learnable"]["group_size"] == 4
+    assert found["reward"]["references"] == 40
+    assert found["reward"]["unread"] == 0
+    assert found["reward"]["earned"]["the reference answer"] == 1
+    assert found["reward"]["earned"]["an empty response"] == 0
+    assert update["prompts"] == 8, "the recipe's own batch, as it is smaller than what was sampled"
+    assert update["kl"] is None or 0 < update["kl"] < 0.1
+    assert 0 < found["cost"]["hours"] < 1
+    assert found["cost"]["factor"] > 0
+
+
+def test_minutes_and_samples_are_the_budget(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets: list[Budget] = []
+
+    def measured(*given: Any) -> None:
+        budgets.append(next(one for one in given if isinstance(one, Budget)))
+        raise ValueError("measured")
+
+    monkeypatch.setattr("magicrl.training.preflight.measure", measured)
+    with pytest.raises(ValueError, match="measured"):
+        preflight(recipe, minutes=2, samples=7)
+    assert budgets == [Budget(seconds=120, samples=7)]
+
+
+def test_what_cannot_be_measured_is_refused(recipe: Path) -> None:
+    with pytest.raises(RecipeError, match="minutes must be above 0"):
+        preflight(recipe, minutes=0)
+    with pytest.raises(ValueError, match="recorded rollouts tell nothing"):
+        magicrl.preflight(recipe, settings={"rollout": {"engine": "replay", "replay": "x"}})
