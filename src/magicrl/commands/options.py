@@ -66,7 +66,7 @@ def as_command(
                 required = one.default is one.empty
                 one = one.replace(kind=one.POSITIONAL_ONLY if required else one.KEYWORD_ONLY)
             # a flag that is off and an empty list are no defaults worth showing
-            further = Parameter(show_default=one.default is not False and one.default != ())
+            further = Parameter(show_default=one.default is not None and one.default is not False and one.default != ())
             kind = Annotated[kind, further, *([] if groups is None else [Parameter(group=groups[one.name])])]
             parameters.append(one.replace(annotation=kind))
     parameters.sort(key=lambda one: one.kind)
