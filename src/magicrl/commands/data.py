@@ -94,7 +94,7 @@ def import_(
         Show the known kinds.
     """
     if list_:
-        _show_kinds(Console())
+        _show_kinds(Console(emoji=False))
         return 0
     if output is None:
         raise RecipeError("magicrl data import needs --output DIR")
@@ -205,7 +205,7 @@ def stats(
     """
     from magicrl.pipeline.stats import counts_of, way_of
 
-    console = Console()
+    console = Console(emoji=False)
     if problem is not None:
         _show_way(way_of(folder, problem), console)
         return 0
@@ -258,7 +258,7 @@ def _run(config: PipelineConfig, path: Path, output: Path, overrides: Sequence[s
     from magicrl.pipeline.build import build as build_pipeline
     from magicrl.pipeline.stats import counts_of
 
-    console = Console()
+    console = Console(emoji=False)
     if config.expected_minutes is not None:
         console.print(f"about {config.expected_minutes:g} minutes on two CPU cores, unless some of it is there already")
     with placed_errors(path, overrides):

@@ -67,7 +67,7 @@ def doctor(*, json: bool = False) -> int:
     json
         One JSON object instead of text: {"healthy", "findings": [{"what", "status", "text", "remedy"}]}.
     """
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     found: list[Finding] = []
     for finding in examine():
         found.append(finding)
@@ -119,7 +119,7 @@ def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None,
                 findings.append(Finding(what=f"room for {recipe}", status="ok", text="everything fits"))
             except RecipeError as error:
                 findings.append(Finding(what=f"room for {recipe}", status="trouble", text=str(error)))
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     for finding in findings:
         show(console, finding)
     healthy = all(finding.status != "trouble" for finding in findings)

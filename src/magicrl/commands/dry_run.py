@@ -42,7 +42,7 @@ def dry_run(recipe: Path | Mapping[str, Any], overrides: Overrides) -> int:
     from magicrl.training.recorder import NullObserver
     from magicrl.training.session import train
 
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     config = load_train_recipe(recipe, overrides)
     make_trackers(config.logging.trackers)  # the run itself would end here without them
     with tempfile.TemporaryDirectory(prefix="magicrl-dry-") as name:
@@ -135,9 +135,9 @@ def _stage(stage: dict[str, Any]) -> dict[str, Any]:
 def _data(data: dict[str, Any], folder: Path, told: list[str]) -> dict[str, Any]:
     stand_ins: list[str] = []
 
-    def smaller(source: dict[str, Any]) -> dict[str, Any]:
+    def smaller(source: dict[str, Any], sets: int = 1) -> dict[str, Any]:
         if source["hub"] is None:
-            return source | {"count": min(PROBLEMS, source["count"] or PROBLEMS)}
+            return source | {"count": min(sets * PROBLEMS, source["count"] or sets * PROBLEMS)}
         name = f"{source['hub']} ({source['split']})"
         if name not in stand_ins:
             stand_ins.append(name)
@@ -147,7 +147,9 @@ def _data(data: dict[str, Any], folder: Path, told: list[str]) -> dict[str, Any]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return source | {"hub": None, "path": str(path), "fields": {}, "count": PROBLEMS, "split": "train"}
 
-    data["train"] = [smaller(source) for source in data["train"]]
+    # training problems that are in another set are left out: enough are read that some remain
+    sets = 2 + len(data["validation"]) + len(data["test"])
+    data["train"] = [smaller(source, sets) for source in data["train"]]
     data["validation"] = [smaller(source) for source in data["validation"]]
     data["test"] = {name: smaller(source) for name, source in data["test"].items()}
     data |= {"max_prompt_tokens": PROMPT, "holdout": 0}

@@ -155,7 +155,10 @@ def evaluate(
         KeyboardInterrupt: stopped by a person; every finished sample is kept.
     """
     given = SimpleNamespace(**locals())
-    _sample(given, EvalDisplay(Console(quiet=not progress)) if isinstance(progress, bool) else nullcontext(progress))
+    _sample(
+        given,
+        EvalDisplay(Console(emoji=False, quiet=not progress)) if isinstance(progress, bool) else nullcontext(progress),
+    )
     return Evaluation(read_evaluation_folder(Path(given.output)))
 
 
@@ -357,7 +360,7 @@ def _present(
             curves are written to DIR/comparison.json.
         list_: Show the benchmarks.
     """
-    console, given = Console(), arguments(**work.keywords)
+    console, given = Console(emoji=False), arguments(**work.keywords)
     output = None if given.output is None else Path(given.output)
     if list_:
         show_benchmarks(console)

@@ -289,7 +289,10 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
         json: Print everything as a JSON object.
         page: Also write a page to this file: one HTML file that needs no server.
     """
-    console, notes = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    console, notes = (
+        Console(emoji=False, highlight=False, soft_wrap=True),
+        Console(emoji=False, stderr=True, highlight=False),
+    )
     if page is not None and work.keywords.get("step") is None:
         raise RecipeError("--what-if and --page belong to a step; name one with --step")
     found = work(progress=functools.partial(notes.print, style="dim", markup=False))

@@ -84,7 +84,7 @@ def init(
     answer
         The column of the answers, likewise.
     """
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     for file in (output, _start_file(output)):
         if file.exists():
             raise RecipeError(f"{file} exists; name another --output, or remove it")
@@ -145,6 +145,8 @@ def _tell(console: Console, read: _Data, policy: LoadedModel, encoder: PromptEnc
     if read.found.rejected:
         first = read.found.rejected[0]
         table.add_row("set aside", f"{len(read.found.rejected)}, e.g. {first.where}: {first.reason}")
+    if read.found.first is not None and read.found.first.unused:
+        table.add_row("not used", f"columns {', '.join(read.found.first.unused)}")
     table.add_row("prompts", f"{_quantiles(lengths)} tokens (median, 90 %, longest)")
     chat = "chat template" if policy.tokenizer.chat_template else "no chat template: prompts go in as plain text"
     end = policy.tokenizer.convert_ids_to_tokens(encoder.end_token)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import traceback
 from io import TextIOWrapper
 from pathlib import Path
@@ -13,7 +14,10 @@ from pathlib import Path
 from cyclopts import App
 from rich.console import Console
 
+import magicrl
+import magicrl_verifiers
 from magicrl.config.errors import RecipeError
+from magicrl_verifiers import references
 from magicrl_verifiers.secrets import without_secrets
 
 COMMANDS = {
@@ -114,7 +118,7 @@ def main(command: App | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run
-    errors = Console(stderr=True, highlight=False)
+    errors = Console(emoji=False, stderr=True, highlight=False)
     try:
         words = sys.argv[1:]
         command = command or make_app(listing=not words or words[0] in ("-h", "--help"))
@@ -122,13 +126,34 @@ def main(command: App | None = None) -> None:
     except KeyboardInterrupt as error:
         errors.print("interrupted; what was done is kept, --resume continues a run", markup=False)
         sys.exit(128 + getattr(error, "signal_number", signal.SIGINT))
-    except (ValueError, FloatingPointError, RuntimeError, OSError) as error:
+    except (Exception, SystemExit) as error:
+        frames = custom_frames(error)
+        expected = isinstance(error, ValueError | FloatingPointError | RuntimeError | OSError)
+        if not expected and not frames:
+            raise  # a fault of magicrl's own, or the end of the command line's own making
         # Every expected failure is one of these and explains itself; a traceback would bury the sentence.
         if os.environ.get("MAGICRL_TRACEBACK"):
             errors.print(without_secrets(traceback.format_exc()), markup=False, soft_wrap=True, end="")
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         here = re.escape(str(Path.cwd()))  # paths as one would type them here
         text = re.sub(rf"{here}(?![\w.-])", ".", re.sub(f"{here}{os.sep}", "", without_secrets(text)))
+        if frames and not isinstance(error, RecipeError):
+            part = references.part_of(frames[0].filename)
+            text = f"{part}{type(error).__name__}: {text}\n{''.join(traceback.format_list(frames)).rstrip()}"
+            text = without_secrets(text.replace(f"{Path.cwd()}{os.sep}", ""))
         errors.print(f"magicrl: {text}", markup=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, RecipeError) else 1)
     sys.exit(status or 0)
+
+
+def custom_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames of a user's own files that magicrl called, outermost first; none if it called none.
+
+    Installed packages, the standard library and magicrl are not the user's. A script that calls magicrl is above its
+    frames and not among those returned.
+    """
+    own = tuple(str(Path(package.__file__ or "").parent) for package in (magicrl, magicrl_verifiers))
+    others = (*own, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((place for place, frame in enumerate(frames) if frame.filename.startswith(own)), len(frames))
+    return [frame for frame in frames[first:] if not frame.filename.startswith(others)]

@@ -325,12 +325,12 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
     if json:
         sys.stdout.write(json_text.dumps(facts, indent=1) + "\n")
     else:
-        _print(facts, Console(highlight=False))
+        _print(facts, Console(emoji=False, highlight=False))
     if page is not None:
         from magicrl.reporting.plan_page import write_plan_page
 
         written = write_plan_page(facts, page, "magicrl " + shlex.join(sys.argv[1:]))
-        Console(stderr=True, highlight=False).print(f"page: {written}", markup=False, soft_wrap=True)
+        Console(emoji=False, stderr=True, highlight=False).print(f"page: {written}", markup=False, soft_wrap=True)
     if not facts.get("stated", {}).get("fits", True):
         raise ValueError(f"{work.args[0]}: [cluster] does not fit: {'. Also: '.join(facts['stated']['faults'])}")
     return 0

@@ -122,7 +122,7 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
         json: Print the figures and findings as a JSON object.
         page: Also write a page to this file: one HTML file that needs no server.
     """
-    notes = Console(stderr=True, highlight=False)
+    notes = Console(emoji=False, stderr=True, highlight=False)
     found = work(progress=functools.partial(notes.print, style="dim"))
     from magicrl.reporting.preflight_page import figures_of, verdict_of, write_preflight_page
     from magicrl.reporting.wording import visible
@@ -130,7 +130,7 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
     if json:
         sys.stdout.write(json_text.dumps(found, indent=1) + "\n")
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        console = Console(emoji=False, highlight=False, soft_wrap=True)
         table = Table(show_header=False, box=None, pad_edge=False)
         for label, value in figures_of(found):
             table.add_row(label, visible(value))

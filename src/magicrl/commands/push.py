@@ -88,7 +88,7 @@ def push(
     dry_run
         Show what would be uploaded.
     """
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     folder = model_folder(run)
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         line = f"{path.stat().st_size:>16,} bytes  {path.relative_to(folder)}"

@@ -39,7 +39,7 @@ def recipes(name: str | None = None, /) -> int:
         head = [line.lstrip("# ") for line in text.partition("\n\n")[0].splitlines() if line.startswith("#")]
         shows = re.split(r"[.;](?:\s|$)", " ".join(head), maxsplit=1)[0]
         rows.append((f"{command} {shipped}", shows, time, stated_memory(path)))
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     console.print(listing(("command", "shows", "time on 2 CPU cores", "memory"), rows, console.width))
     console.print("each after the word magicrl, e.g. magicrl train quickstart; magicrl recipes NAME prints one")
     return 0

@@ -49,7 +49,7 @@ def report(
     port
         With --serve; 0 takes a free one.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(emoji=False, highlight=False, soft_wrap=True)
     if not folders:
         raise RecipeError("magicrl report needs at least one folder of magicrl train or magicrl eval")
     if serve:

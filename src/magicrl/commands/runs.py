@@ -63,7 +63,7 @@ def runs(
     """
     from magicrl.reporting import run_list
 
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     found, left_out = run_list.list_runs(folder)
     listed = run_list.where(found, where or [])
     if sort is not None:
@@ -81,7 +81,7 @@ def runs(
     else:
         console.print(f"no run in {folder}" + (f" meets {', '.join(where)}" if where else ""), markup=False)
     for item in left_out:
-        Console(stderr=True).print(f"left out: {item.why}", style="yellow", markup=False, soft_wrap=True)
+        Console(emoji=False, stderr=True).print(f"left out: {item.why}", style="yellow", markup=False, soft_wrap=True)
     return 1 if left_out else 0
 
 

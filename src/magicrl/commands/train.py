@@ -67,7 +67,9 @@ def train(
     made = prepared(given, overrides, output_folder(output), resume=resume)
     if progress is True:
         minutes = minutes_needed(made.config, given, overrides)
-        Console(highlight=False).print(f"{made.config.run.name}: {minutes}everything is kept in {made.folder}")
+        Console(emoji=False, highlight=False).print(
+            f"{made.config.run.name}: {minutes}everything is kept in {made.folder}"
+        )
     with threads_kept():
         run_to_end(made, observed(made.config, progress))
     return load_run(made.folder)
@@ -91,7 +93,7 @@ def _present(work: functools.partial[Run], *, dry_run: bool = False) -> int:
         given = {name: work.keywords.get(name) for name in ("settings", "model", "data", "reward")}
         return rehearsal.dry_run(given_recipe(work.args[0]), overrides_of(**given))
     run = work()
-    console = Console()
+    console = Console(emoji=False)
     console.print(summary(run.recorded))
     console.print(f"report: {run.report}")
     return NOTHING_LEARNED if run.learned is False else 0
@@ -137,7 +139,7 @@ def sft(recipe: Path, /, *, set_: Overrides = None, output: Path | None = None) 
     output
         The model folder; default: run.output of the recipe, else runs/models/<run.name>.
     """
-    console = Console()
+    console = Console(emoji=False)
     config = load_sft_recipe(recipe, set_ or [])
     folder = output or Path(config.run.output or MODELS / config.run.name)
     from magicrl.training.sft import run_sft

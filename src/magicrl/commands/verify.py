@@ -157,7 +157,7 @@ def judge(
     verifier = load_train_recipe(Path(recipe), set_ or []).verifier
     config = verifier.needed_judge()
     options = JudgeOptions(reasoning=verifier.reasoning, extract=verifier.extract)
-    console = Console()
+    console = Console(emoji=False)
     tell = ProgressLines(console).lines("judged")
     asked: dict[str, Any] = {"verifier": "judge", "judge": config, "workers": config.concurrency}
     summary = verify_file(input, output, options=options, tell=tell, **asked)

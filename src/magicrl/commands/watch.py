@@ -44,7 +44,7 @@ def watch(
     interval
         Seconds between looks at the folder.
     """
-    console = console or Console()
+    console = console or Console(emoji=False)
     seen = WatchedRun(run)
     events = seen.news()[1]
     earlier = len(events) - LATEST_EVENTS

@@ -15,6 +15,7 @@ from magicrl.config.loader import shipped_table
 from magicrl.config.schema import FieldMapping, Section
 from magicrl.data.code_records import CodeTask, code_task
 from magicrl.data.data_files import Row
+from magicrl.data.multiple_choice import options_of, right_option, with_options
 from magicrl.records import Message, Problem, prompt_key
 from magicrl.registry import is_builtin
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
@@ -106,6 +107,8 @@ def _message(entry: Any, number: int) -> Message:
     return Message(role, content)
 
 
+_SHORT_TURN = 200
+"""Characters up to which an assistant's last turn of one line is the answer itself."""
 OFFER = "--set data.train.0.fields.{field}={column}"
 """How a user of ``magicrl train`` names a column."""
 _TEST_KEYS = ("inputs", "inputs_kw", "test_code", "code", "assert_case", "checker")
@@ -201,6 +204,7 @@ class Read:
         date: the day the problem appeared, where that is said.
         solutions: worked solutions or programs, each once.
         notes: what the source says of it.
+        unused: columns of the record that neither prompt nor answer, id or level are made of.
     """
 
     where: str
@@ -212,6 +216,7 @@ class Read:
     date: date | None = None
     solutions: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -392,6 +397,13 @@ class _RowReader:
         schema = self.schema
         raw = turns.answer if schema.answer is None else self._value(schema.answer, "answer")
         where = schema.answer or schema.prompt[0]
+        _, labels, options = options_of(self.row.record)
+        if options:
+            turns = replace(turns, prompt=with_options(turns.prompt, labels, options))
+            right = right_option(raw, labels, options)
+            if right is None and self.reader.needs_reference:
+                raise Quarantined(f"the answer {raw!r:.60} is none of the options {', '.join(labels)}")
+            raw = raw if right is None else list(right)
         if schema.released:
             raw = _parsed_references(raw)
             if raw == []:
@@ -438,6 +450,9 @@ class _RowReader:
         schema, record, fields = self.schema, self.row.record, self.reader.fields
         used = {*schema.prompt, schema.answer, fields.id, fields.level} - {None}
         used |= {"reward_model"} if schema.released else set()
+        used |= {*options_of(record)[0]}
+        if not self.reader.needs_reference:
+            used -= {schema.answer}  # a custom reward may read the answer under its column's name, as in TRL
         source = record.get("data_source") if schema.released else None
         # rows of the pipeline hold the bare statement beside the prompt that a model is given: the same problem
         bare = record.get("problem") if schema.released and not turns.context else None
@@ -467,7 +482,21 @@ class _RowReader:
             date=self._day(),
             solutions=solutions,
             notes={**said, **notes},
+            unused=tuple(name for name in record if name not in {*self._used(), *schema.solutions}),
         )
+
+    def _used(self) -> set[str | None]:
+        """Return the columns that prompt and answer, id and level are made of."""
+        schema = self.schema
+        columns = {
+            *schema.prompt,
+            *schema.needs,
+            schema.answer,
+            schema.id,
+            schema.level,
+            *options_of(self.row.record)[0],
+        }
+        return columns | {str(schema.answer).partition(".")[0]}
 
     # ---- the fields ----------------------------------------------------------------------------
 
@@ -568,11 +597,16 @@ class _RowReader:
             raise self._error(name, f"must be text, a number or a list of them, got {kind} ({value!r:.40})", remedy)
         text = str(value).strip()
         marked = _marked(text)
-        # a whole worked solution as the reference answer would match no answer
-        if marked is None and self.schema.worked and text:
+        # a whole worked solution as the reference answer would match no answer; a last turn of one line is an answer
+        short = self.schema.answer is None and "\n" not in text and len(text) <= _SHORT_TURN
+        if marked is None and self.schema.worked and text and not short:
             raise Quarantined(
                 f"no answer: the text of field {name!r} has neither a box nor a last line with ####; "
-                f"where the whole text is the answer: {self.reader.named('answer', name)}"
+                + (
+                    f"if the whole text is the answer: {self.reader.named('answer', name)}"
+                    if self.schema.answer is not None
+                    else "put the answer into a column of its own, or use a custom reward"
+                )
             )
         reference = (text if marked is None else marked).strip()
         if len(reference) > 1 and reference.count("$") == 2 and reference[0] == reference[-1] == "$":

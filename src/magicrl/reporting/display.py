@@ -380,7 +380,7 @@ class LiveDisplay:
         interval: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console or Console()
+        self._console = console or Console(emoji=False)
         self._interval = interval
         self._clock = clock
         self._began = clock()

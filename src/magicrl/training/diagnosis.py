@@ -28,7 +28,13 @@ ENOUGH = 0.25
 cause is named beside the largest one."""
 NEVER_ENDS = 0.9
 """Share of truncated answers from which a model more likely never ends than thinks for long."""
-UNJUDGED = "no answer could be judged; look at the reference answers, and at what the verifier or the environment says"
+
+
+def unjudged_text(reason: str) -> str:
+    """Return what to say if no answer could be judged, with the ``reason`` of one verdict (empty if none has one)."""
+    return f"no answer could be judged: {reason or 'look at the reference answers and at the verifier'}"
+
+
 SUPERVISED_START = "a short supervised start ([start] sft)"
 
 
@@ -159,7 +165,7 @@ def answers_of(groups: Sequence[ScoredGroup], *, max_tokens: int, judging: Judgi
     """
     judged = [group for group in groups if group.counted.any()]
     if not judged:
-        raise ValueError(UNJUDGED)
+        raise ValueError(unjudged_text(next((v.reason for g in groups for v in g.verdicts if v.reason), "")))
     right = [group.correct[group.counted] for group in judged]
     return SampledAnswers(
         groups=len(groups),

@@ -43,7 +43,7 @@ from magicrl.training.batches import (
     with_policy_mask,
     with_ref_logprobs,
 )
-from magicrl.training.diagnosis import UNJUDGED, answers_in, diagnose, judging_of
+from magicrl.training.diagnosis import answers_in, diagnose, judging_of, unjudged_text
 from magicrl.training.metrics import StalenessMeter, StepClock, Values, entropy_metrics, step_metrics
 from magicrl.training.objective import LearnerSettings, Objective, brought, entropy_controller
 from magicrl.training.protocols import Controls, Learner, NotFiniteError, Reference, TrainingStopped, UpdateMetrics
@@ -362,7 +362,7 @@ class Trainer:
             unjudged = isinstance(share, float) and share > 0.5
             raise TrainingStopped(
                 f"every group of {limit} steps in a row was rejected, so there is nothing to learn; in the last one "
-                f"{UNJUDGED if unjudged or seen is None else diagnose(seen).text}"
+                f"{unjudged_text(self._why_unjudged) if unjudged or seen is None else diagnose(seen).text}"
             )
         rollout = self._config.rollout
         # asynchronous: responses of the newest weights alone, since staleness itself widens the gap of all others

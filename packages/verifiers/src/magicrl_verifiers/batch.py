@@ -280,7 +280,11 @@ def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any, where: str) -> Li
     reference, prompt, response = row.get("reference"), row.get("prompt", ""), row["response"]
     references = [reference] if isinstance(reference, str) else reference if "reference" in row else []
     empty = not references and "reference" in row
-    if empty or not isinstance(references, list) or not all(isinstance(one, str) and one.strip() for one in references):
+    if (
+        empty
+        or not isinstance(references, list | tuple)
+        or not all(isinstance(one, str) and one.strip() for one in references)
+    ):
         raise ValueError(
             f"{where}: field 'reference' must be a string or a list of strings, none empty, got {reference!r:.60}"
         )

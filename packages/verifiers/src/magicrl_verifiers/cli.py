@@ -51,7 +51,7 @@ def math(
     from magicrl_verifiers.records import JudgeOptions
 
     options = JudgeOptions(reasoning=reasoning, extract=extract)
-    console = Console()
+    console = Console(emoji=False)
     tell = ProgressLines(console).lines("judged")
     summary = verify_file(input, output, options=options, time_limit=time_limit, workers=workers, tell=tell)
     console.print(f"{summary.total} judged, {summary.correct} correct -> {output}")
@@ -90,7 +90,7 @@ def reward(
     """
     from magicrl_verifiers.batch import verify_file
 
-    console = Console()
+    console = Console(emoji=False)
     limits: dict[str, Any] = {"workers": workers, "time_limit": time_limit, "memory_limit_mb": memory_limit_mb}
     summary = verify_file(input, output, verifier=name, tell=ProgressLines(console).lines("judged"), **limits)
     mean = "" if summary.score is None else f", mean reward {summary.score:.3g}"
@@ -158,7 +158,7 @@ def code(
         judge=JudgeOptions(reasoning=reasoning),
     )
     count = workers or usable_cores()
-    console = Console()
+    console = Console(emoji=False)
     tell = ProgressLines(console).lines("judged")
     summary = verify_code_file(input, output, options=options, workers=count, explain=explain, tell=tell)
     console.print(f"{summary.total} judged, {summary.correct} correct, {summary.not_judged} not judged -> {output}")
@@ -192,7 +192,7 @@ def checkers(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
     from magicrl_verifiers.code.sandbox import Limits
     from magicrl_verifiers.code_files import admission_file
 
-    console = Console()
+    console = Console(emoji=False)
     options, tell = CodeOptions(limits=Limits(cpu_seconds=time_limit)), ProgressLines(console).lines("examined")
     count = admission_file(input, output, options, tell)
     console.print(f"{count} checkers admitted -> {output}")
@@ -218,7 +218,7 @@ def disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int
     from magicrl_verifiers.code.sandbox import Limits
     from magicrl_verifiers.code_files import disagreements_file
 
-    console = Console()
+    console = Console(emoji=False)
     options, tell = CodeOptions(limits=Limits(cpu_seconds=time_limit)), ProgressLines(console).lines("examined")
     count = disagreements_file(input, output, options, tell)
     console.print(f"{count} problems need a checker -> {output}")
@@ -230,6 +230,8 @@ def main() -> None:
     try:
         status = app(result_action="return_value")
     except (ValueError, RuntimeError, OSError) as error:
-        Console(stderr=True, highlight=False).print(f"magicrl-verify: {error}", markup=False, soft_wrap=True)
+        Console(emoji=False, stderr=True, highlight=False).print(
+            f"magicrl-verify: {error}", markup=False, soft_wrap=True
+        )
         sys.exit(1)
     sys.exit(status or 0)

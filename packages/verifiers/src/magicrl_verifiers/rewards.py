@@ -32,6 +32,7 @@ from magicrl_verifiers.isolated import limit_cpu, limit_memory
 from magicrl_verifiers.pool import Item, WorkerProtocol
 from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, make_verdict
 from magicrl_verifiers.references import resolve
+from magicrl_verifiers.trl_rewards import adapted
 from magicrl_verifiers.worker import Exhausted, Refused, RequestHandler, Send, WorkerPlan
 
 _log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class RewardFunction:
     """
 
     def __init__(self, reference: str, function: Any) -> None:
+        function = adapted(function)
         if not callable(function):
             raise ValueError(f"reward {reference!r} is no function but {type(function).__name__}")
         own: dict[str, Any] = {
@@ -118,7 +120,7 @@ class RewardFunction:
             start = time.perf_counter()
             try:
                 returned = self._function(*given)
-            except Exception as error:  # noqa: BLE001 - the border to a user's code: whatever it raises judges nothing
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code: whatever it raises judges nothing
                 returned = error
             found += self._verdicts(problem, count, returned, time.perf_counter() - start)
         return found
@@ -131,7 +133,7 @@ class RewardFunction:
             async with turns:
                 start = time.perf_counter()
                 try:
-                    returned = await asyncio.wait_for(self._function(*given), limit)
+                    returned = await asyncio.wait_for(self._without_exit(given), limit)
                 except TimeoutError:
                     returned = TimeoutError(f"no score within {limit:g} s")
                 except Exception as error:  # noqa: BLE001 - the border to a user's code, as above
@@ -141,6 +143,19 @@ class RewardFunction:
         parts = await asyncio.gather(*(call(*one) for one in self._calls(problem, responses)))
         return [verdict for part in parts for verdict in part]
 
+    async def _without_exit(self, given: tuple[Any, Any]) -> Any:
+        """Await the user's function; SystemExit is returned, since raised in a task it ends the event loop."""
+        try:
+            return await self._function(*given)
+        except SystemExit as error:
+            return error
+
+    def check(self, problem: Problem) -> None:
+        """Raise ValueError if the function requires what this problem does not have."""
+        check = getattr(self._function, "check", None)
+        if check is not None:
+            check(problem)
+
     def _calls(self, problem: Problem, responses: Sequence[str]) -> list[tuple[int, tuple[Any, Any]]]:
         """The calls that judge these responses: for how many of them, with what arguments."""
         if self.settings.batched:
@@ -149,14 +164,14 @@ class RewardFunction:
 
     def _verdicts(self, problem: Problem, count: int, returned: Any, seconds: float) -> list[Verdict]:
         try:
-            if isinstance(returned, Exception):
+            if isinstance(returned, Exception | SystemExit):
                 raise returned
             # inside the try: iterating over what a user's code returned may raise as well
             scores = list(returned) if self.settings.batched else [returned]
             if len(scores) != count:
                 raise TypeError(f"a batched reward must return {count} scores, got {len(scores)}")
             return [self._verdict(score, seconds / max(1, count)) for score in scores]
-        except Exception as error:  # noqa: BLE001 - what a user's code returned may be anything, too
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - what a user's code returned may be anything, too
             return [self.failed(problem, f"{type(error).__name__}: {error}", seconds)] * count
 
     def _verdict(self, returned: Any, seconds: float) -> Verdict:

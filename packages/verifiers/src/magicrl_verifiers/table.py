@@ -27,6 +27,7 @@ class VerifierSpec:
         protocol: how it is judged in worker processes, from (options, seconds, MiB), or None.
         served: makes what asks a server, or None. Exactly one of the three is given.
         needs_reference: whether it can judge nothing without a reference answer.
+        check_problem: raises ValueError for a problem that a reward function cannot be called for.
     """
 
     name: str
@@ -34,6 +35,7 @@ class VerifierSpec:
     protocol: Callable[[JudgeOptions, float, int], WorkerProtocol] | None = None
     served: Callable[[JudgeSettings, JudgeOptions], ServedJudge] | None = None
     needs_reference: bool = True
+    check_problem: Callable[[Problem], None] | None = None
 
     def __post_init__(self) -> None:
         assert [self.in_process, self.protocol, self.served].count(None) == 2, self.name
@@ -42,6 +44,8 @@ class VerifierSpec:
         """Raise ValueError for a problem without the reference answer that this verifier needs."""
         if self.needs_reference:
             check_references(problem)
+        if self.check_problem is not None:
+            self.check_problem(problem)
 
 
 def _exact(options: JudgeOptions) -> Judge:
@@ -109,7 +113,10 @@ def function_spec(reference: str, function: Any) -> VerifierSpec:
 
     made = RewardFunction(reference, function)
     if not made.settings.isolated:
-        return VerifierSpec(name=reference, in_process=lambda _: judge_here(made), needs_reference=False)
+        return VerifierSpec(
+            name=reference, in_process=lambda _: judge_here(made), needs_reference=False, check_problem=made.check
+        )
     if reference.startswith(LIVE):
         raise ValueError(f"{reference}: isolated=True calls a reward in processes of its own, {in_a_file(function)}")
-    return VerifierSpec(name=reference, protocol=functools.partial(RewardProtocol, made), needs_reference=False)
+    protocol = functools.partial(RewardProtocol, made)
+    return VerifierSpec(name=reference, protocol=protocol, needs_reference=False, check_problem=made.check)

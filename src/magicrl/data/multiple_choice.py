@@ -1,0 +1,113 @@
+"""Multiple choice: a record's options become part of its prompt, and its answer a letter and a text."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+NAMES = ("choices", "options")
+"""Columns that hold the options, whatever their case."""
+_LABELS = ("label", "labels", "key", "letter")
+_TEXTS = ("text", "texts", "value", "content")
+_MOST = len(string.ascii_uppercase)
+
+
+def options_of(record: Mapping[str, Any]) -> tuple[tuple[str, ...], list[str], list[str]]:
+    """Return the columns with the options of a record, the options' labels and their texts; nothing if it has none.
+
+    Read are a list of texts or numbers, a list of ``{label, text}``, a dict of labels to texts, ARC's
+    ``{"label": [...], "text": [...]}``, and one column per option, ``A``, ``B``, ...
+
+    Example:
+        >>> options_of({"question": "2 + 2?", "choices": [3, 4], "answer": 1})
+        (('choices',), ['A', 'B'], ['3', '4'])
+    """
+    for name, value in record.items():
+        if name.lower() in NAMES and value:
+            labels, texts = _parts(value)
+            if len(texts) > 1:
+                return (name,), labels, texts
+    letters = [letter for letter in string.ascii_uppercase[:10] if record.get(letter) not in (None, "")]
+    if len(letters) > 1 and letters == list(string.ascii_uppercase[: len(letters)]):
+        return tuple(letters), letters, [str(record[letter]).strip() for letter in letters]
+    return (), [], []
+
+
+def _parts(value: Any) -> tuple[list[str], list[str]]:
+    if isinstance(value, Mapping):
+        table = cast("Mapping[str, Any]", value)
+        texts = next((table[key] for key in _TEXTS if isinstance(table.get(key), list)), None)
+        if texts is not None:
+            labels = next((table[key] for key in _LABELS if isinstance(table.get(key), list)), None)
+            return _labelled(labels, texts)
+        return _labelled(list(table), list(table.values()))
+    if not isinstance(value, list) or not value:
+        return [], []
+    entries = cast("list[Any]", value)
+    if all(isinstance(entry, Mapping) for entry in entries):
+        texts = [next((entry[key] for key in _TEXTS if key in entry), None) for entry in entries]
+        labels = [next((entry[key] for key in _LABELS if key in entry), None) for entry in entries]
+        return _labelled(labels, texts)
+    return _labelled(None, entries)
+
+
+def _labelled(labels: Any, texts: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """Return labels and texts; letters if there are no labels, and nothing if one of the texts is none."""
+    if not 1 < len(texts) <= _MOST or not all(isinstance(t, str | int | float) and str(t).strip() for t in texts):
+        return [], []
+    if not isinstance(labels, list) or len(cast("list[Any]", labels)) != len(texts) or None in labels:
+        labels = list(string.ascii_uppercase[: len(texts)])
+    # a text that repeats its label, "A) 3", would show it twice
+    names = [str(label).strip() for label in cast("list[Any]", labels)]
+    bare = [re.sub(rf"^\(?{re.escape(name)}[).:]\s+", "", str(t).strip()) for name, t in zip(names, texts, strict=True)]
+    return names, bare
+
+
+def with_options(prompt: str, labels: Sequence[str], texts: Sequence[str]) -> str:
+    """Return the prompt followed by the options, one per line; the prompt itself if it holds them all.
+
+    Example:
+        >>> print(with_options("2 + 2?", ["A", "B"], ["3", "4"]))
+        2 + 2?
+        A) 3
+        B) 4
+    """
+    tail = prompt[-sum(len(text) + 12 for text in texts) :]
+    if all(
+        re.search(rf"(?m)^\W*{re.escape(label)}\W+{re.escape(text)}", tail)
+        for label, text in zip(labels, texts, strict=True)
+    ):
+        return prompt
+    return "\n".join([prompt, *(f"{label}) {text}" for label, text in zip(labels, texts, strict=True))])
+
+
+def right_option(answer: Any, labels: Sequence[str], texts: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the accepted answers, the label and the text of the right option; None if the answer is no option.
+
+    A number is the place of the option, from 0, unless it is the text of one.
+
+    Example:
+        >>> right_option(1, ["A", "B"], ["cat", "dog"])
+        ('B', 'dog')
+    """
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        return None
+    said = str(answer).strip()
+    plain = re.sub(r"^\(?(\w+)[).:]?$", r"\1", said)
+    place: int | None = None
+    if isinstance(answer, str) and plain in labels:
+        place = labels.index(plain)
+    elif isinstance(answer, str) and texts.count(said) == 1:
+        place = texts.index(said)
+    elif isinstance(answer, str) and plain.upper() in labels:
+        place = labels.index(plain.upper())
+    elif re.fullmatch(r"\d+(?:\.0)?", said) and int(float(said)) < len(texts):
+        place = int(float(said))
+    else:
+        lower = [text.casefold() for text in texts]
+        place = lower.index(said.casefold()) if lower.count(said.casefold()) == 1 else None
+    if place is None:
+        return None
+    return tuple(dict.fromkeys((labels[place], texts[place])))

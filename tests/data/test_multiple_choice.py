@@ -1,0 +1,79 @@
+"""Multiple choice: options in the forms of real sets become part of the prompt; letters and texts are right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import magicrl
+from magicrl.data.sources import recognise
+
+QUESTION = "Capital of France?"
+SHOWN = "Capital of France?\nA) Rome\nB) Paris"
+
+
+def read(tmp_path: Path, **record: Any) -> Any:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": QUESTION, **record}))
+    return recognise(path)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"choices": ["Rome", "Paris"], "answer": 1},  # MMLU
+        {"choices": ["Rome", "Paris"], "answer": "1"},
+        {"choices": ["A) Rome", "B) Paris"], "answer": "(B)"},
+        {"Options": ["Rome", "Paris"], "answer": "paris"},
+        {"options": {"A": "Rome", "B": "Paris"}, "answer": "b"},
+        {"choices": [{"label": "A", "text": "Rome"}, {"label": "B", "text": "Paris"}], "answer": "B."},
+        {"choices": {"text": ["Rome", "Paris"], "label": ["A", "B"]}, "answerKey": "B"},  # ARC
+        {"A": "Rome", "B": "Paris", "answer": "B"},
+        {"question": SHOWN, "choices": ["Rome", "Paris"], "answer": 1},  # shown by the question itself
+    ],
+)
+def test_options_are_shown_and_both_answers_are_right(record: dict[str, Any], tmp_path: Path) -> None:
+    found = read(tmp_path, **record)
+    problem = found.first.problem
+    assert problem.prompt == SHOWN
+    assert problem.references == ("B", "Paris")
+    right = (r"\boxed{B}", r"\boxed{Paris}", r"\boxed{\text{B) Paris}}", "The answer is B.")
+    wrong = (r"\boxed{A}", r"\boxed{Rome}", "The answer is A) Rome")
+    rows = [{"response": text, "reference": list(problem.references)} for text in (*right, *wrong)]
+    assert [verdict.correct for verdict in magicrl.verify(rows, workers=1)] == [True] * 4 + [False] * 3
+
+
+def test_labels_of_the_data_are_kept(tmp_path: Path) -> None:
+    found = read(tmp_path, choices={"text": ["Rome", "Paris"], "label": ["1", "2"]}, answer="2")
+    assert found.first.problem.prompt == "Capital of France?\n1) Rome\n2) Paris"
+    assert found.first.problem.references == ("2", "Paris")
+
+
+def test_an_answer_that_is_no_option_is_set_aside(tmp_path: Path) -> None:
+    (rejected,) = read(tmp_path, choices=["Rome", "Paris"], answer="C").rejected
+    assert rejected.reason == "the answer 'C' is none of the options A, B"
+
+
+def test_columns_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    found = read(tmp_path, id="q1", choices=["Rome", "Paris"], answer=1, hint="Not in Italy")
+    assert found.first.unused == ("hint",)
+
+
+def test_other_columns_of_these_names_are_no_options(tmp_path: Path) -> None:
+    for extra in ({"choices": []}, {"choices": "none"}, {"choices": ["only one"]}, {"A": "first", "C": "third"}):
+        assert read(tmp_path, answer="Paris", **extra).first.problem.prompt == QUESTION
+
+
+def test_the_last_turn_of_a_conversation_is_the_answer(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    path.write_text(json.dumps({"messages": [*turns, {"role": "assistant", "content": "4"}]}))
+    first = recognise(path).first
+    assert first is not None
+    assert (first.problem.prompt, first.problem.references) == ("2 + 2?", ("4",))
+    path.write_text(json.dumps({"messages": [*turns, {"role": "assistant", "content": "We add.\nThat is four."}]}))
+    (rejected,) = recognise(path).rejected
+    assert "put the answer into a column of its own, or use a custom reward" in rejected.reason

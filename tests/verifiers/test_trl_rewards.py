@@ -1,0 +1,101 @@
+"""Reward functions with TRL's signature, lists of functions, and functions that end the process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from magicrl_verifiers.records import Outcome, Problem
+from magicrl_verifiers.rewards import RewardFunction
+
+PROBLEM = Problem(
+    id="a", prompt="1 + 1?", references=("2",), verifier="own", source="s", extra={"kind": "sum", "solution": "#### 2"}
+)
+
+
+def judged(function: Any, *responses: str) -> list[tuple[float | None, dict[str, float]]]:
+    return [(v.score, dict(v.metrics)) for v in RewardFunction("own", function).judge(PROBLEM, responses)]
+
+
+def test_texts_and_columns() -> None:
+    def right(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
+        assert columns["prompts"] == ["1 + 1?"] * 2
+        assert columns["kind"] == ["sum"] * 2
+        assert columns["solution"] == ["#### 2"] * 2
+        return [float(text == one) for text, one in zip(completions, answer, strict=True)]
+
+    assert judged(right, "2", "3") == [(1.0, {}), (0.0, {})]
+
+
+def test_only_the_parameters_that_it_has() -> None:
+    def kinds(prompts: list[str], completions: list[str], kind: list[str]) -> list[float]:
+        return [float(len(one)) for one in kind]
+
+    assert judged(kinds, "x") == [(3.0, {})]
+
+
+def test_messages_if_it_fails_on_texts() -> None:
+    def length(prompts: list[Any], completions: list[Any]) -> list[float]:
+        assert prompts[0] == [{"role": "user", "content": "1 + 1?"}]
+        return [float(len(messages[0]["content"])) for messages in completions]
+
+    function = RewardFunction("own", length)
+    assert [v.score for _ in range(2) for v in function.judge(PROBLEM, ["ab"])] == [2.0, 2.0]
+
+
+def test_its_own_error_is_reported() -> None:
+    def broken(completions: list[str]) -> list[float]:
+        raise KeyError("no such table")
+
+    (verdict,) = RewardFunction("own", broken).judge(PROBLEM, ["x"])
+    assert verdict.outcome is Outcome.NOT_JUDGED
+    assert verdict.reason == "KeyError: 'no such table'"
+
+
+def test_a_list_is_summed_and_none_is_no_opinion() -> None:
+    def short(problem: Problem, response: str) -> float:
+        return float(len(response) < 2)
+
+    def right(completions: list[str], answer: list[str]) -> list[float | None]:
+        return [2.0 if text == one else None for text, one in zip(completions, answer, strict=True)]
+
+    found = judged([short, right], "2", "3", "33")
+    assert found == [(3.0, {"short": 1.0, "right": 2.0}), (1.0, {"short": 1.0}), (0.0, {"short": 0.0})]
+    verdicts = RewardFunction("own", [right]).judge(PROBLEM, ["3"])
+    assert verdicts[0].outcome is Outcome.NOT_JUDGED, "no function had an opinion"
+
+
+@pytest.mark.parametrize("exit_", [sys.exit, lambda code: (_ for _ in ()).throw(SystemExit(code))])
+def test_a_function_that_exits_judges_nothing(exit_: Callable[[int], Any]) -> None:
+    async def waits(problem: Problem, response: str) -> float:
+        return exit_(0) or next(iter([]))
+
+    for function in (lambda problem, response: exit_(0) or next(iter([])), waits):
+        (verdict,) = RewardFunction("own", function).judge(PROBLEM, ["x"])
+        assert verdict.outcome is Outcome.NOT_JUDGED
+        assert verdict.status == "reward_failed"
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda text: 1.0, r"cannot be called with \(problem, response\).*completions, \*\*kwargs"),
+        ([], "an empty list of rewards"),
+        ([1.0], "reward 0 of the list is no function but float"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_at_once(function: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RewardFunction("own", function)
+
+
+def test_a_missing_column_is_named() -> None:
+    def needs(completions: list[str], rubric: list[str]) -> list[float]:
+        return [0.0] * len(completions)
+
+    with pytest.raises(ValueError, match="reward needs requires the column 'rubric', and the data has kind, solution"):
+        RewardFunction("own", [needs]).check(PROBLEM)
+    RewardFunction("own", lambda problem, response: 1.0).check(PROBLEM)
