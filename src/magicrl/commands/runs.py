@@ -80,13 +80,8 @@ def runs(
         console.print(_table(listed, console.width))
     else:
         console.print(f"no run in {folder}" + (f" meets {', '.join(where)}" if where else ""), markup=False)
-<<<<<<< HEAD
-    for item in left_out:
-        Console(emoji=False, stderr=True).print(f"left out: {item.why}", style="yellow", markup=False, soft_wrap=True)
-=======
     for _, why in left_out:
-        Console(stderr=True).print(f"left out: {why}", style="yellow", markup=False, soft_wrap=True)
->>>>>>> origin/redesign-reporting
+        Console(emoji=False, stderr=True).print(f"left out: {why}", style="yellow", markup=False, soft_wrap=True)
     return 1 if left_out else 0
 
 
