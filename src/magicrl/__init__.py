@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from magicrl.commands.eval import evaluate
     from magicrl.commands.evaluation import Evaluation
     from magicrl.commands.explain import explain
+    from magicrl.commands.init import init
     from magicrl.commands.plan import plan
     from magicrl.commands.preflight import preflight
     from magicrl.commands.run_folder import Run, load_run
@@ -30,6 +32,7 @@ _HOMES = {
     "Verdict": "magicrl.records",
     "evaluate": "magicrl.commands.eval",
     "explain": "magicrl.commands.explain",
+    "init": "magicrl.commands.init",
     "load_run": "magicrl.commands.run_folder",
     "plan": "magicrl.commands.plan",
     "preflight": "magicrl.commands.preflight",
@@ -48,6 +51,7 @@ __all__ = [
     "Verdict",
     "evaluate",
     "explain",
+    "init",
     "load_run",
     "plan",
     "preflight",
@@ -59,10 +63,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version("magicrl")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return [*__all__, "__version__"]

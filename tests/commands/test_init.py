@@ -14,7 +14,7 @@ import pytest
 from toy_start import toy_sft
 
 from magicrl.commands.init import _fitting, _read, beside
-from magicrl.commands.init import init as run_init
+from magicrl.commands.init import command as run_init
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.config.schema import ModelConfig

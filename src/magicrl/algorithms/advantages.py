@@ -312,11 +312,23 @@ def scored_advantages(
         k=k,
         groups=groups,
     )
-    found = advantage(inputs).to(torch.float64)
+    found = _as_numbers(advantage(inputs), sum(sizes))
     # The values of non-members are arbitrary until `given` sets them to 0.
     if found.shape != (sum(sizes),) or not bool(found[inputs.members_N].isfinite().all()):
         raise ValueError(f"an advantage must return {sum(sizes)} finite numbers, one per response; got {found}")
     return [part.numpy() for part in torch.split(inputs.given(found), sizes)]
+
+
+def _as_numbers(returned: object, responses: int) -> Tensor:
+    """Return what an advantage function returned, a tensor, an array or a list, as float64 ``[responses]``."""
+    try:
+        return torch.as_tensor(returned, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(returned).__name__
+        raise ValueError(
+            f"an advantage must return {responses} numbers, one per response, as a tensor, an array or a list; got "
+            f"{kind} ({returned!r:.60})"
+        ) from None
 
 
 MinibatchMode: TypeAlias = Literal["keep_n_sgd", "keep_d_t"]

@@ -20,6 +20,7 @@ from magicrl.algorithms.losses import (
     Correction,
     CorrectionInputs,
     LossRow,
+    Surrogate,
     SurrogateInputs,
     correction_weights,
 )
@@ -142,6 +143,11 @@ def loss_terms(
             **shared,
         )
     )
+    if not isinstance(surrogate, Surrogate) or any(part.shape != ratio.shape for part in surrogate):
+        got = f"shapes {[tuple(s.shape) for s in surrogate]}" if isinstance(surrogate, Surrogate) else type(surrogate)
+        raise ValueError(
+            f"a surrogate must return Surrogate(values, clipped), two tensors of shape {tuple(ratio.shape)}; got {got}"
+        )
     corrected = correction_weights(correction, CorrectionInputs(cap=correction_cap, **shared))
     kl = None if own.ref_logprobs is None else k3(own.logprobs, own.ref_logprobs)
 

@@ -32,6 +32,7 @@ from magicrl.commands.given import (
     data_reference,
     given_recipe,
     in_python,
+    model_text,
     path_text,
     reward_reference,
 )
@@ -266,7 +267,7 @@ def _engine_settings(given: SimpleNamespace) -> EngineSettings:
         raise RecipeError(str(error), key="--engine") from None
     same = ("dtype", "device", "max_rows", "memory_limit_mb", "threads")
     return EngineSettings(
-        model=path_text("model", given.model),
+        model=model_text(given.model),
         options=parse_engine_options(given.engine, given.engine_options),
         **{name: getattr(given, name) for name in same},
     )

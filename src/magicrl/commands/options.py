@@ -36,6 +36,7 @@ def as_command(
     *,
     typed: Mapping[str, Any] | None = None,
     optional: Collection[str] = (),
+    keywords: Collection[str] = (),
     groups: Mapping[str, Group] | None = None,
 ) -> Callable[..., int]:
     """Return the command of an API function.
@@ -50,6 +51,7 @@ def as_command(
         typed: types of parameters in a terminal, by name, where the table of this module has none.
         optional: parameters that the function requires and ``present`` can do without. They are options with the
             default None.
+        keywords: required parameters that are options in a terminal, not arguments.
         groups: titles of parameters in ``--help``, by name.
     """
     original = inspect.unwrap(function)
@@ -63,8 +65,9 @@ def as_command(
             if one.name in optional:
                 one, kind = one.replace(default=None, kind=one.KEYWORD_ONLY), kind | None
             elif one.kind is one.POSITIONAL_OR_KEYWORD:
-                required = one.default is one.empty
-                one = one.replace(kind=one.POSITIONAL_ONLY if required else one.KEYWORD_ONLY)
+                required = one.default is one.empty and one.name not in keywords
+                first = source is original and not parameters and one.name not in keywords
+                one = one.replace(kind=one.POSITIONAL_ONLY if required or first else one.KEYWORD_ONLY)
             # a flag that is off and an empty list are no defaults worth showing
             further = Parameter(show_default=one.default is not None and one.default is not False and one.default != ())
             kind = Annotated[kind, further, *([] if groups is None else [Parameter(group=groups[one.name])])]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import Any
 from rich.console import Console
 
 from magicrl.commands.given import Data, PathText, Recipe, Reward, Settings, given_recipe, in_python, overrides_of
+from magicrl.commands.init import init
 from magicrl.commands.options import Overrides, as_command
 from magicrl.commands.plan import planned
 from magicrl.commands.run_folder import Run, load_run
 from magicrl.commands.training import Progress, observed, output_folder, prepared, run_to_end, threads_kept
+from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, placed_errors
 from magicrl.config.overrides import Overrides as GivenOverrides
 from magicrl.config.paths import MODELS, is_unchanged
@@ -30,7 +33,7 @@ from magicrl_verifiers.progress import duration
 
 @in_python()
 def train(
-    recipe: Recipe,
+    recipe: Recipe | None = None,
     *,
     settings: Settings | None = None,
     model: PathText | None = None,
@@ -43,7 +46,8 @@ def train(
     """Train with MAGIC: supervised start if asked for, test, reinforcement learning in stages, test, report.
 
     Args:
-        recipe: The training recipe: a shipped name, a file, or in Python a dict.
+        recipe: The training recipe: a shipped name, a file, or in Python a dict; default: what init proposes
+            for ``model``, ``data`` and ``reward``.
         settings: A setting to override, ``--set optimizer.learning_rate=1e-5`` (repeatable); in Python a dict of dotted
             keys, ``{"optimizer.learning_rate": 1e-5}``.
         model: The start model's folder or hub name, in place of the recipe's start.
@@ -63,6 +67,12 @@ def train(
         FloatingPointError: a loss or a gradient was not finite.
         KeyboardInterrupt: stopped by a person; the step in progress is kept, and ``resume=True`` continues.
     """
+    if recipe is None:
+        if model is None or data is None:
+            raise RecipeError("train needs a recipe, or a model and data to write one for (magicrl recipes lists them)")
+        recipe = inspect.unwrap(init)(model, data, reward=reward, progress=progress is True)
+        model = data = reward = None  # they are in the recipe
+    assert recipe is not None
     given, overrides = given_recipe(recipe), overrides_of(settings, model=model, data=data, reward=reward)
     made = prepared(given, overrides, output_folder(output), resume=resume)
     if progress is True:
@@ -91,6 +101,8 @@ def _present(work: functools.partial[Run], *, dry_run: bool = False) -> int:
         from magicrl.commands import dry_run as rehearsal
 
         given = {name: work.keywords.get(name) for name in ("settings", "model", "data", "reward")}
+        if not work.args:
+            raise RecipeError("--dry-run needs a recipe; magicrl init writes one")
         return rehearsal.dry_run(given_recipe(work.args[0]), overrides_of(**given))
     run = work()
     console = Console(emoji=False)
@@ -108,8 +120,7 @@ def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overri
     Empty where the planner does not know the model, or an accelerator does the work; the display tells the time left
     from the first step on.
     """
-    unchanged = isinstance(recipe, Path) and is_unchanged(recipe, overrides)
-    if config.run.expected_minutes and unchanged:
+    if config.run.expected_minutes and (not overrides or is_unchanged(recipe, overrides)):
         return f"about {config.run.expected_minutes:g} minutes on two CPU cores; "
     from magicrl.models.loading import resolve_device
     from magicrl.planning.planner import Options

@@ -237,19 +237,32 @@ class Recognised:
     first: Read | None
 
 
-def recognise(place: str | Path | Place, fields: FieldMapping | None = None, *, offer: str | None = None) -> Recognised:
+def recognise(
+    place: str | Path | Place,
+    fields: FieldMapping | None = None,
+    *,
+    offer: str | None = None,
+    verifier: str | None = None,
+) -> Recognised:
     """Read all of ``place`` and say what it holds: schema, columns, counts, and every record that is rejected and why.
 
     Args:
         place: a file or folder, or a hub name.
         fields: columns that the user named.
+        verifier: of problems without tests; a custom reward may do without answers.
         offer: how a user names a column, for the reasons, e.g. ``--set data.train.0.fields.{field}={column}``.
 
     Raises:
         RecipeError, ValueError: it cannot be read as a whole (no such file, not UTF-8, unknown kind).
     """
     place = place if isinstance(place, Place) else Place.of(place)
-    reader = RecordReader(stem=place.stem, fields=fields or FieldMapping(), extra=False, offer=offer or OFFER)
+    reader = RecordReader(
+        stem=place.stem,
+        fields=fields or FieldMapping(),
+        verifier=verifier or "maths",
+        extra=False,
+        offer=offer or OFFER,
+    )
     schemas: Counter[str] = Counter()
     verifiers: Counter[str] = Counter()
     mappings: dict[str, dict[str, str | tuple[str, ...]]] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -387,7 +388,11 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
             f"# Seen of {look.answers.groups} problems: {_percent(look.answers.correct)} of the answers right, "
             f"{_percent(look.answers.mixed)} of the groups with right and wrong ones.",
         ],
-        ["[run]", f"name = {_text(_name(setting.model))}"],
+        [
+            "[run]",
+            f"name = {_text(_name(setting.model, setting.data))}",
+            f"expected_minutes = {n.steps * n.step_seconds / 60:.1f}",
+        ],
         ["[start]", f"sft = {_text(solved.recipe)}  # {solved.why}" if solved else f"model = {_text(setting.model)}"],
         _precision("[model]", model),
         [
@@ -448,7 +453,7 @@ def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved:
     passes = steps * START_BATCH / shown
     sections = [
         [f"# Written by magicrl init: {solved.why}."],
-        ["[run]", f"name = {_text(f'{_name(setting.model)}-start')}"],
+        ["[run]", f"name = {_text(f'{_name(setting.model, setting.data)}-start')}"],
         ["[model]", f"folder = {_text(setting.model)}"],
         _precision("[training]", model),
         [
@@ -493,7 +498,9 @@ def _source(table: str, setting: Setting, way: Way) -> list[str]:
         table,
         f"{'hub' if setting.hub else 'path'} = {_text(setting.data)}",
         f"template = {_text(way.template)}",
-        f"verifier = {_text(setting.verifier)}  # the answers are words" if setting.verifier else "",
+        f"verifier = {_text(setting.verifier)}" + ("  # the answers are words" if setting.verifier == "exact" else "")
+        if setting.verifier
+        else "",
         f"fields = {{ {columns} }}" if columns else "",
     ]
 
@@ -516,9 +523,11 @@ def _why_extract(extract: str) -> str:
     return "what an answer ends with counts too: too few of them box it"
 
 
-def _name(model: str) -> str:
+def _name(model: str, data: str) -> str:
+    """Return the run's name, of model and data: runs on another data set have a folder of their own."""
     # a recipe is shared: no password of a URL
-    return without_secrets(model.rstrip("/").rsplit("/", 1)[-1]).lower() or "run"
+    parts = [without_secrets(text.rstrip("/").rsplit("/", 1)[-1]).lower() for text in (model, data)]
+    return "-".join(re.sub(r"\.(jsonl?|csv|tsv|parquet)$", "", part) for part in parts if part) or "run"
 
 
 def _text(value: str) -> str:
