@@ -1,4 +1,4 @@
-"""What the adapters of other packages share, without any of these packages."""
+"""Tool calls in a turn, optional packages and waiting for coroutines."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from magicrl.environments.packages import ToolCall, package, read_turn, wait
+from magicrl.environments.packages import package, read_turn, wait
 
-PRICE = ToolCall("price", {"item": "pear"})
+PRICE = ("price", {"item": "pear"})
 
 
 def test_a_missing_package_names_its_extra() -> None:
@@ -27,15 +27,13 @@ def test_a_missing_package_names_its_extra() -> None:
     ],
 )
 def test_a_call_is_read_in_the_forms_that_chat_templates_ask_for(text: str) -> None:
-    turn = read_turn(text)
-    assert (turn.reasoning, turn.content, turn.calls) == (None, "", (PRICE,))
+    assert read_turn(text) == (None, "", [PRICE])
 
 
-def test_reasoning_and_text_stand_apart_from_calls() -> None:
+def test_reasoning_and_text_are_separate_from_calls() -> None:
     call = '<tool_call>{"name": "price", "arguments": {"item": "pear"}}</tool_call>'
-    turn = read_turn(f"<think>{call} or not</think>I ask.{call}{call}")
-    assert turn.reasoning == f"{call} or not"
-    assert (turn.content, turn.calls) == ("I ask.", (PRICE, PRICE))
+    found = read_turn(f"<think>{call} or not</think>I ask.{call}{call}")
+    assert found == (f"{call} or not", "I ask.", [PRICE, PRICE])
 
 
 @pytest.mark.parametrize(
@@ -57,8 +55,7 @@ def test_reasoning_and_text_stand_apart_from_calls() -> None:
     ],
 )
 def test_what_is_no_call_stays_text(text: str) -> None:
-    turn = read_turn(text)
-    assert (turn.content, turn.calls) == (text, ())
+    assert read_turn(text) == (None, text, [])
 
 
 def test_a_coroutine_is_waited_for_no_longer_than_asked() -> None:

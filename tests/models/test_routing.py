@@ -18,7 +18,7 @@ from magicrl.models.packing import PackedBatch, packed_with_shared_prompts
 from magicrl.models.routing import Routers
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import Completion, RolloutGroup, TrainSample, frozen_floats, frozen_tokens
-from magicrl.rollout.turns import with_observation, with_turn
+from magicrl.rollout.episodes import with_observation, with_turn
 
 MIXTURES = [name for name, case in CASES.items() if "mixture" in case.layers]
 

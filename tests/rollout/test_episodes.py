@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from magicrl.config.schema import EnvironmentConfig
 from magicrl.environments.pool import NOT_REPEATABLE, EnvironmentPool
 from magicrl.records import FinishReason, Outcome, Problem, RolloutGroup, frozen_tokens
-from magicrl.rollout.episodes import EpisodeEngine
+from magicrl.rollout.episodes import EpisodeEngine, with_observation, with_turn
 from magicrl.rollout.in_process import InProcessEngine
-from magicrl.rollout.turns import with_observation, with_turn
 
 ENDS = frozenset({0, 1, 2, 3, 4, 5, 6, 7})
 """A fifth of the vocabulary: turns are short."""

@@ -78,23 +78,22 @@ def test_equals_one_cumulative_sum(vocab: int, dtype: torch.dtype) -> None:
     logits = (torch.randn(200, vocab, generator=generator, dtype=torch.float64) * 3).to(dtype)
     points = np.random.default_rng(vocab).random(200)
     for tau in (1.0, 0.4):
-        sampled = sample_tokens(logits, np.full(200, tau), points, vocab)
-        assert sampled.tokens.tolist() == textbook(logits, tau, points).tolist()
+        tokens, logprobs, entropies = sample_tokens(logits, np.full(200, tau), points, vocab)
+        assert tokens.tolist() == textbook(logits, tau, points).tolist()
         expected = torch.log_softmax(logits.double() / tau, -1)
         bound = 1e-12 if dtype == torch.float64 else 2e-6
-        chosen = expected.gather(1, sampled.tokens[:, None])[:, 0]
-        torch.testing.assert_close(sampled.logprobs.double(), chosen, rtol=0, atol=bound)
-        entropies = -(expected.exp() * expected).sum(1)
-        torch.testing.assert_close(sampled.entropies.double(), entropies, rtol=0, atol=bound * 4)
+        chosen = expected.gather(1, tokens[:, None])[:, 0]
+        torch.testing.assert_close(logprobs.double(), chosen, rtol=0, atol=bound)
+        torch.testing.assert_close(entropies.double(), -(expected.exp() * expected).sum(1), rtol=0, atol=bound * 4)
 
 
 def test_by_hand() -> None:
     """Probabilities 1/2, 1/4, 1/4: u = 0.4999 takes the first, 0.5 and 0.7499 the second, 0.75 the third."""
     logits = torch.log(torch.tensor([[2.0, 1.0, 1.0]], dtype=torch.float64)).expand(4, -1)
-    sampled = sample_tokens(logits, np.ones(4), np.array([0.4999, 0.5, 0.7499, 0.7501]), 3)
-    assert sampled.tokens.tolist() == [0, 1, 1, 2]
-    np.testing.assert_allclose(sampled.logprobs.numpy(), np.log([0.5, 0.25, 0.25, 0.25]), atol=1e-12)
-    np.testing.assert_allclose(sampled.entropies.numpy(), 1.5 * np.log(2.0), atol=1e-12)
+    tokens, logprobs, entropies = sample_tokens(logits, np.ones(4), np.array([0.4999, 0.5, 0.7499, 0.7501]), 3)
+    assert tokens.tolist() == [0, 1, 1, 2]
+    np.testing.assert_allclose(logprobs.numpy(), np.log([0.5, 0.25, 0.25, 0.25]), atol=1e-12)
+    np.testing.assert_allclose(entropies.numpy(), 1.5 * np.log(2.0), atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -107,28 +106,28 @@ def test_edges_never_take_an_impossible_token(vocab: int, dtype: torch.dtype) ->
     logits[1, 3 : vocab - 6] = -1e4  # underflows to weight 0 beside the one token left
     logits[2, : vocab // 2] = -float("inf")
     for point, expected in ((0.0, (3, vocab - 6, vocab // 2)), (1 - 2**-53, (vocab - 6,) * 3)):
-        sampled = sample_tokens(logits, np.ones(3), np.full(3, point), vocab)
-        assert tuple(sampled.tokens.tolist()) == expected
-        assert torch.isfinite(sampled.logprobs).all()
-        assert torch.isfinite(sampled.entropies).all()
-        torch.testing.assert_close(sampled.entropies[0].item(), np.log(vocab - 8), rtol=1e-5, atol=0)
+        tokens, logprobs, entropies = sample_tokens(logits, np.ones(3), np.full(3, point), vocab)
+        assert tuple(tokens.tolist()) == expected
+        assert torch.isfinite(logprobs).all()
+        assert torch.isfinite(entropies).all()
+        torch.testing.assert_close(entropies[0].item(), np.log(vocab - 8), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_token_of_a_large_flat_vocabulary_can_come(dtype: torch.dtype) -> None:
     """One u in the middle of each token's interval gives that token: 1000 tokens, four blocks."""
     points = (np.arange(1000) + 0.5) / 1000
-    sampled = sample_tokens(torch.zeros(1000, 1000, dtype=dtype), np.ones(1000), points, 1000)
-    assert sampled.tokens.tolist() == list(range(1000))
+    tokens, *_ = sample_tokens(torch.zeros(1000, 1000, dtype=dtype), np.ones(1000), points, 1000)
+    assert tokens.tolist() == list(range(1000))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_padding_has_no_probability(dtype: torch.dtype) -> None:
     logits = torch.zeros(2, 10, dtype=dtype)
     logits[:, 6:] = 50.0
-    sampled = sample_tokens(logits, np.array([1.0, 0.0]), np.array([0.999, 0.1]), 6)
-    assert sampled.tokens.tolist() == [5, 0]
-    np.testing.assert_allclose(sampled.entropies.numpy(), np.log(6.0), rtol=1e-6)
+    tokens, _, entropies = sample_tokens(logits, np.array([1.0, 0.0]), np.array([0.999, 0.1]), 6)
+    assert tokens.tolist() == [5, 0]
+    np.testing.assert_allclose(entropies.numpy(), np.log(6.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -136,20 +135,19 @@ def test_temperature_zero_takes_the_largest_and_reports_at_one(dtype: torch.dtyp
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 30, generator=generator, dtype=torch.float64).to(dtype)
     tau = np.array([0.0, 1.0, 0.5, 0.0])
-    sampled = sample_tokens(logits, tau, np.full(4, 0.99), 30)
+    tokens, logprobs, entropies = sample_tokens(logits, tau, np.full(4, 0.99), 30)
     expected = torch.log_softmax(logits.double() / torch.tensor([1.0, 1.0, 0.5, 1.0])[:, None], -1)
     for row in (0, 3):
-        assert sampled.tokens[row] == logits[row].argmax()
-    assert sampled.tokens.tolist()[1:3] != logits.argmax(-1).tolist()[1:3]
-    logprobs, entropies = sampled.logprobs.double(), sampled.entropies.double()
-    chosen, bound = expected.gather(1, sampled.tokens[:, None])[:, 0], 1e-12 if dtype == torch.float64 else 1e-5
-    torch.testing.assert_close(logprobs, chosen, rtol=0, atol=bound)
-    torch.testing.assert_close(entropies, -(expected.exp() * expected).sum(1), rtol=0, atol=bound)
+        assert tokens[row] == logits[row].argmax()
+    assert tokens.tolist()[1:3] != logits.argmax(-1).tolist()[1:3]
+    chosen, bound = expected.gather(1, tokens[:, None])[:, 0], 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(logprobs.double(), chosen, rtol=0, atol=bound)
+    torch.testing.assert_close(entropies.double(), -(expected.exp() * expected).sum(1), rtol=0, atol=bound)
 
 
 def test_bfloat16_logits_are_computed_in_float32() -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(1)).bfloat16()
-    sampled = sample_tokens(logits, np.ones(5), np.full(5, 0.3), 300)
-    assert sampled.logprobs.dtype == torch.float32
-    expected = torch.log_softmax(logits.float(), -1).gather(1, sampled.tokens[:, None])[:, 0]
-    torch.testing.assert_close(sampled.logprobs, expected)
+    tokens, logprobs, _ = sample_tokens(logits, np.ones(5), np.full(5, 0.3), 300)
+    assert logprobs.dtype == torch.float32
+    expected = torch.log_softmax(logits.float(), -1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected)

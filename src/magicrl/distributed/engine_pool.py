@@ -35,7 +35,7 @@ from magicrl.distributed.tensors import pack
 from magicrl.distributed.worker_logs import told
 from magicrl.records import RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import Capabilities, Learner, WeightCheck
-from magicrl.rollout.requests import Filed, GroupProgress, OpenGroups, SchedulingEngine, check_request
+from magicrl.rollout.requests import EndedSample, GroupProgress, OpenGroups, SchedulingEngine, check_request
 from magicrl.rollout.weight_buckets import WeightInfo
 from magicrl.training.protocols import WorkSpan
 
@@ -188,7 +188,7 @@ class EnginePool(SchedulingEngine):
     def sampled_tokens(self) -> int:
         return 0
 
-    def _ahead(self, tokens: int) -> list[Filed]:
+    def _ahead(self, tokens: int) -> list[EndedSample]:
         """What has arrived; the replicas work all the time, whatever ``tokens`` says."""
         del tokens
         while self._wait(0.0):

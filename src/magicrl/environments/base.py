@@ -1,9 +1,9 @@
-"""What an environment is: a task that answers back.
+"""The protocol of environments: multi-turn tasks.
 
-An episode is one response to one problem. The model writes a turn, which ends with its end token; the environment reads
-the turn's text and answers with an observation, after which the model writes its next turn, until the environment says
-that it is done or the limit T is reached. Observations are put behind the turn's own tokens, and nothing is tokenised
-again; they are in the context and in nothing else: not in the loss, the entropy, the KL, T_k or T.
+An episode is one response to one problem. The model writes a turn, which ends with its end token. The environment reads
+the text of the turn and answers with an observation, after which the model writes its next turn. The episode ends when
+the environment is done or the limit T is reached. Observations are appended to the tokens of the turn, and nothing is
+tokenised again. They are context only: they do not count in the loss, the entropy, the KL, T_k or T.
 
 A reference of kind ``environment`` names a class (or function) that is called without arguments for every episode.
 """
@@ -22,13 +22,13 @@ from magicrl_verifiers.records import make_verdict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What an environment says to a turn.
+    """The answer of an environment to a turn.
 
     Attributes:
-        observation: what the model reads next; empty at the end of an episode.
-        reward: the episode's reward, given with its last step; None: the problem's verifier judges the last turn.
-        done: the episode has ended.
-        metrics: further numbers of the episode, given with its last step, averaged over a training step.
+        observation: text that the model reads next; empty at the end of an episode.
+        reward: the episode's reward, on its last step only; None: the problem's verifier judges the last turn.
+        done: whether the episode has ended.
+        metrics: further numbers of the episode, on its last step only; averaged over a training step.
     """
 
     observation: str = ""
@@ -38,13 +38,14 @@ class Step:
 
 
 class Environment(Protocol):
-    """One episode of a task that answers back; made anew for every response.
+    """One episode of a multi-turn task. Each response gets its own object.
 
-    What it does may depend on the problem and on the turns alone: an episode that was lost with its worker, or was
-    under way at a checkpoint, is played again from its turns, and the responses of a group must meet the same task.
-    A class may set ``tools`` (JSON schemas of functions, which the model's chat template shows it; where they depend on
-    the problem, a static method ``tools_of(problem)`` gives them), ``time_limit`` (seconds of CPU time of one call) and
-    ``right_from`` (the least reward of a right answer, 1.0).
+    Its answers may depend only on the problem and the turns. An episode that was lost with its worker, or was running
+    at a checkpoint, is replayed from its turns, and all responses of a group must get the same task.
+
+    A class may set ``tools`` (JSON schemas of functions, which the model's chat template shows; a static method
+    ``tools_of(problem)`` returns them where they depend on the problem), ``time_limit`` (seconds of CPU time per call)
+    and ``right_from`` (the lowest reward of a right answer, 1.0).
     """
 
     def reset(self, problem: Problem) -> None:
@@ -52,13 +53,13 @@ class Environment(Protocol):
         ...
 
     def step(self, text: str) -> Step:
-        """Answer a turn of the model; ``text`` is what a model wrote, so hostile input."""
+        """Answer a turn of the model. ``text`` is untrusted input."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSpec:
-    """What a reference of kind ``environment`` names, with what the class says of itself (see `Environment`)."""
+    """An environment by its reference, with the attributes of its class (see `Environment`)."""
 
     reference: str
     make: Callable[[], Environment]
@@ -67,7 +68,7 @@ class EnvironmentSpec:
     right_from: float = 1.0
 
     def verdict(self, last: Step) -> Verdict | None:
-        """What an episode's last step found; None where it leaves that to the problem's verifier."""
+        """Return the verdict of an episode's last step; None if the problem's verifier judges."""
         if last.reward is None:
             return None
         status = "score_reached" if last.reward >= self.right_from else "score_below"
@@ -75,10 +76,10 @@ class EnvironmentSpec:
 
 
 def environment_spec(reference: str) -> EnvironmentSpec:
-    """The environment of this name; its module is imported.
+    """Return the environment of this reference. Its module is imported.
 
     Raises:
-        ValueError: unknown name (says the nearest known one), or what it names is no environment.
+        ValueError: the name is unknown (the message has the nearest known one), or it is no environment.
     """
     found: Any = resolve("environment", reference)
     name = f"environment {reference!r}"
@@ -86,7 +87,7 @@ def environment_spec(reference: str) -> EnvironmentSpec:
         raise ValueError(f"{name} is no class or function but {type(found).__name__}")
     lacking = [method for method in ("reset", "step") if not hasattr(found, method)]
     if isinstance(found, type) and lacking:
-        raise ValueError(f"{name} has no {' and no '.join(lacking)}; write what magicrl.environments.base shows")
+        raise ValueError(f"{name} has no {' and no '.join(lacking)}; see magicrl.environments.base.Environment")
     try:
         inspect.signature(found).bind()
     except TypeError as error:

@@ -1,13 +1,13 @@
-"""A calculator that the model may call in a turn; the result is the observation. A turn without a call is the last one.
+"""A calculator that the model may call in a turn. The observation is the result. A turn without a call is the last one.
 
-Calls are read in two forms, several in one turn as well:
+A turn may have several calls, in two forms:
 
 * ``<calc>473 + 285</calc>``;
-* ``<tool_call>{"name": "calculator", "arguments": {"expression": "473 + 285"}}</tool_call>``, what chat models write
-  (Qwen; SmolLM2 puts a list of calls between the tags), and what `Calculator.tools` lets a chat template ask for.
+* ``<tool_call>{"name": "calculator", "arguments": {"expression": "473 + 285"}}</tool_call>``, the form of chat models
+  (Qwen; SmolLM2 puts a list of calls between the tags), which chat templates describe from `Calculator.tools`.
 
-An expression is worked out exactly by a parser of its own (`calculate`), with limits on its length and on the size of
-every number in it. What is wrong with a call is said in the observation. The problem's verifier judges the last turn.
+A parser (`calculate`) evaluates expressions exactly, with limits on their length and on the size of every number. An
+observation names the error of a call. The problem's verifier judges the last turn.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fractions import Fraction
 from typing import Any
 
 from magicrl.environments.base import Step
+from magicrl.environments.packages import read_call
 from magicrl.records import Problem
 from magicrl_verifiers.extraction import answer_part
 
@@ -32,10 +33,10 @@ TOO_MANY = "error: too many calls"
 ERRORS = (SYNTAX, ZERO, TOO_LARGE, TOO_LONG, BAD_CALL, TOO_MANY)
 
 MAX_EXPRESSION = 200
-"""Characters of one expression."""
+"""Most characters of one expression."""
 _MAX_BRACKETS = 30
 MAX_CALLS = 8
-"""Calls that are answered in one turn."""
+"""Most calls that are answered in one turn."""
 _MAX_BODY = 2000
 _MAX_BITS = 200  # of numerator and denominator: 60 digits
 _DIGITS = Context(prec=12)
@@ -48,16 +49,16 @@ _APART = re.compile(r"(?<=\d) (?=[\d.])|(?<=\.) (?=\d)", re.ASCII)
 
 
 class CalculationError(ValueError):
-    """Why an expression has no value; its text is the observation."""
+    """An expression without a value; the message is the observation."""
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression: a whole number, or a decimal of at most 12 significant digits.
+    """Return the value of an expression: a whole number, or a decimal of at most 12 significant digits.
 
     Numbers (``1,250``, ``0.5``), ``+ - * /``, ``x`` as ``*``, powers with a whole exponent (``^`` or ``**``), brackets.
 
     Raises:
-        CalculationError: it is no such expression, or goes over a limit.
+        CalculationError: it is no such expression, or exceeds a limit.
 
     Example:
         >>> calculate("(473 + 285) x 2"), calculate("1 / 3")
@@ -72,7 +73,7 @@ def calculate(expression: str) -> str:
 
 
 class _Parser:
-    """Recursive descent over Fractions; limits on length and brackets bound its depth."""
+    """A recursive descent parser over fractions. Limits on length and brackets bound its depth."""
 
     def __init__(self, text: str) -> None:
         self._tokens: list[str] = []
@@ -124,12 +125,12 @@ class _Parser:
         base = self._atom()
         if not self._take("^", "**"):
             return base
-        # to the right first, and the sign of an exponent belongs to it: 2 ^ -1
+        # powers are right-associative, and an exponent may have a sign: 2 ^ -1
         exponent = self._signed()
         if exponent.denominator != 1 or (exponent < 0 and not base):
             raise CalculationError(SYNTAX if base else ZERO)
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-        # before it is worked out: 9 ^ 9 ^ 9 has more digits than a machine holds
+        # before the evaluation: 9 ^ 9 ^ 9 has more digits than a machine holds
         if abs(exponent) > _MAX_BITS or (bits - 1) * abs(exponent) > _MAX_BITS:
             raise CalculationError(TOO_LARGE)
         return _small(base ** int(exponent))
@@ -154,9 +155,9 @@ def _small(value: Fraction) -> Fraction:
 
 
 def read_calls(text: str) -> list[str | None]:
-    """The expressions that a turn asks for, in order; None for a call that cannot be read or is never closed.
+    """Return the expressions of a turn's calls, in order; None for a call that is unreadable or never closed.
 
-    Calls within a ``<think>`` block are reasoning, not calls.
+    Calls inside a ``<think>`` block do not count.
 
     Example:
         >>> read_calls('<tool_call>{"name": "calculator", "arguments": {"expression": "2+3"}}</tool_call>')
@@ -165,7 +166,7 @@ def read_calls(text: str) -> list[str | None]:
     text = answer_part(text, "auto") or ""
     found: list[str | None] = []
     opened: re.Match[str] | None = None
-    # one pass over the tags, whatever a model wrote: a lazy pattern would look to the end of the text from each of them
+    # one pass over the tags: a lazy pattern would search to the end of the text from each of them
     for tag in _TAG.finditer(text):
         if not tag[1]:
             if opened is not None:
@@ -179,31 +180,19 @@ def read_calls(text: str) -> list[str | None]:
 
 
 def _expressions(body: str) -> Iterator[str | None]:
-    """The expressions of a JSON call, or of a list of them."""
+    """Yield the expressions of a JSON call or of a list of calls; None for one that is unreadable."""
     try:
         calls: Any = json.loads(body) if len(body) <= _MAX_BODY else None
     except (ValueError, RecursionError):  # brackets thousands deep
         calls = None
     for call in calls if isinstance(calls, list) and calls else [calls]:
-        yield _expression(call)
-
-
-def _expression(call: Any) -> str | None:
-    """What a call in the form of chat models asks for; its arguments may be JSON in a string, as in OpenAI's API."""
-    if not isinstance(call, dict) or call.get("name") != "calculator":
-        return None
-    arguments: Any = call.get("arguments", call.get("parameters"))
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return None
-    expression = arguments.get("expression") if isinstance(arguments, dict) else None
-    return expression if isinstance(expression, str) else None
+        name, arguments = read_call(call) or ("", {})
+        expression = arguments.get("expression") if name == "calculator" else None
+        yield expression if isinstance(expression, str) else None
 
 
 def apart(text: str) -> str:
-    r"""``text`` as whitespace-separated symbols, digits one by one: how tiny models with few symbols read numbers.
+    r"""Return ``text`` as symbols separated by spaces, digits one by one, for tiny models with small vocabularies.
 
     Example:
         >>> apart("473 + 28 is \\boxed{501}.")
@@ -213,7 +202,7 @@ def apart(text: str) -> str:
 
 
 class Calculator:
-    """The tool; metrics: ``calls`` (how many were made), ``call_errors``, ``called`` (1 where there was any).
+    """The tool, with the metrics ``calls`` (their number), ``call_errors`` and ``called`` (1 if there was a call).
 
     With ``extra["digits_apart"]`` numbers are read and written digit by digit (``4 7 3``), for tiny models.
     """
@@ -241,7 +230,7 @@ class Calculator:
         self._calls = self._errors = 0
 
     def step(self, text: str) -> Step:
-        """The results of the turn's calls, a line each; without a call the turn is the last, for the verifier."""
+        """Return the results of the turn's calls, one per line. A turn without a call is the last one."""
         calls = read_calls(text)
         if not calls:
             used = {"calls": self._calls, "call_errors": self._errors, "called": self._calls > 0}

@@ -1,7 +1,7 @@
-"""A guessing game: the model looks for a hidden number and is told whether its guess is too low or too high.
+"""A guessing game: the model searches a hidden number and learns whether each guess is too low or too high.
 
-The problem's ``extra`` holds ``secret``, ``low``, ``high`` and ``guesses``; the prompt must not name the secret. A
-turn's guess is its last whole number. The reward is 1 where the number is found within the guesses, else 0.
+The problem's ``extra`` holds ``secret``, ``low``, ``high`` and ``guesses``. The prompt must not name the secret. The
+guess is the last whole number of a turn. The reward is 1 if the number is found within the guesses, else 0.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ TOO_LOW = "Too low."
 TOO_HIGH = "Too high."
 NO_GUESS = "Write one number."
 
-# more digits are no guess: int() takes time that grows with the square of them
+# more digits are no guess: the time of int() grows with the square of their number
 _NUMBER = re.compile(r"(?<!\d)\d{1,9}(?!\d)", re.ASCII)
 
 
 def read_guess(text: str) -> int | None:
-    """The last whole number of a turn, after its reasoning; a sign before it does not count. None without one.
+    """Return the last whole number of a turn, without its sign and after the reasoning; None without one.
 
     Example:
         >>> read_guess("Between 12 and 42, so 27.")
@@ -32,13 +32,13 @@ def read_guess(text: str) -> int | None:
 
 
 class Guessing:
-    """The game; metrics: ``guesses`` (how many were made), ``legal`` (share of them that the answers had left open)."""
+    """The game, with the metrics ``guesses`` (their number) and ``legal`` (share of guesses inside the open range)."""
 
     def reset(self, problem: Problem) -> None:
-        """Hide the number.
+        """Begin the game of ``problem``.
 
         Raises:
-            ValueError: ``extra`` lacks a field, or the secret is not within the range.
+            ValueError: ``extra`` lacks a field, or the secret is outside the range.
         """
         names = ("secret", "low", "high", "guesses")
         found = [problem.extra.get(name) for name in names]
@@ -56,7 +56,7 @@ class Guessing:
         self._made = self._legal = 0
 
     def step(self, text: str) -> Step:
-        """Answer a guess; a turn without a number uses one up as well."""
+        """Answer a guess. A turn without a number counts as one."""
         guess = read_guess(text)
         self._made += 1
         self._left -= 1

@@ -1,4 +1,4 @@
-"""What an adapter of another package needs: the package, a loop for its coroutines, tool calls in a model's turn."""
+"""Helpers for environments: tool calls in a model's turn, optional packages, an event loop for coroutines."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import json
 import re
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 Result = TypeVar("Result")
+ToolCall: TypeAlias = tuple[str, dict[str, Any]]
+"""Name of a tool, and the arguments that a model gave it."""
 
 
 def package(module: str, extra: str) -> Any:
-    """The imported ``module`` of a package that the extra ``extra`` installs.
+    """Import and return ``module`` of a package that the extra ``extra`` installs.
 
     Raises:
         ImportError: it cannot be imported; names the extra.
@@ -28,76 +29,56 @@ def package(module: str, extra: str) -> Any:
 
 
 @functools.cache
-def event_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of the adapters in this process, in a thread of its own."""
+def adapter_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of the adapters in this process. It runs in a separate thread."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="environments", daemon=True).start()
     return loop
 
 
 def wait(coroutine: Coroutine[Any, Any, Result], seconds: float | None = None) -> Result:
-    """What a coroutine returns, run in `event_loop`; ``TimeoutError`` after so many seconds by the clock."""
-    return asyncio.run_coroutine_threadsafe(coroutine, event_loop()).result(seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool's name and the arguments that a model gave it."""
-
-    name: str
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A turn of a model, taken apart.
-
-    Attributes:
-        reasoning: what stands before ``</think>``; None: nothing does.
-        content: the rest, without its tool calls.
-        calls: tool calls in their order.
-    """
-
-    reasoning: str | None
-    content: str
-    calls: tuple[ToolCall, ...]
+    """Run a coroutine in `adapter_loop` and return its result; ``TimeoutError`` after so many seconds by the clock."""
+    return asyncio.run_coroutine_threadsafe(coroutine, adapter_loop()).result(seconds)
 
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
-def read_turn(text: str) -> Turn:
-    """The turn in ``text``: reasoning, content and tool calls.
+def read_turn(text: str) -> tuple[str | None, str, list[ToolCall]]:
+    """Split a model's turn into reasoning, content and tool calls.
 
-    A call is a JSON object with ``name`` and ``arguments`` (or ``parameters``), or several in a list, as chat templates
-    ask for it: between ``<tool_call>`` and ``</tool_call>`` (Qwen, SmolLM, Hermes), or as all of the content (Llama 3).
-    What cannot be read as a call stays content.
+    A call is a JSON object with ``name`` and ``arguments`` (or ``parameters``), or a list of them, in the forms that
+    chat templates require: between ``<tool_call>`` and ``</tool_call>`` (Qwen, SmolLM, Hermes), or as the whole content
+    (Llama 3). Unreadable calls stay in the content.
+
+    Returns:
+        The reasoning before ``</think>`` (None without one), the other text, and the calls in order.
     """
     thought, closed, rest = text.partition("</think>")
     reasoning = thought.removeprefix("<think>").strip() if closed else None
     content = rest if closed else text
     marked = [_calls(body) for body in _CALL.findall(content)]
     if not marked and (whole := _calls(content)):
-        return Turn(reasoning, "", tuple(whole))
+        return reasoning, "", whole
     if not all(marked):
-        marked = []  # one that cannot be read: none is guessed
+        marked = []  # one call is unreadable: none is guessed
     if marked:
         content = _CALL.sub("", content)
-    return Turn(reasoning, content.strip(), tuple(call for calls in marked for call in calls))
+    return reasoning, content.strip(), [call for calls in marked for call in calls]
 
 
 def _calls(text: str) -> list[ToolCall]:
-    """The call that ``text`` is, or the calls in its list; empty if it is neither."""
+    """Read ``text`` as a call or a list of calls; return none if it is neither."""
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    calls = [_call(one) for one in cast("list[Any]", found if isinstance(found, list) else [found])]
+    calls = [read_call(one) for one in cast("list[Any]", found if isinstance(found, list) else [found])]
     return [call for call in calls if call is not None] if None not in calls else []
 
 
-def _call(found: Any) -> ToolCall | None:
-    """The call that a JSON value is."""
+def read_call(found: Any) -> ToolCall | None:
+    """Read a JSON value as a tool call; return None if it is none."""
     if not isinstance(found, dict):
         return None
     given = cast("dict[str, Any]", found)
@@ -109,4 +90,4 @@ def _call(found: Any) -> ToolCall | None:
             return None
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
-    return ToolCall(name, cast("dict[str, Any]", arguments))
+    return name, cast("dict[str, Any]", arguments)

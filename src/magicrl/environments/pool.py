@@ -1,8 +1,8 @@
-"""Where environments run: in worker processes that are killed at their limits, as isolated rewards do.
+"""Worker processes for environments, which are killed at their limits, like those of isolated rewards.
 
-An episode stays with its worker. Those of a worker that is lost are played again, from their turns, in its successor.
-What an environment raises, returns wrongly or does not do in time makes the episode *not judged*, never a 0: the
-response is not to blame. `EnvironmentPool` is the run's end, `EnvironmentHandler` what runs in the worker.
+An episode stays with its worker. The episodes of a lost worker are replayed from their turns in its successor. An
+exception, a wrong result or a timeout of an environment makes the episode *not judged*, never a 0, since the response
+is not to blame. `EnvironmentPool` is in the run's process, `EnvironmentHandler` in the worker.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from magicrl_verifiers.worker import (
 )
 
 MAX_OBSERVATION = 1 << 16
-"""Characters of an observation; in JSON each may take twelve bytes, and a reply has room for a MiB."""
+"""Most characters of an observation. In JSON each may take twelve bytes, and a reply holds at most one MiB."""
 NOT_REPEATABLE = (
     "not repeatable: played again from its turns it answered otherwise; what an environment does may depend on the "
     "problem and the turns alone"
@@ -48,17 +48,17 @@ _STEP = TypeAdapter(Step)
 
 @dataclass(kw_only=True, eq=False)
 class Play:
-    """An episode under way: its problem, and its turns with what the environment answered."""
+    """A running episode: its problem, and its turns with their observations."""
 
     number: int
     problem: Problem
     place: WorkerPlace
     history: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    worker: WorkerProcess | None = None  # in which it lives
+    worker: WorkerProcess | None = None  # the process that holds the episode
 
 
 class EnvironmentPool(Closing):
-    """Plays episodes, each environment in worker processes of its own, which start with its first turn.
+    """A pool that plays episodes. Each environment has its own worker processes, which start with its first turn.
 
     Args:
         config: limits and the number of workers.
@@ -71,7 +71,7 @@ class EnvironmentPool(Closing):
         self._closing = threading.Event()
 
     def begin(self, problem: Problem) -> Play:
-        """An episode of ``problem``, whose environment is made with its first turn.
+        """Return a new episode of ``problem``. Its environment is made with the first turn.
 
         Raises:
             ValueError: the problem's environment cannot be found.
@@ -85,9 +85,10 @@ class EnvironmentPool(Closing):
         return Play(number=number, problem=problem, place=places[number % len(places)])
 
     def steps(self, turns: Sequence[tuple[Play, str]]) -> list[Step | Verdict]:
-        """What the environments answer to these turns, in their order; a verdict where the episode cannot go on.
+        """Return the answers of the environments to these turns, in order.
 
-        Workers play at the same time. An episode that is done, or got a verdict, is over.
+        An answer is a verdict if the episode cannot continue. Workers run at the same time. An episode that is done, or
+        has a verdict, is over.
 
         Raises:
             WorkerRefusal: an environment cannot be made on this machine; says why.
@@ -100,13 +101,13 @@ class EnvironmentPool(Closing):
         play.place.forget(play)
 
     def fail(self, play: Play, reason: str) -> Verdict:
-        """The verdict on an episode that cannot go on; the first of its kind is told."""
+        """Return the verdict on an episode that cannot continue. The first failure of each kind is reported."""
         self.end(play)
         return play.place.failed(play, reason)
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """Process ids of the workers that live now."""
+        """Process ids of the running workers."""
         places = [place for some in self._places.values() for place in some]
         return tuple(place.slot.worker.pid for place in places if place.slot.worker is not None)
 
@@ -120,7 +121,7 @@ class EnvironmentPool(Closing):
 
 
 class WorkerPlace:
-    """One worker of an environment and the thread that asks it, for one episode after the other."""
+    """One worker of an environment, and the thread that sends it one call after the other."""
 
     def __init__(self, spec: EnvironmentSpec, config: EnvironmentConfig, closing: threading.Event) -> None:
         self.spec = spec
@@ -135,18 +136,18 @@ class WorkerPlace:
         self._failures = Failures("environment", spec.reference, "failed in an episode of")
 
     def submit(self, play: Play, text: str) -> Future[Step | Verdict]:
-        """Have a turn answered."""
+        """Send a turn to the environment."""
         return self._thread.submit(self._answer, play, text)
 
     def forget(self, play: Play) -> None:
-        """The episode goes on no more."""
+        """Let the worker forget the episode."""
         if play.worker is not None:
             self._over.append(play.number)
         play.worker = None
 
     def close(self) -> None:
         """Kill the worker and end the thread."""
-        # its thread may wait in `ask`, and finds a lost worker
+        # the thread may be waiting in `ask`, where it then finds a lost worker
         if self.slot.worker is not None:
             self.slot.worker.interrupt()
         self._thread.shutdown(cancel_futures=True)
@@ -157,9 +158,8 @@ class WorkerPlace:
         for _ in range(ATTEMPTS):
             try:
                 found = self._played(self.slot.ready(), play, text)
-            # no episode's doing, and the next worker would say the same: the caller has to hear it
             except WorkerRefusal:
-                raise
+                raise  # not the fault of an episode, and the next worker would refuse as well
             except WorkerStartError as error:
                 found = Lost(str(error))
             if isinstance(found, Step):
@@ -170,12 +170,12 @@ class WorkerPlace:
             if isinstance(found, str):
                 return self.failed(play, found)
             reason = found.reason
-            if found.stalled:  # it waits for something, and would again
+            if found.stalled:  # it waits for something, and would wait again
                 return self.failed(play, f"timeout: {reason}")
         return self.failed(play, reason)
 
     def _played(self, worker: WorkerProcess, play: Play, text: str) -> Step | str | Lost:
-        """The answer to a turn, the ones before it played first where the worker does not know them."""
+        """Return the answer to a turn, after replaying earlier turns that the worker does not know."""
         if play.worker is not worker:
             begun = self._ask(worker, play, problem=told(play.problem))
             if not isinstance(begun, Step):
@@ -191,7 +191,7 @@ class WorkerPlace:
         return self._ask(worker, play, text=text)
 
     def _ask(self, worker: WorkerProcess, play: Play, **what: Any) -> Step | str | Lost:
-        """One call of the environment: what it answered, why it failed, or that the worker was lost."""
+        """Call the environment and return its answer, the reason of a failure, or that the worker was lost."""
         over, self._over = self._over, []
         outcome = worker.ask({"item": next(self._items), "episode": play.number, "over": over, **what})
         if isinstance(outcome, Exhausted):
@@ -210,13 +210,13 @@ class WorkerPlace:
             return Lost("the worker sent a malformed step")
 
     def failed(self, play: Play, reason: str) -> Verdict:
-        """The verdict on an episode that cannot go on; the first of its kind is told."""
+        """Return the verdict on an episode that cannot continue. The first failure of each kind is reported."""
         play.worker = None
         return self._failures.verdict(play.problem, reason)
 
 
 class EnvironmentHandler(RequestHandler):
-    """In a worker: the episodes under way."""
+    """The running episodes inside a worker."""
 
     def __init__(self, hello: dict[str, Any], send: Send) -> None:
         sys.path += [place for place in hello["path"] if place not in sys.path]
@@ -240,7 +240,7 @@ class EnvironmentHandler(RequestHandler):
                 step = Step()
             else:
                 step = checked(self._episodes[name].step(request["text"]))
-        except Exception as error:  # noqa: BLE001 - the border to a user's code: whatever it raises judges nothing
+        except Exception as error:  # noqa: BLE001 - the user's code: whatever it raises makes the episode not judged
             self._episodes.pop(name, None)
             full = isinstance(error, MemoryError)
             return {"failed": f"{type(error).__name__}: {error}"[:MAX_REASON], "retire": full}
@@ -250,10 +250,10 @@ class EnvironmentHandler(RequestHandler):
 
 
 def checked(step: Any) -> Step:
-    """What an environment returned, if it is a step; its numbers as floats.
+    """Check the return value of an environment, and convert its numbers to floats.
 
     Raises:
-        TypeError, ValueError: it is none, or one of its fields is unusable.
+        TypeError, ValueError: it is no step, or one of its fields is unusable.
     """
     if not isinstance(step, Step):
         raise TypeError(f"step must return a magicrl.environments.base.Step, got {type(step).__name__}")

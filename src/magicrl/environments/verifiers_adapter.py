@@ -1,12 +1,12 @@
-"""Prime Intellect's ``verifiers`` (v1, wheel 0.4): a taskset's tasks as problems, its environment to play them.
+"""An adapter of Prime Intellect's ``verifiers`` (v1, wheel 0.4): tasks of a taskset as problems, and their environment.
 
     [[data.train]]
     source = "verifiers"
     environment = "verifiers"
     options = { taskset = "reverse-text" }
 
-What an episode needs is in ``Problem.extra["verifiers"]``. The environment runs in the worker that plays the episode
-(`verifiers_play`); what it starts (tool servers, sandboxes) it starts there, by its own configuration.
+The data of an episode is in ``Problem.extra["verifiers"]``. The environment runs in the worker that plays the episode
+(`verifiers_play`), and starts its tool servers and sandboxes there, by its own configuration.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.environments.base import Step
-from magicrl.environments.verifiers_play import Call, Episode, Finished, Stage, content, stage, vf
+from magicrl.environments.verifiers_play import Stage, StageEpisode, content, stage, vf
 from magicrl.records import Message, Problem
 
 START_SECONDS = 120.0
-"""By the clock, to an episode's first call: it may start tool servers."""
+"""Longest time to an episode's first call, by the clock: it may start tool servers."""
 STEP_SECONDS = 60.0
-"""By the clock, from a turn to what the environment says to it."""
+"""Longest time from a turn to the environment's answer, by the clock."""
 
 
 def tasks(taskset: str, *, config: str = "{}", limit: int | None = None, **fields: Any) -> Iterator[Problem]:
-    """The tasks of a v1 taskset as problems; a source of a recipe, with these options.
+    """Yield the tasks of a v1 taskset as problems. This is a source for recipes, with these options.
 
     Args:
-        taskset: id of an installed taskset (``reverse-text``), or a ``.py`` file that holds one.
-        config: JSON of the package's ``[env]`` block, where a field of the taskset is not enough: an environment's
+        taskset: id of an installed taskset (``reverse-text``), or a ``.py`` file with one.
+        config: JSON of the package's ``[env]`` block, for settings beyond fields of the taskset: an environment's
             ``id``, its seats, nested settings.
-        limit: tasks to read; an endless taskset needs it.
+        limit: number of tasks to read; required for an endless taskset.
         **fields: settings of the taskset.
 
     Raises:
@@ -60,14 +60,14 @@ def tasks(taskset: str, *, config: str = "{}", limit: int | None = None, **field
 
 
 def _read(acting: Stage, taskset: str, limit: int | None, row: Mapping[str, Any]) -> Iterator[Problem]:
-    """The problems of a taskset that is ready to play."""
+    """Yield the problems of a taskset that is ready to play."""
     if limit is None and not acting.env.taskset.bounded:
         raise ValueError(f"taskset {taskset!r} is endless; say in options.limit how many tasks to read")
     tools: Sequence[Mapping[str, Any]] | None = None
     for task in islice(iter(acting.env.taskset), limit):
         try:
-            opening = None if tools is None else _told(acting, task)
-            # the first task shows the tools, which belong to the kind of task
+            opening = None if tools is None else _stated(acting, task)
+            # the first task has the tools of all, since they belong to the kind of task
             if opening is None:
                 opening, tools = _opened(acting, task)
             yield _problem(acting, task, opening, {**row, "tools": list(tools or ())})
@@ -76,20 +76,20 @@ def _read(acting: Stage, taskset: str, limit: int | None, row: Mapping[str, Any]
 
 
 class VerifiersEnvironment:
-    """Plays a problem of `tasks`: the package's environment answers, its rewards judge.
+    """An environment for problems of `tasks`: the package's environment answers, and its rewards judge.
 
-    The text between two turns is what the environment's messages hold: results of tools, or what its user says.
+    An observation is the text of the environment's messages: results of tools, or the words of its user.
     """
 
     time_limit = 60.0
     right_from = 1.0
 
     def __init__(self) -> None:
-        self._episode: Episode | None = None
+        self._episode: StageEpisode | None = None
 
     @staticmethod
     def tools_of(problem: Problem) -> Sequence[Mapping[str, Any]]:
-        """JSON schemas of the tools that the problem's task serves."""
+        """Return JSON schemas of the tools of the problem's task."""
         return problem.extra["verifiers"]["tools"]
 
     def reset(self, problem: Problem) -> None:
@@ -97,8 +97,8 @@ class VerifiersEnvironment:
 
         Raises:
             ValueError: the problem is none of `tasks`.
-            RuntimeError: the environment failed, or opened in another way than when its tasks were read.
-            TimeoutError: it did not open in time.
+            RuntimeError: the environment failed, or began otherwise than when its tasks were read.
+            TimeoutError: it did not begin in time.
         """
         row: Any = problem.extra.get("verifiers")
         if row is None:
@@ -109,17 +109,17 @@ class VerifiersEnvironment:
             self._episode = episode = acting.play(acting.task(row["task"]))
             weakref.finalize(self, episode.cancel).atexit = False
             first = episode.next(START_SECONDS)
-        if not isinstance(first, Call) or _digest(first.messages) != row["opening"]:
+        if isinstance(first, Step) or _digest(first[0]) != row["opening"]:
             raise RuntimeError("the environment opens in another way than before: it is not deterministic")
 
     def step(self, text: str) -> Step:
-        """Give the environment the turn; ``RuntimeError`` or ``TimeoutError`` where it fails or does not answer."""
+        """Pass the turn to the environment; ``RuntimeError`` or ``TimeoutError`` if it fails or does not answer."""
         assert self._episode is not None, "reset comes first"
         self._episode.answer(text)
         said = self._episode.next(STEP_SECONDS)
-        if isinstance(said, Finished):
-            return Step(reward=said.reward, done=True, metrics=said.metrics)
-        return Step(observation="\n".join(content(message) for message in said.messages))
+        if isinstance(said, Step):
+            return said
+        return Step(observation="\n".join(content(message) for message in said[0]))
 
 
 def _settings(config: str) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _settings(config: str) -> dict[str, Any]:
 
 
 def _located(taskset: str) -> tuple[str, str]:
-    """Name and folder of a taskset; a file's folder is made reachable, an installed one needs none."""
+    """Return name and folder of a taskset; the folder of a file becomes importable, an installed one has none."""
     if not taskset.endswith(".py"):
         return taskset, ""
     path = Path(taskset).expanduser().resolve()
@@ -144,29 +144,29 @@ def _located(taskset: str) -> tuple[str, str]:
 
 
 def _reachable(folder: str) -> None:
-    """Modules of ``folder`` can be imported here, never in place of an installed one."""
+    """Make modules of ``folder`` importable, after all installed ones."""
     if folder and folder not in sys.path:
         sys.path.append(folder)
 
 
 @contextmanager
 def _children_find(folder: str) -> Generator[None]:
-    """Tool servers that are started meanwhile find modules of ``folder``, too."""
+    """Let tool servers that are started inside this context find modules of ``folder``."""
     before = os.environ.get("PYTHONPATH")
     if folder:
         os.environ["PYTHONPATH"] = os.pathsep.join([before, folder] if before else [folder])
     try:
         yield
     finally:
-        # what else this process starts must not: a module there may have the name of a standard one
+        # other processes must not find them: a module there may have the name of a standard one
         if before is None:
             os.environ.pop("PYTHONPATH", None)
         else:
             os.environ["PYTHONPATH"] = before
 
 
-def _told(acting: Stage, task: Any) -> Sequence[Mapping[str, Any]] | None:
-    """The opening messages as the task itself has them; None: its environment decides."""
+def _stated(acting: Stage, task: Any) -> Sequence[Mapping[str, Any]] | None:
+    """Return the opening messages of the task; None if its environment decides."""
     if not isinstance(acting.env, vf.SingleAgentEnv) or not isinstance(task.data.prompt, str):
         return None
     system = task.data.system_prompt
@@ -175,21 +175,21 @@ def _told(acting: Stage, task: Any) -> Sequence[Mapping[str, Any]] | None:
 
 
 def _opened(acting: Stage, task: Any) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
-    """The opening messages and the tools, of an episode that is played up to its first call."""
+    """Play an episode up to its first call, and return the opening messages and the tools."""
     episode = acting.play(task)
     try:
         first = episode.next(START_SECONDS)
     finally:
         episode.cancel()
-    if not isinstance(first, Call):
-        raise ValueError("its environment ended without asking the model")
-    return first.messages, first.tools
+    if isinstance(first, Step):
+        raise ValueError("its environment ended without a call of the model")
+    return first
 
 
 def _problem(acting: Stage, task: Any, opening: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Problem:
     data = task.data.model_dump(mode="json")
     if acting.task(data).data != task.data:
-        raise ValueError("its data does not survive JSON (a field without a form in it, or one that is left out)")
+        raise ValueError("its data cannot be stored as JSON (a field has no JSON form, or is left out)")
     *before, last = [Message(message["role"], content(message)) for message in opening]
     if last.role != "user":
         raise ValueError(
@@ -210,6 +210,6 @@ def _problem(acting: Stage, task: Any, opening: Sequence[Mapping[str, Any]], row
 
 
 def _digest(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Of roles and texts, 16 hex digits."""
+    """Return a checksum of roles and texts, 16 hex digits."""
     text = json.dumps([[message["role"], content(message)] for message in messages])
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

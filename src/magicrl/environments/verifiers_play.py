@@ -1,9 +1,9 @@
 """Episodes of Prime Intellect's ``verifiers`` (v1, wheel 0.4), played one model call at a time inside this process.
 
 The package drives an episode itself (`Env.run_episode`): setup, tool servers, the other side of a conversation, stops,
-rewards, metrics. It calls the model where it would call any other, at an OpenAI-compatible endpoint. That endpoint is
-`Stage` here: a call waits in it until the turn is there. Only the package's harness, a program that it starts for each
-episode, is replaced by `TurnHarness`, which runs the same loop of turns and tool calls in this process.
+rewards, metrics. It calls the model at an OpenAI-compatible endpoint. Here `Stage` is that endpoint: a call waits in it
+for the model's turn. The package's harness, a program that it starts for each episode, is replaced by `TurnHarness`,
+which runs the same loop of turns and tool calls in this process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import queue
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
-from magicrl.environments.packages import Turn, event_loop, package, read_turn, wait
+from magicrl.environments.base import Step
+from magicrl.environments.packages import adapter_loop, package, read_turn, wait
 
 vf = package("verifiers.v1", "verifiers")
 _loaders = package("verifiers.v1.utils.loaders", "verifiers")
@@ -30,28 +30,16 @@ _agents = package("verifiers.v1.configs.agent", "verifiers")
 httpx = package("httpx", "verifiers")
 web = package("aiohttp.web", "verifiers")
 
-__all__ = ["TurnHarness"]  # the package finds a harness by its module's list
+__all__ = ["TurnHarness"]  # the package finds a harness by this list of its module
 
 _HARNESS = "magicrl_turns"
 # the package takes a harness by the name of a module at the top level
 sys.modules.setdefault(_HARNESS, sys.modules[__name__])
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What the environment asks of the model: the messages since the last turn (all of them in the first call), and
-    the tools as JSON schemas."""
-
-    messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of an episode: the sum of its weighted rewards, and every reward and metric by name."""
-
-    reward: float
-    metrics: dict[str, float]
+Messages: TypeAlias = tuple[Mapping[str, Any], ...]
+Call: TypeAlias = tuple[Messages, tuple[Mapping[str, Any], ...]]
+"""A call of the model: messages since the last turn (all of them in the first call), and tools as JSON schemas."""
 
 
 class TurnHarness(vf.Harness[vf.HarnessConfig]):
@@ -73,7 +61,7 @@ class TurnHarness(vf.Harness[vf.HarnessConfig]):
         mcp_urls: Mapping[str, str],
         data: Any,
     ) -> Any:
-        """One segment: from the prompt in ``data`` to the first turn that calls no tool."""
+        """Run one segment: from the prompt in ``data`` to the first turn that calls no tool."""
         system, prompt = self.resolve_prompt(data)
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):
@@ -104,24 +92,24 @@ class TurnHarness(vf.Harness[vf.HarnessConfig]):
 
 
 class Stage:
-    """An environment of the package, ready to play: made once a process and configuration (`stage`).
+    """An environment of the package, ready to play; made once per process and configuration (`stage`).
 
     Args:
-        config: the package's ``[env]`` block: ``taskset``, and ``id`` and seats where the environment has them.
+        config: the package's ``[env]`` block: ``taskset``, and ``id`` and seats if the environment has them.
 
     Raises:
-        ValueError: the package refuses the configuration, or more than one seat is left to the trained model.
+        ValueError: the package refuses the configuration, or the trained model would have several seats.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.env = _loaders.load_environment(_resolved(config))
-        self._episodes: dict[str, Episode] = {}
+        self._episodes: dict[str, StageEpisode] = {}
         self._numbers = count()
         self._stack = AsyncExitStack()
         self.client = wait(self._open())
 
     async def _open(self) -> Any:
-        """Endpoint of the model, then what the environment serves for all episodes (shared tools)."""
+        """Start the endpoint of the model, then the tools that the environment shares between episodes."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._called)
         runner = web.AppRunner(app, shutdown_timeout=1.0)
@@ -131,26 +119,26 @@ class Stage:
         await site.start()
         await self._stack.enter_async_context(self.env.serving())
         port = runner.addresses[0][1]
-        # a key variable of its own: the package would send the user's key for its hosted models
+        # a separate key variable: the package would otherwise send the user's key for its hosted models
         return vf.EvalClientConfig(base_url=f"http://127.0.0.1:{port}/v1", api_key_var="MAGICRL_NO_KEY")
 
     def close(self) -> None:
-        """End what was started for it."""
+        """Stop the endpoint and the environment's servers."""
         wait(self._stack.aclose(), 10.0)
 
     def task(self, data: Mapping[str, Any]) -> Any:
-        """The task of this row, as the package's own replay makes it."""
+        """Return the task of this row, made as the package's replay makes it."""
         kind = type(self.env.taskset).task_type()
         return kind(kind.data_type().model_validate(data), self.env.taskset.config.task)
 
-    def play(self, task: Any) -> Episode:
+    def play(self, task: Any) -> StageEpisode:
         """Begin an episode of ``task``."""
         name = f"episode-{next(self._numbers)}"
-        episode = self._episodes[name] = Episode(name)
-        episode.running = asyncio.run_coroutine_threadsafe(self._play(task, episode), event_loop())
+        episode = self._episodes[name] = StageEpisode(name)
+        episode.running = asyncio.run_coroutine_threadsafe(self._play(task, episode), adapter_loop())
         return episode
 
-    async def _play(self, task: Any, episode: Episode) -> None:
+    async def _play(self, task: Any, episode: StageEpisode) -> None:
         try:
             played = await self.env.run_episode(task, vf.ModelContext(model=episode.name, client=self.client))
             episode.events.put(_finished(played, episode.name))
@@ -168,47 +156,47 @@ class Stage:
         try:
             turn = await episode.asked(body)
         except ValueError as error:
-            # a client error, which the package does not try again
+            # a client error, which the package does not retry
             return web.json_response({"error": {"message": str(error)}}, status=400)
         return web.json_response(_completion(body["model"], turn))
 
 
-class Episode:
-    """One episode: gives the environment's calls and takes the model's turns."""
+class StageEpisode:
+    """One episode: it returns the environment's calls and takes the model's turns."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.events: queue.SimpleQueue[Call | Finished | Exception] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Call | Step | Exception] = queue.SimpleQueue()
         self.running: Any = None
         self._reply: asyncio.Future[dict[str, Any]] | None = None
         self._messages: list[tuple[str, str]] = []
         self._turns = 0
 
     async def asked(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Hand the call out, and wait for its turn (in the loop)."""
+        """Emit the call and wait for the model's turn (in the event loop)."""
         messages: list[dict[str, Any]] = body["messages"]
         known, self._messages = self._messages, [(message["role"], content(message)) for message in messages]
         if self._messages[: len(known)] != known or len(messages) == len(known):
             raise ValueError(
-                "the environment does not go on with its conversation (another agent, a retry or a rewritten history); "
-                "a response is one conversation: give further seats a model and a client of their own"
+                "the environment does not continue its conversation (another agent, a retry or a rewritten history); "
+                "a response is one conversation: give further seats their own `model` and `client`"
             )
         self._reply = asyncio.get_running_loop().create_future()
-        self.events.put(Call(tuple(messages[len(known) :]), tuple(body.get("tools") or ())))
+        self.events.put((tuple(messages[len(known) :]), tuple(body.get("tools") or ())))
         message = await self._reply
         self._messages.append(("assistant", content(message)))
         return message
 
     def answer(self, text: str) -> None:
-        """The model's turn for the call that waits."""
-        reply, turn = self._reply, read_turn(text)
+        """Give the model's turn to the waiting call."""
+        reply = self._reply
         assert reply is not None, "no call waits for a turn"
-        message = _message(turn, self._turns)
+        message = _message(text, self._turns)
         self._turns += 1
-        event_loop().call_soon_threadsafe(reply.set_result, message)
+        adapter_loop().call_soon_threadsafe(reply.set_result, message)
 
-    def next(self, seconds: float) -> Call | Finished:
-        """What the environment says next.
+    def next(self, seconds: float) -> Call | Step:
+        """Return the next call of the model, or the last step of the episode.
 
         Raises:
             TimeoutError: nothing within ``seconds`` by the clock.
@@ -223,20 +211,20 @@ class Episode:
         return event
 
     def drop(self) -> None:
-        """Let go of a call that waits for a turn; the server would keep it for ever (in the loop)."""
+        """Cancel a call that waits for a turn, which the server would keep forever (in the event loop)."""
         if self._reply is not None:
             self._reply.cancel()
 
     def cancel(self) -> None:
-        """End the episode; nothing is scored."""
+        """End the episode without a score."""
         self.running.cancel()
 
 
 def content(message: Mapping[str, Any]) -> str:
-    """The text of a message.
+    """Return the text of a message.
 
     Raises:
-        ValueError: it holds something else (an image).
+        ValueError: it holds something else, such as an image.
     """
     parts: Any = message.get("content") or ""
     if isinstance(parts, str):
@@ -248,12 +236,12 @@ def content(message: Mapping[str, Any]) -> str:
 
 @functools.cache
 def stage(config: str) -> Stage:
-    """The stage of this configuration (JSON) in this process."""
+    """Return the stage of this configuration (JSON) in this process."""
     return Stage(json.loads(config))
 
 
 def _resolved(config: Mapping[str, Any]) -> Any:
-    """The package's configuration, `TurnHarness` in the one seat that has no model of its own."""
+    """Return the package's configuration, with `TurnHarness` in the only seat without a model."""
     raw = dict(config)
     found = _loaders.resolve_env_config(dict(raw))
     free = [name for name, seat in _agents.agent_config_fields(found).items() if seat.model is None]
@@ -263,13 +251,13 @@ def _resolved(config: Mapping[str, Any]) -> Any:
             "one is trained: give the others `model` and `client` in `config`"
         )
     seat: dict[str, Any] = dict(raw.get(free[0]) or {})
-    # tasks that need a container name a runtime; the package's default is a hosted one
+    # the package's default runtime is a hosted one; tasks that need a container name one
     raw[free[0]] = {"runtime": {"type": "subprocess"}, **seat, "harness": {"id": _HARNESS}}
     return _loaders.resolve_env_config(raw)
 
 
-def _finished(played: Any, name: str) -> Finished:
-    """Rewards and metrics of a played episode; ``RuntimeError`` where it failed or gave none."""
+def _finished(played: Any, name: str) -> Step:
+    """Return the last step of a played episode; ``RuntimeError`` if it failed or has no reward."""
     errors = [*played.errors, *(error for trace in played.traces if not trace.ok for error in trace.errors)]
     if not played.ok or errors:
         last = errors[-1] if errors else None
@@ -279,23 +267,24 @@ def _finished(played: Any, name: str) -> Finished:
     if not rewards or len(rewards) < len(trace.rewards):
         raise RuntimeError(f"the task gave no reward ({sorted(trace.rewards) or 'it has no @vf.reward'})")
     metrics = {key: float(value) for key, value in trace.metrics.items() if value is not None}
-    return Finished(float(trace.reward), {**metrics, **rewards})
+    return Step(reward=float(trace.reward), done=True, metrics={**metrics, **rewards})
 
 
-def _message(turn: Turn, number: int) -> dict[str, Any]:
-    """The turn as an OpenAI-compatible server would give it; its ids depend on its place alone."""
+def _message(text: str, number: int) -> dict[str, Any]:
+    """Return turn ``number`` as the message of an OpenAI-compatible server. Ids depend only on their place."""
+    reasoning, content, called = read_turn(text)
     calls = [
         {
             "id": f"call_{number}_{index}",
             "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            "function": {"name": name, "arguments": json.dumps(arguments)},
         }
-        for index, call in enumerate(turn.calls)
+        for index, (name, arguments) in enumerate(called)
     ]
     return {
         "role": "assistant",
-        "content": turn.content,
-        **({"reasoning_content": turn.reasoning} if turn.reasoning else {}),
+        "content": content,
+        **({"reasoning_content": reasoning} if reasoning else {}),
         **({"tool_calls": calls} if calls else {}),
     }
 

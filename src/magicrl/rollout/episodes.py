@@ -1,8 +1,10 @@
 """Episodes on any engine: the model's turns and an environment's observations as one response.
 
-A turn is a request of its own to the inner engine, whose prompt ends in all that came before. Tokens are put end to end
-as they were sampled, and nothing is tokenised again. The environments that turns of one moment are for answer at the
-same time and are waited for, so that what is asked next depends on requests and tokens alone, never on time.
+Each turn is a separate request to the inner engine, whose prompt ends in all earlier turns and observations. Tokens are
+concatenated as they were sampled; nothing is tokenised again. The environments of turns that end together answer at the
+same time, and the engine waits for all of them, so that the next requests depend on requests and tokens, never on time.
+
+The functions at the end build and split such a response: turn, observation, turn.
 """
 
 from __future__ import annotations
@@ -14,37 +16,57 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from magicrl.config.schema import EnvironmentConfig
 from magicrl.environments.base import Step
 from magicrl.environments.pool import NOT_REPEATABLE, EnvironmentPool, Play
 from magicrl.models.prompts import PromptEncoder
-from magicrl.records import Completion, FinishedSample, FinishReason, RolloutRequest, Verdict, frozen_tokens
+from magicrl.records import (
+    Completion,
+    Episode,
+    FinishedSample,
+    FinishReason,
+    RolloutRequest,
+    TokenArray,
+    Verdict,
+    VersionSpans,
+    frozen_floats,
+    frozen_tokens,
+    joined_experts,
+)
 from magicrl.rollout.protocol import Learner, RolloutEngine
-from magicrl.rollout.requests import Filed, GroupProgress, OpenGroups, SchedulingEngine, pack_begun, with_begun
-from magicrl.rollout.turns import parted, turns_of, with_observation, with_turn
+from magicrl.rollout.requests import (
+    EndedSample,
+    GroupProgress,
+    OpenGroups,
+    SchedulingEngine,
+    joined_spans,
+    pack_begun,
+    with_begun,
+)
 from magicrl_verifiers.records import make_verdict
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
 class Sample:
-    """A response under way."""
+    """A response in progress."""
 
-    group: GroupProgress  # of what was asked for
+    group: GroupProgress
     index: int
-    asked: RolloutRequest | None = None  # to the inner engine, for its present turn
-    play: Play | None = None  # None: its problem has no environment
+    asked: RolloutRequest | None = None  # request to the inner engine for the current turn
+    play: Play | None = None  # None: the problem has no environment
     so_far: Completion | None = None  # turns and observations; ends in an observation
-    turn: Completion | None = None  # what there is of the present turn, from an interrupted generation
-    began: float | None = None  # clock at the start of its first turn
+    turn: Completion | None = None  # beginning of the current turn, from an interrupted generation
+    began: float | None = None  # clock at the start of the first turn
 
 
 class EpisodeEngine(SchedulingEngine):
-    """An engine whose responses environments take part in; requests without one pass through.
+    """An engine that plays episodes; requests without an environment pass through.
 
     Args:
-        engine: makes the turns; belongs to this one from here on.
-        encoder: text to tokens and back.
+        engine: generates the turns. This engine closes it.
+        encoder: turns text into tokens and back.
         config: limits and workers of the environments.
     """
 
@@ -56,9 +78,9 @@ class EpisodeEngine(SchedulingEngine):
         self.capabilities = engine.capabilities
         self._groups = OpenGroups()
         self._samples: dict[tuple[int, int], Sample] = {}  # by issue order and index
-        # by identity: requests of the inner engine, for which group, and their samples that are to come
+        # by identity: requests to the inner engine, the issue order of their group, and their unfinished samples
         self._asked: dict[int, tuple[RolloutRequest, int, set[int]]] = {}
-        self._present: Mapping[tuple[int, int, int], Completion] = {}  # turns as `interrupt` found them
+        self._present: Mapping[tuple[int, int, int], Completion] = {}  # unfinished turns at the last `interrupt`
 
     @property
     def sampler(self) -> RolloutEngine:
@@ -73,7 +95,7 @@ class EpisodeEngine(SchedulingEngine):
         return self._engine.max_context
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """See `RolloutEngine.submit`; refused is also an episode that could outgrow the context."""
+        """See `RolloutEngine.submit`. Also refuses an episode that could exceed the context."""
         for request in requests:
             self._check(request)
         before, groups = self._groups.issued, self._groups.take_in(requests)
@@ -112,10 +134,10 @@ class EpisodeEngine(SchedulingEngine):
             try:
                 yield
             finally:
-                self._drop(self._groups.first)  # an evaluation that was broken off leaves nothing behind
+                self._drop(self._groups.first)  # whatever an interrupted evaluation left
 
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
-        """See `RolloutEngine.interrupt`; episodes that go on from there are played again from their turns."""
+        """See `RolloutEngine.interrupt`. Episodes that continue later are played again from their turns."""
         stopped = self._engine.interrupt(keep=keep)
         self._present = {(r.draw, r.offset, index): turn for r in stopped for index, turn in r.begun}
         unfinished = self._unfinished(keep=keep)
@@ -127,7 +149,7 @@ class EpisodeEngine(SchedulingEngine):
         self._pool.close()
 
     def snapshot(self) -> Mapping[str, Any]:
-        """Episodes up to their last observation, and the inner engine's own snapshot of their present turns."""
+        """Return episodes up to their last observation, and the inner engine's snapshot of their current turns."""
         self._take(self._engine.advance_samples(0))
         self._present = {}
         episodes, inner = pack_begun(self._unfinished(keep=True)), self._engine.snapshot()
@@ -138,7 +160,7 @@ class EpisodeEngine(SchedulingEngine):
         }
 
     def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
-        """Inverse of ``snapshot``: the inner engine goes on with the very turns, environments play theirs again."""
+        """Continue from a ``snapshot``: the inner engine resumes its turns, environments replay theirs."""
         episodes, inner = (
             {name.removeprefix(head): value for name, value in snapshot.items() if name.startswith(head)}
             for head in ("episodes/", "engine/")
@@ -148,7 +170,7 @@ class EpisodeEngine(SchedulingEngine):
         turns: list[RolloutRequest] = []
         for draw, offset, *indices in snapshot.get("asked", ()):
             group = groups[draw]
-            # a first turn as it was asked, for all its samples: some may be over, or further on, by now
+            # the request for a first turn names all its samples, some of which have ended or are in a later turn
             turns.append(self._next(self._samples[group.order, indices[0]]) if offset else self._first(group, indices))
         turns += [turn for group in groups.values() for turn in self._openings(group)]
         self._engine.resume(inner, turns)
@@ -157,11 +179,11 @@ class EpisodeEngine(SchedulingEngine):
     def _advance(self) -> None:
         self._take(self._engine.turn())
 
-    def _ahead(self, tokens: int) -> list[Filed]:
+    def _ahead(self, tokens: int) -> list[EndedSample]:
         target = self.sampled_tokens() + tokens
         while True:
             before = self.sampled_tokens()
-            # a token a row at a time, so that an episode's next turn starts as soon as it can
+            # one token per row at a time, so that the next turn of an episode starts as soon as possible
             ended = self._engine.advance_samples(1 if before < target else 0)
             self._take(ended)
             sampled = self.sampled_tokens()
@@ -170,7 +192,7 @@ class EpisodeEngine(SchedulingEngine):
 
     def _running(self) -> Iterator[tuple[GroupProgress, int, Completion]]:
         for sample in self._samples.values():
-            assert sample.asked is not None, "a sample under way was asked for"
+            assert sample.asked is not None, "a sample in progress has a request"
             turn = self._present.get((sample.asked.draw, sample.asked.offset, sample.index))
             if sample.play is not None:
                 begun = turn is not None and turn.finish_reason is FinishReason.ABORTED
@@ -178,10 +200,10 @@ class EpisodeEngine(SchedulingEngine):
             if turn is not None:
                 yield sample.group, sample.index, replace(turn, text=self._encoder.decode(turn.tokens))
 
-    # asking for turns
+    # requests for turns
 
     def _check(self, request: RolloutRequest) -> None:
-        """Raise ``ValueError``, naming the problem, for an episode that cannot be played to its end."""
+        """Raise ``ValueError``, naming the problem, for an episode that could not be played to its end."""
         if request.problem.environment is None:
             return
         name = f"problem {request.problem.id!r}"
@@ -190,7 +212,9 @@ class EpisodeEngine(SchedulingEngine):
                 f"{name}: its environment {request.problem.environment!r} needs an engine that takes and gives token "
                 "ids; of servers that is vLLM's, in mode completions and with the model's tokenizer named"
             )
-        self._encoder.observation(request.problem, "", self._config.max_observation_tokens)  # has the template room?
+        self._encoder.observation(
+            request.problem, "", self._config.max_observation_tokens
+        )  # refuses a template without observations
         most = len(request.prompt_tokens) + request.sampling.max_tokens + self._config.most_observed
         if most > self.max_context:
             raise ValueError(
@@ -200,7 +224,7 @@ class EpisodeEngine(SchedulingEngine):
             )
 
     def _begin(self, group: GroupProgress) -> list[Sample]:
-        """The samples of a group that are to be made, with what there is of each."""
+        """Return the samples of a group to be generated, with the beginning of each."""
         problem, begun = group.request.problem, group.partial
         for index in group.to_start:
             sample = self._samples[group.order, index] = Sample(group=group, index=index)
@@ -211,7 +235,7 @@ class EpisodeEngine(SchedulingEngine):
         return [self._samples[group.order, index] for index in group.to_start]
 
     def _openings(self, group: GroupProgress) -> list[RolloutRequest]:
-        """What the inner engine is to be asked for the samples of a group that nothing was asked for yet."""
+        """Return requests to the inner engine for the samples of a group that have none."""
         waiting = [self._samples[group.order, index] for index in group.to_start]
         waiting = [sample for sample in waiting if sample.asked is None]
         first = [sample.index for sample in waiting if sample.so_far is None]
@@ -219,7 +243,7 @@ class EpisodeEngine(SchedulingEngine):
         return turns + [self._next(sample) for sample in waiting if sample.so_far is not None]
 
     def _first(self, group: GroupProgress, indices: Sequence[int]) -> RolloutRequest:
-        """The request for the first turn of these samples."""
+        """Return the request for the first turn of these samples."""
         request = group.request
         own = [self._samples.get((group.order, index)) for index in indices]
         begun = tuple((s.index, s.turn) for s in own if s is not None and s.turn is not None and s.so_far is None)
@@ -233,7 +257,7 @@ class EpisodeEngine(SchedulingEngine):
         return request
 
     def _next(self, sample: Sample) -> RolloutRequest:
-        """The request for a sample's next turn."""
+        """Return the request for a sample's next turn."""
         request, so_far = sample.group.request, sample.so_far
         assert so_far is not None, "a first turn has no turn before it"
         turn = sample.asked = replace(
@@ -248,10 +272,10 @@ class EpisodeEngine(SchedulingEngine):
         self._asked[id(turn)] = (turn, sample.group.order, {sample.index})
         return turn
 
-    # what turns come to
+    # ended turns
 
     def _take(self, ended: Sequence[FinishedSample]) -> None:
-        """Have the environments of these turns answer, and ask for the turns after them."""
+        """Pass these turns to their environments and request the next turns."""
         due: list[tuple[Sample, Completion]] = []
         for item in ended:
             sample, turn = self._sample_of(item), item.completion
@@ -271,7 +295,7 @@ class EpisodeEngine(SchedulingEngine):
             self._engine.submit(asked)
 
     def _sample_of(self, item: FinishedSample) -> Sample | None:
-        """Whose turn this is; None of one that is made again though it is known."""
+        """Return the sample of this turn; None for a turn that was generated again although it is known."""
         if id(item.request) not in self._asked:
             return None
         request, order, missing = self._asked[id(item.request)]
@@ -282,7 +306,7 @@ class EpisodeEngine(SchedulingEngine):
         return sample if sample is not None and sample.asked is request else None
 
     def _answered(self, sample: Sample, response: Completion, answer: Step | Verdict) -> RolloutRequest | None:
-        """The next turn, after what the environment answered to this one; None where it was the last."""
+        """Return the request for the next turn after this answer; None if the episode is over."""
         assert sample.play is not None, "only an episode is answered"
         assert response.episode is not None, "only an episode is answered"
         if isinstance(answer, Verdict):
@@ -297,7 +321,7 @@ class EpisodeEngine(SchedulingEngine):
         try:
             tokens = self._encoder.observation(problem, answer.observation, most)
             cut = len(tokens) == most and len(self._encoder.observation(problem, answer.observation)) > most
-        except ValueError as error:  # a word that the vocabulary lacks
+        except ValueError as error:  # a word that is not in the vocabulary
             return self._finish(sample, response, verdict=self._pool.fail(sample.play, f"observation: {error}"))
         sample.so_far, sample.turn = with_observation(response, tokens, cut=cut), None
         return self._next(sample)
@@ -310,7 +334,7 @@ class EpisodeEngine(SchedulingEngine):
         verdict: Verdict | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Yield an episode that is over; one that was cut has no answer to judge."""
+        """File an episode that is over. A truncated episode has no answer to judge."""
         assert sample.play is not None, "only an episode has one"
         assert response.episode is not None, "only an episode has one"
         assert sample.began is not None, "a turn of it has ended"
@@ -328,7 +352,7 @@ class EpisodeEngine(SchedulingEngine):
         self._groups.file(sample.group, sample.index, completion)
 
     def _replay(self, samples: Iterable[Sample]) -> None:
-        """Play the turns of interrupted episodes again; those whose environment answers otherwise now are over."""
+        """Replay the turns of interrupted episodes. An episode whose environment answers differently is over."""
         rest = [(sample, sample.so_far, turns_of(sample.so_far)) for sample in samples if sample.so_far is not None]
         while rest:
             asked = [(s.play, self._encoder.decode(turns[0][0])) for s, _, turns in rest if s.play is not None]
@@ -354,3 +378,89 @@ class EpisodeEngine(SchedulingEngine):
                 self._pool.end(play)
         self._asked = {name: asked for name, asked in self._asked.items() if asked[1] < first}
         self._groups.drop(first)
+
+
+def with_turn(so_far: Completion | None, turn: Completion) -> Completion:
+    """Append a turn of the model to a response."""
+    if so_far is None:
+        return replace(turn, episode=Episode(observed=(), answer=turn.text))
+    assert so_far.episode is not None, "what comes before a turn ends in an observation"
+    both, oldest = (so_far, turn), min(so_far.policy_version, turn.policy_version)
+    known = all(c.sampler_entropies is not None for c in both)
+    spans = joined_spans(_spans(so_far), _spans(turn))
+    return replace(
+        turn,
+        tokens=frozen_tokens(np.concatenate([c.tokens for c in both])),
+        sampler_logprobs=frozen_floats(_logprobs(both)),
+        sampler_entropies=frozen_floats(np.concatenate([c.sampler_entropies for c in both])) if known else None,  # type: ignore[arg-type]
+        policy_version=oldest,
+        seconds=so_far.seconds + turn.seconds,
+        version_spans=spans if any(version != oldest for version, _ in spans) else (),
+        # the prompt of the turn holds all earlier tokens, computed again
+        experts=joined_experts(so_far.experts, turn.experts),
+        episode=replace(so_far.episode, answer=turn.text),
+    )
+
+
+def with_observation(response: Completion, tokens: TokenArray, *, cut: bool) -> Completion:
+    """Append an observation to a response. It counts as of the weights that sampled the turn before it."""
+    episode, count = response.episode, len(tokens)
+    assert episode is not None, "only an episode has observations"
+    zeros = np.zeros(count, dtype=np.float32)
+    spans, known = response.version_spans, len(response.sampler_logprobs) == len(response)
+    return replace(
+        response,
+        tokens=frozen_tokens(np.concatenate([response.tokens, tokens])),
+        sampler_logprobs=frozen_floats(np.concatenate([response.sampler_logprobs, zeros if known else zeros[:0]])),
+        sampler_entropies=None
+        if response.sampler_entropies is None
+        else frozen_floats(np.concatenate([response.sampler_entropies, zeros])),
+        finish_reason=FinishReason.ABORTED,
+        version_spans=joined_spans(spans, ((spans[-1][0], count),)) if spans else (),
+        episode=replace(
+            episode, observed=(*episode.observed, (len(response), count)), answer="", cut=episode.cut + cut
+        ),
+    )
+
+
+def parted(begun: Completion) -> tuple[Completion | None, Completion | None]:
+    """Split an interrupted response after its last observation, before the unfinished turn."""
+    if begun.episode is None or not begun.episode.observed:
+        return None, (replace(begun, episode=None) if len(begun) else None)
+    end = sum(begun.episode.observed[-1])
+    return _cut(begun, 0, end), (replace(_cut(begun, end, len(begun)), episode=None) if end < len(begun) else None)
+
+
+def turns_of(so_far: Completion) -> list[tuple[TokenArray, TokenArray]]:
+    """Return the tokens of each turn and of the observation after it."""
+    assert so_far.episode is not None, "only an episode has turns"
+    found: list[tuple[TokenArray, TokenArray]] = []
+    start = 0
+    for first, count in so_far.episode.observed:
+        found.append((so_far.tokens[start:first], so_far.tokens[first : first + count]))
+        start = first + count
+    return found
+
+
+def _spans(completion: Completion) -> VersionSpans:
+    return completion.version_spans or ((completion.policy_version, len(completion)),)
+
+
+def _logprobs(parts: Sequence[Completion]) -> NDArray[Any]:
+    """Concatenate log-probs; return none if those of one part are unknown."""
+    known = all(len(c.sampler_logprobs) == len(c) for c in parts)
+    return np.concatenate([c.sampler_logprobs for c in parts]) if known else np.zeros(0, dtype=np.float32)
+
+
+def _cut(completion: Completion, first: int, end: int) -> Completion:
+    versions = completion.token_versions[first:end]
+    starts = np.flatnonzero(np.diff(versions, prepend=versions[:1] - 1))
+    spans = tuple((int(versions[a]), int(b - a)) for a, b in zip(starts, [*starts[1:], len(versions)], strict=True))
+    entropies = completion.sampler_entropies
+    return replace(
+        completion,
+        tokens=frozen_tokens(completion.tokens[first:end]),
+        sampler_logprobs=frozen_floats(completion.sampler_logprobs[first:end]),
+        sampler_entropies=None if entropies is None else frozen_floats(entropies[first:end]),
+        version_spans=spans if completion.version_spans else (),
+    )

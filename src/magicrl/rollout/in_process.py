@@ -1,8 +1,8 @@
 """The rollout engine inside the trainer's process: continuous batching over a slot cache, exact and repeatable.
 
-One turn of the loop: give free rows to waiting samples (the prompt of a group is computed and held once), decode one
-token for every row, retire the rows that ended. Rows are filled in issue order, and what happens next depends on
-requests and tokens only, never on time.
+One turn of the loop gives free rows to waiting samples (the prompt of a group is computed and held once), decodes one
+token for every row, and retires the rows that ended. Rows are filled in issue order. The schedule depends on requests
+and tokens only, never on time.
 """
 
 from __future__ import annotations
@@ -28,38 +28,32 @@ from magicrl.models.loading import device_name, peak_mb
 from magicrl.models.recurrent import keep_sequences_apart
 from magicrl.models.routing import Routers
 from magicrl.models.scorer import check_attention, check_isolation
-from magicrl.records import (
-    Completion,
-    FinishReason,
-    RolloutRequest,
-    frozen_floats,
-    frozen_tokens,
-)
+from magicrl.records import Completion, FinishReason, RolloutRequest
 from magicrl.rollout.protocol import Capabilities
 from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, with_begun
-from magicrl.rollout.rows import RowOutput, RowTable, Work, pack_work, unpack_work
-from magicrl.rollout.sampling import sample_tokens
+from magicrl.rollout.rows import RowTable, Work, pack_work, unpack_work
+from magicrl.rollout.sampling import on_host, sample_tokens
 
-_Ended = tuple[GroupProgress, int, Completion]  # a group, the index of its sample, which has ended
+_Ended = tuple[GroupProgress, int, Completion]  # group, sample index and completion of a sample that has ended
 _ROOM = 128  # tokens of a block of prompts
-_PREFILL_TOKENS = 8192  # most prompt tokens in one forward (one longer prompt goes alone)
+_PREFILL_TOKENS = 8192  # most prompt tokens in one forward, unless a single prompt is longer
 
 
 def _lengths(request: RolloutRequest, *, exact: bool, room: bool = False) -> tuple[int, int]:
-    """Room for the prompt (with ``room`` for the longest one that may follow it), and for the longest response."""
+    """Return the cache capacity for the prompt (with ``room``, for the longest later turn) and for the response."""
     prompt = len(request.prompt_tokens)
     if room and request.room:
-        # whole blocks: one that was made for other prompts has blocks of this width, too, and gives the same bits
+        # whole blocks: a cache made for other prompts then has the same block width and gives the same bits
         prompt = -(-(prompt + request.room) // _ROOM) * _ROOM
     lengths = (prompt, request.sampling.max_tokens)
     return exact_lengths(*lengths) if exact else lengths
 
 
 def _packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:
-    """Groups sorted by prompt length (ties in issue order), cut into packs of at most 8,192 prompt tokens."""
+    """Sort groups by prompt length (ties in issue order) and split them into packs of at most 8,192 prompt tokens."""
     pack: list[GroupProgress] = []
     tokens = 0
-    # prompts of one length lie side by side, so that attention takes them as one batch without padding (`PromptRun`)
+    # prompts of one length are neighbours, so that attention takes them as one batch without padding (`PromptRun`)
     for group in sorted(groups, key=lambda g: len(g.request.prompt_tokens)):
         length = len(group.request.prompt_tokens)
         if pack and tokens + length > _PREFILL_TOKENS:
@@ -134,24 +128,24 @@ class InProcessEngine(SchedulingEngine):
     ) -> None:
         """
         Args:
-            model: an HF causal LM of the engine's own, loaded with ``attn_implementation="magicrl"``.
+            model: an HF causal LM that only this engine uses, loaded with ``attn_implementation="magicrl"``.
             end_tokens: a response ends with any of these; the token is kept.
-            decode: response tokens to text, special tokens left out.
+            decode: turns response tokens into text without special tokens.
             valid_vocab: logits from here on are padding and never sampled.
             max_context: most prompt + response tokens of a sequence.
             max_rows: most sequences that decode at once.
             memory_limit_mb: upper limit of the key/value cache in MiB; fewer rows are used when they do not fit.
-            device: where the model is.
-            static_steps: decode in steps of fixed shapes, as CUDA graphs need them, where the model allows it;
-                default: on CUDA.
-            experts: completions tell the experts that tokens went to.
-            float32_head: the head's logits are float32, whatever the model's dtype.
-            exact: a token's bits do not depend on what else is computed, and are a `PolicyScorer`'s of the same
-                weights and threads (`magicrl.models.exact`).
+            device: device of the model.
+            static_steps: decode in steps of fixed shapes, as CUDA graphs need them, where the model allows it.
+                Default: on CUDA.
+            experts: record in completions the experts that tokens were routed to.
+            float32_head: compute the head's logits in float32, whatever the model's dtype.
+            exact: make the bits of a token independent of the rest of the batch, and equal to those of a
+                `PolicyScorer` with the same weights and threads (`magicrl.models.exact`).
 
         Raises:
-            ValueError: an end token lies outside the vocabulary, a count is not positive, the model's layers mix
-                packed sequences, it has no routers that could tell, or it cannot be exact.
+            ValueError: an end token is outside the vocabulary, a count is not positive, the model's layers mix packed
+                sequences, the model has no routers whose choices could be recorded, or it cannot be exact.
         """
         if max_rows < 1 or max_context < 2 or valid_vocab < 1:
             raise ValueError(f"not a usable engine: {max_rows=}, {max_context=}, {valid_vocab=}")
@@ -162,7 +156,7 @@ class InProcessEngine(SchedulingEngine):
         self._max_context = max_context
         self._decode = decode
         self._device = torch.device(device)
-        # a table, so that one look tells which rows of a step have ended
+        # a table, so that one lookup finds the rows of a step that have ended
         self._ends = np.zeros(valid_vocab, dtype=np.bool_)
         self._ends[sorted(end_tokens)] = True
         self._exact, self._before = exact, AHEAD if exact else 0
@@ -177,10 +171,10 @@ class InProcessEngine(SchedulingEngine):
         check_isolation(model, valid_vocab=valid_vocab, shared=False)
         check_attention(model)
         if self._routers is not None:
-            self._routers.chosen()  # of the passes just made: every router must have told
+            self._routers.chosen()  # fails unless every router recorded the passes just made
         self._shape = probe_cache_shape(model, self._device)
         self._valid_vocab, self._max_rows, self._memory_limit_mb = valid_vocab, max_rows, memory_limit_mb
-        # None: the model runs as transformers has it, as one with routers always does
+        # None: the model runs as in transformers, as one with routers always does
         self._fused = fused_decoder(model) if self._routers is None else None
         if exact and self._fused is None:
             raise ValueError("model.exact: this model has no fused decoder; use another one, or leave model.exact out")
@@ -195,34 +189,34 @@ class InProcessEngine(SchedulingEngine):
 
     @property
     def rows(self) -> int:
-        """Rows of the present cache: at most ``max_rows``; 0 before the first generation."""
+        """Number of rows of the current cache: at most ``max_rows``; 0 before the first generation."""
         return self._work.cache.rows if self._work.cache is not None else 0
 
     @property
     def graphs_captured(self) -> int:
-        """CUDA graphs of decoding steps captured so far."""
+        """Number of CUDA graphs of decoding steps captured so far."""
         return 0 if self._static is None else self._static.captured
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The one that it computes on."""
+        """Name of the engine's only device, as a tuple."""
         return (device_name(self._device),)
 
     def peak_mb(self) -> float:
-        """Most memory of this process so far, a learner in it included."""
+        """Return the peak memory of this process in MiB, including a learner in it."""
         return peak_mb(self._device)
 
     def busy_seconds(self) -> float:
         return self._busy
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """See `RolloutEngine.submit`; refused is also what does not fit into the memory limit."""
+        """See `RolloutEngine.submit`. Also refuses a request that does not fit into the memory limit."""
         for request in requests:
             self._check(request)
         self._work.queue.extend(self._groups.take_in(requests))
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Copy ``weights`` in. Sequences in flight keep their cache and go on under the new ones."""
+        """Copy ``weights`` into the model. Sequences in flight keep their cache and continue under the new weights."""
         copy_weights(self._model, weights)
         if self._static is not None:
             self._static.reload()
@@ -231,18 +225,17 @@ class InProcessEngine(SchedulingEngine):
 
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
         unfinished = self._unfinished(keep=keep)
-        # a new cache next time: broken weights may have left numbers in this one that are not finite
+        # the next cache is a new one, since broken weights may have left non-finite numbers in this one
         self._work = Work()
         return unfinished
 
     def _running(self) -> Iterator[tuple[GroupProgress, int, Completion]]:
         for row in range(self._work.rows.active):
-            output = self._work.rows.output(row)
-            yield output.group, output.sample, self._completion(output, FinishReason.ABORTED)
+            yield self._work.rows.output(row, FinishReason.ABORTED, self._decode)
 
     @contextmanager
     def newest_weights(self) -> Generator[None]:
-        """Within it nothing is in flight; what was waits with its cache, which takes its memory meanwhile."""
+        """Inside this context nothing else is in flight. Earlier requests wait, and their cache keeps its memory."""
         if not self._groups.unyielded():
             yield
             return
@@ -255,16 +248,16 @@ class InProcessEngine(SchedulingEngine):
             self._work = waiting
 
     def snapshot(self) -> Mapping[str, Any]:
-        """What is in flight with its cache, so that a resumed run goes on with the same numbers, bit for bit."""
+        """Return the requests in flight with their cache, so that a resumed run continues bit for bit."""
         return pack_work(self._work) if self._groups.unyielded() else {}
 
     def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
-        """Inverse of ``snapshot``; requests that it does not hold start from their beginning.
+        """Continue the requests of ``snapshot``; start the others from their beginning.
 
-        Of a pool's snapshot (a run may go on without ``[cluster]``) it takes the responses that are there.
+        The snapshot of an engine pool gives the responses so far: a run may continue without ``[cluster]``.
         """
         held = set[int]()
-        # only this engine's own snapshot has it (`pack_work`); those of others hold responses alone
+        # only this engine's snapshots have orders (`pack_work`); those of other engines hold only responses
         if "orders" in snapshot:
             whole = self._static is not None
             self._work = unpack_work(snapshot, requests, self._shape, self._device, whole=whole, ahead=self._before)
@@ -273,12 +266,12 @@ class InProcessEngine(SchedulingEngine):
 
     @torch.inference_mode()
     def _advance(self) -> None:
-        """Fill rows, decode a token for each, retire; what ends is filed in issue order."""
+        """Fill rows, decode a token for each, and retire ended rows; their samples are filed in issue order."""
         begin = time.perf_counter()
         done = self._admit()
         if self._work.rows.active:
             done += self._decode_step()
-        # not in the order of rows, which depends on what else is in the batch
+        # the order of rows depends on the rest of the batch
         for ended in sorted(done, key=lambda ended: (ended[0].order, ended[1])):
             self._groups.file(*ended)
         self._busy += time.perf_counter() - begin
@@ -287,8 +280,8 @@ class InProcessEngine(SchedulingEngine):
         return self._work.sampled
 
     def _rows_that_fit(self, capacity: int) -> int:
-        """How many sequences of ``capacity`` tokens fit into memory."""
-        # a row is counted with a prompt of its own, since a group may have a single sample
+        """Return the number of sequences of ``capacity`` tokens that fit into memory."""
+        # each row is counted with its own prompt, since a group may have a single sample
         return min(self._max_rows, (self._memory_limit_mb << 20) // self._row_bytes(capacity))
 
     def _row_bytes(self, capacity: int) -> int:
@@ -300,14 +293,14 @@ class InProcessEngine(SchedulingEngine):
         prompt, room = _lengths(request, exact=self._exact)
         check_request(request, self._max_context, valid_vocab=self._valid_vocab)
         for index, begun in request.begun:
-            # an aborted beginning of T tokens has no room for the next one: it should have been recorded as ended
+            # an aborted response of T tokens cannot continue: it should have been recorded as ended
             unfinished = begun.finish_reason is FinishReason.ABORTED
             if index not in request.indices or len(begun) > limit or (unfinished and len(begun) == limit):
                 raise ValueError(
                     f"{name}: sample {index} was begun with {len(begun)} tokens ({begun.finish_reason.value}), which "
-                    f"cannot be gone on with: wanted are the samples {request.indices} of at most {limit} tokens"
+                    f"cannot be continued: the request is for the samples {request.indices} of at most {limit} tokens"
                 )
-        # the last turn's prompt holds all that came before it, and its response is what is left of T
+        # the prompt of the last turn holds everything before it, and its response the remaining tokens of T
         most = max(room, request.room)
         if not self._rows_that_fit(prompt + most):
             need = self._row_bytes(prompt + most) / 2**20
@@ -319,7 +312,7 @@ class InProcessEngine(SchedulingEngine):
     # filling rows
 
     def _admit(self) -> list[_Ended]:
-        """Start waiting samples in issue order, as many as there are rows; those that ended at once."""
+        """Start waiting samples in free rows, in issue order, and return the samples that ended at once."""
         if not self._work.queue:
             return []
         cache = self._fit_cache()
@@ -327,7 +320,7 @@ class InProcessEngine(SchedulingEngine):
         logits: list[Tensor] = []
         if self._work.kept is not None:
             logits.append(self._resume_group(cache, self._work.kept))
-        # few large forwards of prompts instead of one whenever a row is free
+        # a few large forwards of prompts instead of one whenever a row is free
         free, few = cache.rows - self._work.rows.active, max(1, cache.rows // REFILL_SHARE)
         if self._work.queue and self._work.kept is None and (free >= few or not self._work.rows.active):
             while self._work.queue and free:
@@ -339,7 +332,7 @@ class InProcessEngine(SchedulingEngine):
                 samples = min(group.waiting, free)
                 starting.append((group, samples))
                 free -= samples
-                # the rows are full; the other samples start as rows come free, from the logits that are kept
+                # the rows are full; the other samples start from the kept logits as rows become free
                 if samples < group.waiting:
                     break
                 self._work.queue.popleft()
@@ -349,15 +342,15 @@ class InProcessEngine(SchedulingEngine):
         return self._sample(slice(first, self._work.rows.active), torch.cat(logits))
 
     def _fit_cache(self) -> SlotCache:
-        """The cache, made anew between generations when the queue's longest prompt or response is another.
+        """Return the cache; make a new one between generations when the queue's longest prompt or response changed.
 
-        Products round by the width of its blocks, which is that of the longest: kept from an earlier, longer queue it
-        would give other bits than a resumed run has. A longer request than the present rows waits until these have
-        drained. Where the longest prompt and the longest response of the queue do not fit into memory together, the
-        cache is made for the queue's first group.
+        The rounding of products depends on the width of the cache's blocks, which is that of the longest sequence. A
+        cache kept from an earlier, longer queue would give other bits than a resumed run. A request that is longer
+        than the current rows waits until they have drained. If the longest prompt and the longest response of the
+        queue do not fit into memory together, the cache is made for the first group of the queue.
         """
         cache = self._work.cache
-        # a group of which samples wait has its prompt there, also when no row is left
+        # the prompt of a group with waiting samples is in the cache, even when no row is left
         if cache is not None and (self._work.rows.active or self._work.kept is not None):
             return cache
         needs = [_lengths(group.request, exact=self._exact, room=True) for group in self._work.queue]
@@ -367,7 +360,7 @@ class InProcessEngine(SchedulingEngine):
         rows = self._rows_that_fit(prompt + response)
         held = (0, 0, 0) if cache is None else (cache.prompts.capacity, cache.responses.capacity, cache.rows)
         needed = (prompt, response, rows)
-        # graphs are captured with its addresses: there it only grows
+        # CUDA graphs hold the cache's addresses, so with them it only grows
         fits = all(map(operator.le, needed, held)) if self._static is not None else needed == held
         if cache is None or not fits:
             self._work.cache = cache = None  # freed before the next one is allocated
@@ -378,7 +371,7 @@ class InProcessEngine(SchedulingEngine):
         return cache
 
     def _resume_group(self, cache: SlotCache, kept: Tensor) -> Tensor:
-        """Start further samples of the first group, whose prompt was computed before; ``[samples, V]`` logits."""
+        """Start further samples of the first group from its ``kept`` logits; return ``[samples, V]`` logits."""
         group = self._work.queue[0]
         samples = min(group.waiting, cache.rows - self._work.rows.active)
         self._work.rows.start(group, samples, self._version)
@@ -389,7 +382,7 @@ class InProcessEngine(SchedulingEngine):
         return kept.expand(samples, -1)
 
     def _prefill(self, cache: SlotCache, starting: Sequence[tuple[GroupProgress, int]]) -> list[Tensor]:
-        """Compute prompts once a group and start their samples; logits ``[samples, V]`` a group, in row order."""
+        """Compute one prompt per group and start its samples; return ``[samples, V]`` logits per group."""
         logits: dict[int, Tensor] = {}
         now = time.perf_counter()
         for group, _ in starting:
@@ -406,7 +399,7 @@ class InProcessEngine(SchedulingEngine):
         return [logits[group.order].expand(samples, -1) for group, samples in starting]
 
     def _forward_prompts(self, cache: SlotCache, pack: Sequence[GroupProgress]) -> Tensor:
-        """Run packed prompts (sorted by length), filing each in its slot; ``[prompts, V]`` logits after each."""
+        """Run packed prompts (sorted by length) into their slots; return ``[prompts, V]`` logits after each."""
         lengths = [len(group.request.prompt_tokens) for group in pack]
         runs: list[PromptRun] = []
         start = 0
@@ -416,7 +409,7 @@ class InProcessEngine(SchedulingEngine):
             start += length * len(members)
         tokens = np.concatenate([group.request.prompt_tokens for group in pack]).astype(np.int64)
         positions = np.concatenate([np.arange(length) for length in lengths])
-        # the head sees the last token of each prompt alone: logits of all tokens would be far the largest tensor
+        # the head sees only the last token of each prompt: logits of all tokens would be by far the largest tensor
         ends = np.cumsum(lengths)
         logits = self._forward(tokens, positions, PrefillAttention(cache, runs), keep=ends - 1)
         if self._routers is not None:
@@ -428,7 +421,7 @@ class InProcessEngine(SchedulingEngine):
 
     def _decode_step(self) -> list[_Ended]:
         assert self._work.cache is not None
-        # the last token of a row is not in the cache yet: this step feeds it and files its key and value
+        # the last token of a row is not in the cache yet: this step feeds it and stores its key and value
         prompts, held = self._work.rows.column("prompt"), self._work.rows.column("count") - 1
         owners, last = self._work.rows.column("owner"), self._work.rows.column("last")
         if self._static is not None:
@@ -444,11 +437,13 @@ class InProcessEngine(SchedulingEngine):
     def _forward(
         self, tokens: NDArray[Any], positions: NDArray[Any], context: Any, keep: NDArray[Any] | None = None
     ) -> Tensor:
-        """Logits ``[k, V]`` of one forward of packed tokens: after those that ``keep`` names, or all."""
+        """Return logits ``[k, V]`` of one forward of packed tokens, at the positions ``keep`` (default: all)."""
         ids, places = (torch.from_numpy(np.array(a)).to(self._device) for a in (tokens, positions))
         kept = None if keep is None else torch.from_numpy(keep).to(self._device)
         if self._exact:
-            return self._forward_exactly(ids, places, context, kept)
+            assert self._fused is not None, "a known architecture"
+            count, kept = len(ids) if kept is None else len(kept), None if kept is None else filled_rows(kept)
+            return self._fused(filled_rows(ids), filled_rows(places), FilledContext(context, len(ids)), kept)[:count]
         if self._fused is not None:
             return self._fused(ids, places, context, kept)
         options = {} if kept is None else {"logits_to_keep": kept}
@@ -457,30 +452,18 @@ class InProcessEngine(SchedulingEngine):
         )
         return output.logits[0]
 
-    def _forward_exactly(self, ids: Tensor, places: Tensor, context: Any, kept: Tensor | None) -> Tensor:
-        assert self._fused is not None, "a known architecture"
-        wanted = len(ids) if kept is None else len(kept)
-        kept = None if kept is None else filled_rows(kept)
-        return self._fused(filled_rows(ids), filled_rows(places), FilledContext(context, len(ids)), kept)[:wanted]
-
     def _sample(self, rows: slice, logits: Tensor) -> list[_Ended]:
-        """Give each of ``rows`` its next token and retire those that end, which it returns."""
+        """Give each of ``rows`` its next token; retire and return those that end."""
         table = self._work.rows
-        sampled = sample_tokens(
-            logits,
-            table.column("temperature", rows),
-            table.next_uniforms(rows),
-            self._valid_vocab,
-            exact=self._exact,
-        )
-        tokens, logprobs, entropies = sampled.on_host()
-        # one NaN or +inf among a row's logits makes its log-prob NaN, so this looks at all of them
+        taus, points = table.column("temperature", rows), table.next_uniforms(rows)
+        tokens, logprobs, entropies = on_host(sample_tokens(logits, taus, points, self._valid_vocab, exact=self._exact))
+        # one NaN or +inf among a row's logits makes its log-prob NaN, so this checks all of them
         if not np.isfinite(logprobs).all():
             raise FloatingPointError(
                 f"the model's logits are not finite (policy version {self._version}); its weights are "
                 "broken: resume from an earlier checkpoint with a lower optimizer.learning_rate"
             )
-        # of a response that goes on, what is known replaces what was sampled: these steps only fill its cache
+        # a response that continues has known tokens: they replace the sampled ones, and the steps only fill its cache
         table.given(rows, (tokens, logprobs, entropies))
         full = table.record(rows, tokens, logprobs, entropies)
         self._work.sampled += len(tokens)
@@ -490,13 +473,11 @@ class InProcessEngine(SchedulingEngine):
             return []
         done: list[_Ended] = []
         for index in over:
-            output = table.output(rows.start + int(index))
             reason = FinishReason.STOP if ended[index] else FinishReason.LENGTH
-            done.append((output.group, output.sample, self._completion(output, reason)))
+            done.append(table.output(rows.start + int(index), reason, self._decode))
         assert self._work.cache is not None
-        # the cache follows move by move: the source of one may be the target of an earlier one
-        for move in table.remove([rows.start + int(index) for index in over]):
-            source, target, tokens = move
+        # in order, since the source of a move may be the target of an earlier one
+        for source, target, tokens in table.remove([rows.start + int(index) for index in over]):
             self._work.cache.responses.move(source, target, tokens + self._before)
         # a group is complete once nothing of it waits and no row reads its prompt
         read = set(table.column("owner").tolist())
@@ -505,28 +486,11 @@ class InProcessEngine(SchedulingEngine):
         return done
 
     def _drop_prompts(self, cache: SlotCache, places: set[int]) -> None:
-        """Free these slots, whose groups are complete; the last prompts fill the gaps."""
-        # from the back, so that the prompt that fills a gap is never one to be dropped
+        """Free these slots of complete groups and fill the gaps with the last prompts."""
+        # from the back, so that a prompt that fills a gap is never one to be dropped
         for place in sorted(places, reverse=True):
             moved = self._work.prompts.pop()
             if place != len(self._work.prompts):
                 cache.prompts.move(moved.place, place, len(moved.request.prompt_tokens))
                 self._work.rows.moved_prompt(moved.place, place)
                 self._work.prompts[place], moved.place = moved, place
-
-    def _completion(self, output: RowOutput, reason: FinishReason) -> Completion:
-        # a response counts as old as its oldest part, the prompt's keys and values included
-        oldest = min([output.group.version, *(version for version, _ in output.spans)])
-        several = any(version != oldest for version, _ in output.spans)
-        return Completion(
-            tokens=frozen_tokens(output.tokens),
-            text=self._decode(output.tokens.tolist()),
-            sampler_logprobs=frozen_floats(output.logprobs),
-            # not known of tokens that another engine sampled
-            sampler_entropies=None if np.isnan(output.entropies).any() else frozen_floats(output.entropies),
-            finish_reason=reason,
-            policy_version=oldest,
-            seconds=time.perf_counter() - output.group.began,
-            version_spans=output.spans if several else (),
-            experts=output.experts,
-        )

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server as an engine: many requests at once inside, synchronous outside."""
+"""An engine for any OpenAI-compatible server, with many concurrent requests behind a synchronous interface."""
 
 from __future__ import annotations
 
@@ -14,45 +14,39 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from magicrl.records import (
-    Completion,
-    FinishReason,
-    RolloutRequest,
-    frozen_floats,
-    frozen_tokens,
-)
+from magicrl.records import Completion, FinishReason, RolloutRequest, frozen_floats, frozen_tokens
 from magicrl.rollout.protocol import Capabilities
 from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, sample_seed
 from magicrl_verifiers.served.openai_http import ServerError, ServerSettings, ServerUsage, Transport, usage_of
 
 UNKNOWN_TOKEN = -1
-"""Stands for each response token whose id the server did not give: their number is known, they are not."""
+"""Placeholder for a response token whose id the server did not return."""
 UNLIMITED_CONTEXT = 2**31 - 1
 """``max_context`` of a server that does not state it."""
 
 T = TypeVar("T")
-_FIRST_ATTEMPTS = 3  # a server that is not there is most often a wrong address
+_FIRST_ATTEMPTS = 3  # an unreachable server mostly means a wrong address
 _STATED = {
     FinishReason.STOP: ("stop", "eos", "eos_token", "stop_sequence", "end_turn"),
     FinishReason.LENGTH: ("length", "max_tokens"),
-    # ended by the server, not by the model: a filter, a tool call that nobody answers
+    # ended by the server, not by the model: a filter, or a tool call
     FinishReason.ABORTED: ("content_filter", "tool_calls", "function_call", "abort"),
 }
 _REASONS = {word: reason for reason, words in _STATED.items() for word in words}
 
 
 class AnswerError(ValueError):
-    """An answer that does not say what it must."""
+    """A server's answer without a required field."""
 
 
 class OpenAIEngine(SchedulingEngine):
-    """Asks a server; generation only.
+    """An engine that only generates, through a server.
 
-    Every sample is a request of its own, with a seed that depends on (seed, draw, sample) alone. Whether equal seeds
-    give equal tokens is the server's matter: vLLM's do in float32, most hosted models' do not. Log-probs are kept
-    where they are certain to be those of the sampling distribution (``ServerSettings.processed_logprobs``), else they
-    are empty; entropies are unknown; token ids are the server's where it gives them, else ``UNKNOWN_TOKEN``, as many
-    as it counted. ``usage`` tells what was asked for so far.
+    Each sample is a separate request, with a seed that is a function of (seed, draw, sample). Whether equal seeds give
+    equal tokens depends on the server: they do with vLLM in float32, and do not with most hosted models. Log-probs are
+    kept if they are certain to be those of the sampling distribution (``ServerSettings.processed_logprobs``), else they
+    are empty. Entropies are unknown. Token ids are those of the server. If it returns none, ``UNKNOWN_TOKEN`` stands
+    for each token that it counted. ``usage`` counts requests and tokens so far.
     """
 
     capabilities = Capabilities(weights=False, logprobs=False, seeds=False)
@@ -65,13 +59,13 @@ class OpenAIEngine(SchedulingEngine):
         tokenizer: Any = None,
         end_tokens: frozenset[int] = frozenset(),
     ) -> None:
-        """Ask the server for its models, so that a wrong address or key is found before anything is sampled.
+        """Request the server's list of models, so that a wrong address or key is found before sampling.
 
         Args:
-            settings: the server.
-            tokenizer: the model's, if it is known here: turns prompts into text for servers that take no ids, and
-                counts the tokens of answers that state no count.
-            end_tokens: end a response in addition to the server's own (vLLM only).
+            settings: address, model and limits of the server.
+            tokenizer: the model's tokenizer, if it is known. It turns prompts into text for servers that take no ids,
+                and counts the tokens of answers without a count.
+            end_tokens: tokens that end a response in addition to the server's own (vLLM only).
 
         Raises:
             ValueError: the server cannot be reached, refuses the key, or serves several models and none is named.
@@ -88,7 +82,7 @@ class OpenAIEngine(SchedulingEngine):
         self._path = "/chat/completions" if settings.mode == "chat" else "/completions"
         self._transport = Transport(settings, self.usage)
         self._loop = asyncio.new_event_loop()
-        # a loop in a thread of its own: callers are synchronous, and answers come in between their calls
+        # the loop runs in its own thread, since callers are synchronous and answers arrive between their calls
         self._thread = threading.Thread(target=self._loop.run_forever, name="magicrl-openai", daemon=True)
         self._thread.start()
         try:
@@ -99,23 +93,22 @@ class OpenAIEngine(SchedulingEngine):
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether prompts are sent as token ids, so that the model sees exactly those."""
+        """Whether prompts are sent as token ids, so that the model sees exactly these."""
         return self.is_vllm and self.settings.mode == "completions"
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """See `RolloutEngine.submit`; refused is also a prompt that cannot be sent unchanged.
+        """See `RolloutEngine.submit`. Also refuses a prompt that cannot be sent unchanged.
 
-        Nothing is sent yet. Prompt tokens may be empty: the problem's text is sent then (in chat mode it always is).
+        Nothing is sent yet. Prompt tokens may be empty: then the problem's text is sent, as always in chat mode.
         """
         for request in requests:
             check_request(request, self._max_context)
-            # a body for nothing: what cannot be sent is refused before anything is queued
-            self._body(request, request.indices[0])
+            self._body(request, request.indices[0])  # refuses what cannot be sent, before anything is queued
         for group in self._groups.take_in(requests):
             self._waiting.extend((group, index) for index in group.to_start)
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Refuse any but the version that it counts as: a server's weights are its own."""
+        """Raise ``ValueError`` unless ``version`` is the current one: a server's weights cannot be replaced."""
         if version != self._version:
             raise ValueError(
                 f"{self.settings.shown('')} serves weights of its own and cannot load version {version}; serve the "
@@ -123,8 +116,8 @@ class OpenAIEngine(SchedulingEngine):
             )
 
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
-        """Cancel every request (a server sees its connection close) and return the unfinished ones in issue order."""
-        del keep  # a server goes on with no response of another request
+        """Cancel all requests (the server sees its connections close) and return the unfinished ones in issue order."""
+        del keep  # a server cannot continue the response of an earlier request
         self._waiting.clear()
         self._started(_cancel_others()).result()
         self._asked.clear()
@@ -134,7 +127,7 @@ class OpenAIEngine(SchedulingEngine):
         return unfinished
 
     def close(self) -> None:
-        """Cancel what is under way and close the connections."""
+        """Cancel all requests and close the connections."""
         if self._loop.is_closed():
             return
         self.interrupt()
@@ -147,15 +140,15 @@ class OpenAIEngine(SchedulingEngine):
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _advance(self) -> None:
-        """Take in the answers that have come, at least one.
+        """Take in at least one answer.
 
-        When a request fails for good no new one is sent; those under way are waited for and yielded, since they are
-        paid for, and then its `ServerError` is raised. What is unfinished stays queued.
+        After a request has failed for good no new one is sent. Those in flight are waited for and yielded, since they
+        are paid for, and then the `ServerError` is raised. Unfinished requests stay queued.
         """
         if self._failed is not None and not self._asked:
             error, self._failed = self._failed, None
             raise error
-        # at most two rounds ahead of the answers: tasks cost memory too
+        # at most two rounds ahead of the answers, since tasks cost memory too
         while self._failed is None and self._waiting and len(self._asked) < 2 * self.settings.concurrency:
             group, index = self._waiting.popleft()
             self._asked[self._started(self._sample(group.request, index))] = (group, index)
@@ -166,14 +159,14 @@ class OpenAIEngine(SchedulingEngine):
                 completion = future.result()
             except ValueError as error:
                 completion, self._failed = None, self._failed or error
-            # it was not asked for since another failed: it stays queued for the next call
+            # not sent, since another request failed: it stays queued for the next call
             if completion is None:
                 self._waiting.append((group, index))
             else:
                 self._groups.file(group, index, completion)
 
     async def _sample(self, request: RolloutRequest, index: int) -> Completion | None:
-        """In the event loop's thread: the sample, or None if it was not asked for since another failed."""
+        """Return the sample, or None if it was not sent since another request failed; runs in the event loop."""
         async with self._slots:
             if self._failed is not None:
                 return None
@@ -192,7 +185,7 @@ class OpenAIEngine(SchedulingEngine):
             return completion
 
     def _discover(self) -> None:
-        """The model's name, whether the server is vLLM, and the context it states."""
+        """Find the model's name, whether the server is vLLM, and its context."""
         settings, transport = self.settings, self._transport
         try:
             answer = self._started(transport.send("GET", "/models", attempts=_FIRST_ATTEMPTS)).result()
@@ -200,7 +193,7 @@ class OpenAIEngine(SchedulingEngine):
             absent = error.status in (404, 405) or (error.status or 0) >= 500
             if not absent or not settings.model:
                 raise
-            answer = {}  # not every server lists its models; transformers' fails where there is no hub cache
+            answer = {}  # some servers do not list their models; that of transformers fails without a hub cache
         listed: Any = answer.get("data")
         models = {str(m["id"]): m for m in listed or () if isinstance(m, dict) and "id" in m}
         transport.served = list(models)
@@ -212,18 +205,18 @@ class OpenAIEngine(SchedulingEngine):
         mine: dict[str, Any] = models.get(self.settings.model, {})
         owner = next(iter([mine] if mine else models.values()), mine).get("owned_by")
         self.is_vllm = settings.dialect == "vllm" or (settings.dialect == "auto" and owner == "vllm")
-        """Whether the server is vLLM, as it says itself or the settings do, and takes and gives token ids."""
+        """Whether the server is vLLM, as it or the settings state, and takes and returns token ids."""
         if self.is_vllm and models and not mine:
             raise ValueError(f"{settings.shown('')}: model {settings.model!r} is not served; served: {names}")
         stated = mine.get("max_model_len")
-        # without the ids of the tokens that it gives, nothing can be put behind them
+        # without token ids, nothing can be appended to a response
         self.capabilities = replace(self.capabilities, turns=self.takes_tokens)
         self._max_context = settings.max_context or (stated if isinstance(stated, int) else UNLIMITED_CONTEXT)
 
     # requests and answers
 
     def _body(self, request: RolloutRequest, index: int) -> dict[str, Any]:
-        """The request for sample ``index``; ``ValueError`` if the prompt cannot be sent without changing it."""
+        """Return the request for sample ``index``; ``ValueError`` if the prompt cannot be sent unchanged."""
         settings, sampling = self.settings, request.sampling
         chat = settings.mode == "chat"
         body: dict[str, Any] = {
@@ -239,19 +232,19 @@ class OpenAIEngine(SchedulingEngine):
         else:
             body["prompt"] = self._prompt(request)
         if self.is_vllm:
-            # a server started with the model's recommended settings applies those that are not sent
+            # a server started with the model's recommended settings applies them unless others are sent
             body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
             body |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "return_token_ids": True}
             if self._end_tokens:
                 body["stop_token_ids"] = self._end_tokens
         if settings.logprobs if settings.logprobs is not None else self.is_vllm:
             body["logprobs"] = True if chat else 1
-        # last: the user's own fields win, and a value of None takes a field out
+        # last: the user's fields override, and None removes a field
         body |= settings.extra
         return {name: value for name, value in body.items() if value is not None}
 
     def _completion(self, request: RolloutRequest, answer: dict[str, Any], seconds: float) -> Completion:
-        """The sample that ``answer`` holds; ``AnswerError`` if it lacks its text, end, or every way to count tokens."""
+        """Return the sample in ``answer``; ``AnswerError`` without its text, its end, or a way to count tokens."""
         choices = answer.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise AnswerError("no choices")
@@ -259,10 +252,10 @@ class OpenAIEngine(SchedulingEngine):
         text = _text(choice)
         ids: Any = choice.get("token_ids")
         if not isinstance(ids, list) or not all(isinstance(i, int) for i in cast("list[Any]", ids)):
-            # lengths must be right where ids are not known: truncation and token counts rest on them
+            # truncation and token counts need the right length even without ids
             ids = [UNKNOWN_TOKEN] * self._count(answer, text)
         limit, stated = request.sampling.max_tokens, choice.get("finish_reason")
-        # some servers state no reason: a response as long as the limit was cut
+        # some servers state no reason: then a response as long as the limit was truncated
         if stated is None:
             stated = "length" if len(ids) >= limit else "stop"
         if stated not in _REASONS:
@@ -294,7 +287,7 @@ class OpenAIEngine(SchedulingEngine):
                 "tokens cannot be turned into any; name the tokenizer, or use mode = 'chat'"
             )
         automatic = cast("list[int]", self.tokenizer("")["input_ids"])
-        begin = len(automatic) if tokens[: len(automatic)] == automatic else 0  # the server puts these there itself
+        begin = len(automatic) if tokens[: len(automatic)] == automatic else 0  # the server adds these itself
         text = cast(str, self.tokenizer.decode(tokens[begin:], clean_up_tokenization_spaces=False))
         if cast("list[int]", self.tokenizer(text)["input_ids"]) != tokens:
             raise ValueError(
@@ -312,7 +305,7 @@ class OpenAIEngine(SchedulingEngine):
         return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _logprobs(self, choice: dict[str, Any], temperature: float, count: int) -> Any:
-        """Log-probs ``[T]`` of the sampling distribution; empty where they are not known for certain."""
+        """Return log-probs ``[T]`` of the sampling distribution; empty if they may be of another one."""
         known = self.settings.processed_logprobs or temperature in (0.0, 1.0)
         values = _stated_logprobs(choice) if known else []
         if len(values) != count or not all(isinstance(value, int | float) for value in values):
@@ -328,7 +321,7 @@ async def _cancel_others() -> None:
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """The response, the reasoning that a server cut out of it put back in front, as the model wrote it."""
+    """Return the response as the model wrote it, with the reasoning that a server split off in front."""
     message = choice.get("message")
     if not isinstance(message, dict):
         if isinstance(choice.get("text"), str):
@@ -345,7 +338,7 @@ def _text(choice: dict[str, Any]) -> str:
 
 
 def _stated_logprobs(choice: dict[str, Any]) -> Sequence[Any]:
-    """One value a token, from either endpoint's form."""
+    """Return one value per token, from the form of either endpoint."""
     stated = choice.get("logprobs")
     if not isinstance(stated, dict):
         return []

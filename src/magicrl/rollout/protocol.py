@@ -1,8 +1,8 @@
-"""The engine: what the loop asks of whatever generates, and what an engine declares that it can do.
+"""The protocol of rollout engines, and the capabilities that an engine declares.
 
-An engine of your own is a subclass of `RolloutEngine` with `generate`, `load_weights` and ``max_context``
-(``examples/engine.py``). One that schedules many requests at once is a `magicrl.rollout.requests.SchedulingEngine`;
-what else it overrides it declares in `capabilities`.
+A custom engine is a subclass of `RolloutEngine` with `generate`, `load_weights` and ``max_context``
+(``examples/engine.py``). An engine that schedules many requests at once is a subclass of
+`magicrl.rollout.requests.SchedulingEngine`. It declares further features in `capabilities`.
 """
 
 from __future__ import annotations
@@ -21,68 +21,74 @@ class Learner(Protocol):
 
     @property
     def version(self) -> int:
-        """Updates made."""
+        """Number of updates so far."""
         ...
 
     def weights(self) -> Mapping[str, Any]:
-        """The present weights; see `RolloutEngine.load_weights`."""
+        """Return the current weights; see `RolloutEngine.load_weights`."""
         ...
 
     def adapters(self) -> Mapping[str, Any]:
-        """The LoRA adapters alone, for engines with ``capabilities.adapters``."""
+        """Return only the LoRA adapters, for engines with ``capabilities.adapters``."""
         ...
 
 
 class WeightCheck(Protocol):
-    """Compares what an engine reports after ``load_weights`` with what the learner computes for the same tokens.
+    """A comparison of an engine's log-probs after ``load_weights`` with the learner's for the same tokens.
 
-    An engine that was made with one answers ``requests`` each time and gives the answers to ``compare``.
+    An engine that was made with one generates ``requests`` after each load and passes the groups to ``compare``.
     """
 
     @property
     def requests(self) -> Sequence[RolloutRequest]:
-        """A few short requests, the same every time."""
+        """A few short requests, the same each time."""
         ...
 
     def compare(self, answers: Mapping[str, Sequence[RolloutGroup]], version: int) -> None:
         """Raise ``RuntimeError`` if an engine samples with other weights than the learner's of ``version``.
 
-        ``answers`` are groups of ``requests`` in their order, by the name of the engine or replica that made them.
+        ``answers`` are the groups of ``requests``, in order, by the name of the engine or replica.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capabilities:
-    """What an engine can do beside generating. A run that needs more is refused before it starts.
+    """Features of an engine. A run that needs a feature its engine lacks is refused before it starts.
 
     Attributes:
-        in_flight: work may stay under way over weight updates, evaluations and restarts; asynchronous mode needs it:
-            `advance`, `newest_weights`, `busy_seconds`, `snapshot`, `resume` and ``interrupt(keep=True)``, and for
-            episodes `advance_samples` and `sampled_tokens`. Weights
-            loaded between two tokens of a response leave its keys and values as they are; it goes on under the new
-            ones, its completion has ``version_spans``, and each token's log-prob is of the weights that sampled it.
+        weights: samples with the weights given to `RolloutEngine.load_weights`. Training needs it.
+        turns: accepts prompts that end in response tokens: the next turn of an episode (`RolloutRequest.offset`).
+        logprobs: completions have log-probs of the sampling distribution. Training needs it.
+        entropies: completions have the entropies of the sampling distribution.
+        experts: completions have the experts that tokens were routed to. ``model.router_replay`` needs it.
+        seeds: equal weights, requests and seeds give equal tokens.
+        in_flight: requests may stay in flight over weight updates, evaluations and restarts. Asynchronous mode needs
+            it: `advance`, `newest_weights`, `busy_seconds`, `snapshot`, `resume` and ``interrupt(keep=True)``, and for
+            episodes `advance_samples` and `sampled_tokens`. Weights loaded between two tokens of a response leave its
+            keys and values as they are. It continues under the new weights, its completion has ``version_spans``, and
+            each token's log-prob is that of the weights that sampled it.
+        adapters: `load_weights` takes only the learner's LoRA adapters, for the model that the engine was made with.
+        sleep: can lend its GPUs to the learner: it holds no memory there between `sleep` and `load_weights`.
     """
 
-    weights: bool = True  # it samples with the weights that `RolloutEngine.load_weights` gives it. Training needs it
-    turns: bool = (
-        True  # a prompt may end in tokens of the response: the next turn of an episode (`RolloutRequest.offset`)
-    )
-    logprobs: bool = True  # completions have log-probs of the distribution that was sampled from. Training needs it
-    entropies: bool = False  # completions have the entropies of those distributions
-    experts: bool = False  # completions have the experts that tokens went to. ``model.router_replay`` needs it
-    seeds: bool = True  # equal weights, requests and seeds give equal tokens
+    weights: bool = True
+    turns: bool = True
+    logprobs: bool = True
+    entropies: bool = False
+    experts: bool = False
+    seeds: bool = True
     in_flight: bool = False
-    adapters: bool = False  # `load_weights` takes the learner's LoRA adapters alone, on the model that it was made with
-    sleep: bool = False  # it can lend the learner its GPUs: between `sleep` and `load_weights` it holds no memory there
+    adapters: bool = False
+    sleep: bool = False
 
 
 class RolloutEngine:
-    """Generates groups of completions, one request after the other unless a subclass does better.
+    """Base class of engines: generates groups of completions, one request after the other.
 
-    Synchronous use is: ``submit`` everything, then drain ``finished``. Two engines given the same weights, requests and
-    seed produce the same tokens: a random number depends on (run seed, draw, sample, position) alone, and the schedule
-    on requests and tokens alone, never on time.
+    For synchronous use, ``submit`` all requests, then drain ``finished``. Two engines with the same weights, requests
+    and seed produce the same tokens: a random number is a function of (run seed, draw, sample, position), and the
+    schedule depends on requests and tokens, never on time.
     """
 
     capabilities = Capabilities()
@@ -92,7 +98,7 @@ class RolloutEngine:
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights that sample now; -1 before the first ``load_weights``."""
+        """Version of the current sampling weights; -1 before the first ``load_weights``."""
         return self._version
 
     @property
@@ -101,14 +107,14 @@ class RolloutEngine:
         return self._max_context
 
     def generate(self, request: RolloutRequest) -> Sequence[Completion]:
-        """The completions of one request, in the order of ``request.indices``."""
+        """Return the completions of one request, in the order of ``request.indices``."""
         raise NotImplementedError(f"{type(self).__name__} has neither generate nor finished")
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """Queue requests, all or, on an error, none. They are started in the order given.
+        """Queue all requests, or none if one is refused. They start in the given order.
 
         Raises:
-            ValueError: a request that the engine cannot serve (names the problem).
+            ValueError: the engine cannot serve a request; names the problem.
         """
         for request in requests:
             length = len(request.prompt_tokens) + request.sampling.max_tokens
@@ -121,25 +127,25 @@ class RolloutEngine:
         self._queue.extend(requests)
 
     def finished(self) -> Iterator[RolloutGroup]:
-        """Run until nothing is queued, yielding each group as its last member ends.
+        """Run until nothing is queued, and yield each group when its last member ends.
 
-        Groups come in the order they finish; the caller puts them back in draw order. It may stop iterating and ask
-        again later: what is unfinished stays in flight, and what has ended meanwhile is yielded first.
+        Groups come in the order in which they finish. The caller may stop iterating and call this again later:
+        unfinished requests stay in flight, and groups that ended in between are yielded first.
         """
         while self._queue:
             completions = tuple(self.generate(self._queue[0]))
             yield RolloutGroup(request=self._queue.popleft(), completions=completions)
 
     def finished_samples(self) -> Iterator[FinishedSample]:
-        """As ``finished``, but each completion as it ends."""
+        """Run like `finished`, but yield each completion when it ends."""
         for group in self.finished():
             yield from _samples(group)
 
     def turn(self) -> list[FinishedSample]:
-        """Work for a moment (one token for every response that has a row, one request); the samples that have ended.
+        """Work for a moment (one token per active response, or one request) and return the samples that have ended.
 
-        Between two turns the engine can be given work and weights. With nothing queued it does nothing. Whoever uses it
-        does not use the iterators beside it.
+        Requests and weights may be given between two turns. Without requests it does nothing. A caller uses either
+        this method or the iterators.
         """
         return next((_samples(group) for group in self.finished()), [])
 
@@ -151,15 +157,15 @@ class RolloutEngine:
         raise NotImplementedError(f"{type(self).__name__} takes no weights; declare capabilities.weights = False")
 
     def sync_weights(self, learner: Learner) -> None:
-        """Sample with the learner's present weights from now on; an engine may fetch them from where they lie."""
+        """Sample with the learner's current weights from now on. An engine may fetch them in its own way."""
         self.load_weights(learner.adapters() if self.capabilities.adapters else learner.weights(), learner.version)
 
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
-        """Stop generating and return the unfinished requests in issue order, ended groups not yet yielded among them.
+        """Stop generating and return the requests that were not yielded, in issue order.
 
-        With ``keep`` they hold what there is of their responses (``RolloutRequest.begun``), so that submitting them
-        again, here or to another engine, goes on after the last token of each: the cache is computed anew under the
-        weights of that time, tokens and log-probs stay. Without it partial work is dropped.
+        With ``keep`` the requests hold their responses so far (``RolloutRequest.begun``). If they are submitted again,
+        to this or another engine, each response continues after its last token: tokens and log-probs stay, and the
+        cache is computed again under the weights of that time. Without ``keep`` partial responses are dropped.
         """
         del keep
         unanswered = list(self._queue or ())
@@ -167,18 +173,19 @@ class RolloutEngine:
         return unanswered
 
     def close(self) -> None:
-        """Free what the engine holds. Safe to call twice."""
+        """Free all resources. Safe to call twice."""
         self.interrupt()
 
     def newest_weights(self) -> AbstractContextManager[object]:
-        """Within it the engine serves the newest weights, as if nothing were in flight: for evaluations.
+        """Inside this context, serve the newest weights as if nothing else were in flight, for evaluations.
 
-        What is in flight is not yielded meanwhile. It stands still, or goes on where no weights are loaded within.
+        Requests that were in flight before are not yielded inside the context. They pause, or continue if no weights
+        are loaded inside it.
         """
         return nullcontext()
 
     def answers(self, requests: Sequence[RolloutRequest]) -> list[RolloutGroup]:
-        """The groups of these requests under the newest weights, in their order; what is in flight is yielded later."""
+        """Return the groups of these requests under the newest weights, in order. Earlier requests stay in flight."""
         with self.newest_weights():
             self.submit(requests)
             groups = {id(group.request): group for group in self.finished()}
@@ -186,64 +193,67 @@ class RolloutEngine:
 
     @property
     def sampler(self) -> RolloutEngine:
-        """The engine that samples, without what keeps older weights for it."""
+        """The engine that samples, without a wrapper that keeps older weights."""
         return self
 
     # with capabilities.sleep
 
     def sleep(self) -> None:
-        """Give weights and cache back until the next ``load_weights``; before it nothing may be submitted.
+        """Free weights and cache until the next ``load_weights``. Nothing may be submitted before it.
 
-        An engine that has its GPUs for itself gives nothing back. ``RuntimeError`` if requests are in flight.
+        An engine that does not share its GPUs frees nothing.
+
+        Raises:
+            RuntimeError: requests are in flight.
         """
         raise NotImplementedError
 
     # with capabilities.in_flight
 
     def advance(self, tokens: int) -> list[RolloutGroup]:
-        """What the engine does while the learner works; the groups that have ended by now, not yielded before.
+        """Work while the learner trains, and return the groups that have ended and were not yielded.
 
-        An engine that shares the learner's process generates until ``tokens`` more are sampled (0: it only tells), so
-        that what it does depends on tokens and not on time. One with workers of its own never stands still: it
-        ignores ``tokens`` and tells what has arrived.
+        An engine in the learner's process generates until ``tokens`` more are sampled (0: none), so that its schedule
+        depends on tokens and not on time. An engine with worker processes runs all the time: it ignores ``tokens`` and
+        returns the groups that have arrived.
         """
         raise NotImplementedError
 
     def advance_samples(self, tokens: int) -> list[FinishedSample]:
-        """As ``advance``, but each completion that has ended by now."""
+        """Work like `advance`, but return each completion that has ended."""
         raise NotImplementedError
 
     def sampled_tokens(self) -> int:
-        """Tokens sampled since the engine was made; of one with workers of its own always 0."""
+        """Return the number of tokens sampled since the engine was made; always 0 with worker processes."""
         raise NotImplementedError
 
     def busy_seconds(self) -> float:
-        """Seconds spent generating since the engine was made (of replicas: their mean)."""
+        """Return the seconds spent generating since the engine was made (for replicas, their mean)."""
         raise NotImplementedError
 
     def snapshot(self) -> Mapping[str, Any]:
-        """What is in flight, as tensors and JSON values by name, for the checkpoint.
+        """Return the requests in flight as tensors and JSON values by name, for the checkpoint.
 
-        Whatever it should not hold (another machine's caches) may be left out: see ``resume``.
+        Anything may be left out (such as the caches of another machine): see ``resume``.
         """
         raise NotImplementedError
 
     def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
-        """Inverse of ``snapshot``, called on an idle engine after ``load_weights``.
+        """Continue from a ``snapshot``; called on an idle engine after ``load_weights``.
 
-        ``requests`` are all that were in flight, in issue order. Those that the snapshot does not hold are generated
-        from their beginning: none is ever lost.
+        ``requests`` are all requests that were in flight, in issue order. Those that are not in the snapshot are
+        generated from their beginning, so that none is lost.
         """
         raise NotImplementedError
 
-    # what a checkpoint holds of an engine whose next tokens depend on more than its last load_weights
+    # for an engine whose next tokens depend on more than its last load_weights
 
     def state(self) -> Mapping[str, Any]:
-        """Tensors and JSON scalars by name, for the checkpoint."""
+        """Return tensors and JSON scalars by name, for the checkpoint."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``; called after ``load_weights``."""
+        """Restore a ``state``; called after ``load_weights``."""
 
 
 def _samples(group: RolloutGroup) -> list[FinishedSample]:

@@ -1,6 +1,6 @@
-"""Rollouts as parquet files, a row a response in draw and sample order, and the engine that replays them.
+"""Rollouts as parquet files, one row per response in draw and sample order, and the engine that replays them.
 
-A replayed step has its rollouts again without a model: learner and loss can be studied on the same data.
+A replayed step needs no sampling, so that learner and loss can be studied on the same data.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _VERDICT = ("outcome", "status", "reason", "decided_by", "extracted", "reward", 
 
 
 def write_rollouts(path: Path, step: int, scored_groups: Sequence[ScoredGroup]) -> None:
-    """Write the rollouts of one step with their verdicts; ``path`` holds the old or the new file, never a part."""
+    """Write the rollouts of one step with their verdicts. ``path`` is replaced as a whole."""
     rows = [row for group in scored_groups for row in _rows(step, group)]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,13 +72,13 @@ def write_rollouts(path: Path, step: int, scored_groups: Sequence[ScoredGroup]) 
 
 
 def read_rollouts(folder: Path) -> list[RolloutGroup]:
-    """The groups recorded in ``folder/*.parquet``, in draw order; verdicts are left aside.
+    """Return the groups recorded in ``folder/*.parquet``, in draw order, without their verdicts.
 
-    Of a problem only its id, source and level are recorded; prompt text and reference answers are empty, its key is the
+    Only id, source and level of a problem are recorded. Its prompt text and references are empty, and its key is the
     id.
 
     Raises:
-        ValueError: no such folder or no file in it, a file that is no recording, a draw that stands twice.
+        ValueError: there is no such folder or no file in it, a file is no recording, or a draw is recorded twice.
     """
     files = sorted(folder.glob("*.parquet")) if folder.is_dir() else []
     if not files:
@@ -134,7 +134,7 @@ def _read(path: Path) -> Iterator[RolloutGroup]:
         table = pq.read_table(path, columns=[name for name in there if name not in _VERDICT])
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is no parquet file of rollouts: {error}") from error
-    # verdicts are not needed to replay, and older recordings lack the later columns
+    # a replay needs no verdicts, and older recordings lack the later columns
     missing = [name for name in SCHEMA.names if name not in (*there, *_VERDICT, *_LATER)]
     if missing:
         raise ValueError(f"{path} lacks the columns {', '.join(missing)}; it is no recording of rollouts")
@@ -147,7 +147,7 @@ def _read(path: Path) -> Iterator[RolloutGroup]:
 
 
 def _value(cell: pa.Scalar) -> Any:
-    """A list as a numpy view of the file's buffers, another value as a Python object."""
+    """Return a list as a numpy view of the file's buffers, another value as a Python object."""
     if isinstance(cell, pa.ListScalar) and cell.is_valid:
         return cell.values.to_numpy()
     return cell.as_py()
@@ -190,21 +190,15 @@ def _completion(row: Mapping[str, Any]) -> Completion:
     )
 
 
-def _most_tokens(group: RolloutGroup) -> int:
-    """Of prompt and response, as long as T allows and with the longest observations that there were."""
-    observed = max(len(completion) - completion.num_sampled for completion in group.completions)
-    return len(group.request.prompt_tokens) + group.request.sampling.max_tokens + observed
-
-
 class ReplayEngine(RolloutEngine):
-    """Answers each request with the recorded group of its draw.
+    """An engine that returns the recorded group of each draw.
 
-    Completions keep what was recorded (tokens, log-probs, policy version, what an environment answered and found);
-    weights are not used, and no environment is asked again.
+    Completions are those of the recording: tokens, log-probs, policy version, and what an environment answered and
+    found. Weights are not used, and no environment runs.
     """
 
     def __init__(self, groups: Iterable[RolloutGroup]) -> None:
-        """``ValueError`` if a draw stands twice, or there is no group at all."""
+        """Raise ``ValueError`` if a draw was recorded twice, or there is no group."""
         self._recorded: dict[int, RolloutGroup] = {}
         for group in groups:
             # by draw, not by problem: one problem may be drawn twice
@@ -212,14 +206,19 @@ class ReplayEngine(RolloutEngine):
                 raise ValueError(f"draw {group.request.draw} was recorded twice")
         if not self._recorded:
             raise ValueError("there are no recorded rollouts to replay")
-        # entropies can be promised only if every response has them
-        told = all(c.sampler_entropies is not None for group in self._recorded.values() for c in group.completions)
-        self.capabilities = Capabilities(entropies=told)
-        # what the recording engine has shown to serve
-        self._max_context = max(_most_tokens(group) for group in self._recorded.values())
+        # entropies are a capability only if every response has them
+        known = all(c.sampler_entropies is not None for group in self._recorded.values() for c in group.completions)
+        self.capabilities = Capabilities(entropies=known)
+        # prompt, T and the longest observations of each group: the recording engine had at least this context
+        self._max_context = max(
+            len(group.request.prompt_tokens)
+            + group.request.sampling.max_tokens
+            + max(len(completion) - completion.num_sampled for completion in group.completions)
+            for group in self._recorded.values()
+        )
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """``ValueError`` for a request that differs from what was recorded for its draw."""
+        """Queue requests; ``ValueError`` for one that differs from the recording of its draw."""
         for request in requests:
             self._check(request)
         super().submit(requests)
@@ -253,7 +252,7 @@ class ReplayEngine(RolloutEngine):
                     f"draw {draw} was recorded with {what} {was}, asked for is {wanted}; replay a run with its own "
                     "data, seed and sampling settings"
                 )
-        # a shorter T would have cut it: no engine could have given this response
+        # no engine could have generated this response with a shorter T
         longest = max(completion.num_sampled for completion in group.completions)
         if longest > request.sampling.max_tokens:
             raise ValueError(

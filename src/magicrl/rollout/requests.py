@@ -1,4 +1,4 @@
-"""Requests in flight, whatever the engine: checks, seeds, groups with unfinished samples, checkpointed completions."""
+"""Requests in flight: checks, seeds, groups with unfinished samples, completions in checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,15 +29,20 @@ from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.sampling import philox4x32
 
 EPISODE = TypeAdapter(Episode)
-"""As JSON, in checkpoints and in recordings."""
-_NO_POSITION = 0xFFFFFFFF  # no token has this position nor those just below, so seeds share no words with uniforms
+"""JSON form of an episode, in checkpoints and in recordings."""
+_NO_POSITION = 0xFFFFFFFF  # no token has this position or one just below it, so seeds share no words with `uniforms`
 
 
 def sample_seed(seed: int, draw: int, sample: int, *, known: int = 0, bits: int = 63) -> int:
-    """The seed of one sample's own generator, a function of (seed, draw, sample, known) alone.
+    """Return the seed of one sample's own generator, a function of (seed, draw, sample, known).
 
-    ``known`` tokens of the response are given, not sampled: with the same seed the first token after them would depend
-    on the same random number as the first one. ``bits`` is 63 for vLLM, 31 for servers, some of which keep an int32.
+    Args:
+        seed: the run seed.
+        draw: number of the draw within the run.
+        sample: index of the sample within its group.
+        known: response tokens that are given, not sampled. With the same seed the first token after them would depend
+            on the same random number as the first token of the response.
+        bits: 63 for vLLM, 31 for servers, some of which keep an int32.
 
     Example:
         >>> sample_seed(0, 0, 0, bits=31) == sample_seed(0, 0, 0, bits=31) != sample_seed(0, 0, 1, bits=31)
@@ -54,7 +59,7 @@ def sample_seed(seed: int, draw: int, sample: int, *, known: int = 0, bits: int 
 def check_request(request: RolloutRequest, max_context: int, *, valid_vocab: int | None = None) -> None:
     """Raise ``ValueError``, naming the problem, for a request that no engine could serve.
 
-    Where the vocabulary is known the engine takes tokens, and needs at least one to continue.
+    With ``valid_vocab`` the engine takes tokens and needs at least one of them.
     """
     prompt, limit = len(request.prompt_tokens), request.sampling.max_tokens
     name = f"problem {request.problem.id!r}"
@@ -84,15 +89,15 @@ class GroupProgress:
     """A submitted request and its completions so far."""
 
     order: int  # issue order, unique within the engine
-    request: RolloutRequest  # what was asked
+    request: RolloutRequest
     to_start: list[int] = field(init=False)  # sample indices that need a row, ascending
-    started: int = 0  # how many of them have a row or have had one
-    done: dict[int, Completion] = field(default_factory=dict[int, Completion])  # finished completions by sample index
-    partial: dict[int, Completion] = field(default_factory=dict[int, Completion])  # what there is of samples to go on
-    began: float = 0.0  # clock at the start of its prompt
+    started: int = 0  # number of these that have or had a row
+    done: dict[int, Completion] = field(default_factory=dict[int, Completion])  # by sample index, in the order they end
+    partial: dict[int, Completion] = field(default_factory=dict[int, Completion])  # beginnings of interrupted samples
+    began: float = 0.0  # clock at the start of the prompt
     version: int = -1  # policy version at that time
-    experts: ExpertArray | None = None  # of its prompt's tokens, where choices are recorded
-    place: int = -1  # cache slot of its prompt; -1 before it has started
+    experts: ExpertArray | None = None  # experts of the prompt's tokens, where they are recorded
+    place: int = -1  # cache slot of the prompt; -1 before the group has started
 
     def __post_init__(self) -> None:
         for index, completion in self.request.begun:
@@ -100,90 +105,87 @@ class GroupProgress:
         self.to_start = [index for index in self.request.indices if index not in self.done]
 
     def know(self, index: int, completion: Completion) -> None:
-        """A sample's completion, or its beginning if it was interrupted."""
+        """Take a sample's completion, or its beginning if it was interrupted."""
         whole = completion.finish_reason is not FinishReason.ABORTED
         (self.done if whole else self.partial)[index] = completion
 
     @property
     def waiting(self) -> int:
-        """Samples that have not started."""
+        """Number of samples that have not started."""
         return len(self.to_start) - self.started
 
     @property
     def complete(self) -> bool:
         return len(self.done) == len(self.request.indices)
 
+    def completed_by(self, index: int) -> bool:
+        """Return whether the group is complete and this sample was its last."""
+        return self.complete and next(reversed(self.done)) == index
+
     def record(self) -> RolloutGroup:
-        """Of a complete group."""
+        """Return a complete group as a record."""
         return RolloutGroup(request=self.request, completions=tuple(self.done[index] for index in self.request.indices))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Filed:
-    """A finished sample, ready to be yielded."""
-
-    group: GroupProgress  # its group
-    sample: FinishedSample
-    last: bool  # the group was complete with it
+EndedSample: TypeAlias = tuple[GroupProgress, int]
+"""A group and the index of one of its finished samples."""
 
 
 @dataclass(kw_only=True, slots=True)
 class OpenGroups:
-    """Groups with unfinished samples, and what has ended of them and was not yielded yet."""
+    """Groups with unfinished samples, and finished samples that were not yielded yet."""
 
     open: dict[int, GroupProgress] = field(default_factory=dict[int, GroupProgress])  # by issue order
-    issued: int = 0  # groups taken in so far
-    ready: deque[Filed] = field(default_factory=deque[Filed])  # samples that may be yielded
-    aside: deque[Filed] = field(default_factory=deque[Filed])  # those of groups before ``first``
+    issued: int = 0  # groups so far
+    ready: deque[EndedSample] = field(default_factory=deque[EndedSample])  # samples that may be yielded
+    aside: deque[EndedSample] = field(default_factory=deque[EndedSample])  # those of groups before ``first``
     first: int = 0  # issue order of the first group that may be yielded now
 
     @property
     def awaited(self) -> bool:
-        """Whether a group is under way that may be yielded."""
+        """Whether a group that may be yielded has unfinished samples."""
         return any(order >= self.first for order in self.open)
 
     def take_in(self, requests: Sequence[RolloutRequest]) -> list[GroupProgress]:
-        """Open a group for each request; those with samples to make."""
+        """Open a group for each request and return the groups that have samples to generate."""
         taken = [GroupProgress(order=self.issued + i, request=request) for i, request in enumerate(requests)]
         self.issued += len(taken)
         for group in taken:
             self.open[group.order] = group
             if group.complete:  # an interrupt returned it before it was yielded
-                self.tell(group, list(group.done)[-1])
+                self.emit(group, next(reversed(group.done)))
         return [group for group in taken if not group.complete]
 
     def file(self, group: GroupProgress, index: int, completion: Completion) -> None:
-        """Keep a finished sample until it is yielded; a group that is complete is closed."""
+        """Keep a finished sample until it is yielded, and close its group if it is complete."""
         assert index not in group.done, "a sample ends once"
         group.done[index] = completion
-        self.tell(group, index)
+        self.emit(group, index)
 
-    def tell(self, group: GroupProgress, index: int) -> None:
-        """Have a sample of ``group.done`` yielded, the group with it if it is complete."""
-        sample = FinishedSample(request=group.request, index=index, completion=group.done[index])
+    def emit(self, group: GroupProgress, index: int) -> None:
+        """Queue a sample of ``group.done`` to be yielded, with the group if it is complete."""
         if group.complete:
             del self.open[group.order]
-        # of an older group while an evaluation runs: it is yielded afterwards
-        waiting = self.ready if group.order >= self.first else self.aside
-        waiting.append(Filed(group=group, sample=sample, last=group.complete))
+        # a sample of an older group that ends during an evaluation is yielded after the evaluation
+        (self.ready if group.order >= self.first else self.aside).append((group, index))
 
-    def run(self, step: Callable[[], object]) -> Iterator[Filed]:
-        """Yield what is ready, and call ``step`` for more, until nothing is awaited."""
+    def run(self, step: Callable[[], object]) -> Iterator[EndedSample]:
+        """Yield finished samples and call ``step`` for more until no group is awaited."""
         while self.ready or self.awaited:
             while self.ready:
                 yield self.ready.popleft()
             if self.awaited:
                 step()
 
-    def ended(self) -> list[Filed]:
-        """Everything that is ready; it counts as yielded."""
+    def ended(self) -> list[EndedSample]:
+        """Return all finished samples, which count as yielded from then on."""
         ended = list(self.ready)
         self.ready.clear()
         return ended
 
     @contextmanager
     def set_aside(self) -> Generator[None]:
-        """Within it only groups that are taken in within are yielded."""
+        """Inside this context, yield only groups that were submitted in it."""
         before, self.first = self.first, self.issued
         self.aside, self.ready = deque((*self.aside, *self.ready)), deque()
         try:
@@ -194,68 +196,69 @@ class OpenGroups:
             self.aside.clear()
 
     def unyielded(self) -> list[GroupProgress]:
-        """Every group of which a sample was not yielded, in issue order."""
-        groups = {filed.group.order: filed.group for filed in (*self.aside, *self.ready)} | self.open
+        """Return every group with a sample that was not yielded, in issue order."""
+        groups = {group.order: group for group, _ in (*self.aside, *self.ready)} | self.open
         return [group for _, group in sorted(groups.items())]
 
     def drop(self, first: int = 0) -> None:
         """Forget every group from issue order ``first`` on."""
         self.open = {order: group for order, group in self.open.items() if order < first}
-        self.ready = deque(filed for filed in self.ready if filed.group.order < first)
-        self.aside = deque(filed for filed in self.aside if filed.group.order < first)
+        self.ready, self.aside = (
+            deque(sample for sample in samples if sample[0].order < first) for samples in (self.ready, self.aside)
+        )
 
 
 class SchedulingEngine(RolloutEngine):
-    """An engine that has many samples under way at once, in ``_groups``; a subclass says how it moves on."""
+    """An engine with many samples in flight, in ``_groups``; a subclass implements `_advance`."""
 
     _groups: OpenGroups
 
     def finished(self) -> Iterator[RolloutGroup]:
-        for filed in self._groups.run(self._advance):
-            if filed.last:
-                yield filed.group.record()
+        for group, index in self._groups.run(self._advance):
+            if group.completed_by(index):
+                yield group.record()
 
     def finished_samples(self) -> Iterator[FinishedSample]:
-        for filed in self._groups.run(self._advance):
-            yield filed.sample
+        for sample in self._groups.run(self._advance):
+            yield _sample(sample)
 
     def turn(self) -> list[FinishedSample]:
         if self._groups.awaited:
             self._advance()
-        return [filed.sample for filed in self._groups.ended()]
+        return [_sample(sample) for sample in self._groups.ended()]
 
     def advance(self, tokens: int) -> list[RolloutGroup]:
-        return [filed.group.record() for filed in self._ahead(tokens) if filed.last]
+        return [group.record() for group, index in self._ahead(tokens) if group.completed_by(index)]
 
     def advance_samples(self, tokens: int) -> list[FinishedSample]:
-        return [filed.sample for filed in self._ahead(tokens)]
+        return [_sample(sample) for sample in self._ahead(tokens)]
 
     def snapshot(self) -> Mapping[str, Any]:
-        """What there is of the responses in flight; what an engine keeps beside them is computed anew."""
+        """Return the tokens of the responses in flight. Everything else is computed again on `resume`."""
         return pack_begun(self._unfinished(keep=True))
 
     def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
-        """Go on after the last token of each response that the snapshot holds; others start from their beginning."""
+        """Continue each response in the snapshot after its last token; start the others from their beginning."""
         self.submit(with_begun(snapshot, requests))
 
     def _advance(self) -> None:
-        """Work, or wait for workers, until something may have ended."""
+        """Work, or wait for workers, until a sample may have ended."""
         raise NotImplementedError
 
-    def _ahead(self, tokens: int) -> list[Filed]:
-        """What has ended by now; ``tokens`` as of `advance`."""
-        # tokens, not time: what an asynchronous run does stays repeatable
+    def _ahead(self, tokens: int) -> list[EndedSample]:
+        """Return the samples that have ended by now; ``tokens`` as in `advance`."""
+        # by tokens, not by time, so that an asynchronous run stays repeatable
         target = self.sampled_tokens() + tokens if tokens else 0
         while tokens and self._groups.awaited and self.sampled_tokens() < target:
             self._advance()
         return self._groups.ended()
 
     def _running(self) -> Iterator[tuple[GroupProgress, int, Completion]]:
-        """The beginnings of samples in flight: their group, index and tokens so far."""
+        """Yield the group, index and tokens so far of each sample in flight."""
         return iter(())
 
     def _unfinished(self, *, keep: bool) -> list[RolloutRequest]:
-        """Requests that were not yielded, in issue order, with ``keep`` what there is of their responses."""
+        """Return requests that were not yielded, in issue order; with ``keep`` they hold their responses so far."""
         groups = self._groups.unyielded()
         if not keep:
             return [group.request for group in groups]
@@ -265,8 +268,13 @@ class SchedulingEngine(RolloutEngine):
         return [replace(group.request, begun=tuple(sorted(begun[group.order].items()))) for group in groups]
 
 
+def _sample(ended: EndedSample) -> FinishedSample:
+    group, index = ended
+    return FinishedSample(request=group.request, index=index, completion=group.done[index])
+
+
 def joined_spans(first: VersionSpans, then: VersionSpans) -> VersionSpans:
-    """Spans one after the other; two of one version that meet are one.
+    """Concatenate spans and merge two neighbours of one version.
 
     Example:
         >>> joined_spans(((0, 3),), ((0, 2), (1, 4)))
@@ -278,7 +286,12 @@ def joined_spans(first: VersionSpans, then: VersionSpans) -> VersionSpans:
 
 
 def pack_completions(prefix: str, completions: Sequence[Completion]) -> dict[str, Any]:
-    """``prefix/tokens``, ``/logprobs``, ``/entropies`` and ``/experts`` end to end, ``/rows`` with the rest."""
+    """Pack completions for a checkpoint.
+
+    Returns:
+        Concatenated arrays under ``prefix/tokens``, ``/logprobs``, ``/entropies`` and ``/experts``; the other fields of
+        each completion under ``prefix/rows``.
+    """
 
     def joined(arrays: Sequence[Any], dtype: Any) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype))
@@ -311,7 +324,7 @@ def pack_completions(prefix: str, completions: Sequence[Completion]) -> dict[str
 
 
 def unpack_completions(prefix: str, state: Mapping[str, Any]) -> list[Completion]:
-    """Inverse of ``pack_completions``."""
+    """Return the completions that `pack_completions` packed."""
     rows = state[f"{prefix}/rows"]
     if not rows:
         return []  # np.split would make one empty array of none
@@ -338,7 +351,7 @@ def unpack_completions(prefix: str, state: Mapping[str, Any]) -> list[Completion
 
 
 def pack_begun(requests: Iterable[RolloutRequest]) -> dict[str, Any]:
-    """What there is of unfinished requests (``begun``), by draw, offset and sample; empty where there is nothing."""
+    """Pack the responses so far (``begun``) of unfinished requests; empty where there are none."""
     held = [(request, index, completion) for request in requests for index, completion in request.begun]
     if not held:
         return {}
@@ -347,14 +360,15 @@ def pack_begun(requests: Iterable[RolloutRequest]) -> dict[str, Any]:
 
 
 def with_begun(snapshot: Mapping[str, Any], requests: Iterable[RolloutRequest]) -> list[RolloutRequest]:
-    """Inverse of ``pack_begun``: ``requests`` with what the snapshot holds of them.
+    """Return ``requests`` with the responses so far that `pack_begun` packed.
 
-    Of another engine's snapshot (a run may go on with or without ``[cluster]``) it takes nothing.
+    The snapshot of another engine without such responses changes nothing: a run may resume with or without
+    ``[cluster]``.
     """
     begun: dict[tuple[int, int, int], Completion] = {}
     if "places" in snapshot:
         for place, completion in zip(snapshot["places"], unpack_completions("begun", snapshot), strict=True):
-            draw, index, offset = (*map(int, place), 0)[:3]  # of a run without episodes there may be no offset
+            draw, index, offset = (*map(int, place), 0)[:3]  # older snapshots have no offset
             begun[draw, offset, index] = completion
 
     def known(request: RolloutRequest) -> tuple[tuple[int, Completion], ...]:

@@ -1,9 +1,9 @@
-"""The mutable state of the in-process engine: its rows in flight, and all of it as a checkpoint.
+"""The mutable state of the in-process engine: its rows in flight, and its checkpoint.
 
 Active rows are a prefix of the cache, by descending length of their responses, so that each block of the cache is read
-for a prefix of the rows. Rows move when others end; a sample's output buffers, its *slot*, do not. Keys and values
-cannot be computed again, since the weights that made them are gone; so a snapshot holds them, and a run that was killed
-with responses in flight goes on with the very same numbers.
+for a prefix of the rows. Rows move when others end. The output buffers of a sample (its *slot*) stay in their place.
+Keys and values cannot be computed again, since the weights that made them are gone. A snapshot therefore holds them, so
+that a run that was killed with responses in flight continues bit for bit.
 """
 
 from __future__ import annotations
@@ -21,13 +21,22 @@ from torch import Tensor
 
 from magicrl.models.kv_cache import CacheShape, SlotCache
 from magicrl.models.recurrent import State
-from magicrl.records import Completion, ExpertArray, RolloutRequest, VersionSpans, joined_experts
+from magicrl.records import (
+    Completion,
+    ExpertArray,
+    FinishReason,
+    RolloutRequest,
+    VersionSpans,
+    frozen_floats,
+    frozen_tokens,
+    joined_experts,
+)
 from magicrl.rollout.requests import GroupProgress, OpenGroups, pack_completions, unpack_completions
 from magicrl.rollout.sampling import uniforms
 
 _UNIFORMS_AHEAD = 64  # random numbers of a row that are computed at once
 
-# one record a row: a row that moves is one assignment, and each field is a column for the step's arrays
+# one record per row: moving a row is one assignment, and each field is a column for the step's arrays
 _ROW = np.dtype(
     [
         ("slot", np.int64),
@@ -37,7 +46,7 @@ _ROW = np.dtype(
         ("count", np.int64),  # response tokens so far; all but the last are in the cache
         ("limit", np.int64),  # T
         ("last", np.int64),  # the token to feed next
-        ("known", np.int64),  # tokens that are given: sampled before an interruption, in the buffers from the start
+        ("known", np.int64),  # tokens sampled before an interruption, in the buffers from the start
         ("temperature", np.float64),
         ("seed", np.uint64),
         ("draw", np.uint64),
@@ -50,21 +59,8 @@ _ROW = np.dtype(
 _KEPT_FIELDS = tuple(name for name in _ROW.names or () if name != "slot")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowOutput:
-    """A row's response so far: ``[T]`` views of the buffers."""
-
-    group: GroupProgress  # whose it is
-    sample: int  # its sample index
-    tokens: NDArray[np.int32]  # sampled or given
-    logprobs: NDArray[np.float32]  # of the weights that sampled each
-    entropies: NDArray[np.float32]  # likewise
-    spans: VersionSpans  # which version sampled which tokens
-    experts: ExpertArray | None  # of prompt and response, as of `Completion`
-
-
 class RowTable:
-    """The rows in flight, ``0 .. active-1``, and the outputs of each."""
+    """The rows in flight, ``0 .. active-1``, and their outputs."""
 
     def __init__(self, rows: int, max_tokens: int) -> None:
         self.active = 0
@@ -80,13 +76,13 @@ class RowTable:
         self._uniforms = np.zeros((rows, _UNIFORMS_AHEAD), dtype=np.float64)
 
     def column(self, name: str, rows: slice | None = None) -> NDArray[Any]:
-        """One field of the active rows (or of ``rows``)."""
+        """Return one field of the active rows (or of ``rows``)."""
         return self._rows[name][rows if rows is not None else slice(0, self.active)]
 
     def start(self, group: GroupProgress, samples: int, version: int) -> None:
-        """Give the next ``samples`` samples of ``group`` the next rows. Their prompt is in the cache already.
+        """Give the next ``samples`` samples of ``group`` the next rows. Their prompt is already in the cache.
 
-        Their first token comes from the weights that computed the prompt, further ones from ``version``.
+        The weights that computed the prompt sample the first token, those of ``version`` the further ones.
         """
         request = group.request
         for _ in range(samples):
@@ -112,7 +108,7 @@ class RowTable:
             self.active += 1
 
     def _give(self, slot: int, partial: Completion, version: int) -> int:
-        """Put what there is of a response into the buffers of ``slot``; its number of tokens."""
+        """Put the beginning of a response into the buffers of ``slot`` and return its number of tokens."""
         known = len(partial)
         self._tokens[slot, :known] = partial.tokens
         self._logprobs[slot, :known] = partial.sampler_logprobs
@@ -123,13 +119,13 @@ class RowTable:
         return known
 
     def updated(self, version: int) -> None:
-        """The tokens that follow are sampled by ``version``."""
+        """Record that ``version`` samples the following tokens."""
         for slot, count, known in zip(*(self.column(n).tolist() for n in ("slot", "count", "known")), strict=True):
-            # tokens that are given keep the version that sampled them
+            # known tokens keep the version that sampled them
             self._versions[slot].append((max(count, known), version))
 
     def given(self, rows: slice, values: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]) -> None:
-        """Where a row's next token is known, put it with its log-prob and entropy in the place of what was sampled."""
+        """Overwrite sampled tokens, log-probs and entropies of ``rows`` where the next token is known already."""
         table = self._rows[rows]
         index = np.flatnonzero(table["count"] < table["known"])
         if len(index):
@@ -138,7 +134,7 @@ class RowTable:
                 value[index] = buffer[where]
 
     def next_uniforms(self, rows: slice) -> NDArray[np.float64]:
-        """The random number of each row's next token."""
+        """Return the random number of each row's next token."""
         table = self._rows[rows]
         offset = table["count"] % _UNIFORMS_AHEAD
         due = table[offset == 0]
@@ -147,7 +143,7 @@ class RowTable:
         return self._uniforms[table["slot"], offset]
 
     def _draw_uniforms(self, due: NDArray[Any]) -> None:
-        """The random numbers of these rows for the stretch of positions that their next token lies in."""
+        """Draw the random numbers of these rows for the 64 positions around their next token."""
         first = due["count"] // _UNIFORMS_AHEAD * _UNIFORMS_AHEAD
         seed, draw, sample = (due[name][:, None] for name in ("seed", "draw", "sample"))
         positions = (due["offset"] + first)[:, None] + np.arange(_UNIFORMS_AHEAD)
@@ -156,7 +152,7 @@ class RowTable:
     def record(
         self, rows: slice, tokens: NDArray[Any], logprobs: NDArray[Any], entropies: NDArray[Any]
     ) -> NDArray[np.bool_]:
-        """Append one token to each of ``rows``; True where that reached the row's limit."""
+        """Append one token to each of ``rows`` and return True where a row reached its limit."""
         table = self._rows[rows]
         where = (table["slot"], table["count"])
         for buffer, values in zip(self._buffers.values(), (tokens, logprobs, entropies), strict=True):
@@ -166,13 +162,13 @@ class RowTable:
         return table["count"] >= table["limit"]
 
     def record_experts(self, experts: ExpertArray) -> None:
-        """Where each active row's last token went, which the model has just read: ``[rows, routers, k]``."""
+        """Record the experts ``[rows, routers, k]`` of each active row's last token, which the model has just read."""
         if self._experts is None:
             self._experts = np.zeros((*self._tokens.shape, *experts.shape[1:]), dtype=experts.dtype)
         self._experts[self.column("slot"), self.column("count") - 1] = experts
 
     def _experts_of(self, slot: int, row: int) -> ExpertArray | None:
-        """Of prompt and response; of what was given, those of the passes that sampled it."""
+        """Return the experts of prompt and response; known tokens keep those of the pass that sampled them."""
         group, read = self._groups[slot], int(self._rows["count"][row]) - 1
         if group is None or group.experts is None:
             return None
@@ -180,29 +176,38 @@ class RowTable:
         begun = group.partial.get(int(self._rows["sample"][row]))
         return joined_experts(None if begun is None else begun.experts, np.concatenate(own))
 
-    def output(self, row: int) -> RowOutput:
-        """What ``row`` has produced, or was given, so far."""
+    def output(
+        self, row: int, reason: FinishReason, decode: Callable[[Sequence[int]], str]
+    ) -> tuple[GroupProgress, int, Completion]:
+        """Return the group, the sample index and the response so far of ``row``."""
         slot = int(self._rows["slot"][row])
         count = max(int(self._rows["count"][row]), int(self._rows["known"][row]))
-        group = self._groups[slot]
+        group, tokens, entropies = self._groups[slot], self._tokens[slot, :count], self._entropies[slot, :count]
         assert group is not None
-        return RowOutput(
-            group=group,
-            sample=int(self._rows["sample"][row]),
-            tokens=self._tokens[slot, :count],
-            logprobs=self._logprobs[slot, :count],
-            entropies=self._entropies[slot, :count],
-            spans=_spans(self._versions[slot], count),
+        spans = _spans(self._versions[slot], count)
+        # a response counts as old as its oldest part, including the keys and values of the prompt
+        oldest = min([group.version, *(version for version, _ in spans)])
+        completion = Completion(
+            tokens=frozen_tokens(tokens),
+            text=decode(tokens.tolist()),
+            sampler_logprobs=frozen_floats(self._logprobs[slot, :count]),
+            # unknown where another engine sampled a token
+            sampler_entropies=None if np.isnan(entropies).any() else frozen_floats(entropies),
+            finish_reason=reason,
+            policy_version=oldest,
+            seconds=time.perf_counter() - group.began,
+            version_spans=spans if any(version != oldest for version, _ in spans) else (),
             experts=self._experts_of(slot, row),
         )
+        return group, int(self._rows["sample"][row]), completion
 
     def moved_prompt(self, source: int, target: int) -> None:
-        """The prompt in cache slot ``source`` lies in ``target`` from now on."""
+        """Record that the prompt in cache slot ``source`` is in ``target`` from now on."""
         owners = self.column("owner")
         owners[owners == source] = target
 
     def state(self) -> dict[str, Any]:
-        """The rows in flight as arrays and JSON values by name."""
+        """Return the rows in flight as arrays and JSON values by name."""
         table = self._rows[: self.active]
         width = int(np.maximum(table["count"], table["known"]).max(initial=0))
         slots = table["slot"]
@@ -218,7 +223,7 @@ class RowTable:
         }
 
     def restore(self, state: Mapping[str, Any], group_of: Callable[[int], GroupProgress]) -> None:
-        """Inverse of ``state``, in a table without rows."""
+        """Restore a ``state`` in a table without rows."""
         assert self.active == 0, "rows are in flight"
         for order, versions in zip(state["orders"], state["versions"], strict=True):
             slot = self._free.pop()
@@ -237,14 +242,17 @@ class RowTable:
             kept: ExpertArray = state["experts"]
             self._experts = experts = np.zeros((*self._tokens.shape, *kept.shape[2:]), dtype=kept.dtype)
             experts[slots, :width] = kept
-        # these rows stand inside a stretch, where `next_uniforms` draws nothing
+        # these rows are inside a block of 64 positions, where `next_uniforms` draws nothing
         self._draw_uniforms(table)
 
     def remove(self, rows: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Drop ``rows`` and close the gaps; ``(source, target, tokens in the cache)`` of each row that moves, in order.
+        """Drop ``rows`` and close the gaps.
 
-        A gap is filled with the last row of the same count, whose place with the last of the next count, and so on:
-        few rows move, and rows stay by descending ``count``.
+        A gap is filled with the last row of the same count, the place of that row with the last row of the next count,
+        and so on. Few rows move, and rows stay by descending ``count``.
+
+        Returns:
+            ``(source, target, tokens in the cache)`` of each row that moves, in order.
         """
         moves: list[tuple[int, int, int]] = []
         for row in sorted(rows, reverse=True):  # from the back, so that no row that moves is one to be dropped
@@ -264,7 +272,7 @@ class RowTable:
 
 
 def _spans(starts: Sequence[tuple[int, int]], count: int) -> VersionSpans:
-    """``(first token, version)`` pairs as runs; of several that start at one token the last one sampled it."""
+    """Turn ``(first token, version)`` pairs into runs. Of several pairs with one token the last version sampled it."""
     runs: list[tuple[int, int]] = []
     ends = [*(first for first, _ in starts[1:]), count]
     for (first, version), end in zip(starts, ends, strict=True):
@@ -278,10 +286,10 @@ def _spans(starts: Sequence[tuple[int, int]], count: int) -> VersionSpans:
 
 @dataclass(kw_only=True, slots=True)
 class Work:
-    """The mutable state of an engine beside its weights."""
+    """The mutable state of an engine, without its weights."""
 
-    groups: OpenGroups = field(default_factory=OpenGroups)  # every one of which something has not been yielded
-    queue: deque[GroupProgress] = field(default_factory=deque[GroupProgress])  # those with samples to start
+    groups: OpenGroups = field(default_factory=OpenGroups)  # groups with a sample that was not yielded
+    queue: deque[GroupProgress] = field(default_factory=deque[GroupProgress])  # groups with samples to start
     kept: Tensor | None = None  # logits after the prompt of the queue's first group, if it has started in part
     prompts: list[GroupProgress] = field(default_factory=list[GroupProgress])  # groups by cache slot
     cache: SlotCache | None = None  # None before the first generation
@@ -290,7 +298,7 @@ class Work:
 
 
 def pack_work(work: Work) -> dict[str, Any]:
-    """Tensors and JSON values by name."""
+    """Return the state as tensors and JSON values by name."""
     # another process has another clock, so ages are stored instead of times
     now, unyielded = time.perf_counter(), work.groups.unyielded()
     groups = [
@@ -316,7 +324,7 @@ def pack_work(work: Work) -> dict[str, Any]:
         "orders": work.groups.issued,
         "groups": groups,
         "queue": [group.order for group in work.queue],
-        "ended": [filed.group.order for filed in work.groups.ready if filed.last],
+        "ended": [group.order for group, index in work.groups.ready if group.completed_by(index)],
         "prompts": [group.order for group in work.prompts],
         "sampled": work.sampled,
         "held": [[order, index] for order, index, _ in held],
@@ -346,8 +354,8 @@ def unpack_work(
     whole: bool,
     ahead: int = 0,
 ) -> Work:
-    """Inverse of ``pack_work`` for the ``requests`` in flight; ``whole`` and ``ahead`` as of `SlotCache`."""
-    # the turns of an episode are requests of one draw
+    """Restore what `pack_work` packed, for the ``requests`` in flight; ``whole`` and ``ahead`` as in `SlotCache`."""
+    # by offset too, since the turns of an episode are requests of one draw
     asked = {(request.draw, request.offset, request.indices[0]): request for request in requests}
     work, now, groups = Work(sampled=int(state["sampled"])), time.perf_counter(), dict[int, GroupProgress]()
     for row in state["groups"]:
@@ -361,8 +369,8 @@ def unpack_work(
     work.groups.open |= groups
     work.groups.issued = int(state["orders"])
     for order in state["ended"]:
-        # complete, but not yielded before the checkpoint: it is told again
-        work.groups.tell(groups[order], list(groups[order].done)[-1])
+        # complete, but not yielded before the checkpoint
+        work.groups.emit(groups[order], next(reversed(groups[order].done)))
     work.queue.extend(groups[order] for order in state["queue"])
     work.prompts.extend(groups[order] for order in state["prompts"])
     if "kept" in state:
@@ -384,7 +392,7 @@ def unpack_work(
 
 
 def _filled(work: Work, cache: SlotCache) -> Iterator[tuple[str, list[Tensor]]]:
-    """The parts of the cache that are in use: by name their views in each layer."""
+    """Yield name and views in each layer of the parts of the cache that are in use."""
     prompts = max((len(group.request.prompt_tokens) for group in work.prompts), default=0)
     # the last token of a row is not in the cache
     responses = int(work.rows.column("count").max(initial=1)) - 1 + cache.ahead
@@ -395,7 +403,7 @@ def _filled(work: Work, cache: SlotCache) -> Iterator[tuple[str, list[Tensor]]]:
         for block, used in store.spans(tokens):
             for kind, stored in (("keys", store.keys), ("values", store.values)):
                 for group, layers in enumerate(store.layers):
-                    # layers of one shape stand in one tensor
+                    # layers of one shape share a tensor
                     part = f"{name}/{kind}/{block}" + (f"/{group}" if group else "")
                     yield part, [stored[layer][block][:places, :, :used] for layer in layers]
         for kind in State._fields if store.states else ():

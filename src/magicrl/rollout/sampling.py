@@ -12,7 +12,6 @@ then the cumulative sum inside the one block that is hit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,8 +23,8 @@ from torch import Tensor
 from magicrl.models import cpu_kernels
 from magicrl.models.head import softmax_statistics
 
-# the paper's constants; the key's steps are the golden ratio and sqrt(3) - 1 as 32-bit fractions
-# words of 32 bits lie in uint64, so that the high half of a product is not lost
+# The paper's constants. The steps of the key are the golden ratio and sqrt(3) - 1 as 32-bit fractions.
+# Words of 32 bits are held in uint64, so that the high half of a product is not lost.
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _LOW = np.uint64(0xFFFFFFFF)
@@ -35,7 +34,7 @@ Words = NDArray[np.uint64]
 
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, ...]:
-    """Ten rounds of Philox-4x32 on arrays of 32-bit words (held as uint64), broadcast against each other."""
+    """Run ten rounds of Philox-4x32 on arrays of 32-bit words (held as uint64), broadcast against each other."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -50,7 +49,7 @@ def _words(value: ArrayLike) -> Words:
 
 
 def uniforms(seed: ArrayLike, draw: ArrayLike, sample: ArrayLike, position: ArrayLike) -> NDArray[np.float64]:
-    """One number in [0, 1) with 53 random bits for every (seed, draw, sample, position), broadcast.
+    """Return one number in [0, 1) with 53 random bits for every (seed, draw, sample, position), broadcast.
 
     ``seed`` and ``draw`` may have 64 bits, ``sample`` and ``position`` 32; none may be negative.
     """
@@ -65,24 +64,18 @@ def uniforms(seed: ArrayLike, draw: ArrayLike, sample: ArrayLike, position: Arra
 _BLOCK = 256
 _CHUNK_ELEMENTS = 1 << 18  # logits handled at once: the passes over them then stay in the cache
 
+Sampled = tuple[Tensor, Tensor, Tensor]
+"""Tokens, log-probs and entropies, as `sample_tokens` returns them."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampledTokens:
-    """One token a row."""
 
-    tokens: Tensor  # ``[R]`` int64
-    logprobs: Tensor  # ``[R]`` natural log-probability of the token at tau (at 1 where tau is 0)
-    entropies: Tensor  # ``[R]`` entropy in nats of the whole distribution, at the same temperature
-
-    def on_host(self) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
-        """Tokens, log-probs and entropies as numpy, fetched from a device in one piece: each fetch waits for it."""
-        parts = (self.tokens, self.logprobs, self.entropies)
-        if self.tokens.device.type == "cpu":
-            tokens, logprobs, entropies = (part.numpy() for part in parts)
-        else:
-            # float64 holds token ids and float32 values exactly, so one copy carries all three
-            tokens, logprobs, entropies = torch.stack([part.double() for part in parts]).cpu().numpy()
-        return tokens.astype(np.int64, copy=False), logprobs, entropies
+def on_host(sampled: Sampled) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
+    """Return tokens, log-probs and entropies as numpy, in one copy from the device, since each copy waits for it."""
+    if sampled[0].device.type == "cpu":
+        tokens, logprobs, entropies = (part.numpy() for part in sampled)
+    else:
+        # float64 holds token ids and float32 values exactly
+        tokens, logprobs, entropies = torch.stack([part.double() for part in sampled]).cpu().numpy()
+    return tokens.astype(np.int64, copy=False), logprobs, entropies
 
 
 def sample_tokens(
@@ -92,20 +85,24 @@ def sample_tokens(
     valid_vocab: int,
     *,
     exact: bool = False,
-) -> SampledTokens:
+) -> Sampled:
     """Sample one token for each row of ``logits``.
 
     Args:
         logits: ``[R, V]`` of any float type; computed in float32, float64 if they are float64.
         temperature: ``[R]`` tau; 0 takes the most likely token and reports its log-prob at tau = 1.
-        uniforms: ``[R]`` numbers in [0, 1), one a row.
+        uniforms: ``[R]`` numbers in [0, 1), one per row.
         valid_vocab: tokens from here on are padding and have probability 0.
-        exact: log-probs and entropies are computed as the learner's head does, bit for bit.
+        exact: compute log-probs and entropies as the learner's head does, bit for bit.
+
+    Returns:
+        ``[R]`` int64 tokens, ``[R]`` their natural log-probs at tau (at 1 where tau is 0), and ``[R]`` entropies in
+        nats of the whole distribution at the same temperature.
     """
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     greedy = temperature == 0.0
     tau = np.where(greedy, 1.0, temperature)
-    # the learner divides
+    # the learner divides by tau
     factor = tau if exact else 1.0 / tau
     scale = None if bool((tau == 1.0).all()) else torch.from_numpy(factor).to(logits.device, dtype)[:, None]
     points = torch.from_numpy(uniforms).to(logits.device)
@@ -123,12 +120,14 @@ def sample_tokens(
         )
         for start in range(0, len(logits), rows)
     ]
-    tokens, logprobs, entropies = parts[0] if len(parts) == 1 else (torch.cat(p) for p in zip(*parts, strict=True))
-    return SampledTokens(tokens=tokens, logprobs=logprobs, entropies=entropies)
+    if len(parts) == 1:
+        return parts[0]
+    tokens, logprobs, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
+    return tokens, logprobs, entropies
 
 
-def _sample_by_kernel(logits: Tensor, factor: Tensor, points: Tensor, greedy: Tensor | None) -> SampledTokens:
-    """The same of bfloat16 logits with all rows' weights summed up in one pass; none but the hit block's is written."""
+def _sample_by_kernel(logits: Tensor, factor: Tensor, points: Tensor, greedy: Tensor | None) -> Sampled:
+    """Sample from bfloat16 logits: one pass sums the weights and writes only those of the chosen block."""
     largest, blocks, moments = cpu_kernels.softmax_sums(logits, factor, _BLOCK)
     total = blocks.sum(-1)
 
@@ -138,13 +137,11 @@ def _sample_by_kernel(logits: Tensor, factor: Tensor, points: Tensor, greedy: Te
     tokens = _chosen(logits, lambda columns: below(columns).exp(), blocks, points * total, greedy)
     logprobs = below(tokens[:, None])[:, 0] - total.log()
     entropies = total.log() - moments / total
-    return SampledTokens(tokens=tokens, logprobs=logprobs.float(), entropies=entropies.float())
+    return tokens, logprobs.float(), entropies.float()
 
 
-def _sample_chunk(
-    logits: Tensor, scale: Tensor | None, points: Tensor, greedy: Tensor | None, exact: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, log-probs and entropies of ``[r, V]`` logits in working precision."""
+def _sample_chunk(logits: Tensor, scale: Tensor | None, points: Tensor, greedy: Tensor | None, exact: bool) -> Sampled:
+    """Sample from ``[r, V]`` logits in working precision."""
     if scale is not None:
         logits = logits / scale if exact else logits * scale
     shifted = logits - logits.amax(-1, keepdim=True)
@@ -159,12 +156,12 @@ def _sample_chunk(
     # in place: one table of [r, V] less; `shifted` is gone from here on
     products = shifted.mul_(weights)
     moment = products.sum(-1)
-    # logits of -inf: weight 0, nothing towards the entropy; a device is not waited for to see whether there are any
+    # a logit of -inf has weight 0 and adds nothing to the entropy; testing for one would wait for the device
     if logits.device.type != "cpu" or bool(moment.isnan().any()):
         moment = torch.where(weights > 0, products, 0.0).sum(-1)
     tokens = _chosen(logits, partial(weights.gather, -1), blocks, points * total, greedy)
     log_total = total.log()
-    # not taken from `shifted`, which was overwritten
+    # from the weights, since `shifted` was overwritten
     chosen = weights.gather(-1, tokens[:, None])[:, 0].log()
     return tokens, chosen - log_total.to(chosen.dtype), (log_total - moment / total).to(chosen.dtype)
 
@@ -177,7 +174,7 @@ def _chosen(
 
 
 def _block_sums(weights: Tensor) -> Tensor:
-    """``[r, blocks]`` float64 sums of ``_BLOCK`` neighbours each."""
+    """Return ``[r, blocks]`` float64 sums of ``_BLOCK`` neighbours each."""
     rows, vocab = weights.shape
     whole = vocab // _BLOCK * _BLOCK
     sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1) if whole else weights.new_empty(rows, 0)
@@ -187,13 +184,13 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def _search(weights_at: Callable[[Tensor], Tensor], vocab: int, blocks: Tensor, target: Tensor) -> Tensor:
-    """First token whose cumulative weight exceeds ``target``; never one of weight 0.
+    """Return the first token whose cumulative weight exceeds ``target``; it never has weight 0.
 
-    ``weights_at`` gives the weights of columns ``[r, c]``.
+    ``weights_at`` returns the weights of columns ``[r, c]``.
     """
     cumulative = blocks.cumsum(-1)
     block = _first_above(cumulative, target)[:, None]
-    # what is left of the target inside the block
+    # the remainder of the target inside the block
     rest = target - (cumulative.gather(-1, block) - blocks.gather(-1, block))[:, 0]
     width = min(_BLOCK, vocab)
     columns = block * _BLOCK + torch.arange(width, device=blocks.device)
@@ -203,10 +200,10 @@ def _search(weights_at: Callable[[Tensor], Tensor], vocab: int, blocks: Tensor, 
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
-    """First index with ``cumulative > target``.
+    """Return the first index with ``cumulative > target``.
 
-    There the cumulative sum has just risen, so the entry itself is positive. Rounding can leave ``target``
-    at or above the last sum; then the last index at which the sum rose is taken, the target being cut to just below.
+    The cumulative sum has just risen there, so the entry itself is positive. Rounding can leave ``target`` at or above
+    the last sum. The target is then lowered to just below it, which gives the last index at which the sum rose.
     """
     last = cumulative[:, -1]
     below = torch.minimum(target.clamp(min=0.0), torch.nextafter(last, torch.zeros_like(last)))
