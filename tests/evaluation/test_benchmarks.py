@@ -110,7 +110,7 @@ def test_rows_that_cannot_be_used_are_set_aside_with_their_place(tmp_path: Path)
         load(str(file))
     write_lines(file, [rows[1] | {"id": 1}] * 2)
     assert [p.id for p in load(str(file))] == ["1", "1#2"]
-    with pytest.raises(ValueError, match="id '1' stands twice"):
+    with pytest.raises(ValueError, match="id '1' appears twice"):
         load(str(file), fields={"id": "id"})
 
 

@@ -281,7 +281,7 @@ def test_several_evaluations_are_compared_with_the_first(
 def test_what_does_not_fit_is_refused_before_anything_is_generated(
     tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(RecipeError, match=r"context of 96 tokens; ask for 90 or less"):
+    with pytest.raises(RecipeError, match=r"context of 96 tokens; use 90 or less"):
         run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, max_tokens=2000))
     with pytest.raises(RecipeError, match=r"--fresh-limits\) 2000 exceed the model's context of 96 tokens"):
         run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, ask=Ask(fresh_limits=(8, 2000))))

@@ -165,7 +165,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     path.write_text('{"problem": "p"}\n')
     with pytest.raises(ValueError, match=r"samples\.jsonl, line 1: no sample of this version"):
         list(read_samples([path]))
-    with pytest.raises(ValueError, match=r"sample 0 of 'p' stands twice"):
+    with pytest.raises(ValueError, match=r"sample 0 of 'p' appears twice"):
         by_problem([row("p", 0), row("p", 0)], ["p"])
     with pytest.raises(ValueError, match="belongs to no problem"):
         by_problem([row("q", 0)], ["p"])

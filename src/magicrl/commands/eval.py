@@ -49,7 +49,6 @@ from magicrl_verifiers.batch import usable_cores
 from magicrl_verifiers.records import Extract, Reasoning
 
 if TYPE_CHECKING:
-    from magicrl.evaluation.requested import Requested
     from magicrl.evaluation.runner import EvaluationSettings, Watcher
     from magicrl.rollout.engine_settings import EngineSettings
 
@@ -410,10 +409,10 @@ def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
     return names
 
 
-def requested(given: SimpleNamespace, run: Path) -> Requested:
+def requested(given: SimpleNamespace, run: Path) -> Callable[[Path], list[str]]:
     """Return what the arguments say about every checkpoint of a run."""
     from magicrl.evaluation.engines import opens_reasoning
-    from magicrl.evaluation.requested import Requested
+    from magicrl.evaluation.runner import changed_settings
     from magicrl.models.loading import described_model
     from magicrl.models.prompts import PromptEncoder
     from magicrl.training.checkpoint import start_model
@@ -432,7 +431,8 @@ def requested(given: SimpleNamespace, run: Path) -> Requested:
         "dtype": chosen.get("dtype", given.dtype) if given.engine == "vllm" else given.dtype,
         "head_dtype": chosen.get("head_dtype") if given.engine == "vllm" else None,
     }
-    return Requested(
+    return functools.partial(
+        changed_settings,
         benchmarks=load_benchmarks(_asked(given.benchmarks), reading_of(given)),
         settings=settings,
         judging=JudgeOptions(reasoning=reasoning, extract=settings.extract),
@@ -485,7 +485,7 @@ def evaluate_checkpoints(
             time.sleep(look_every)
             continue
         checkpoint, folder = waiting[0], output / waiting[0].name
-        changed = request().differences(folder) if (folder / RESULTS).exists() else None
+        changed = request()(folder) if (folder / RESULTS).exists() else None
         if changed == []:
             settled.add(checkpoint.name)
             continue
