@@ -8,7 +8,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -28,11 +28,10 @@ def record_types() -> Iterator[type]:
         found = importlib.import_module(names[0])
         names += [f"{names[0]}.{module.name}" for module in pkgutil.iter_modules(getattr(found, "__path__", []))]
         for module in map(importlib.import_module, [n for n in names if ".vllm" not in n]):
-            kind: Any
             for kind in vars(module).values():
                 own = isinstance(kind, type) and kind.__module__ == module.__name__
                 if own and (dataclasses.is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))):
-                    yield kind
+                    yield cast("type", kind)
 
 
 def parts(value: Any) -> Iterator[Any]:
