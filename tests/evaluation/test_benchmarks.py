@@ -23,7 +23,7 @@ from builders import write_lines
 from magicrl.config.errors import RecipeError
 from magicrl.data import code_records
 from magicrl.data.code_records import before_stub, unwrapped_text
-from magicrl.evaluation.benchmarks import Reading, catalogue, load_benchmark, parse_asked
+from magicrl.evaluation.benchmarks import Reading, known_benchmarks, load_benchmark, parse_asked
 from magicrl.records import Problem
 from magicrl.registry import BUILTINS, resolve
 from magicrl_verifiers.service import VerifierPool
@@ -53,7 +53,7 @@ def program(text: str) -> str:
 
 
 def test_every_row_of_the_catalogue_can_be_asked_for() -> None:
-    known = catalogue()
+    known = known_benchmarks()
     assert set(known.benchmarks) == set(BUILTINS["benchmark"])
     for name, benchmark in known.benchmarks.items():
         assert parse_asked(name).known is benchmark

@@ -14,7 +14,7 @@ from builders import sample_row
 
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.results import Meter, Price, read_accounts, total_cost, total_usage, worker_cpu_seconds
-from magicrl.evaluation.runner import Cost
+from magicrl.evaluation.runner import JobCost
 
 ROW = sample_row(prompt_tokens=10)
 
@@ -77,7 +77,7 @@ def test_cpu_seconds_of_a_worker_count_and_a_dead_one_is_no_error() -> None:
 
 
 def test_prices_before_and_after() -> None:
-    cost = Cost(name="x", problems=2, samples=2, missing=4, wanted=4, max_tokens=100, prompt_tokens=50)
+    cost = JobCost(name="x", problems=2, samples=2, missing=4, wanted=4, max_tokens=100, prompt_tokens=50)
     assert cost.most_price is None
     assert replace(cost, price=Price(per_million_in=10.0, per_million_out=20.0)).most_price == pytest.approx(0.0085)
     assert replace(cost, prompt_tokens=None, price=Price(per_million_in=1.0, per_million_out=1.0)).most_price is None

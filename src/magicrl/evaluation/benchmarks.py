@@ -77,22 +77,22 @@ class Benchmark(Section):
     local: str = ""
 
 
-class Catalogue(Section):
+class BenchmarkTable(Section):
     """All of ``benchmarks.toml``."""
 
     benchmarks: dict[str, Benchmark]
 
 
-def catalogue() -> Catalogue:
+def known_benchmarks() -> BenchmarkTable:
     """Return the benchmarks that are shipped with magicrl."""
-    return shipped_table("evaluation/benchmarks.toml", Catalogue)
+    return shipped_table("evaluation/benchmarks.toml", BenchmarkTable)
 
 
 def __getattr__(name: str) -> Benchmark:
     """Return a row of the catalogue by its registry name: ``magicrl.evaluation.benchmarks:aime24``."""
     if name not in BUILTINS["benchmark"]:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return catalogue().benchmarks[name]
+    return known_benchmarks().benchmarks[name]
 
 
 def _built_in(name: str) -> Benchmark | None:
@@ -100,7 +100,7 @@ def _built_in(name: str) -> Benchmark | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class BenchmarkSource:
     """A requested benchmark: a known name, a file, a hub data set, ``reasoning_gym/TASK`` or a function."""
 
     name: str  # name of its folder and its results
@@ -157,27 +157,27 @@ class LoadedBenchmark:
     whole: bool  # whether all problems of the known set are there, as for published figures
 
 
-def parse_asked(text: str) -> Asked:
+def parse_asked(text: str) -> BenchmarkSource:
     """Read the text of a ``--benchmark``.
 
     Raises:
         ValueError: neither a known name nor a file; the message has the nearest names.
     """
     if text.startswith(PREFIX):
-        return Asked(name=_folder_name(text), task=text.removeprefix(PREFIX))
+        return BenchmarkSource(name=_folder_name(text), task=text.removeprefix(PREFIX))
     name, equals, path = text.partition("=")
     if equals and _is_reference(path):
-        return Asked(name=_folder_name(name), reference=path)
+        return BenchmarkSource(name=_folder_name(name), reference=path)
     if _is_reference(text):
-        return Asked(name=_folder_name(Place(reference=text).stem), reference=text)
+        return BenchmarkSource(name=_folder_name(Place(reference=text).stem), reference=text)
     if equals and name and path and not Path(text).exists():
-        return Asked(name=_folder_name(name), known=_built_in(name), path=Path(path))
+        return BenchmarkSource(name=_folder_name(name), known=_built_in(name), path=Path(path))
     if is_builtin("benchmark", text):
-        return Asked(name=text, known=_built_in(text))
+        return BenchmarkSource(name=text, known=_built_in(text))
     if Path(text).exists() or Path(text).suffix:
-        return Asked(name=_folder_name(Path(text).stem), path=Path(text))
+        return BenchmarkSource(name=_folder_name(Path(text).stem), path=Path(text))
     if Place.of(text).hub is not None:
-        return Asked(name=_folder_name(text), hub=text)
+        return BenchmarkSource(name=_folder_name(text), hub=text)
     known = names("benchmark")
     hint = did_you_mean(text.lower().replace("-", ""), known)
     raise RecipeError(
@@ -198,7 +198,7 @@ def _is_reference(text: str) -> bool:
     )
 
 
-def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
+def load_benchmark(asked: BenchmarkSource, reading: Reading) -> LoadedBenchmark:
     """Load the problems of a benchmark.
 
     Raises:
@@ -236,7 +236,7 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
     )
 
 
-def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read], list[str]]:
+def _read_all(asked: BenchmarkSource, reading: Reading, window: Window) -> tuple[list[Read], list[str]]:
     if asked.task is not None:
         problems = gym_problems(asked.task, reading.limit, stem=asked.name)
         return [Read(where=p.id, problem=p, schema="reasoning_gym", columns=((), None)) for p in problems], []
@@ -263,7 +263,7 @@ def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read
     return [found[place] for place in sorted(places[: reading.limit])], aside
 
 
-def _places(asked: Asked) -> Iterator[Place]:
+def _places(asked: BenchmarkSource) -> Iterator[Place]:
     known = asked.known
     if asked.reference is not None:
         yield Place.called("benchmark", asked.reference, {})
@@ -311,6 +311,6 @@ def _folder_name(name: str) -> str:
     return kept
 
 
-def described() -> list[tuple[str, str, str, str]]:
+def benchmark_rows() -> list[tuple[str, str, str, str]]:
     """Return name, title, hub data set and licence of every benchmark, for a table."""
-    return [(name, b.title, b.hub, b.licence) for name, b in catalogue().benchmarks.items()]
+    return [(name, b.title, b.hub, b.licence) for name, b in known_benchmarks().benchmarks.items()]

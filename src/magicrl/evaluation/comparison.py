@@ -24,7 +24,7 @@ from magicrl.evaluation.statistics import paired_difference, permutation_test
 from magicrl.files import write_atomically
 
 
-def compare(before: Path, after: Path) -> dict[str, Any]:
+def compare_pair(before: Path, after: Path) -> dict[str, Any]:
     """Compare the evaluation in ``after`` with the one in ``before``, per benchmark.
 
     A benchmark is compared if both used the same problems (by checksum). Settings that differ in addition to the model
@@ -136,8 +136,8 @@ def compare_all(folders: Sequence[Path]) -> dict[str, Any]:
     """Compare two or more evaluations with the first, and align their curves.
 
     Returns:
-        ``comparisons``: the result of `compare` for the first and each further folder. ``curves``: by benchmark, the
-        curves of each folder over limits (truncated and fresh) and samples, and the accuracy at common mean lengths
+        ``comparisons``: `compare_pair` of the first and each further folder. ``curves``: by benchmark, the curves of
+        each folder over limits (truncated and fresh) and samples, and the accuracy at common mean lengths
         (None if its responses are shorter), each with its interval.
 
     Raises:
@@ -152,7 +152,7 @@ def compare_all(folders: Sequence[Path]) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "written": now(),
-        "comparisons": [compare(folders[0], other) for other in folders[1:]],
+        "comparisons": [compare_pair(folders[0], other) for other in folders[1:]],
         "curves": {name: _curves({f: r[name] for f, r in every.items() if name in r}) for name in names},
     }
 
@@ -183,7 +183,7 @@ def _at_lengths(result: Mapping[str, Any], lengths: Sequence[float]) -> list[dic
     return [None if estimate is None else estimate.as_dict() for estimate in found]
 
 
-def write_comparison(document: Mapping[str, Any], output: Path) -> Path:
+def save_comparison(document: Mapping[str, Any], output: Path) -> Path:
     """Write ``comparison.json`` into the folder ``output``, which is created if absent."""
     output.mkdir(parents=True, exist_ok=True)
     path = output / "comparison.json"

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from magicrl.algorithms.advantages import score_group
-from magicrl.evaluation.samples import SampleRow, row_of
+from magicrl.evaluation.samples import SampleRow, sample_row
 from magicrl.evaluation.statistics import Score, score_rows
 from magicrl.records import (
     FinishedSample,
@@ -143,7 +143,7 @@ def run_job(
         failed = True  # until this row is written
         name, asked = sample.request.problem.id, len(sample.request.prompt_tokens) or None
         keep = plan.keep_tokens
-        write(row_of(name, sample.index, sample.completion, verdict, prompt_tokens=asked, keep_tokens=keep))
+        write(sample_row(name, sample.index, sample.completion, verdict, prompt_tokens=asked, keep_tokens=keep))
         finished += 1
         if progress is not None:
             progress(finished, total)
@@ -203,5 +203,5 @@ def score(groups: Sequence[ScoredGroup], pass_at: Sequence[int] = ()) -> Score:
     for judged in groups:
         request, completions = judged.group.request, judged.group.completions
         answers = zip(request.indices, completions, judged.verdicts, strict=True)
-        rows.append([row_of(request.problem.id, *answer) for answer in answers])
+        rows.append([sample_row(request.problem.id, *answer) for answer in answers])
     return score_rows(rows, [judged.group.request.problem.cluster for judged in groups], pass_at=pass_at)

@@ -44,7 +44,7 @@ _NOT_DECISIVE: dict[str, Any] = dict.fromkeys(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
+class JobCost:
     """Upper bounds of the cost of a benchmark's job: missing samples and their tokens."""
 
     name: str
@@ -68,10 +68,10 @@ class Cost:
         return self.price.of(self.prompt_tokens or 0, self.most_tokens)
 
 
-class Watcher(Protocol):
+class EvaluationObserver(Protocol):
     """A receiver of an evaluation's events. It must not change the evaluation."""
 
-    def cost(self, costs: Sequence[Cost]) -> None: ...  # before anything is generated
+    def cost(self, costs: Sequence[JobCost]) -> None: ...  # before anything is generated
     def note(self, text: str) -> None: ...  # a remark for the user
     def progress(self, name: str, done: int, total: int) -> None: ...
     def sample(self, name: str, row: SampleRow) -> None: ...  # a judged sample
@@ -89,11 +89,11 @@ class Task:
     plan: SamplingPlan
     price: Price | None
 
-    def cost(self, opened: OpenedEngine) -> Cost:
+    def cost(self, opened: OpenedEngine) -> JobCost:
         """Return the number of missing samples, and upper bounds of their cost."""
         asked = requests_for(self.problems, self.plan, opened.encode, self._rows())
         prompts = [(len(request.prompt_tokens), len(request.indices)) for request in asked]
-        return Cost(
+        return JobCost(
             name=self.name,
             problems=len(self.problems),
             samples=self.plan.samples,
@@ -104,7 +104,7 @@ class Task:
             price=self.price,
         )
 
-    def run(self, opened: OpenedEngine, judge: VerifierPool, watcher: Watcher) -> None:
+    def run(self, opened: OpenedEngine, judge: VerifierPool, watcher: EvaluationObserver) -> None:
         """Generate and judge the missing samples, after a pilot."""
         with self.folder.writing(self.plan.shard) as path:
             missing = self.cost(opened).missing
@@ -190,13 +190,13 @@ class EvaluationSettings:
         return self.preset.samples_for(benchmark) if self.preset is not None else 1
 
 
-def evaluate(
+def run_evaluation(
     benchmarks: Sequence[LoadedBenchmark],
     engine_name: str,
     engine_settings: EngineSettings,
     settings: EvaluationSettings,
     output: Path,
-    watcher: Watcher,
+    watcher: EvaluationObserver,
 ) -> Path | None:
     """Sample and judge every benchmark, then score them.
 
@@ -220,7 +220,7 @@ def evaluate(
         reasoning = settings.reasoning or ("required" if opened.opens_reasoning else "auto")
         judging = JudgeOptions(reasoning=reasoning, extract=settings.extract)
         for benchmark in benchmarks:
-            check_room(benchmark, opened, max([settings.max_tokens, *(settings.ask.fresh_limits or ())]), settings)
+            check_fits(benchmark, opened, max([settings.max_tokens, *(settings.ask.fresh_limits or ())]), settings)
         tasks = [task for b in benchmarks for task in _begun(b, opened, settings, judging, output, watcher)]
         # all costs before the first task, so that a user can stop before anything is spent
         watcher.cost([task.cost(opened) for task in tasks])
@@ -259,7 +259,7 @@ def _with_environments(
     return replace(opened, engine=EpisodeEngine(opened.engine, opened.encoder, settings.environment))
 
 
-def check_room(benchmark: LoadedBenchmark, opened: OpenedEngine, max_tokens: int, settings: EvaluationSettings) -> None:
+def check_fits(benchmark: LoadedBenchmark, opened: OpenedEngine, max_tokens: int, settings: EvaluationSettings) -> None:
     """Raise ``RecipeError`` if the longest prompt, the limit and the observations do not fit the context."""
     longest = max(len(opened.encode(problem)) for problem in benchmark.problems)
     if any(problem.environment is not None for problem in benchmark.problems):
@@ -279,7 +279,7 @@ def _begun(
     settings: EvaluationSettings,
     judging: JudgeOptions,
     output: Path,
-    watcher: Watcher,
+    watcher: EvaluationObserver,
 ) -> list[Task]:
     """Prepare folders and return the tasks of a benchmark: one, and one for each fresh limit."""
     if benchmark.set_aside:

@@ -66,7 +66,7 @@ class SampleRow:
         return reward_earned(float(self.correct) if self.score is None else self.score, truncated=self.truncated)
 
 
-def row_of(
+def sample_row(
     problem: str,
     sample: int,
     completion: Completion,

@@ -22,8 +22,8 @@ from magicrl.evaluation.statistics import (
     majority_at_k,
     mean_of,
     paired_difference,
-    pass_at_k,
     share,
+    unbiased_pass_at_k,
     votes,
 )
 
@@ -139,7 +139,7 @@ def sample_curve(
         enough = [(votes(rows), len(rows), name) for rows, name in zip(judged, named, strict=True) if len(rows) >= k]
         if enough:
             groups = [name for _, _, name in enough]
-            passed = [pass_at_k(tally[0], n, k) for tally, n, _ in enough]
+            passed = [unbiased_pass_at_k(tally[0], n, k) for tally, n, _ in enough]
             points.append({"k": k, "pass": share(passed, groups).as_dict()})
             if vote:
                 points[-1]["majority"] = share([majority_at_k(*tally, k) for tally, _, _ in enough], groups).as_dict()

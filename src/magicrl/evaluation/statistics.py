@@ -123,7 +123,7 @@ def wilson(mean: float, n: float, z: float = Z95) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def pass_at_k(correct: int, samples: int, k: int) -> float:
+def unbiased_pass_at_k(correct: int, samples: int, k: int) -> float:
     """Return the unbiased pass@k of one problem: the chance that k samples, without replacement, hold a right one.
 
     Raises:
@@ -320,7 +320,9 @@ def score_rows(
         return estimate([found for found, _ in kept], [number for _, number in kept])
 
     def passed(k: int) -> Estimate:
-        return mean_over(share, lambda rows: pass_at_k(sum(row.correct for row in rows), len(rows), k), least=k)
+        return mean_over(
+            share, lambda rows: unbiased_pass_at_k(sum(row.correct for row in rows), len(rows), k), least=k
+        )
 
     def voted(k: int) -> Estimate:
         return mean_over(share, lambda rows: majority_at_k(*votes(rows), k), least=k)

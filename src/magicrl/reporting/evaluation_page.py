@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from magicrl.config.loader import leaves
-from magicrl.evaluation.comparison import compare
+from magicrl.evaluation.comparison import compare_pair
 from magicrl.evaluation.presets import TABLE13_SETS, Table13Row, average, table13
 from magicrl.reporting.arms import differing, path_labels, setting_names, setting_rows
 from magicrl.reporting.charts import PALETTE, Chart, IntervalRow, Series, arm_swatch, chart_view, intervals_view
@@ -114,7 +114,7 @@ def _scores(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> 
 def _against(first: Path, other: Path, benchmark: str) -> Any:
     """The paired comparison with the first evaluation that has the benchmark, or a sentence why there is none."""
     try:
-        row = compare(first, other)["benchmarks"][benchmark]
+        row = compare_pair(first, other)["benchmarks"][benchmark]
     except ValueError as error:
         return str(error)
     return row if row["comparable"] else str(row["why"])
