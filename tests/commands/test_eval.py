@@ -112,7 +112,7 @@ def test_a_served_judge_judges_an_evaluation(
         "{prompt}",
     ]
     rest = ["--threads", "1", "--workers", "1", "--output", str(tmp_path / "a")]
-    with pytest.raises(RecipeError, match=r"--judge: the reward 'judge' asks a served model"):
+    with pytest.raises(RecipeError, match=r"--judge: the reward 'judge' needs a served model"):
         call([*asked, *rest, "--verifier", "judge"])
     with json_server(half) as url:
         recipe = tmp_path / "recipe.toml"
