@@ -1,4 +1,4 @@
-"""What an evaluation used and cost: tokens from the samples, times from the accounts of the calls."""
+"""Use and cost of an evaluation: tokens from the samples, times from the accounts of the calls."""
 
 from __future__ import annotations
 

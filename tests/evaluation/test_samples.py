@@ -1,4 +1,4 @@
-"""Rows of samples: written one by one, read after a kill, scored from the files alone."""
+"""Rows of samples: written one by one, read after a kill, scored from the files only."""
 
 from __future__ import annotations
 
