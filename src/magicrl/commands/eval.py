@@ -414,7 +414,7 @@ def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
 def requested(given: SimpleNamespace, run: Path) -> Callable[[Path], list[str]]:
     """Return what the arguments say about every checkpoint of a run."""
     from magicrl.evaluation.engines import opens_reasoning
-    from magicrl.evaluation.runner import changed_settings
+    from magicrl.evaluation.runner import requested_changes
     from magicrl.models.loading import described_model
     from magicrl.models.prompts import PromptEncoder
     from magicrl.training.checkpoint import start_model
@@ -434,7 +434,7 @@ def requested(given: SimpleNamespace, run: Path) -> Callable[[Path], list[str]]:
         "head_dtype": chosen.get("head_dtype") if given.engine == "vllm" else None,
     }
     return functools.partial(
-        changed_settings,
+        requested_changes,
         benchmarks=load_benchmarks(_asked(given.benchmarks), reading_of(given)),
         settings=settings,
         judging=JudgeOptions(reasoning=reasoning, extract=settings.extract),

@@ -362,7 +362,7 @@ def job_of(
     return {"decides": decides, "samples": plan.samples, "recorded": recorded}
 
 
-def changed_settings(
+def requested_changes(
     output: Path,
     benchmarks: Sequence[LoadedBenchmark],
     settings: EvaluationSettings,
