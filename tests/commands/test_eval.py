@@ -35,10 +35,10 @@ from magicrl.commands.evaluation_display import EvalDisplay, _best, show_compari
 from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TinyModelConfig
-from magicrl.evaluation.benchmarks import catalogue, parse_asked
+from magicrl.evaluation.benchmarks import known_benchmarks, parse_asked
 from magicrl.evaluation.presets import PRESETS
-from magicrl.evaluation.runner import Cost
-from magicrl.evaluation.samples import SampleRow, row_of
+from magicrl.evaluation.runner import JobCost
+from magicrl.evaluation.samples import SampleRow, sample_row
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny
 from magicrl.records import Outcome, Verdict
@@ -112,7 +112,7 @@ def test_a_served_judge_judges_an_evaluation(
         "{prompt}",
     ]
     rest = ["--threads", "1", "--workers", "1", "--output", str(tmp_path / "a")]
-    with pytest.raises(RecipeError, match=r"--judge: the reward 'judge' asks a served model"):
+    with pytest.raises(RecipeError, match=r"--judge: the reward 'judge' needs a served model"):
         call([*asked, *rest, "--verifier", "judge"])
     with json_server(half) as url:
         recipe = tmp_path / "recipe.toml"
@@ -200,14 +200,14 @@ def test_words_of_options() -> None:
 def sample(right: bool | None) -> SampleRow:
     outcome = Outcome.NOT_JUDGED if right is None else Outcome.CORRECT if right else Outcome.WRONG
     verdict = Verdict(outcome=outcome, status="")
-    return row_of("p", 0, completion(range(50)), verdict)
+    return sample_row("p", 0, completion(range(50)), verdict)
 
 
 def test_without_a_terminal_lines_come_now_and_then_and_at_the_end() -> None:
     clock = [0.0]
     out = io.StringIO()
     with EvalDisplay(Console(file=out, width=100), clock=lambda: clock[0]) as display:
-        display.cost([Cost(name="set", problems=3, samples=2, missing=4, wanted=6, max_tokens=100)])
+        display.cost([JobCost(name="set", problems=3, samples=2, missing=4, wanted=6, max_tokens=100)])
         for done in range(3, 7):
             clock[0] += 6.0
             display.sample("set", sample(done % 2 == 0))
@@ -297,7 +297,7 @@ def test_commands_of_the_page_are_understood(command: str) -> None:
 
 
 def test_the_window_on_the_page_is_the_catalogue_s() -> None:
-    first, last = catalogue().benchmarks["livecodebench"].window or (None, None)
+    first, last = known_benchmarks().benchmarks["livecodebench"].window or (None, None)
     assert f"{first} to {last}" in PAGE.read_text()
 
 

@@ -280,7 +280,7 @@ def test_problems_are_those_of_word_problems_with_larger_numbers() -> None:
     assert {p.prompt for p in found["train"]}.isdisjoint({p.prompt for p in found["test"]})
     assert max(int("".join(p.references[0].split())) for p in found["train"]) > 900
     assert all(p.environment == "calculator" and p.verifier == "exact" for p in found["train"])
-    # told in the same stories, which are the units of an interval
+    # the same stories, which are the units of an interval
     assert len({p.cluster for p in found["test"]} & {p.cluster for p in found["train"]}) > 30
     with pytest.raises(ValueError, match="option held_out"):
         family(held_out="nothing")

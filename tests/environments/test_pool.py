@@ -1,4 +1,4 @@
-"""Episodes in worker processes: they stay with their worker, and what fails is not judged and told once."""
+"""Episodes in worker processes: they stay with their worker, failures are not judged and reported once."""
 
 from __future__ import annotations
 

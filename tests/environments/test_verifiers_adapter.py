@@ -1,4 +1,4 @@
-"""Tasksets of ``verifiers`` against the real package: `toy_taskset.py` beside this file uses its own interface."""
+"""Tasksets of ``verifiers`` against the real package: `toy_taskset.py` next to this file uses its own interface."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from builders import write_lines
 from magicrl.config.errors import RecipeError
 from magicrl.data import code_records
 from magicrl.data.code_records import before_stub, unwrapped_text
-from magicrl.evaluation.benchmarks import Reading, catalogue, load_benchmark, parse_asked
+from magicrl.evaluation.benchmarks import Reading, known_benchmarks, load_benchmark, parse_asked
 from magicrl.records import Problem
 from magicrl.registry import BUILTINS, resolve
 from magicrl_verifiers.service import VerifierPool
@@ -53,7 +53,7 @@ def program(text: str) -> str:
 
 
 def test_every_row_of_the_catalogue_can_be_asked_for() -> None:
-    known = catalogue()
+    known = known_benchmarks()
     assert set(known.benchmarks) == set(BUILTINS["benchmark"])
     for name, benchmark in known.benchmarks.items():
         assert parse_asked(name).known is benchmark
@@ -110,7 +110,7 @@ def test_rows_that_cannot_be_used_are_set_aside_with_their_place(tmp_path: Path)
         load(str(file))
     write_lines(file, [rows[1] | {"id": 1}] * 2)
     assert [p.id for p in load(str(file))] == ["1", "1#2"]
-    with pytest.raises(ValueError, match="id '1' stands twice"):
+    with pytest.raises(ValueError, match="id '1' appears twice"):
         load(str(file), fields={"id": "id"})
 
 
@@ -299,7 +299,7 @@ def test_development_files_load_as_they_are(shared_data: Path) -> None:
 
 
 def test_aime_references_are_scored_right_on_written_out_solutions(shared_data: Path, verdicts: Verdicts) -> None:
-    """Zero-padded reference answers, one in degrees, and a set whose prompts ask for no box."""
+    """Zero-padded reference answers, one in degrees, and a set whose prompts do not require a box."""
     pairs: list[tuple[Problem, str]] = []
     references: list[str] = []
     for name in ("aime24", "aime25"):
@@ -352,7 +352,7 @@ PACKAGES = (
     *("pycosat", "pyfiglet", "pytz", "six", "tabulate", "zss"),
     *("matplotlib", "contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing"),
 )
-"""What the extra adds to an environment of ``make setup``."""
+"""Packages that the extra adds to an environment of ``make setup``."""
 
 SCRIPT = """
 import json
@@ -389,5 +389,5 @@ def test_tasks_of_the_library_are_judged_and_those_with_judges_of_their_own_refu
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True)
     found, refused = json.loads(done.stdout.splitlines()[-1])
     assert all(all(checks) for checks in found.values()), found
-    assert "judges answers with code of its own" in refused["countdown"]
+    assert "judges answers with its own code" in refused["countdown"]
     assert "did you mean 'leg_counting'?" in refused["leg_countin"]

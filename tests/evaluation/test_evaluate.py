@@ -14,11 +14,11 @@ from builders import write_lines
 
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import LoadedBenchmark, Reading, load_benchmark, parse_asked
-from magicrl.evaluation.comparison import compare, compare_all
+from magicrl.evaluation.comparison import compare_all, compare_pair
 from magicrl.evaluation.engines import model_checksums, open_engine
 from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.results import Ask, Incomplete, Price, write_results
-from magicrl.evaluation.runner import Cost, EvaluationSettings, evaluate
+from magicrl.evaluation.runner import EvaluationSettings, JobCost, run_evaluation
 from magicrl.evaluation.samples import EvaluationFolder, SampleRow
 from magicrl.models.small_models import make_miniature
 from magicrl.rollout.engine_settings import EngineSettings
@@ -30,13 +30,13 @@ class Watcher:
     """Listens; interrupts after so many samples if asked to."""
 
     def __init__(self, stop_after: int | None = None) -> None:
-        self.costs: list[Cost] = []
+        self.costs: list[JobCost] = []
         self.notes: list[str] = []
         self.seen: list[tuple[str, int]] = []
         self.estimates: list[float] = []
         self._left = stop_after
 
-    def cost(self, costs: Sequence[Cost]) -> None:
+    def cost(self, costs: Sequence[JobCost]) -> None:
         self.costs.extend(costs)
 
     def note(self, text: str) -> None:
@@ -64,7 +64,7 @@ def run(
     model: Path, sums: Path, output: Path, settings: EvaluationSettings = SETTINGS, watcher: Watcher | None = None
 ) -> Path | None:
     engine = EngineSettings(model=str(model), threads=1, max_rows=8)
-    return evaluate([loaded(sums)], "in_process", engine, settings, output, watcher or Watcher())
+    return run_evaluation([loaded(sums)], "in_process", engine, settings, output, watcher or Watcher())
 
 
 def results(path: Path | None) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def test_what_results_say(tiny_models: tuple[Path, Path], sums: Path, tmp_path: 
 def test_two_models_are_compared_problem_by_problem(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
     old, new = (run(model, sums, tmp_path / model.name) for model in tiny_models)
     before, after = results(old), results(new)
-    found = compare(tmp_path / "0", tmp_path / "1")["benchmarks"]["sums"]
+    found = compare_pair(tmp_path / "0", tmp_path / "1")["benchmarks"]["sums"]
     deltas = [b["accuracy"] - a["accuracy"] for a, b in zip(before["per_problem"], after["per_problem"], strict=True)]
     assert found["difference"]["mean"] == pytest.approx(np.mean(deltas))
     assert found["difference"]["low"] <= np.mean(deltas) <= found["difference"]["high"]
@@ -189,15 +189,15 @@ def test_two_models_are_compared_problem_by_problem(tiny_models: tuple[Path, Pat
     longer = after["length"]["mean"] - before["length"]["mean"]
     assert found["tokens_difference"] == pytest.approx(longer)
     run(tiny_models[1], sums, tmp_path / "hot", replace(SETTINGS, temperature=2.0, samples=2))
-    warned = compare(tmp_path / "0", tmp_path / "hot")["benchmarks"]["sums"]
+    warned = compare_pair(tmp_path / "0", tmp_path / "hot")["benchmarks"]["sums"]
     assert warned["settings_differ"] == ["samples: was 4, is now 2", "sampling.temperature: was 1.0, is now 2.0"]
     sums.write_text("".join(sums.read_text().splitlines(keepends=True)[:5]))
     run(tiny_models[1], sums, tmp_path / "fewer")
-    other = compare(tmp_path / "0", tmp_path / "fewer")["benchmarks"]["sums"]
+    other = compare_pair(tmp_path / "0", tmp_path / "fewer")["benchmarks"]["sums"]
     assert not other["comparable"]
     assert "other problems: count: was 10, is now 5" in other["why"]
     with pytest.raises(ValueError, match="no results"):
-        compare(tmp_path / "0", tmp_path)
+        compare_pair(tmp_path / "0", tmp_path)
 
 
 def test_fresh_samples_at_other_limits_are_tasks_that_resume(
@@ -246,14 +246,14 @@ def test_one_more_benchmark_leaves_the_others_in_the_results(
     output, few = tmp_path / "out", replace(SETTINGS, samples=1)
     first = results(run(tiny_models[0], sums, output, few))
     engine = EngineSettings(model=str(tiny_models[0]), threads=1)
-    path = evaluate([loaded(sums, "again")], "in_process", engine, few, output, Watcher())
+    path = run_evaluation([loaded(sums, "again")], "in_process", engine, few, output, Watcher())
     assert path is not None
     document = json.loads(path.read_text())
     assert list(document["benchmarks"]) == ["again", "sums"]
     assert document["benchmarks"]["sums"]["scored_sha256"] == first["scored_sha256"]
     assert document["means"]["all"]["sets"] == ["again", "sums"]
     other = EngineSettings(model=str(tiny_models[1]), threads=1)
-    path = evaluate([loaded(sums, "other")], "in_process", other, few, output, Watcher())
+    path = run_evaluation([loaded(sums, "other")], "in_process", other, few, output, Watcher())
     assert path is not None
     assert list(json.loads(path.read_text())["benchmarks"]) == ["other"], "another model's results are not mixed in"
 
@@ -266,7 +266,7 @@ def test_several_evaluations_are_compared_with_the_first(
     folders = [tmp_path / name for name in "abc"]
     document = compare_all(folders)
     assert [c["after"] for c in document["comparisons"]] == [str(folder) for folder in folders[1:]]
-    assert document["comparisons"][0]["benchmarks"] == compare(folders[0], folders[1])["benchmarks"]
+    assert document["comparisons"][0]["benchmarks"] == compare_pair(folders[0], folders[1])["benchmarks"]
     curves = document["curves"]["sums"]
     assert [model["folder"] for model in curves["models"]] == [str(folder) for folder in folders]
     longest = max(range(3), key=lambda i: curves["models"][i]["length"]["mean"])
@@ -281,7 +281,7 @@ def test_several_evaluations_are_compared_with_the_first(
 def test_what_does_not_fit_is_refused_before_anything_is_generated(
     tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(RecipeError, match=r"context of 96 tokens; ask for 90 or less"):
+    with pytest.raises(RecipeError, match=r"context of 96 tokens; use 90 or less"):
         run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, max_tokens=2000))
     with pytest.raises(RecipeError, match=r"--fresh-limits\) 2000 exceed the model's context of 96 tokens"):
         run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, ask=Ask(fresh_limits=(8, 2000))))
@@ -321,7 +321,7 @@ def test_programs_are_not_voted_on(tiny_models: tuple[Path, Path], sums: Path, t
     benchmark = load_benchmark(parse_asked(f"sums={sums}"), Reading(template="{prompt}"))
     engine = EngineSettings(model=str(tiny_models[0]), threads=1)
     settings = replace(SETTINGS, samples=2)
-    document = results(evaluate([benchmark], "in_process", engine, settings, tmp_path / "out", Watcher()))
+    document = results(run_evaluation([benchmark], "in_process", engine, settings, tmp_path / "out", Watcher()))
     assert document["accuracy"]["mean"] == 0
     assert list(document["pass_at"]) == ["2"]
     assert document["majority_at"] == {}
@@ -351,4 +351,4 @@ def test_a_reward_that_is_not_there_is_told_before_a_model_is_loaded(sums: Path,
     benchmark = loaded(sums, verifier=f"{tmp_path}/mine.py:scor")
     nowhere = EngineSettings(model=str(tmp_path / "no-model"))
     with pytest.raises(ValueError, match=r"has no 'scor'; did you mean 'score'\?"):
-        evaluate([benchmark], "in_process", nowhere, SETTINGS, tmp_path / "out", Watcher())
+        run_evaluation([benchmark], "in_process", nowhere, SETTINGS, tmp_path / "out", Watcher())

@@ -1,4 +1,4 @@
-"""What an evaluation used and cost: tokens from the samples, times from the accounts of the calls."""
+"""Use and cost of an evaluation: tokens from the samples, times from the accounts of the calls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from builders import sample_row
 
 from magicrl.config.errors import RecipeError
-from magicrl.evaluation.results import Meter, Price, read_accounts, total_usage, usage_of, worker_cpu_seconds
-from magicrl.evaluation.runner import Cost
+from magicrl.evaluation.results import Meter, Price, read_accounts, total_cost, total_usage, worker_cpu_seconds
+from magicrl.evaluation.runner import JobCost
 
 ROW = sample_row(prompt_tokens=10)
 
@@ -26,7 +26,9 @@ def account(**changes: Any) -> dict[str, Any]:
 
 def test_tokens_come_from_the_samples_and_times_from_every_call() -> None:
     rows = [ROW, replace(ROW, sample=1, tokens=50), replace(ROW, sample=2)]
-    found = usage_of(rows, [account(), account(samples=0, seconds=1.5)], Price(per_million_in=2.0, per_million_out=8.0))
+    found = total_cost(
+        rows, [account(), account(samples=0, seconds=1.5)], Price(per_million_in=2.0, per_million_out=8.0)
+    )
     assert (found["prompt_tokens"], found["response_tokens"]) == (30, 110)
     assert (found["seconds"], found["cpu_seconds"], found["judging_cpu_seconds"]) == (5.5, 6.0, 2.0)
     assert found["samples_without_times"] == 1, "a kill lost the end of a call's account"
@@ -37,12 +39,12 @@ def test_tokens_come_from_the_samples_and_times_from_every_call() -> None:
 
 def test_what_nobody_counted_is_not_made_up() -> None:
     unknown = replace(ROW, prompt_tokens=None)
-    found = usage_of([unknown], [account(gpu_seconds=None)], Price(per_million_in=1.0, per_million_out=1.0))
+    found = total_cost([unknown], [account(gpu_seconds=None)], Price(per_million_in=1.0, per_million_out=1.0))
     assert (found["prompt_tokens"], found["gpu_seconds"], found["price"]["total"]) == (None, None, None)
     counts = {"requests": 1, "retries": 0, "prompt_tokens": 12, "completion_tokens": 30, "unreported": 0}
-    served = usage_of([unknown], [account(server=counts)], Price(per_million_in=1.0, per_million_out=1.0))
+    served = total_cost([unknown], [account(server=counts)], Price(per_million_in=1.0, per_million_out=1.0))
     assert served["prompt_tokens"] == 12
-    assert usage_of([unknown], [account(server=counts | {"unreported": 1})], None)["prompt_tokens"] is None
+    assert total_cost([unknown], [account(server=counts | {"unreported": 1})], None)["prompt_tokens"] is None
     assert total_usage([found, served], None)["gpu_seconds"] is None
 
 
@@ -75,7 +77,7 @@ def test_cpu_seconds_of_a_worker_count_and_a_dead_one_is_no_error() -> None:
 
 
 def test_prices_before_and_after() -> None:
-    cost = Cost(name="x", problems=2, samples=2, missing=4, wanted=4, max_tokens=100, prompt_tokens=50)
+    cost = JobCost(name="x", problems=2, samples=2, missing=4, wanted=4, max_tokens=100, prompt_tokens=50)
     assert cost.most_price is None
     assert replace(cost, price=Price(per_million_in=10.0, per_million_out=20.0)).most_price == pytest.approx(0.0085)
     assert replace(cost, prompt_tokens=None, price=Price(per_million_in=1.0, per_million_out=1.0)).most_price is None

@@ -1,4 +1,4 @@
-"""Rows of samples: written one by one, read after a kill, scored from the files alone."""
+"""Rows of samples: written one by one, read after a kill, scored from the files only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from magicrl.evaluation.job import SamplingPlan, requests_for, run_job, sample_problems
-from magicrl.evaluation.samples import SampleFile, SampleRow, by_problem, read_samples, row_of
+from magicrl.evaluation.samples import SampleFile, SampleRow, by_problem, read_samples, sample_row
 from magicrl.evaluation.statistics import majority_at_k, mean_of, score_rows, votes
 from magicrl.records import (
     Completion,
@@ -41,7 +41,7 @@ def completion(text: str, *, tokens: int = 3, cut: bool = False, entropy: float 
 
 def row(name: str, sample: int, outcome: str = "correct", **changes: Any) -> SampleRow:
     verdict = Verdict(outcome=Outcome(outcome), status="matched", extracted=changes.pop("extracted", "4"))
-    return row_of(name, sample, completion("4", **changes), verdict)
+    return sample_row(name, sample, completion("4", **changes), verdict)
 
 
 class Scripted:
@@ -165,7 +165,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     path.write_text('{"problem": "p"}\n')
     with pytest.raises(ValueError, match=r"samples\.jsonl, line 1: no sample of this version"):
         list(read_samples([path]))
-    with pytest.raises(ValueError, match=r"sample 0 of 'p' stands twice"):
+    with pytest.raises(ValueError, match=r"sample 0 of 'p' appears twice"):
         by_problem([row("p", 0), row("p", 0)], ["p"])
     with pytest.raises(ValueError, match="belongs to no problem"):
         by_problem([row("q", 0)], ["p"])
@@ -190,7 +190,7 @@ def test_a_score_counts_truncated_as_wrong_and_leaves_out_what_was_not_judged() 
 def test_what_an_environment_wrote_is_not_the_models() -> None:
     played = Episode(observed=((1, 2),), answer="4")
     answer = replace(completion("4", tokens=5), episode=played, sampler_entropies=frozen_floats([0.5, 0, 0, 1, 1.5]))
-    found = row_of("a", 0, answer, Verdict(outcome=Outcome.CORRECT, status="matched"), keep_tokens=True)
+    found = sample_row("a", 0, answer, Verdict(outcome=Outcome.CORRECT, status="matched"), keep_tokens=True)
     assert (found.tokens, found.entropy, found.token_ids) == (3, 1.0, (0, 3, 4))
 
 

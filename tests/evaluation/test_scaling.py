@@ -11,7 +11,7 @@ import pytest
 from builders import sample_row
 from scipy import stats
 
-from magicrl.evaluation.presets import PRESETS, against_table13, beside, table13
+from magicrl.evaluation.presets import PRESETS, against_table13, rows_with, table13
 from magicrl.evaluation.results import means
 from magicrl.evaluation.samples import SampleRow
 from magicrl.evaluation.scaling import (
@@ -154,7 +154,7 @@ def test_permutation_test_agrees_with_scipy(count: int) -> None:
 
 
 def test_table13_averages_are_computed_and_differ_from_the_abstract_as_its_note_says() -> None:
-    averages = {r["model"]: r["average"] for r in beside({})}
+    averages = {r["model"]: r["average"] for r in rows_with({})}
     assert averages["R1-Distill-Qwen-32B"] == pytest.approx(63.0, abs=0.05)
     assert averages["R1-Distill-Qwen-7B"] == pytest.approx(44.1, abs=0.05)
     assert averages["Skywork-OR1-32B"] == pytest.approx(72.8, abs=0.05)
@@ -162,7 +162,7 @@ def test_table13_averages_are_computed_and_differ_from_the_abstract_as_its_note_
     assert averages["Light-R1-32B"] is None
     assert len(table13().rows) == 13
     assert "57.8" in table13().note
-    own = beside({"aime24": 0.5, "aime25": 0.25, "livecodebench": 0.3})[-1]
+    own = rows_with({"aime24": 0.5, "aime25": 0.25, "livecodebench": 0.3})[-1]
     assert own == {"model": "this result", "aime24": 50.0, "aime25": 25.0, "livecodebench": 30.0, "average": 35.0}
 
 

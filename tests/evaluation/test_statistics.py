@@ -8,19 +8,26 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from magicrl.evaluation.statistics import mean_of, paired_difference, pass_at_k, permutation_test, share, wilson
+from magicrl.evaluation.statistics import (
+    mean_of,
+    paired_difference,
+    permutation_test,
+    share,
+    unbiased_pass_at_k,
+    wilson,
+)
 
 
 def test_pass_at_k_is_the_mean_over_all_subsets() -> None:
     outcomes = [1, 1, 0, 0, 0, 0]
     for k in range(1, 7):
         by_enumeration = np.mean([max(subset) for subset in combinations(outcomes, k)])
-        assert pass_at_k(2, 6, k) == pytest.approx(by_enumeration, abs=1e-12)
+        assert unbiased_pass_at_k(2, 6, k) == pytest.approx(by_enumeration, abs=1e-12)
 
 
 def test_pass_at_k_needs_k_samples() -> None:
     with pytest.raises(ValueError, match="pass@8 needs at least 8 samples, there are 4"):
-        pass_at_k(1, 4, 8)
+        unbiased_pass_at_k(1, 4, 8)
 
 
 def test_wilson_matches_scipy() -> None:

@@ -155,11 +155,9 @@ def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(
     more = tmp_path / "more.jsonl"
     more.write_text(file.read_text())
     for changed, lines in DIFFERENT:
-        found = requested(arguments(**given | changed), finished).differences(output / steps[0])
+        found = requested(arguments(**given | changed), finished)(output / steps[0])
         assert [line.partition(": ")[2] for line in found] == lines, changed
-    new = requested(arguments(**given | {"benchmarks": [str(file), str(more)]}), finished).differences(
-        output / steps[0]
-    )
+    new = requested(arguments(**given | {"benchmarks": [str(file), str(more)]}), finished)(output / steps[0])
     assert new == ["more: was not evaluated, is now requested"]
     other = [*" ".join(command).replace("--samples 2", "--samples 1").split(), "--limit", "4", "--temperature", "0.5"]
     assert app(other, result_action="return_value") == 0

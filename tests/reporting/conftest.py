@@ -277,7 +277,7 @@ def write_evaluation(
 ) -> Path:
     """What ``magicrl eval`` leaves: samples by problem (right or not), of ``tokens`` tokens and more; scored."""
     from magicrl.evaluation.results import Ask, write_results
-    from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, row_of
+    from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, sample_row
 
     sampling = {"temperature": temperature, "top_p": 1.0, "max_tokens": 128, "seed": 0}
     checksum = "-".join(sorted(right))
@@ -307,7 +307,7 @@ def write_evaluation(
                 decided_by="string",
                 extracted="7" if correct else "8",
             )
-            file.append(row_of(key, sample, sampled, verdict, keep_tokens=True))
+            file.append(sample_row(key, sample, sampled, verdict, keep_tokens=True))
     file.close()
     write_results(folder, [name], Ask())
     return folder

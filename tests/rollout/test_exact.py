@@ -1,4 +1,4 @@
-"""``model.exact``: engine and learner give the same bits for whatever is computed beside a token.
+"""``model.exact``: engine and learner give the same bits whatever else is computed with a token.
 
 ``python tests/rollout/test_exact.py 1000`` tries a thousand random packings.
 """

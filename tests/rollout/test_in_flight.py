@@ -1,4 +1,4 @@
-"""Work that stays under way: new weights between two tokens, interruptions, evaluations beside it, checkpoints."""
+"""Requests in flight: new weights between two tokens, interruptions, evaluations in between, checkpoints."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tokens_of(found: Outputs) -> dict[tuple[int, int], list[int]]:
 
 
 def through_files(state: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """As a checkpoint keeps it."""
+    """Return the state after writing it to files and reading it, like a checkpoint."""
     tensors = {k: v.contiguous() for k, v in state.items() if isinstance(v, torch.Tensor)}
     save_file(tensors, folder / "tensors.safetensors")
     rest = json.loads(json.dumps({k: v for k, v in state.items() if not isinstance(v, torch.Tensor)}))
@@ -50,7 +50,7 @@ def through_files(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def expected_logprobs(models: list[Any], versions: list[int], prompt: list[int], tokens: list[int]) -> list[float]:
-    """Of each token by the weights of its version, over keys and values that older weights have left there."""
+    """Return log-probs of each token by the weights of its version, over keys and values of older weights."""
     inputs = [*prompt, *tokens]
     cache, found = None, []
     for index, version in enumerate(versions):
@@ -211,7 +211,7 @@ def test_a_resumed_engine_goes_on_bit_for_bit(
     anew.resume({}, open_requests)
     assert {g.request.draw for g in anew.finished()} == {r.draw for r in open_requests}
     begun = stopped.interrupt(keep=True)
-    anew.resume(pack_begun(begun), open_requests)  # what a pool keeps, where the run goes on without [cluster]
+    anew.resume(pack_begun(begun), open_requests)  # the snapshot of a pool, in a run that continues without [cluster]
     found = {group.request.draw: group for group in anew.finished()}
     for request in begun:
         for index, known in request.begun:

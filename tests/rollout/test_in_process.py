@@ -280,7 +280,7 @@ def test_an_interrupt_returns_the_unfinished_and_leaves_a_usable_engine(
 
 
 def test_loaded_weights_are_the_ones_that_sample(make_reference: Make, make_engine: Make, make_requests: Make) -> None:
-    """Tied: by the parameters' names alone, or with the alias too; float64 into float32 is cast."""
+    """Tied weights may have one name or both; float64 weights are cast to float32."""
     for kind in ("llama", "llama-tied"):
         old, new = make_reference(kind, torch.float32), make_reference(kind, torch.float64, seed=5)
         engine = make_engine(old)
@@ -392,7 +392,7 @@ def test_broken_weights_are_an_error(make_reference: Make, make_engine: Make, ma
 def test_samples_asked_for_later_are_the_same_and_come_one_by_one(
     make_reference: Make, make_engine: Make, make_requests: Make
 ) -> None:
-    """An evaluation that was interrupted asks for what is missing, and gets what it would have got."""
+    """A resumed evaluation requests only the missing samples, and they are the same as without the interruption."""
     model, ends = make_reference("llama", dtype=torch.float64), frozenset({1, 2, 3})
     requests = make_requests(count=3, limit=20)
     whole = drain(make_engine(model, end_tokens=ends), requests)

@@ -47,7 +47,7 @@ TRANSFORMERS = [
 
 @contextmanager
 def serving(program: list[str], arguments: list[str], port: int, log: Path) -> Generator[str]:
-    """A server in a process group of its own, which is ended afterwards; its base URL once it is healthy."""
+    """Start a server in a separate process group, yield its base URL once it is healthy, and end it."""
     settings = {"OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(

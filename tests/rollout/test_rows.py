@@ -74,7 +74,7 @@ def test_a_prompt_that_moves_is_found_again() -> None:
 
 
 def test_every_position_has_its_own_random_number() -> None:
-    """However long a response is, and wherever its row stands."""
+    """Whatever the length of the response and the place of its row."""
     table = RowTable(4, 200)
     table.start(_group(3, 2), 2, 0)
     found = []

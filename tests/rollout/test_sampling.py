@@ -103,7 +103,7 @@ def test_edges_never_take_an_impossible_token(vocab: int, dtype: torch.dtype) ->
     logits = torch.zeros(3, vocab, dtype=dtype)
     logits[:, :3] = -float("inf")
     logits[:, -5:] = -float("inf")
-    logits[1, 3 : vocab - 6] = -1e4  # underflows to weight 0 beside the one token left
+    logits[1, 3 : vocab - 6] = -1e4  # underflows to weight 0 next to the remaining token
     logits[2, : vocab // 2] = -float("inf")
     for point, expected in ((0.0, (3, vocab - 6, vocab // 2)), (1 - 2**-53, (vocab - 6,) * 3)):
         tokens, logprobs, entropies = sample_tokens(logits, np.ones(3), np.full(3, point), vocab)

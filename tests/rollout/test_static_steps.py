@@ -55,7 +55,7 @@ def test_the_same_responses_as_without(
 def test_weights_in_flight_and_snapshots(
     make_reference: Make, make_engine: Make, static_engine: Make, make_requests: Make
 ) -> None:
-    """New weights between two tokens are used, and what one kind of engine has begun the other goes on with."""
+    """New weights between two tokens are used, and each kind of engine continues what the other has begun."""
     models = [make_reference("llama", seed=seed) for seed in (0, 1)]
     requests = make_requests(count=8, limit=25)
 
@@ -120,7 +120,7 @@ SYNCHRONISES = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique
 
 @torch.inference_mode()
 def test_a_step_does_the_same_whatever_it_is_about(make_reference: Make) -> None:
-    """What a graph asks: with other tokens, lengths and owners of one shape the same operations on the same shapes
+    """Condition of a graph: with other tokens, lengths and owners of one shape the same operations on the same shapes
     follow, none of which waits for the device."""
     model = _ours(make_reference)
     cache = SlotCache(probe_cache_shape(model, torch.device("cpu")), 8, 20, 100, torch.device("cpu"), whole=True)

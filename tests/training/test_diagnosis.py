@@ -13,7 +13,7 @@ from builders import completion, request
 from safetensors.torch import save_file
 
 from magicrl.algorithms.advantages import score_group
-from magicrl.evaluation.samples import row_of
+from magicrl.evaluation.samples import sample_row
 from magicrl.evaluation.statistics import Difference, paired_scores
 from magicrl.models.model_files import weights_differ
 from magicrl.records import FinishReason, Outcome, RolloutGroup, ScoredGroup, StepMetrics, Verdict
@@ -139,7 +139,7 @@ def test_an_aborted_response_is_counted_no_more_than_in_training() -> None:
     group = RolloutGroup(request=request(0, [1], size=2), completions=tuple(completions))
     seen = answers_of([score_group(group, verdicts)], max_tokens=8, judging=ANY_JUDGING)
     assert (seen.mixed, seen.correct) == (0.0, 1.0)
-    rows = [row_of("p", i, *pair) for i, pair in enumerate(zip(completions, verdicts, strict=True))]
+    rows = [sample_row("p", i, *pair) for i, pair in enumerate(zip(completions, verdicts, strict=True))]
     assert [row.counted for row in rows] == [True, False]
 
 

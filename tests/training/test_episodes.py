@@ -21,7 +21,7 @@ from magicrl.algorithms.advantages import score_group
 from magicrl.algorithms.entropy import measure_entropy
 from magicrl.algorithms.losses import second_moment_mask
 from magicrl.config.schema import ModelConfig
-from magicrl.evaluation.samples import row_of
+from magicrl.evaluation.samples import sample_row
 from magicrl.planning.costs import SequenceWork
 from magicrl.records import (
     Completion,
@@ -250,7 +250,7 @@ def test_staleness_is_of_sampled_tokens() -> None:
 def test_a_sample_s_row_counts_what_the_model_wrote() -> None:
     tokens, observed, _ = RESPONSES[0]
     verdict = Verdict(outcome=Outcome.CORRECT, status="matched")
-    row = row_of("p", 0, played(tokens, observed), verdict, keep_tokens=True)
+    row = sample_row("p", 0, played(tokens, observed), verdict, keep_tokens=True)
     assert (row.tokens, row.entropy, row.logprob) == (5, 2.0, -5.0)
     assert (row.token_ids, row.token_entropies) == ((5, 6, END, 7, END), (2.0,) * 5)
 

@@ -40,7 +40,7 @@ from magicrl.commands.options import Flag, as_command
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import DType
-from magicrl.evaluation.benchmarks import Asked, LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
+from magicrl.evaluation.benchmarks import BenchmarkSource, LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
 from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.results import Ask, Price, write_results
 from magicrl.evaluation.samples import RESULTS
@@ -50,8 +50,7 @@ from magicrl_verifiers.batch import usable_cores
 from magicrl_verifiers.records import Extract, Reasoning
 
 if TYPE_CHECKING:
-    from magicrl.evaluation.requested import Requested
-    from magicrl.evaluation.runner import EvaluationSettings, Watcher
+    from magicrl.evaluation.runner import EvaluationObserver, EvaluationSettings
     from magicrl.rollout.engine_settings import EngineSettings
 
 INTERRUPTED = 130
@@ -105,7 +104,7 @@ def evaluate(
     majority_at: Counts | None = None,
     price_in: float | None = None,
     price_out: float | None = None,
-    progress: bool | Watcher = True,
+    progress: bool | EvaluationObserver = True,
 ) -> Evaluation:
     """Evaluate a model on benchmarks: avg@k, pass@k, maj@k, length and truncation with intervals, resumable.
 
@@ -170,7 +169,9 @@ def arguments(**given: Any) -> SimpleNamespace:
     return SimpleNamespace(**defaults | given)
 
 
-def _sample(given: SimpleNamespace, display: AbstractContextManager[Watcher], *, again: bool = False) -> Path | None:
+def _sample(
+    given: SimpleNamespace, display: AbstractContextManager[EvaluationObserver], *, again: bool = False
+) -> Path | None:
     """Sample and judge what is missing.
 
     Args:
@@ -182,13 +183,13 @@ def _sample(given: SimpleNamespace, display: AbstractContextManager[Watcher], *,
         The file of the results; None while shards of other processes are missing.
     """
     from magicrl.commands.training import threads_kept
-    from magicrl.evaluation.runner import evaluate as evaluate_all
+    from magicrl.evaluation.runner import run_evaluation
 
     output, engine_settings = Path(path_text("output", given.output)), _engine_settings(given)
     settings = settings_of(given, again=again)
     found = load_benchmarks(_asked(given.benchmarks), reading_of(given))
     with threads_kept(), display as watcher:
-        return evaluate_all(found, given.engine, engine_settings, settings, output, watcher)
+        return run_evaluation(found, given.engine, engine_settings, settings, output, watcher)
 
 
 def settings_of(given: SimpleNamespace, *, again: bool = False) -> EvaluationSettings:
@@ -273,7 +274,7 @@ def _engine_settings(given: SimpleNamespace) -> EngineSettings:
     )
 
 
-def load_benchmarks(asked: Sequence[Asked], reading: Reading) -> list[LoadedBenchmark]:
+def load_benchmarks(asked: Sequence[BenchmarkSource], reading: Reading) -> list[LoadedBenchmark]:
     """Load the problems of each benchmark. Raises ``ValueError`` if two have one name, or one cannot be read."""
     for name, count in Counter(one.name for one in asked).items():
         if count > 1:
@@ -281,7 +282,7 @@ def load_benchmarks(asked: Sequence[Asked], reading: Reading) -> list[LoadedBenc
     return [load_benchmark(one, reading) for one in asked]
 
 
-def _asked(benchmarks: Any) -> list[Asked]:
+def _asked(benchmarks: Any) -> list[BenchmarkSource]:
     if isinstance(benchmarks, Mapping):
         given = cast("Mapping[Any, Any]", benchmarks)
         return [parse_asked(f"{name}={data_reference(f'benchmarks[{name!r}]', data)}") for name, data in given.items()]
@@ -367,13 +368,13 @@ def _present(
         show_benchmarks(console)
         return 0
     if compare is not None:
-        from magicrl.evaluation.comparison import compare_all, write_comparison
+        from magicrl.evaluation.comparison import compare_all, save_comparison
 
         document = compare_all(compare)
         for comparison in document["comparisons"]:
             show_comparison(comparison, console)
         if output is not None:
-            say(console, f"comparison: {write_comparison(document, output)}")
+            say(console, f"comparison: {save_comparison(document, output)}")
         return 0
     if output is None:
         raise RecipeError("magicrl eval needs --output DIR, the folder that samples and results go to")
@@ -411,10 +412,10 @@ def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
     return names
 
 
-def requested(given: SimpleNamespace, run: Path) -> Requested:
+def requested(given: SimpleNamespace, run: Path) -> Callable[[Path], list[str]]:
     """Return what the arguments say about every checkpoint of a run."""
     from magicrl.evaluation.engines import opens_reasoning
-    from magicrl.evaluation.requested import Requested
+    from magicrl.evaluation.runner import requested_changes
     from magicrl.models.loading import described_model
     from magicrl.models.prompts import PromptEncoder
     from magicrl.training.checkpoint import start_model
@@ -433,7 +434,8 @@ def requested(given: SimpleNamespace, run: Path) -> Requested:
         "dtype": chosen.get("dtype", given.dtype) if given.engine == "vllm" else given.dtype,
         "head_dtype": chosen.get("head_dtype") if given.engine == "vllm" else None,
     }
-    return Requested(
+    return functools.partial(
+        requested_changes,
         benchmarks=load_benchmarks(_asked(given.benchmarks), reading_of(given)),
         settings=settings,
         judging=JudgeOptions(reasoning=reasoning, extract=settings.extract),
@@ -471,7 +473,7 @@ def evaluate_checkpoints(
     Raises:
         ValueError: ``run`` is no run folder, or has no checkpoint.
     """
-    from magicrl.evaluation.comparison import compare_all, write_comparison
+    from magicrl.evaluation.comparison import compare_all, save_comparison
     from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint, run_status
 
     # loads the benchmarks, which may be large: only if there is something to compare with
@@ -486,7 +488,7 @@ def evaluate_checkpoints(
             time.sleep(look_every)
             continue
         checkpoint, folder = waiting[0], output / waiting[0].name
-        changed = request().differences(folder) if (folder / RESULTS).exists() else None
+        changed = request()(folder) if (folder / RESULTS).exists() else None
         if changed == []:
             settled.add(checkpoint.name)
             continue
@@ -509,7 +511,7 @@ def evaluate_checkpoints(
     if not done:
         raise ValueError(f"{run} has no checkpoint to evaluate; checkpoint.every of its recipe says how often it saves")
     if len(done) > 1:
-        say(console, f"comparison: {write_comparison(compare_all(done), output)}")
+        say(console, f"comparison: {save_comparison(compare_all(done), output)}")
     return 0
 
 

@@ -15,14 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from magicrl.commands.tables import listing
-from magicrl.evaluation.benchmarks import described
+from magicrl.evaluation.benchmarks import benchmark_rows
 from magicrl.evaluation.presets import TABLE13_SETS
 from magicrl.evaluation.samples import SampleRow
 from magicrl.reporting.wording import number_text, percent, points, visible
 from magicrl_verifiers.progress import TimeLeft, duration
 
 if TYPE_CHECKING:
-    from magicrl.evaluation.runner import Cost
+    from magicrl.evaluation.runner import JobCost
 
 SILENCE_SECONDS = 10.0  # without a terminal, seconds between lines
 
@@ -57,7 +57,7 @@ class EvalDisplay:
         if self._progress is not None:
             self._progress.stop()
 
-    def cost(self, costs: Sequence[Cost]) -> None:
+    def cost(self, costs: Sequence[JobCost]) -> None:
         for cost in costs:
             done = cost.wanted - cost.missing
             there = f"; {done} of them are there already" if done else ""
@@ -224,7 +224,7 @@ def show_comparison(document: Mapping[str, Any], console: Console) -> None:
 
 def show_benchmarks(console: Console) -> None:
     """The catalogue."""
-    console.print(listing(("name", "what", "hub data set", "licence"), list(described()), console.width, least=80))
+    console.print(listing(("name", "what", "hub data set", "licence"), list(benchmark_rows()), console.width, least=80))
 
 
 def _table(title: str, first: str, columns: Sequence[str]) -> Table:

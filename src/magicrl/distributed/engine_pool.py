@@ -34,7 +34,7 @@ from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.distributed.tensors import pack
 from magicrl.distributed.worker_logs import told
 from magicrl.records import RolloutGroup, RolloutRequest
-from magicrl.rollout.protocol import Capabilities, Learner, WeightCheck
+from magicrl.rollout.protocol import Capabilities, WeightCheck, WeightSource
 from magicrl.rollout.requests import EndedSample, GroupProgress, OpenGroups, SchedulingEngine, check_request
 from magicrl.rollout.weight_buckets import WeightInfo
 from magicrl.training.protocols import WorkSpan
@@ -432,7 +432,7 @@ class DirectPool(EnginePool):
         self._stored = -1  # version of what lies in the object store
         self.detours = 0  # weights that a replica got through the object store since the direct way had failed
 
-    def sync_weights(self, learner: Learner) -> None:
+    def sync_weights(self, learner: WeightSource) -> None:
         """Have every replica take the learner's present weights and show them."""
         if learner is not self._learner:
             raise ValueError("a direct pool takes the weights of the learner that it was made with")

@@ -1,4 +1,4 @@
-"""Benchmarks: the known ones by name (``benchmarks.toml``), files of the user's own, tasks of reasoning-gym."""
+"""Benchmarks: known ones by name (``benchmarks.toml``), the user's files and functions, tasks of reasoning-gym."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from magicrl_verifiers.references import LIVE, did_you_mean
 PREFIX = "reasoning_gym/"
 SEED = 0
 COUNT = 100
-"""Problems of a task where no limit is given."""
+"""Number of problems of a task without a limit."""
 
 
 def gym_problems(task: str, count: int | None, *, stem: str) -> list[Problem]:
-    """The first ``count`` problems of a task, generated with a fixed seed.
+    """Return the first ``count`` problems of a task, generated with a fixed seed.
 
     Raises:
-        RecipeError: the extra is not installed, or there is no such task, or its answers are judged by its own code.
+        RecipeError: the extra is not installed, there is no such task, or the task's code judges its answers.
     """
     try:
         import reasoning_gym  # pyright: ignore[reportMissingImports]
@@ -42,12 +42,12 @@ def gym_problems(task: str, count: int | None, *, stem: str) -> list[Problem]:
         raise RecipeError(
             f"--benchmark {PREFIX}{task}: {error}; reasoning-gym is an extra: pip install 'magicrl[gym]'"
         ) from None
-    # tasks with the library's plain comparison: others accept several answers, which `exact` would call wrong
+    # only tasks with the library's plain comparison: others accept several answers, which `exact` would reject
     usable: list[str] = sorted(
         name for name, (kind, _) in DATASETS.items() if kind.score_answer is ProceduralDataset.score_answer
     )
     if task not in usable:
-        why = "judges answers with code of its own" if task in DATASETS else "no such task"
+        why = "judges answers with its own code" if task in DATASETS else "no such task"
         hint = did_you_mean(task, usable)
         raise RecipeError(f"--benchmark {PREFIX}{task}: {why}{hint} Usable: {', '.join(usable)}")
     made: Any = reasoning_gym.create_dataset(task, size=count or COUNT, seed=SEED)
@@ -62,7 +62,7 @@ Window = tuple[date | None, date | None]
 
 
 class Benchmark(Section):
-    """One row of ``benchmarks.toml``; ``problems`` is how many the whole set holds, where that is known."""
+    """One row of ``benchmarks.toml``; ``problems`` is the size of the whole set, if known."""
 
     title: str
     hub: str
@@ -77,22 +77,22 @@ class Benchmark(Section):
     local: str = ""
 
 
-class Catalogue(Section):
+class BenchmarkTable(Section):
     """All of ``benchmarks.toml``."""
 
     benchmarks: dict[str, Benchmark]
 
 
-def catalogue() -> Catalogue:
-    """The benchmarks that come with magicrl."""
-    return shipped_table("evaluation/benchmarks.toml", Catalogue)
+def known_benchmarks() -> BenchmarkTable:
+    """Return the benchmarks that are shipped with magicrl."""
+    return shipped_table("evaluation/benchmarks.toml", BenchmarkTable)
 
 
 def __getattr__(name: str) -> Benchmark:
-    """A row of the catalogue, as the registry names it: ``magicrl.evaluation.benchmarks:aime24``."""
+    """Return a row of the catalogue by its registry name: ``magicrl.evaluation.benchmarks:aime24``."""
     if name not in BUILTINS["benchmark"]:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return catalogue().benchmarks[name]
+    return known_benchmarks().benchmarks[name]
 
 
 def _built_in(name: str) -> Benchmark | None:
@@ -100,20 +100,20 @@ def _built_in(name: str) -> Benchmark | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """What a ``--benchmark`` names: a known name, a file, a hub data set, ``reasoning_gym/TASK``, a function."""
+class BenchmarkSource:
+    """A requested benchmark: a known name, a file, a hub data set, ``reasoning_gym/TASK`` or a function."""
 
-    name: str  # of its folder and its results
-    known: Benchmark | None = None  # the row of the catalogue, None for a set of the user's own
-    path: Path | None = None  # the local file or folder
-    task: str | None = None  # of reasoning-gym
-    hub: str | None = None  # a hub data set of the user's own
-    # a function that gives records or problems (``file.py:name``, ``module:name`` or an entry point)
+    name: str  # name of its folder and its results
+    known: Benchmark | None = None  # row of the catalogue; None for a custom set
+    path: Path | None = None  # local file or folder
+    task: str | None = None  # task of reasoning-gym
+    hub: str | None = None  # custom hub data set
+    # function that returns records or problems (``file.py:name``, ``module:name`` or an entry point)
     reference: str | None = None
 
     @property
     def source(self) -> str:
-        """Where the problems come from, for the record."""
+        """Source of the problems, for the record."""
         if self.task is not None:
             return f"{PREFIX}{self.task}, seed {SEED}"
         hub = self.hub if self.known is None else self.known.hub
@@ -122,17 +122,17 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How a set is read, beside what the catalogue says."""
+    """Settings of reading a set, which override those of the catalogue."""
 
-    limit: int | None = None  # at most so many problems, the first ones
-    # draw them at random in place of that; a larger limit then holds those of a smaller one
+    limit: int | None = None  # at most so many problems: the first ones
+    # with a seed: a random part instead of the first problems; a larger limit adds problems to those of a smaller one
     limit_seed: int | None = None
-    template: str | None = None  # text around each prompt in place of the benchmark's; holds ``{prompt}``
-    # columns that are not known by their names: ``prompt``, ``answer``, ``id``, ``level``
+    template: str | None = None  # text around each prompt, with ``{prompt}``; None: the benchmark's
+    # names of the columns for ``prompt``, ``answer``, ``id`` and ``level``, unless they have a known name
     fields: Mapping[str, str] = field(default_factory=dict[str, str])
-    verifier: str | None = None  # in place of the benchmark's
-    environment: str | None = None  # answers the responses' turns; None: the problems' own, mostly none
-    window: Window | None = None  # first and last day of problems that have a date; None: the benchmark's own
+    verifier: str | None = None  # None: the benchmark's
+    environment: str | None = None  # environment of the episodes; None: that of each problem, mostly none
+    window: Window | None = None  # first and last day of problems with a date; None: the benchmark's
 
     def __post_init__(self) -> None:
         if self.template is not None and "{prompt}" not in self.template:
@@ -148,36 +148,36 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedBenchmark:
-    """Problems to put to a model, and where they come from."""
+    """The problems of a benchmark, and their source."""
 
-    name: str  # of its folder and its results
-    problems: tuple[Problem, ...]  # in order, ids unique, texts around the prompts included
-    set_aside: tuple[str, ...]  # records that cannot be used: place and reason
+    name: str  # name of its folder and its results
+    problems: tuple[Problem, ...]  # in order, with unique ids and with the text around the prompts
+    set_aside: tuple[str, ...]  # unusable records: place and reason
     facts: dict[str, Any]  # source, licence, window and template, for the record of the job
-    whole: bool  # all problems of the known set are there (what a published figure speaks of)
+    whole: bool  # whether all problems of the known set are there, as for published figures
 
 
-def parse_asked(text: str) -> Asked:
-    """What a ``--benchmark`` names.
+def parse_asked(text: str) -> BenchmarkSource:
+    """Read the text of a ``--benchmark``.
 
     Raises:
-        ValueError: neither a known name nor a file (says the nearest names).
+        ValueError: neither a known name nor a file; the message has the nearest names.
     """
     if text.startswith(PREFIX):
-        return Asked(name=_folder_name(text), task=text.removeprefix(PREFIX))
+        return BenchmarkSource(name=_folder_name(text), task=text.removeprefix(PREFIX))
     name, equals, path = text.partition("=")
     if equals and _is_reference(path):
-        return Asked(name=_folder_name(name), reference=path)
+        return BenchmarkSource(name=_folder_name(name), reference=path)
     if _is_reference(text):
-        return Asked(name=_folder_name(Place(reference=text).stem), reference=text)
+        return BenchmarkSource(name=_folder_name(Place(reference=text).stem), reference=text)
     if equals and name and path and not Path(text).exists():
-        return Asked(name=_folder_name(name), known=_built_in(name), path=Path(path))
+        return BenchmarkSource(name=_folder_name(name), known=_built_in(name), path=Path(path))
     if is_builtin("benchmark", text):
-        return Asked(name=text, known=_built_in(text))
+        return BenchmarkSource(name=text, known=_built_in(text))
     if Path(text).exists() or Path(text).suffix:
-        return Asked(name=_folder_name(Path(text).stem), path=Path(text))
+        return BenchmarkSource(name=_folder_name(Path(text).stem), path=Path(text))
     if Place.of(text).hub is not None:
-        return Asked(name=_folder_name(text), hub=text)
+        return BenchmarkSource(name=_folder_name(text), hub=text)
     known = names("benchmark")
     hint = did_you_mean(text.lower().replace("-", ""), known)
     raise RecipeError(
@@ -187,7 +187,7 @@ def parse_asked(text: str) -> Asked:
 
 
 def _is_reference(text: str) -> bool:
-    """A function of the user's, or the name of one in an installed package."""
+    """Return whether the text names a custom function, or one of an installed package."""
     where, colon, name = text.rpartition(":")
     if is_builtin("benchmark", text):
         return False
@@ -198,12 +198,12 @@ def _is_reference(text: str) -> bool:
     )
 
 
-def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
-    """Its problems, from the hub or from the local file.
+def load_benchmark(asked: BenchmarkSource, reading: Reading) -> LoadedBenchmark:
+    """Load the problems of a benchmark.
 
     Raises:
-        RecipeError: no such file, or of an unknown kind.
-        ValueError: the file cannot be read as a whole, no columns are known, or nothing is left.
+        RecipeError: there is no such file, or its kind is unknown.
+        ValueError: the file cannot be read, no columns are known, or no problem is left.
     """
     known = asked.known
     window = reading.window or (known.window if known is not None else None) or (None, None)
@@ -236,7 +236,7 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
     )
 
 
-def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read], list[str]]:
+def _read_all(asked: BenchmarkSource, reading: Reading, window: Window) -> tuple[list[Read], list[str]]:
     if asked.task is not None:
         problems = gym_problems(asked.task, reading.limit, stem=asked.name)
         return [Read(where=p.id, problem=p, schema="reasoning_gym", columns=((), None)) for p in problems], []
@@ -245,7 +245,7 @@ def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read
     first, last = window[0] or date.min, window[1] or date.max
     stem, fields = asked.name, FieldMapping.model_validate(dict(reading.fields))
     offer = "--field {field}={column}"
-    played = reading.environment is not None  # by what reads further columns, and may need no answer
+    played = reading.environment is not None  # an environment reads further columns, and may need no answer
     verifier = reading.verifier or "maths"
     reader = RecordReader(stem=stem, fields=fields, verifier=verifier, offer=offer, extra=played, reference=not played)
     for read in (read for place in _places(asked) for read in read_problems(place, reader)):
@@ -253,17 +253,17 @@ def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read
             aside.append(f"{read.where}: {read.reason}" if read.quarantined else read.reason)
         elif read.date is None or first <= read.date <= last:
             found.append(read)
-        # a set of a million rows is not read to its end for the first ten; a random part needs all of it
+        # the first problems do not need the rest of a large set; a random part does
         if reading.limit_seed is None and reading.limit is not None and len(found) == reading.limit:
             break
     if reading.limit_seed is None:
         return found, aside
-    # a random part, in the file's order
+    # a random part, in the order of the file
     places = np.random.Generator(np.random.PCG64(reading.limit_seed)).permutation(len(found))
     return [found[place] for place in sorted(places[: reading.limit])], aside
 
 
-def _places(asked: Asked) -> Iterator[Place]:
+def _places(asked: BenchmarkSource) -> Iterator[Place]:
     known = asked.known
     if asked.reference is not None:
         yield Place.called("benchmark", asked.reference, {})
@@ -285,17 +285,17 @@ def _places(asked: Asked) -> Iterator[Place]:
 
 
 def _finished(found: Sequence[Read], name: str, reading: Reading, verifier: str) -> tuple[Problem, ...]:
-    """With the text around their prompts, their verifier, and the ids that the records give themselves."""
+    """Add the text around the prompts, the verifier, and the ids of the records."""
     problems: list[Problem] = []
     seen: Counter[str] = Counter()
     for read in found:
         template = Template(text=reading.template) if reading.template else schemas().templates[read.template]
-        # a record with tests stays code, whatever the benchmark's default is
+        # a record with tests is code, whatever the benchmark's default
         kind = reading.verifier or (verifier if read.problem.verifier == "maths" else read.problem.verifier)
         own = read.problem.id if "id" in reading.fields or read.own_id is None else read.own_id
         seen[own] += 1
         if seen[own] > 1 and "id" in reading.fields:
-            raise ValueError(f"benchmark {name}: id {own!r} stands twice; correct the file, or name another id")
+            raise ValueError(f"benchmark {name}: id {own!r} appears twice; correct the file, or name another id")
         own = own if seen[own] == 1 else f"{own}#{seen[own]}"
         played = reading.environment or read.problem.environment
         problem = replace(template.around(read.problem), id=own, verifier=kind, source=name, environment=played)
@@ -304,13 +304,13 @@ def _finished(found: Sequence[Read], name: str, reading: Reading, verifier: str)
 
 
 def _folder_name(name: str) -> str:
-    """A name that can be a folder's."""
+    """Turn a name into one that a folder can have."""
     kept = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".")
     if not kept:
         raise ValueError(f"--benchmark: {name!r} cannot be a folder's name")
     return kept
 
 
-def described() -> list[tuple[str, str, str, str]]:
-    """Name, title, hub data set and licence of every benchmark, for a table."""
-    return [(name, b.title, b.hub, b.licence) for name, b in catalogue().benchmarks.items()]
+def benchmark_rows() -> list[tuple[str, str, str, str]]:
+    """Return name, title, hub data set and licence of every benchmark, for a table."""
+    return [(name, b.title, b.hub, b.licence) for name, b in known_benchmarks().benchmarks.items()]

@@ -1,4 +1,4 @@
-"""Evaluations of the same problems: paired differences, intervals, permutation tests, curves side by side."""
+"""Comparison of evaluations on the same problems: paired differences, intervals, permutation tests, curves."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from magicrl.evaluation.statistics import paired_difference, permutation_test
 from magicrl.files import write_atomically
 
 
-def compare(before: Path, after: Path) -> dict[str, Any]:
-    """How the evaluation in ``after`` differs from the one in ``before``, per benchmark.
+def compare_pair(before: Path, after: Path) -> dict[str, Any]:
+    """Compare the evaluation in ``after`` with the one in ``before``, per benchmark.
 
-    A benchmark is compared where both put the very same problems (by checksum); where settings differ beside the
-    model, the difference is given and says so, since it is then one of model and settings together.
+    A benchmark is compared if both used the same problems (by checksum). Settings that differ in addition to the model
+    are listed, since the difference is then one of model and settings together.
 
     Raises:
-        ValueError: a folder without results, or no benchmark in common.
+        ValueError: a folder has no results, or there is no common benchmark.
     """
     old, new = read_benchmarks(before), read_benchmarks(after)
     names = [name for name in old if name in new]
@@ -49,7 +49,7 @@ def read_benchmarks(folder: Path) -> dict[str, Any]:
     """Return the result of each benchmark in the ``results.json`` of an evaluation.
 
     Raises:
-        ValueError: there is none, or it holds something else.
+        ValueError: there is none, or it is no results file.
     """
     path = folder / RESULTS if folder.is_dir() else folder
     try:
@@ -69,7 +69,7 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         changed = differences(settings_old["problems"], settings_new["problems"])
         return {"comparable": False, "why": "other problems: " + "; ".join(changed)}
     differ = differences(_shared(settings_old, old["samples"]), _shared(settings_new, new["samples"]))
-    # problems that one of the two could not judge are left out of both
+    # problems without a judged sample in one of the two are left out of both
     pairs = [
         (a["accuracy"], b["accuracy"], b["mean_tokens"] - a["mean_tokens"], cluster)
         for a, b, cluster in zip(old["per_problem"], new["per_problem"], _clusters(old), strict=True)
@@ -96,12 +96,8 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _clusters(result: Mapping[str, Any]) -> list[int]:
-    return [problem["cluster"] for problem in result["per_problem"]]
-
-
 def _shared(settings: Mapping[str, Any], samples: int) -> dict[str, Any]:
-    """Settings that should agree: all but what the model itself is. Seeds may differ: they are chance."""
+    """Return the settings that should agree: all except the model and the seeds."""
     kept = {key: value for key, value in settings.items() if key not in ("problems", "benchmark")}
     kept["engine"] = {k: v for k, v in settings["engine"].items() if k != "model" and not k.endswith("sha256")}
     kept["sampling"] = {key: value for key, value in settings["sampling"].items() if key != "seed"}
@@ -109,8 +105,8 @@ def _shared(settings: Mapping[str, Any], samples: int) -> dict[str, Any]:
 
 
 def _efficiency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Accuracy of both at the mean length of the thriftier one, and the paired difference there."""
-    # the shorter mean: beyond it the samples of the thriftier model say nothing
+    """Return the accuracy of both at the shorter of their mean lengths, and the paired difference there."""
+    # beyond the shorter mean the samples of that model give no information
     length = min(old["length"]["mean"], new["length"]["mean"])
     first, second, named = _samples_of(old), _samples_of(new), _clusters(old)
     before, after = (accuracy_at_mean_length(samples, length, named) for samples in (first, second))
@@ -128,20 +124,24 @@ def _efficiency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 
 
 def _samples_of(result: Mapping[str, Any]) -> list[list[Marked]]:
-    """The samples of every problem as a result keeps them: verdicts and lengths."""
+    """Return the samples of every problem in a result: verdicts and lengths."""
     return [from_marks(problem["outcomes"], problem["tokens"]) for problem in result["per_problem"]]
 
 
+def _clusters(result: Mapping[str, Any]) -> list[int]:
+    return [problem["cluster"] for problem in result["per_problem"]]
+
+
 def compare_all(folders: Sequence[Path]) -> dict[str, Any]:
-    """Two or more evaluations: each against the first, and their curves side by side.
+    """Compare two or more evaluations with the first, and align their curves.
 
     Returns:
-        ``comparisons``: what ``compare`` says of the first and each further folder; ``curves``: by benchmark, of each
-        folder the curves over limits (cut and fresh) and samples, and the accuracy at common mean lengths (None where
-        its responses are shorter), each with its interval.
+        ``comparisons``: `compare_pair` of the first and each further folder. ``curves``: by benchmark, the curves of
+        each folder over limits (truncated and fresh) and samples, and the accuracy at common mean lengths
+        (None if its responses are shorter), each with its interval.
 
     Raises:
-        ValueError: fewer than two folders, one without results, or none in common.
+        ValueError: fewer than two folders, a folder without results, or no common benchmark.
     """
     if len(folders) < 2:
         raise RecipeError("--compare needs two folders or more; the first is what the others are compared with")
@@ -152,13 +152,13 @@ def compare_all(folders: Sequence[Path]) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "written": now(),
-        "comparisons": [compare(folders[0], other) for other in folders[1:]],
+        "comparisons": [compare_pair(folders[0], other) for other in folders[1:]],
         "curves": {name: _curves({f: r[name] for f, r in every.items() if name in r}) for name in names},
     }
 
 
 def _curves(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The curves of one benchmark's results by folder, the accuracy at the mean lengths of each added to all."""
+    """Return the curves of one benchmark's results by folder, with the accuracy at the mean lengths of all."""
     lengths = sorted({point["mean_tokens"] for result in results.values() for point in result["scaling"]["efficiency"]})
     return {
         "mean_tokens": lengths,
@@ -183,8 +183,8 @@ def _at_lengths(result: Mapping[str, Any], lengths: Sequence[float]) -> list[dic
     return [None if estimate is None else estimate.as_dict() for estimate in found]
 
 
-def write_comparison(document: Mapping[str, Any], output: Path) -> Path:
-    """``comparison.json`` in the folder ``output``, made if it is absent."""
+def save_comparison(document: Mapping[str, Any], output: Path) -> Path:
+    """Write ``comparison.json`` into the folder ``output``, which is created if absent."""
     output.mkdir(parents=True, exist_ok=True)
     path = output / "comparison.json"
     write_atomically(path, json.dumps(document, indent=1, allow_nan=False))

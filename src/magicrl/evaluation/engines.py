@@ -1,4 +1,4 @@
-"""An engine with everything that an evaluation needs of it: how prompts are encoded, and what its model is."""
+"""Engines for evaluation, with the encoding of prompts and the facts of their model."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class OpenedEngine:
     """An engine that is ready to sample."""
 
     engine: RolloutEngine  # has its weights
-    encode: Callable[[Problem], TokenArray]  # a problem's prompt tokens; empty where the engine encodes by itself
-    encoder: PromptEncoder | None  # None where the engine encodes by itself
+    encode: Callable[[Problem], TokenArray]  # returns a problem's prompt tokens; empty if a server encodes prompts
+    encoder: PromptEncoder | None  # None if a server encodes prompts
     max_context: int  # most tokens of prompt and response together
     # the prompt ends in an opened ``<think>``, so that a response without ``</think>`` has no answer; None: unknown
     opens_reasoning: bool | None
-    # the sampler is told the limit in a way that changes tokens before it: a curve over limits is then an estimate
+    # the limit may change tokens before it, so that a curve over limits is an estimate
     knows_limit: bool
-    decides: dict[str, Any]  # what the samples depend on, for the identity of a job (checksums, precision, prompts)
-    facts: dict[str, Any]  # what else is worth recording
-    gpus: int | None = 0  # that the engine holds; None where it samples on another machine
-    served: Callable[[], dict[str, int]] | None = None  # what a server has counted so far (requests, tokens)
+    decides: dict[str, Any]  # everything that the samples depend on (checksums, precision, prompts)
+    facts: dict[str, Any]  # further facts for the record
+    gpus: int | None = 0  # number of GPUs of the engine; None if it samples on another machine
+    served: Callable[[], dict[str, int]] | None = None  # returns the counts of a server so far (requests, tokens)
 
 
 def open_engine(name: str, settings: EngineSettings) -> OpenedEngine:
-    """The engine of this name with its model's weights.
+    """Make the engine of this name with its model's weights.
 
     Raises:
-        RecipeError: unknown name, or a model that cannot be one.
+        RecipeError: the name is unknown, or the setting of the model is wrong.
         ValueError: the model cannot be loaded; says why.
     """
     engine = make_engine(name, settings)
@@ -58,12 +58,12 @@ def open_engine(name: str, settings: EngineSettings) -> OpenedEngine:
 
 
 def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> OpenedEngine:
-    """An engine on a model of this machine."""
+    """Describe an engine with a model on this machine."""
     device, policy = resolve_device(settings.device), described_model(settings.model)
     encoder = PromptEncoder(policy.tokenizer, engine.max_context)
     vllm = engine if isinstance(engine, VllmEngine) else None
-    chosen = settings if vllm is None else vllm.settings  # options of the command line may have changed both
-    # of an engine of the user's: other code may give other samples
+    chosen = settings if vllm is None else vllm.settings  # engine options may have changed both
+    # other code of a custom engine may give other samples
     digest = references.fingerprint(name)
     return OpenedEngine(
         engine=engine,
@@ -94,7 +94,7 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
 
 
 def _served(engine: OpenAIEngine) -> OpenedEngine:
-    """A server's client."""
+    """Describe the client of a server."""
     settings, tokenizer = engine.settings, engine.tokenizer
     encoder = None if tokenizer is None else PromptEncoder(tokenizer, engine.max_context)
     here = encoder is not None and settings.mode == "completions"
@@ -105,7 +105,7 @@ def _served(engine: OpenAIEngine) -> OpenedEngine:
         encoder=encoder if here else None,
         max_context=engine.max_context,
         opens_reasoning=opens_reasoning(tokenizer, encoder) if tokenizer is not None and encoder is not None else None,
-        knows_limit=not engine.is_vllm,  # what others do with the limit cannot be seen
+        knows_limit=not engine.is_vllm,  # the effect of the limit on other servers is unknown
         decides={
             "engine": "openai",
             "served_model": settings.model,
@@ -115,7 +115,7 @@ def _served(engine: OpenAIEngine) -> OpenedEngine:
         },
         facts={
             "model": without_secrets(settings.model),
-            "server": settings.shown(""),  # no part of the identity: a server may come back at another address
+            "server": settings.shown(""),  # not in ``decides``: a server may return at another address
             "prompts_as_tokens": engine.takes_tokens,
             "concurrency": settings.concurrency,
             "max_context": engine.max_context if engine.max_context < UNLIMITED_CONTEXT else None,
@@ -126,9 +126,9 @@ def _served(engine: OpenAIEngine) -> OpenedEngine:
 
 
 def model_checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of a model folder's weights, and of the files that decide how text becomes tokens and where it ends.
+    """Return the SHA-256 of a model folder's weights, and of its tokenizer and configuration files.
 
-    Names of files count, so that two shards in another order differ; model cards and training records do not.
+    The checksums include file names, so that shards in another order differ, but no model cards or training records.
     """
     weights = sorted(folder.glob("*.safetensors"))
     named = {*JSON_FILES, *TOKENIZER_FILES, "merges.txt"}
@@ -137,7 +137,7 @@ def model_checksums(folder: Path) -> dict[str, str]:
 
 
 def opens_reasoning(tokenizer: PreTrainedTokenizerBase, encoder: PromptEncoder) -> bool:
-    """Whether the chat template ends a prompt in an opened ``<think>``."""
+    """Return whether the chat template ends a prompt in an opened ``<think>``."""
     if not tokenizer.chat_template:
         return False
     probe = Problem(id="probe", prompt="?", references=("?",), verifier="exact", source="probe")

@@ -1,9 +1,9 @@
-"""The sampling job: N judged responses a problem, through the same engine and verifiers as training.
+"""The sampling job: N judged responses per problem, with the engines and verifiers of training.
 
-Everything that asks a model many questions is this job: evaluation, the difficulty of a data set, test-time scaling.
-A sample's random numbers depend on (seed, draw, sample, position), so it is the same in one piece, in many, in
-shards, or after a kill. The draw is the problem's place in the whole list, not in its shard. The seed of an evaluation
-is its own, so that evaluating never disturbs the training run's random numbers.
+Evaluation, difficulty estimation and test-time scaling all run this job. A sample's random numbers are a function of
+(seed, draw, sample, position), so it is the same in one call, in several, in shards, or after a kill. The draw is the
+problem's place in the whole list, not in its shard. Each evaluation has a separate seed, so that it never changes the
+random numbers of the training run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from magicrl.algorithms.advantages import score_group
-from magicrl.evaluation.samples import SampleRow, row_of
+from magicrl.evaluation.samples import SampleRow, sample_row
 from magicrl.evaluation.statistics import Score, score_rows
 from magicrl.records import (
     FinishedSample,
@@ -36,15 +36,15 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingPlan:
-    """What is asked of every problem."""
+    """Sampling settings of a job."""
 
-    samples: int  # responses a problem
-    temperature: float  # 0 is greedy, and then one sample says all
+    samples: int  # responses per problem
+    temperature: float  # 0 is greedy: then all samples are equal
     max_tokens: int  # the response limit T
-    seed: int  # of this job's random numbers, apart from every other's
+    seed: int  # seed of this job
     shard: tuple[int, int] = (0, 1)  # (i, n): only the problems whose place is i modulo n
-    keep_tokens: bool = False  # token ids and entropies in the rows
-    draws: Mapping[str, int] | None = None  # by id, where the list may change between calls; None: place in the list
+    keep_tokens: bool = False  # keep token ids and entropies in the rows
+    draws: Mapping[str, int] | None = None  # draws by id, for lists that may change; None: the place in the list
 
     def __post_init__(self) -> None:
         index, count = self.shard
@@ -54,18 +54,18 @@ class SamplingPlan:
             raise ValueError(f"samples must be at least 1, got {self.samples}")
 
     def owns(self, place: int) -> bool:
-        """Whether the problem at ``place`` of the whole list is this shard's."""
+        """Return whether the problem at ``place`` of the whole list belongs to this shard."""
         return place % self.shard[1] == self.shard[0]
 
     def wanted(self, problems: Sequence[Problem]) -> int:
-        """Samples of this shard in all."""
+        """Return the number of samples of this shard."""
         return self.samples * sum(self.owns(place) for place in range(len(problems)))
 
 
 def requests_for(
     problems: Sequence[Problem], plan: SamplingPlan, encode: Encode, done: Iterable[SampleRow] = ()
 ) -> list[RolloutRequest]:
-    """A request for what is missing of every problem of the shard; none where nothing is."""
+    """Return a request for each problem of the shard with missing samples."""
     sampling = SamplingParams(temperature=plan.temperature, max_tokens=plan.max_tokens, seed=plan.seed)
     known = {(row.problem, row.sample) for row in done}
     requests: list[RolloutRequest] = []
@@ -86,8 +86,8 @@ def requests_for(
 
 
 def _spread(requests: Sequence[RolloutRequest], most: int) -> list[RolloutRequest]:
-    """At most ``most`` of the requested samples, of as many problems as possible: a pilot of the whole."""
-    # first one sample of every problem, then a second of each: `most` may be fewer than the problems
+    """Select at most ``most`` of the requested samples, from as many problems as possible, for a pilot."""
+    # one sample of every problem, then a second of each, since `most` may be less than the number of problems
     turns = [(turn, i) for i, request in enumerate(requests) for turn in range(len(request.indices))]
     taken: dict[int, list[int]] = {}
     for turn, i in sorted(turns)[:most]:
@@ -107,27 +107,27 @@ def run_job(
     progress: Progress | None = None,
     most: int | None = None,
 ) -> None:
-    """Generate and judge every sample that is missing; ``write`` gets each row as soon as it is judged.
+    """Generate and judge all missing samples, and pass each row to ``write`` when it is judged.
 
-    Judging and writing go on in a thread of their own while others are generated, also where the engine fails or is
-    interrupted: every sample that ended is judged and written.
+    A separate thread judges and writes while other samples are generated. It also does so if the engine fails or is
+    interrupted: every finished sample is judged and written.
 
     Args:
-        problems: the whole list, ids unique; its order gives the draws.
-        plan: what is asked of each.
-        engine: has its weights; must not be used by others meanwhile.
+        problems: the whole list, with unique ids; its order gives the draws.
+        plan: sampling settings.
+        engine: has its weights; must not be used by others during the job.
         judge: the verifiers.
-        encode: a problem's prompt tokens.
-        write: appends a row (``SampleFile.append``); where it raises, nothing further is written.
-        done: rows that exist already.
-        progress: told samples done and samples in all, those that existed included.
-        most: generate at most so many, spread over the problems (a pilot); None: all that is missing.
+        encode: returns a problem's prompt tokens.
+        write: appends a row (``SampleFile.append``); if it raises, no further row is written.
+        done: existing rows.
+        progress: receives the number of finished samples and of all samples, including existing ones.
+        most: generate at most so many samples, spread over the problems (a pilot); None: all missing ones.
 
     Raises:
-        ValueError: a prompt that does not fit, or ids that stand twice.
+        ValueError: a prompt does not fit, or an id appears twice.
     """
     if len({problem.id for problem in problems}) < len(problems):
-        raise ValueError("problem ids stand twice; give every problem an id of its own")
+        raise ValueError("a problem id appears twice; give every problem a unique id")
     requests = requests_for(problems, plan, encode, done)
     total = plan.wanted(problems)
     finished = total - sum(len(request.indices) for request in requests)
@@ -143,7 +143,7 @@ def run_job(
         failed = True  # until this row is written
         name, asked = sample.request.problem.id, len(sample.request.prompt_tokens) or None
         keep = plan.keep_tokens
-        write(row_of(name, sample.index, sample.completion, verdict, prompt_tokens=asked, keep_tokens=keep))
+        write(sample_row(name, sample.index, sample.completion, verdict, prompt_tokens=asked, keep_tokens=keep))
         finished += 1
         if progress is not None:
             progress(finished, total)
@@ -151,12 +151,12 @@ def run_job(
 
     engine.submit(requests if most is None else _spread(requests, most))
     waiting: deque[Future[None]] = deque()
-    # one thread keeps the order; a slow verdict never holds up the engine, a silent engine no verdict
+    # one thread keeps the order; slow verdicts do not delay the engine, nor a slow engine verdicts
     with ThreadPoolExecutor(1, "magicrl-samples") as writer:
         for sample in engine.finished_samples():
             ticket = submit_completions(judge, sample.request.problem, [sample.completion])
             waiting.append(writer.submit(settle, sample, ticket))
-            # an error of the writer shows here and ends the job while samples are still under way
+            # raises an error of the writer, which ends the job while samples are still in flight
             while waiting and waiting[0].done():
                 waiting.popleft().result()
     for future in waiting:
@@ -164,8 +164,7 @@ def run_job(
 
 
 def evaluation_seed(run_seed: int, name: str) -> int:
-    """A seed of its own for the evaluation ``name``, independent of the training run's random numbers."""
-    # a hash of both: an evaluation does not draw the run's own random numbers
+    """Return a seed for the evaluation ``name``, independent of the random numbers of the training run."""
     return int.from_bytes(hashlib.sha256(f"{run_seed}/{name}".encode()).digest()[:6], "big")
 
 
@@ -181,7 +180,7 @@ def sample_problems(
     seed: int,
     progress: Progress | None = None,
 ) -> list[ScoredGroup]:
-    """``samples`` judged responses of every problem, in the problems' order."""
+    """Return ``samples`` judged responses per problem, in the order of the problems."""
     plan = SamplingPlan(samples=samples, temperature=temperature, max_tokens=max_tokens, seed=seed)
     engine.submit(requests_for(problems, plan, encode))
     pending: list[tuple[RolloutGroup, Submitted]] = []
@@ -189,20 +188,20 @@ def sample_problems(
         pending.append((group, submit_completions(judge, group.request.problem, group.completions)))
         if progress:
             progress(len(pending), len(problems))
-    # groups come as they finish
+    # groups come in the order in which they finish
     pending.sort(key=lambda item: item[0].request.draw)
     return [score_group(group, verdicts_of(judge, ticket)) for group, ticket in pending]
 
 
 def score(groups: Sequence[ScoredGroup], pass_at: Sequence[int] = ()) -> Score:
-    """The score of judged groups, one a problem.
+    """Return the score of judged groups, one per problem.
 
     Raises:
-        ValueError: no group has a judged response, or fewer samples than a k asked for.
+        ValueError: no group has a judged response, or there are fewer samples than a requested k.
     """
     rows: list[list[SampleRow]] = []
     for judged in groups:
         request, completions = judged.group.request, judged.group.completions
         answers = zip(request.indices, completions, judged.verdicts, strict=True)
-        rows.append([row_of(request.problem.id, *answer) for answer in answers])
+        rows.append([sample_row(request.problem.id, *answer) for answer in answers])
     return score_rows(rows, [judged.group.request.problem.cluster for judged in groups], pass_at=pass_at)

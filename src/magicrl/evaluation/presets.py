@@ -1,4 +1,4 @@
-"""Settings of published evaluations by name (RECIPE sections 5, 6 and 11), and Table 13 beside a result."""
+"""Settings of published evaluations by name (RECIPE sections 5, 6 and 11), and Table 13 of the report."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ TABLE13_SETS = ("aime24", "aime25", "livecodebench")
 
 
 class Preset(Section):
-    """A way to evaluate, by the name that ``--preset`` says."""
+    """Settings of a published evaluation, by the name given to ``--preset``."""
 
     name: str
     temperature: float = 1.0
     top_p: float = 1.0
     max_tokens: int = 32768
-    samples: Mapping[str, int]  # a problem, by benchmark
+    samples: Mapping[str, int]  # samples per problem, by benchmark
     other_samples: int = 4
-    extract: Extract = "box"  # whether an answer must stand in a box
-    mean_of: tuple[str, ...] = ()  # sets whose mean is the preset's own figure
-    source: str  # where it comes from, and what of it is a decision of this project
+    extract: Extract = "box"  # whether an answer must be in a box
+    mean_of: tuple[str, ...] = ()  # sets whose mean is the preset's score
+    source: str  # source of the settings, and decisions of this project
 
     def samples_for(self, benchmark: str) -> int:
         return self.samples.get(benchmark, self.other_samples)
@@ -54,7 +54,7 @@ PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
 
 
 class Table13Row(Section):
-    """One model of Table 13, in per cent; None where the report has no figure."""
+    """One model of Table 13, in per cent; None if the report has no figure."""
 
     model: str
     aime24: float | None = None
@@ -70,37 +70,41 @@ class Table13(Section):
 
 
 def table13() -> Table13:
-    """Table 13 of the report."""
+    """Return Table 13 of the report."""
     return shipped_table("evaluation/table13.toml", Table13)
 
 
 def average(row: Table13Row) -> float | None:
-    """The mean of a row's three figures, computed; None if one is missing."""
+    """Return the mean of a row's three figures; None if one is missing."""
     if row.aime24 is None or row.aime25 is None or row.livecodebench is None:
         return None
     return (row.aime24 + row.aime25 + row.livecodebench) / 3
 
 
 def against_table13(benchmark: str, settings: Mapping[str, Any], *, samples: int, whole: bool) -> list[str]:
-    """Why a result is not comparable with Table 13's column of this benchmark; empty where it is.
+    """Return the reasons why a result is not comparable with Table 13's column of this benchmark.
 
-    ``settings``: temperature, top_p and max_tokens; ``whole``: all problems of the set were put.
+    Args:
+        benchmark: name of the set.
+        settings: temperature, top_p and max_tokens.
+        samples: number per problem.
+        whole: whether all problems of the set were used.
     """
     if benchmark not in TABLE13_SETS:
         return ["Table 13 has no such set"]
     report = PRESETS["report"]
     wanted = {name: getattr(report, name) for name in ("temperature", "top_p", "max_tokens")}
-    told = ((name, settings.get(name), value) for name, value in wanted.items())
-    reasons = [f"{name} {given} instead of {value}" for name, given, value in told if given != value]
+    reasons = [f"{k} {settings.get(k)} instead of {v}" for k, v in wanted.items() if settings.get(k) != v]
     if samples != report.samples[benchmark]:
         reasons.append(f"{samples} samples a problem instead of {report.samples[benchmark]}")
     return reasons if whole else [*reasons, "not the whole set as it was loaded by the report"]
 
 
-def beside(results: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Table 13 with a row of one's own: per cent by set and the computed average.
+def rows_with(results: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return the rows of Table 13 and a row for a result: per cent by set and the computed average.
 
-    ``results``: accuracy in [0, 1] by benchmark, for those that are comparable.
+    Args:
+        results: accuracy in [0, 1] by benchmark, for comparable benchmarks.
     """
     own = Table13Row(model="this result", **{name: 100 * results[name] for name in TABLE13_SETS if name in results})
     return [row.model_dump() | {"average": average(row)} for row in (*table13().rows, own)]

@@ -1,4 +1,4 @@
-"""Where a result comes from (versions, machine, git commit)."""
+"""The provenance of a result: versions, machine, git commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("magicrl", "torch", "transformers", "numpy", "safetensors", "tokeni
 
 
 def environment_facts() -> dict[str, Any]:
-    """Versions, machine and git commit, as recorded with every run."""
+    """Return versions, machine and git commit, as recorded with every run."""
     return {
         "started": now(),
         "python": platform.python_version(),
@@ -26,7 +26,7 @@ def environment_facts() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The commit of the source tree this package runs from, with ``+changes`` if it is dirty; None outside git."""
+    """Return the commit of the source tree of this package, with ``+changes`` if it is dirty; None outside git."""
     here = Path(__file__).resolve().parent
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
@@ -37,7 +37,7 @@ def git_commit() -> str | None:
 
 
 def now() -> str:
-    """The present moment in UTC, ISO 8601."""
+    """Return the current time in UTC, ISO 8601."""
     return datetime.fromtimestamp(time.time(), tz=UTC).isoformat(timespec="seconds")
 
 

@@ -1,8 +1,7 @@
-"""From the samples of an evaluation's folders to ``results.json``; needs the files alone, no model.
+"""Scoring of an evaluation's samples into ``results.json``, from the files only, without a model.
 
-Beside the scores it tells what the samples cost. Their tokens are counted from themselves. Times are not in them, so
-each call of ``magicrl eval`` keeps a small account beside the samples and renews it while it goes on: a kill loses the
-last seconds of the account.
+The results also state what the samples cost. Tokens are counted from the samples. Times are not in the samples, so each
+call of ``magicrl eval`` writes a small account next to them and renews it while it runs: a kill loses the last seconds.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.config.errors import RecipeError
-from magicrl.evaluation.presets import PRESETS, against_table13, beside, table13
+from magicrl.evaluation.presets import PRESETS, against_table13, rows_with, table13
 from magicrl.evaluation.provenance import now
-from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, EvaluationFolder, Job, SampleRow, by_problem
+from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, EvaluationFolder, SampleRow, by_problem
 from magicrl.evaluation.scaling import mark, scaling
 from magicrl.evaluation.statistics import score_rows
 from magicrl.files import write_atomically
@@ -33,7 +32,7 @@ RENEWED_EVERY = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """Per million prompt and response tokens, in whatever currency the user counts."""
+    """Prices per million prompt and response tokens, in the user's currency."""
 
     per_million_in: float = 0.0
     per_million_out: float = 0.0
@@ -44,12 +43,12 @@ class Price:
                 raise RecipeError(f"{name} {value}: give what a million tokens cost, 0 or more")
 
     def of(self, tokens_in: int, tokens_out: int) -> float:
-        """What so many tokens cost."""
+        """Return the price of a number of prompt and response tokens."""
         return (tokens_in * self.per_million_in + tokens_out * self.per_million_out) / 1e6
 
 
 def worker_cpu_seconds(pids: Iterable[int]) -> float:
-    """CPU seconds of these processes and of the children they have waited for; 0 for one that is gone."""
+    """Return the CPU seconds of these processes and of the children they waited for; 0 for a process that ended."""
     total = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):  # it ended, or this is no Linux
@@ -59,13 +58,13 @@ def worker_cpu_seconds(pids: Iterable[int]) -> float:
 
 
 class Meter:
-    """The account of one call on one benchmark, kept in a file of its own.
+    """The account of one call on one benchmark, in a separate file.
 
     Args:
-        folder: where the accounts are; made with the first one.
-        gpus: that the engine holds; None where it samples on another machine.
-        workers: process ids of the verifier's workers.
-        served: what a server has counted so far; None where there is none.
+        folder: folder of the accounts, created with the first one.
+        gpus: number of GPUs of the engine; None if it samples on another machine.
+        workers: returns process ids of the verifier's workers.
+        served: returns the counts of a server so far; None without a server.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Meter:
     ) -> None:
         self._gpus, self._workers, self._served = gpus, workers, served
         self._started = now()
-        # a name that no other call or shard has: each writes its own account
+        # a unique name, since each call and shard writes its own account
         self._path = folder / f"{self._started.replace(':', '')}-{os.getpid()}-{time.monotonic_ns()}.json"
         self._samples = 0
         self._began = self._written = time.monotonic()
@@ -86,13 +85,13 @@ class Meter:
         self._first_served = served() if served is not None else {}
 
     def count(self, row: SampleRow) -> None:
-        """A sample is in its file."""
+        """Count a sample that is in its file."""
         self._samples += 1
         if self._samples == 1 or time.monotonic() - self._written >= RENEWED_EVERY:
             self.write()
 
     def write(self, *, ended: bool = False) -> None:
-        """Write the account as it stands."""
+        """Write the current account."""
         self._written = time.monotonic()
         seconds = self._written - self._began
         judging = self._judging() - self._first_judging
@@ -111,16 +110,16 @@ class Meter:
         write_atomically(self._path, json.dumps(account))
 
     def _judging(self) -> float:
-        """CPU seconds of the workers: of those that live, and of those that were waited for."""
+        """Return the CPU seconds of running workers, and of ended ones that were waited for."""
         waited = resource.getrusage(resource.RUSAGE_CHILDREN)
         return waited.ru_utime + waited.ru_stime + worker_cpu_seconds(self._workers())
 
 
 def read_accounts(folder: Path) -> list[dict[str, Any]]:
-    """The accounts of every call so far, in the order they began.
+    """Return the accounts of all calls so far, in the order they began.
 
     Raises:
-        ValueError: a file that is no account.
+        ValueError: a file is no account.
     """
     accounts: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*.json")):
@@ -132,15 +131,15 @@ def read_accounts(folder: Path) -> list[dict[str, Any]]:
     return accounts
 
 
-def usage_of(rows: Sequence[SampleRow], accounts: Sequence[Mapping[str, Any]], price: Price | None) -> dict[str, Any]:
-    """What these samples and calls used, for ``results.json``.
+def total_cost(rows: Sequence[SampleRow], accounts: Sequence[Mapping[str, Any]], price: Price | None) -> dict[str, Any]:
+    """Return the tokens, times and price of these samples and calls, for ``results.json``.
 
-    ``prompt_tokens`` counts a prompt once a sample, as servers bill it; an engine of magicrl's own reads it once a
-    group. It is None where nobody counted. ``seconds`` are of wall time, summed over calls and shards.
+    ``prompt_tokens`` counts a prompt once per sample, as servers bill it, although magicrl's engines read it once per
+    group. It is None if nobody counted. ``seconds`` is wall time, summed over calls and shards.
     """
     served = [account["server"] for account in accounts if account.get("server")]
     prompt = _sum(row.prompt_tokens for row in rows)
-    # the server's own count, if it never left one out: its template is not known here
+    # the server's count, if it is complete: its template is not known here
     if served and not any(counts["unreported"] for counts in served):
         prompt = sum(counts["prompt_tokens"] for counts in served)
     written = sum(row.tokens for row in rows)
@@ -157,14 +156,14 @@ def usage_of(rows: Sequence[SampleRow], accounts: Sequence[Mapping[str, Any]], p
 
 
 def total_usage(parts: Sequence[Mapping[str, Any]], price: Price | None) -> dict[str, Any]:
-    """The sum over benchmarks; what one of them does not know, the sum does not know."""
+    """Return the sum over benchmarks; None for each value that one of them does not know."""
     names = [name for name in (parts[0] if parts else {}) if name != "price"]
     total = {name: _sum(part[name] for part in parts) for name in names}
     return total | {"price": _priced(price, total.get("prompt_tokens"), total.get("response_tokens") or 0)}
 
 
 def _sum(values: Iterable[Any]) -> Any:
-    """None where one of them is unknown."""
+    """Return the sum; None if a value is unknown."""
     known = list(values)
     return None if None in known else sum(known)
 
@@ -177,33 +176,33 @@ def _priced(price: Price | None, prompt: int | None, written: int) -> dict[str, 
 
 
 class Incomplete(ValueError):
-    """Samples are missing: other shards have not ended, or a job was stopped."""
+    """Samples are missing: other shards are not complete, or a job was stopped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """What to report."""
+    """The statistics to report."""
 
     pass_at: tuple[int, ...] | None = None  # k of pass@k; None: the powers of two up to the samples
-    majority_at: tuple[int, ...] | None = None  # k of maj@k; None: the largest of them
-    fresh_limits: tuple[int, ...] | None = None  # of samples drawn anew, which must be complete; None: those that are
+    majority_at: tuple[int, ...] | None = None  # k of maj@k; None: the largest of these powers
+    fresh_limits: tuple[int, ...] | None = None  # limits of fresh samples, required complete; None: the complete ones
     price: Price | None = None
 
 
 def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping[str, int] | None = None) -> Path:
-    """Score these benchmarks' folders and write ``results.json``.
+    """Score the folders of these benchmarks and write ``results.json``.
 
-    Benchmarks that the folder holds from earlier calls with the same model and engine, and that are complete, are
-    scored with them, so that one more benchmark does not push out the others.
+    Complete benchmarks from earlier calls with the same model and engine are scored as well, so that a further
+    benchmark does not remove the others from the results.
 
     Args:
         output: the evaluation's folder.
         names: benchmarks, in the order of the results; they must be complete.
-        ask: which k.
-        samples: samples a problem by benchmark; default: those each job asks for.
+        ask: statistics to report.
+        samples: samples per problem by benchmark; default: those of each job.
 
     Raises:
-        Incomplete: samples are missing (says how many of which benchmark).
+        Incomplete: samples are missing; says how many of which benchmark.
         ValueError: a file is damaged, or a k is larger than the samples.
     """
     results = {name: result_of(EvaluationFolder(output / name), ask, (samples or {}).get(name)) for name in names}
@@ -216,51 +215,54 @@ def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping
         "means": means(accuracy, [(result["preset"] or {}).get("name") for result in results.values()]),
         "usage": total_usage([result["usage"] for result in results.values()], ask.price),
     }
-    # only what was sampled as Table 13 was stands beside it
+    # only results that were sampled like Table 13 are compared with it
     comparable = {n: r["accuracy"]["mean"] for n, r in results.items() if not r["table13"]["differs"]}
     if comparable:
-        document["table13"] = {"rows": beside(comparable), "note": table13().note}
+        document["table13"] = {"rows": rows_with(comparable), "note": table13().note}
     path = output / RESULTS
     write_atomically(path, json.dumps(document, indent=1, allow_nan=False))
     return path
 
 
 def _earlier(output: Path, scored: Mapping[str, Mapping[str, Any]], ask: Ask) -> dict[str, dict[str, Any]]:
-    """Results of complete benchmarks beside those ``scored``, of the same model."""
+    """Return the results of other complete benchmarks with the same model."""
     engines = [result["settings"]["engine"] for result in scored.values()]
     relaxed = Ask(price=ask.price)  # other samples, other k
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(output.glob("*/job.json")):
         folder = EvaluationFolder(path.parent)
-        if path.parent.name not in scored and folder.job().decides["engine"] in engines:
-            # of an earlier call that was stopped: left out, no error of this one
+        if path.parent.name not in scored and folder.job()["decides"]["engine"] in engines:
+            # a benchmark of an earlier call that was stopped is left out
             with contextlib.suppress(Incomplete):
                 found[path.parent.name] = result_of(folder, relaxed)
     return found
 
 
 def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) -> dict[str, Any]:
-    """One benchmark's scores.
+    """Return one benchmark's scores.
 
     Raises:
         Incomplete: samples are missing.
     """
     job = folder.job()
-    wanted = samples or job.samples
+    decides, recorded, wanted = job["decides"], job["recorded"], samples or job["samples"]
     asked = folder.problems()
     ids, clusters = [problem.id for problem in asked], [problem.cluster for problem in asked]
     programs = any(problem.verifier == "code" for problem in asked)
     problems = complete_rows(folder, wanted)
     pass_at, majority_at = _counts(ask, min(sum(row.counted for row in rows) for rows in problems), wanted)
-    # no two programs are the same answer, nor are graded responses: nothing to vote on
+    # programs and graded responses have no equal answers to vote on
     vote = not programs and all(row.score is None for rows in problems for row in rows)
     score = score_rows(problems, clusters, pass_at=pass_at, majority_at=majority_at if vote else ())
     fresh = _fresh_rows(folder, ask, wanted)
-    limit, knows = job.decides["sampling"]["max_tokens"], job.recorded["knows_limit"]
+    limit, knows = decides["sampling"]["max_tokens"], recorded["knows_limit"]
     every = [folder, *(folder.fresh_at(limit) for limit in folder.fresh_limits())]
     rows = [row for each in every for row in each.rows()]
     accounts = [account for each in every for account in read_accounts(each.usage)]
-    source: Mapping[str, Any] = job.recorded["benchmark"]
+    source: Mapping[str, Any] = recorded["benchmark"]
+    differs = against_table13(
+        decides["benchmark"], decides["sampling"], samples=wanted, whole=bool(source["whole"])
+    ) or (["another text around the prompts"] if source.get("template_given") else [])
     return {
         "title": source["title"],
         "problems": len(ids),
@@ -277,20 +279,20 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
         "scored_sha256": scored_checksum(row for rows in problems for row in rows),
         "whole_set": source["whole"],
         "set_aside": source["set_aside"],
-        "preset": job.recorded.get("preset"),
-        "settings": job.decides,
-        "model": job.recorded["engine"],
-        "environment": job.recorded["environment"],
+        "preset": recorded.get("preset"),
+        "settings": decides,
+        "model": recorded["engine"],
+        "environment": recorded["environment"],
         "source": {name: value for name, value in source.items() if name not in ("whole", "set_aside", "title")},
-        "table13": {"differs": _table13(job, wanted)},
+        "table13": {"differs": differs},
         "scaling": scaling(problems, limit, clusters, knows_limit=knows, vote=vote, fresh=fresh),
-        "usage": usage_of(rows, accounts, ask.price),  # fresh samples included, whether they are scored or not
+        "usage": total_cost(rows, accounts, ask.price),  # including fresh samples, scored or not
         "per_problem": [_problem(*one) for one in zip(ids, problems, score.clusters, strict=True)],
     }
 
 
 def complete_rows(folder: EvaluationFolder, samples: int) -> list[list[SampleRow]]:
-    """The rows of every problem of the folder, in its order.
+    """Return the rows of every problem of the folder, in its order.
 
     Raises:
         Incomplete: samples are missing.
@@ -298,17 +300,17 @@ def complete_rows(folder: EvaluationFolder, samples: int) -> list[list[SampleRow
     ids = [problem.id for problem in folder.problems()]
     rows = folder.rows(samples)
     missing = samples * len(ids) - len(rows)
-    # no score of a part: which samples are missing depends on their length (short ones end first)
+    # no score of a part: short samples end first, so that missing ones are not a random part
     if missing:
         raise Incomplete(
             f"{folder.path}: {missing} of {samples * len(ids)} samples are missing; run the same command again, or the "
-            "shards that have not ended"
+            "shards that are not complete"
         )
     return by_problem(rows, ids)
 
 
 def _fresh_rows(folder: EvaluationFolder, ask: Ask, samples: int) -> dict[int, list[list[SampleRow]]]:
-    """Samples drawn anew by limit: those asked for, or all that are complete."""
+    """Return fresh samples by limit: the requested limits, or all complete ones."""
     found: dict[int, list[list[SampleRow]]] = {}
     for limit in folder.fresh_limits() if ask.fresh_limits is None else ask.fresh_limits:
         try:
@@ -320,7 +322,7 @@ def _fresh_rows(folder: EvaluationFolder, ask: Ask, samples: int) -> dict[int, l
 
 
 def scored_checksum(rows: Iterable[SampleRow]) -> str:
-    """SHA-256 over what was scored, in order: problem, sample, verdict, end, tokens and the text itself."""
+    """Return a SHA-256 of the scored samples, in order: problem, sample, verdict, end, tokens and text."""
     digest = hashlib.sha256()
     for row in rows:
         line = json.dumps([row.problem, row.sample, row.outcome, row.finish_reason, row.tokens, row.text])
@@ -329,9 +331,9 @@ def scored_checksum(rows: Iterable[SampleRow]) -> str:
 
 
 def means(accuracy: Mapping[str, Mapping[str, float]], presets: Sequence[str | None]) -> dict[str, Any]:
-    """Means over benchmarks: of all of them, and a preset's own where its sets are there.
+    """Return means over benchmarks: over all, and over a preset's sets if all of them are there.
 
-    Sets are independent, so that the standard error is the root of the summed squares over their number.
+    Sets are independent, so the standard error is the root of the summed squares over their number.
     """
     wanted = {"all": tuple(accuracy)} if len(accuracy) > 1 else {}
     for name in {name for name in presets if name is not None}:
@@ -349,23 +351,15 @@ def means(accuracy: Mapping[str, Mapping[str, float]], presets: Sequence[str | N
 
 
 def _counts(ask: Ask, fewest: int, samples: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The k of pass@k and maj@k; what was asked for must be possible, defaults go as far as they are."""
+    """Return the k of pass@k and maj@k. A requested k must be possible; defaults use those that are."""
     for option, asked in (("--pass-at", ask.pass_at), ("--majority-at", ask.majority_at)):
         above = [k for k in asked or () if not 1 <= k <= samples]
         if above:
             raise ValueError(f"{option} {above[0]}: k must be between 1 and the {samples} samples of a problem")
-    # pass@1 is avg@k, so the powers begin at 2
+    # pass@1 is avg@k, so powers start at 2
     powers = tuple(k for k in (1 << i for i in range(samples.bit_length())) if 1 < k <= fewest)
     passed = powers if ask.pass_at is None else ask.pass_at
     return passed, (powers[-1:] if ask.majority_at is None else ask.majority_at)
-
-
-def _table13(job: Job, samples: int) -> list[str]:
-    """Why the result is not comparable with Table 13."""
-    source = job.recorded["benchmark"]
-    name, whole = job.decides["benchmark"], bool(source["whole"])
-    differs = against_table13(name, job.decides["sampling"], samples=samples, whole=whole)
-    return differs or (["another text around the prompts"] if source.get("template_given") else [])
 
 
 def _problem(name: str, rows: Sequence[SampleRow], cluster: int) -> dict[str, Any]:

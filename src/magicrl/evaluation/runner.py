@@ -1,12 +1,12 @@
-"""``magicrl eval`` without its terminal: benchmarks, one engine, jobs that resume, results at the end."""
+"""Evaluation of a model on benchmarks with one engine, as jobs that resume, and their results."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import decisive
@@ -15,12 +15,13 @@ from magicrl.config.verifier_schema import JudgeConfig
 from magicrl.data.sources import fingerprint
 from magicrl.environments.base import environment_spec
 from magicrl.evaluation.benchmarks import LoadedBenchmark
+from magicrl.evaluation.comparison import read_benchmarks
 from magicrl.evaluation.engines import OpenedEngine, open_engine
 from magicrl.evaluation.job import SamplingPlan, evaluation_seed, requests_for, run_job
 from magicrl.evaluation.presets import Preset
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.evaluation.results import Ask, Incomplete, Meter, Price, write_results
-from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, SampleRow
+from magicrl.evaluation.samples import AskedProblem, EvaluationFolder, Job, SampleFile, SampleRow, differences
 from magicrl.records import Problem
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.episodes import EpisodeEngine
@@ -31,20 +32,28 @@ from magicrl_verifiers.service import VerifierPool
 from magicrl_verifiers.table import verifier_spec
 
 PILOT_SAMPLES = 32
-"""Most samples of a pilot; it is run where at least four times as many are to come."""
+"""Most samples of a pilot, which runs if at least four times as many are missing."""
+_ENGINE = ("engine", "engine_sha256", "dtype", "head_dtype")
+"""Facts of an engine that are known before it has loaded a model."""
+_READING = ("source", "window", "limit", "limit_seed", "template")
+"""Facts of a benchmark that decide its problems. A reader learns nothing from a checksum of the problems."""
+_NOT_DECISIVE: dict[str, Any] = dict.fromkeys(
+    ("base_url", "key_variable", "concurrency", "attempts", "attempt_seconds", "token_budget", "cache"), True
+)
+"""Settings of the judge model that decide no score."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """What a benchmark's job costs at most: samples that are missing of all, and their tokens."""
+class JobCost:
+    """Upper bounds of the cost of a benchmark's job: missing samples and their tokens."""
 
     name: str
     problems: int
-    samples: int
+    samples: int  # per problem
     missing: int
-    wanted: int
+    wanted: int  # samples of this shard
     max_tokens: int
-    prompt_tokens: int | None = None  # to read for what is missing; None where a server makes the prompts
+    prompt_tokens: int | None = None  # of the missing samples; None if a server makes the prompts
     price: Price | None = None
 
     @property
@@ -53,26 +62,26 @@ class Cost:
 
     @property
     def most_price(self) -> float | None:
-        """None without a price, or where the prompts' tokens are unknown and cost something."""
+        """The highest price; None without prices, or if prompts have a price and an unknown number of tokens."""
         if self.price is None or (self.prompt_tokens is None and self.price.per_million_in):
             return None
         return self.price.of(self.prompt_tokens or 0, self.most_tokens)
 
 
-class Watcher(Protocol):
-    """Who is told how an evaluation goes. It only listens."""
+class EvaluationObserver(Protocol):
+    """A receiver of an evaluation's events. It must not change the evaluation."""
 
-    def cost(self, costs: Sequence[Cost]) -> None: ...  # before anything is generated
-    def note(self, text: str) -> None: ...  # something a person should know
+    def cost(self, costs: Sequence[JobCost]) -> None: ...  # before anything is generated
+    def note(self, text: str) -> None: ...  # a remark for the user
     def progress(self, name: str, done: int, total: int) -> None: ...
-    def sample(self, name: str, row: SampleRow) -> None: ...  # it was judged
-    # after the pilot: how long the rest takes, and how long its responses are
+    def sample(self, name: str, row: SampleRow) -> None: ...  # a judged sample
+    # after the pilot: estimated seconds for the rest, and the mean length of responses
     def estimate(self, name: str, seconds: float, mean_tokens: float) -> None: ...
 
 
 @dataclass(kw_only=True, slots=True)
 class Task:
-    """A benchmark at one response limit; ``name`` is what the watcher is told."""
+    """A benchmark at one response limit; ``name`` is its name in events."""
 
     name: str
     problems: Sequence[Problem]
@@ -80,11 +89,11 @@ class Task:
     plan: SamplingPlan
     price: Price | None
 
-    def cost(self, opened: OpenedEngine) -> Cost:
-        """What is missing, and what that costs at most."""
+    def cost(self, opened: OpenedEngine) -> JobCost:
+        """Return the number of missing samples, and upper bounds of their cost."""
         asked = requests_for(self.problems, self.plan, opened.encode, self._rows())
         prompts = [(len(request.prompt_tokens), len(request.indices)) for request in asked]
-        return Cost(
+        return JobCost(
             name=self.name,
             problems=len(self.problems),
             samples=self.plan.samples,
@@ -95,8 +104,8 @@ class Task:
             price=self.price,
         )
 
-    def run(self, opened: OpenedEngine, judge: VerifierPool, watcher: Watcher) -> None:
-        """Generate and judge what is missing, the pilot first."""
+    def run(self, opened: OpenedEngine, judge: VerifierPool, watcher: EvaluationObserver) -> None:
+        """Generate and judge the missing samples, after a pilot."""
         with self.folder.writing(self.plan.shard) as path:
             missing = self.cost(opened).missing
             if not missing:
@@ -137,28 +146,28 @@ class Task:
                 meter.write(ended=True)
 
     def _rows(self) -> list[SampleRow]:
-        """Rows that exist of this shard's problems."""
+        """Return the existing rows of this shard's problems."""
         own = {problem.id for place, problem in enumerate(self.problems) if self.plan.owns(place)}
         return [row for row in self.folder.rows(self.plan.samples) if row.problem in own]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSettings:
-    """What is asked of the model."""
+    """Settings of an evaluation, in addition to benchmarks and engine."""
 
-    samples: int | None = None  # a problem, on every benchmark; None: the preset's, or 1
+    samples: int | None = None  # per problem of every benchmark; None: the preset's, or 1
     temperature: float = 1.0
     max_tokens: int = 4096
-    seed: int = 0  # every benchmark has one of its own made from it
-    reasoning: Reasoning | None = None  # None: ``required`` where the chat template opens ``<think>``, else ``auto``
+    seed: int = 0  # each benchmark's seed is derived from it
+    reasoning: Reasoning | None = None  # None: ``required`` if the chat template opens ``<think>``, else ``auto``
     extract: Extract = "lenient"
-    time_limit: float = 10.0  # CPU seconds of judging one response (of one test, for code)
+    time_limit: float = 10.0  # CPU seconds for judging one response (one test, for code)
     workers: int = 1  # verifier processes, and processes that play episodes
-    judge: JudgeConfig | None = None  # the served model that the reward ``judge`` asks
-    max_turns: int = 8  # of an episode
-    max_observation_tokens: int = 256  # of one observation
-    preset: Preset | None = None  # that the settings were taken from, for the record
-    keep_tokens: bool = False  # token ids and entropies with the samples
+    judge: JudgeConfig | None = None  # the served model behind the reward ``judge``
+    max_turns: int = 8  # turns of an episode
+    max_observation_tokens: int = 256  # tokens of one observation
+    preset: Preset | None = None  # source of the settings, for the record
+    keep_tokens: bool = False  # keep token ids and entropies with the samples
     shard: tuple[int, int] = (0, 1)
     again: bool = False  # move samples of other settings away, instead of refusing the folder
     ask: Ask = field(default_factory=Ask)
@@ -181,18 +190,18 @@ class EvaluationSettings:
         return self.preset.samples_for(benchmark) if self.preset is not None else 1
 
 
-def evaluate(
+def run_evaluation(
     benchmarks: Sequence[LoadedBenchmark],
     engine_name: str,
     engine_settings: EngineSettings,
     settings: EvaluationSettings,
     output: Path,
-    watcher: Watcher,
+    watcher: EvaluationObserver,
 ) -> Path | None:
     """Sample and judge every benchmark, then score them.
 
     Returns:
-        ``results.json``; None where other shards' samples are still missing.
+        The path of ``results.json``; None if samples of other shards are still missing.
 
     Raises:
         RecipeError: a setting is unusable, or the limit does not fit the model's context.
@@ -200,10 +209,10 @@ def evaluate(
     """
     names = {problem.verifier for benchmark in benchmarks for problem in benchmark.problems}
     for name in sorted(names):
-        verifier_spec(name)  # a reward of the user's is imported before a model is loaded
+        verifier_spec(name)  # imports a custom reward before a model is loaded
     if "judge" in names and settings.judge is None:
         raise RecipeError(
-            "the reward 'judge' asks a served model: name the recipe that has [verifier.judge]", key="--judge"
+            "the reward 'judge' needs a served model: name the recipe that has [verifier.judge]", key="--judge"
         )
     opened = open_engine(engine_name, engine_settings)
     try:
@@ -211,9 +220,9 @@ def evaluate(
         reasoning = settings.reasoning or ("required" if opened.opens_reasoning else "auto")
         judging = JudgeOptions(reasoning=reasoning, extract=settings.extract)
         for benchmark in benchmarks:
-            check_context(benchmark, opened, max([settings.max_tokens, *(settings.ask.fresh_limits or ())]), settings)
+            check_fits(benchmark, opened, max([settings.max_tokens, *(settings.ask.fresh_limits or ())]), settings)
         tasks = [task for b in benchmarks for task in _begun(b, opened, settings, judging, output, watcher)]
-        # of all tasks before the first: a person can stop here, before anything is spent
+        # all costs before the first task, so that a user can stop before anything is spent
         watcher.cost([task.cost(opened) for task in tasks])
         with VerifierPool(
             options=judging, time_limit=settings.time_limit, workers=settings.workers, judge=settings.judge
@@ -226,7 +235,7 @@ def evaluate(
     try:
         return write_results(output, list(samples), settings.ask, samples)
     except Incomplete as error:
-        # with one shard nobody else will make what is missing
+        # with a single shard no other process will generate the missing samples
         if settings.shard[1] == 1:
             raise
         watcher.note(f"{error}; the last shard writes results.json, or --merge")
@@ -236,7 +245,7 @@ def evaluate(
 def _with_environments(
     opened: OpenedEngine, benchmarks: Sequence[LoadedBenchmark], settings: EvaluationSettings
 ) -> OpenedEngine:
-    """The engine for episodes, where a problem has an environment."""
+    """Return an engine for episodes if a problem has an environment."""
     names = {problem.environment for benchmark in benchmarks for problem in benchmark.problems} - {None}
     if not names:
         return opened
@@ -250,16 +259,14 @@ def _with_environments(
     return replace(opened, engine=EpisodeEngine(opened.engine, opened.encoder, settings.environment))
 
 
-def check_context(
-    benchmark: LoadedBenchmark, opened: OpenedEngine, max_tokens: int, settings: EvaluationSettings
-) -> None:
-    """Raise ``RecipeError`` where the longest prompt, the limit and what may be observed do not fit the context."""
+def check_fits(benchmark: LoadedBenchmark, opened: OpenedEngine, max_tokens: int, settings: EvaluationSettings) -> None:
+    """Raise ``RecipeError`` if the longest prompt, the limit and the observations do not fit the context."""
     longest = max(len(opened.encode(problem)) for problem in benchmark.problems)
     if any(problem.environment is not None for problem in benchmark.problems):
         max_tokens += settings.environment.most_observed
     if longest + max_tokens > opened.max_context:
         room = opened.max_context - longest
-        remedy = f"ask for {room} or less" if room > 0 else "leave its longest problems out"
+        remedy = f"use {room} or less" if room > 0 else "leave its longest problems out"
         raise RecipeError(
             f"benchmark {benchmark.name}: its longest prompt ({longest} tokens) and a response of --max-tokens (or "
             f"--fresh-limits) {max_tokens} exceed the model's context of {opened.max_context} tokens; {remedy}"
@@ -272,9 +279,9 @@ def _begun(
     settings: EvaluationSettings,
     judging: JudgeOptions,
     output: Path,
-    watcher: Watcher,
+    watcher: EvaluationObserver,
 ) -> list[Task]:
-    """The tasks of a benchmark, their folders checked or made: one, and one for each fresh limit."""
+    """Prepare folders and return the tasks of a benchmark: one, and one for each fresh limit."""
     if benchmark.set_aside:
         watcher.note(
             f"{benchmark.name}: {len(benchmark.set_aside)} records cannot be used, e.g. {benchmark.set_aside[0]}"
@@ -302,11 +309,6 @@ def _begun(
     return tasks
 
 
-_NOT_DECISIVE: dict[str, Any] = dict.fromkeys(
-    ("base_url", "key_variable", "concurrency", "attempts", "attempt_seconds", "token_budget", "cache"), True
-)
-
-
 def decides_of(
     benchmark: LoadedBenchmark, settings: EvaluationSettings, judging: JudgeOptions, max_tokens: int
 ) -> dict[str, Any]:
@@ -314,7 +316,7 @@ def decides_of(
     decides: dict[str, Any] = {
         "benchmark": benchmark.name,
         "problems": {"count": len(benchmark.problems), "sha256": fingerprint(benchmark.problems)},
-        # the seed as the user gave it: each benchmark's own is made from it
+        # the user's seed, from which each benchmark's is derived
         "sampling": {
             "temperature": settings.temperature,
             "top_p": 1.0,
@@ -324,9 +326,9 @@ def decides_of(
         "judging": {"reasoning": judging.reasoning, "extract": judging.extract, "time_limit": settings.time_limit},
     }
     if settings.judge is not None and any(problem.verifier == "judge" for problem in benchmark.problems):
-        # where it is asked, and how fast, decides no score
+        # the address and speed of the judge decide no score
         decides["judging"]["judge"] = decisive(settings.judge, _NOT_DECISIVE)
-    # of environments: other code, or other limits, may give other samples
+    # other code or limits of environments may give other samples
     names = sorted({problem.environment for problem in benchmark.problems if problem.environment is not None})
     if names:
         limits = {name: getattr(settings, name) for name in ("max_turns", "max_observation_tokens")}
@@ -342,7 +344,7 @@ def job_of(
     judging: JudgeOptions,
     plan: SamplingPlan,
 ) -> Job:
-    """Everything that decides the samples and verdicts of a benchmark, and what else is recorded."""
+    """Return everything that decides the samples and verdicts of a benchmark, and further facts."""
     decides = {"engine": opened.decides, **decides_of(benchmark, settings, judging, plan.max_tokens)}
     source = {
         **benchmark.facts,
@@ -357,4 +359,73 @@ def job_of(
         "benchmark": source,
         "environment": environment_facts(),
     }
-    return Job(decides, plan.samples, recorded)
+    return {"decides": decides, "samples": plan.samples, "recorded": recorded}
+
+
+def requested_changes(
+    output: Path,
+    benchmarks: Sequence[LoadedBenchmark],
+    settings: EvaluationSettings,
+    judging: JudgeOptions,
+    engine: Mapping[str, Any],
+) -> list[str]:
+    """Compare a requested evaluation, apart from the model's weights, with the results in a folder.
+
+    Args:
+        output: folder with the results.
+        benchmarks: requested benchmarks.
+        settings: requested settings.
+        judging: reading rules, with the default of ``reasoning`` for this model.
+        engine: facts of the engine in ``_ENGINE``, without those that are None.
+
+    Returns:
+        One line per benchmark and setting that differs.
+
+    Raises:
+        ValueError: ``output`` has no results, or a file that is no results file.
+    """
+    results = read_benchmarks(output)
+    found: list[str] = []
+    for benchmark in benchmarks:
+        if (result := results.get(benchmark.name)) is None:
+            found.append(f"{benchmark.name}: was not evaluated, is now requested")
+            continue
+        before = result["settings"]["engine"]
+        then = {**result["settings"], "engine": {name: before[name] for name in _ENGINE if name in before}}
+        now = decides_of(benchmark, settings, judging, settings.max_tokens) | {"engine": dict(engine)}
+        lines = differences(then, now)
+        if any(line.startswith("problems.") for line in lines):
+            problems = EvaluationFolder(output / benchmark.name).problems()
+            read = differences(_reading(result["source"], problems), _reading(benchmark.facts, benchmark.problems))
+            lines = [*read, *(line for line in lines if not (read and line.startswith("problems.")))]
+        found += [f"{benchmark.name}: {line}" for line in [*lines, *_changed_counts(benchmark, result, settings)]]
+    return found
+
+
+def _changed_counts(benchmark: LoadedBenchmark, result: Mapping[str, Any], settings: EvaluationSettings) -> list[str]:
+    """Compare samples per problem and the k and limits of the report."""
+    ask, lines = settings.ask, list[str]()
+    pairs: list[tuple[str, Any, Any]] = [
+        ("samples", result["samples"], settings.samples_for(benchmark.name)),
+        # further k and limits in the results do no harm, and k without a request are defaults
+        ("pass_at", [int(k) for k in result["pass_at"]], ask.pass_at),
+        # without a vote, as for programs, no k can be added
+        ("majority_at", [int(k) for k in result["majority_at"]], ask.majority_at if result["majority_at"] else ()),
+        ("fresh_limits", [point["limit"] for point in result["scaling"]["fresh"]], ask.fresh_limits),
+    ]
+    for name, then, now in pairs:
+        if bool({*(now or ())} - {*then}) if isinstance(then, list) else then != now:
+            lines.append(f"{name}: was {_listed(then)}, is now {_listed(now)}")
+    return lines
+
+
+def _reading(facts: Mapping[str, Any], problems: Sequence[AskedProblem | Problem]) -> dict[str, Any]:
+    known = {name: facts.get(name) for name in _READING}
+    verifiers = ", ".join(sorted({problem.verifier for problem in problems}))
+    return known | {"source": without_secrets(str(facts.get("source"))), "verifier": verifiers}
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(str(one) for one in cast("Sequence[Any]", value)) or "none"
+    return str(value)

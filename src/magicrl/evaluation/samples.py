@@ -1,9 +1,9 @@
-"""Judged samples: a row each, the files they are in, and the folder of an evaluation.
+"""Judged samples: one row each, their files, and the folder of an evaluation.
 
-A row says all that a score needs, so that a result can be computed anew, and by somebody else, from the files alone.
-``OUTPUT/NAME/job.json`` says everything that decides the samples, ``problems.jsonl`` what was asked,
-``samples-I-of-N.jsonl`` holds what a shard generated, ``usage/`` an account of each call, ``fresh/LIMIT/`` the same for
-samples drawn anew at another limit, ``OUTPUT/results.json`` the scores of all benchmarks.
+A row holds everything that a score needs, so that anybody can compute a result again from the files.
+``OUTPUT/NAME/job.json`` holds everything that decides the samples, ``problems.jsonl`` the problems,
+``samples-I-of-N.jsonl`` the samples of a shard, ``usage/`` an account of each call, ``fresh/LIMIT/`` the same files for
+fresh samples at another limit, ``OUTPUT/results.json`` the scores of all benchmarks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -29,23 +29,23 @@ from magicrl.records import Completion, FinishReason, Outcome, Problem, Verdict,
 class SampleRow:
     """One judged response."""
 
-    problem: str  # its id
+    problem: str  # id of the problem
     sample: int  # index among the problem's samples
-    outcome: str  # correct, wrong or not_judged, as the verifier said; a truncated response is wrong whatever it says
-    status: str  # the verifier's own word
-    decided_by: str  # the verifier's step
-    extracted: str | None = None  # the answer it judged
-    reason: str  # its sentence
+    outcome: str  # the verifier's: correct, wrong or not_judged; a truncated response is wrong in any case
+    status: str  # the verifier's status
+    decided_by: str  # the verifier's deciding step
+    extracted: str | None = None  # the answer that was judged
+    reason: str  # the verifier's explanation
     finish_reason: str  # stop, length (= truncated) or aborted
-    tokens: int  # that the model wrote, the end token included
-    entropy: float | None = None  # mean nats per token, None where the engine cannot tell
-    logprob: float | None = None  # of the whole response under the sampling distribution, None where unknown
-    seconds: float  # wall clock from the start of its prompt
+    tokens: int  # tokens that the model wrote, including the end token
+    entropy: float | None = None  # mean nats per token; None if the engine does not report it
+    logprob: float | None = None  # of the whole response under the sampling distribution; None if unknown
+    seconds: float  # wall time from the start of the prompt
     text: str
-    prompt_tokens: int | None = None  # None where a server makes the prompt
-    token_ids: tuple[int, ...] | None = None  # of what the model wrote, where they were asked for
+    prompt_tokens: int | None = None  # None if a server makes the prompt
+    token_ids: tuple[int, ...] | None = None  # tokens that the model wrote, with ``keep_tokens``
     token_entropies: tuple[float, ...] | None = None
-    score: float | None = None  # what a graded reward gave, None for other verifiers
+    score: float | None = None  # score of a graded reward; None for other verifiers
 
     @property
     def truncated(self) -> bool:
@@ -53,7 +53,7 @@ class SampleRow:
 
     @property
     def counted(self) -> bool:
-        """Whether scores include the response: it was judged, and it was not aborted before its end."""
+        """Whether scores include the response: it was judged and not aborted."""
         return self.outcome != Outcome.NOT_JUDGED.value and self.finish_reason != FinishReason.ABORTED.value
 
     @property
@@ -62,11 +62,11 @@ class SampleRow:
 
     @property
     def reward(self) -> float:
-        """As in training: 1 or 0, or the score; a truncated response earns nothing."""
+        """Reward as in training: 1 or 0, or the score; a truncated response earns nothing."""
         return reward_earned(float(self.correct) if self.score is None else self.score, truncated=self.truncated)
 
 
-def row_of(
+def sample_row(
     problem: str,
     sample: int,
     completion: Completion,
@@ -75,9 +75,9 @@ def row_of(
     prompt_tokens: int | None = None,
     keep_tokens: bool = False,
 ) -> SampleRow:
-    """The row of a completion and its verdict."""
+    """Return the row of a completion and its verdict."""
     logprobs, entropies = completion.sampler_logprobs, completion.sampler_entropies
-    # of observations nothing was sampled
+    # observations were not sampled
     entropies = None if entropies is None else completion.of_sampled(entropies)
     # float64: thousands of float32 summands would lose digits
     whole = float(np.sum(logprobs, dtype=np.float64)) if len(logprobs) == len(completion) else math.nan
@@ -103,13 +103,13 @@ def row_of(
 
 
 class SampleFile:
-    """A JSON Lines file of samples that is appended to, sample by sample, and survives a kill at any instant.
+    """A JSON Lines file that grows sample by sample and survives a kill at any instant.
 
     Args:
-        path: made if it is absent. A last line that a kill tore is cut off.
+        path: created if absent. An incomplete last line is removed.
 
     Raises:
-        ValueError: a line in the middle is broken, or the file cannot be written.
+        ValueError: the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,14 +117,14 @@ class SampleFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
-                # a torn last line would otherwise be glued to the next one
+                # the next line would otherwise be appended to an incomplete one
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
             self._file = path.open("a", encoding="utf-8", newline="\n")
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error}; choose another --output") from None
 
     def append(self, row: SampleRow) -> None:
-        """Write one row; it is in the file when this returns (on the disk after ``close``)."""
+        """Write one row. It is in the file when this returns, and on the disk after `close`."""
         document = {key: value for key, value in asdict(row).items() if value is not None}
         self._file.write(json.dumps(document, allow_nan=False) + "\n")
         self._file.flush()
@@ -137,10 +137,10 @@ class SampleFile:
 
 
 def read_samples(paths: Iterable[Path]) -> Iterator[SampleRow]:
-    """Every row of these files, in order; a last line without its end is not one yet.
+    """Yield every row of these files, in order, except an incomplete last line.
 
     Raises:
-        ValueError: a broken line, naming file and line.
+        ValueError: a broken line; names file and line.
     """
     for path in paths:
         with path.open("rb") as file:
@@ -165,17 +165,17 @@ def _row_from(document: Any) -> SampleRow:
 
 
 def by_problem(rows: Iterable[SampleRow], order: Sequence[str]) -> list[list[SampleRow]]:
-    """Rows of each problem in the order of ``order``, sorted by sample; each sample once.
+    """Return the rows of each problem of ``order``, sorted by sample.
 
     Raises:
-        ValueError: a sample stands twice, or belongs to no problem of ``order``.
+        ValueError: a sample appears twice, or belongs to no problem of ``order``.
     """
     found: dict[str, dict[int, SampleRow]] = {name: {} for name in order}
     for row in rows:
         if row.problem not in found:
             raise ValueError(f"sample {row.sample} of {row.problem!r} belongs to no problem of this evaluation")
         if row.sample in found[row.problem]:
-            raise ValueError(f"sample {row.sample} of {row.problem!r} stands twice")
+            raise ValueError(f"sample {row.sample} of {row.problem!r} appears twice")
         found[row.problem][row.sample] = row
     return [[samples[index] for index in sorted(samples)] for samples in found.values()]
 
@@ -183,18 +183,17 @@ def by_problem(rows: Iterable[SampleRow], order: Sequence[str]) -> list[list[Sam
 SCHEMA_VERSION = 1
 RESULTS = "results.json"
 _WARNED = ("python", "versions", "machine")
+Job: TypeAlias = dict[str, Any]
+"""One benchmark's sampling job, in the form of ``job.json``.
 
-
-class Job(NamedTuple):
-    """One benchmark's sampling job, as ``job.json`` has it."""
-
-    decides: dict[str, Any]  # what the samples and verdicts depend on; another value is another job
-    samples: int  # wanted a problem; more may be asked for later, and those that exist stay
-    recorded: dict[str, Any]  # what else is worth knowing (versions, machine, licence, where the data came from)
+- ``decides``: everything that the samples and verdicts depend on; with another value it is another job.
+- ``samples``: requested number per problem. A later call may request more, and existing samples stay.
+- ``recorded``: further facts (versions, machine, licence, source of the data).
+"""
 
 
 class AskedProblem(NamedTuple):
-    """One line of ``problems.jsonl``; ``cluster``: what the problem is dependent by (``Problem.cluster``)."""
+    """One line of ``problems.jsonl``; ``cluster`` is ``Problem.cluster``."""
 
     id: str
     prompt: str
@@ -208,16 +207,16 @@ class EvaluationFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.usage = path / "usage"  # the accounts of the calls
+        self.usage = path / "usage"  # accounts of the calls
         self._job = path / "job.json"
         self._problems = path / "problems.jsonl"
 
     def fresh_at(self, limit: int) -> EvaluationFolder:
-        """The folder of samples that are drawn anew at this response limit."""
+        """Return the folder of fresh samples at this response limit."""
         return EvaluationFolder(self.path / "fresh" / str(limit))
 
     def fresh_limits(self) -> list[int]:
-        """Limits at which samples were drawn anew, ascending."""
+        """Return the limits with fresh samples, ascending."""
         found = (path.parent.name for path in self.path.glob("fresh/*/job.json"))
         return sorted(int(name) for name in found if name.isdecimal())
 
@@ -225,26 +224,26 @@ class EvaluationFolder:
         """Move samples of other settings to ``OUTPUT/earlier/NAME-1`` (or -2, ...), where no later call reads them.
 
         Returns:
-            What differs and the new place; None if the folder is empty or holds the samples of this job.
+            The differences and the new place; None if the folder is empty or holds the samples of this job.
         """
-        if not self._job.exists() or not differences(self.job().decides, job.decides):
+        if not self._job.exists() or not differences(self.job()["decides"], job["decides"]):
             return None
         earlier = self.path.parent / "earlier"
-        # another shard may have moved them since, and have begun this job
+        # another shard may have moved them in between, and have begun this job
         with only_writer(earlier, wait=True):
-            if not self._job.exists() or not (changed := differences(self.job().decides, job.decides)):
+            if not self._job.exists() or not (changed := differences(self.job()["decides"], job["decides"])):
                 return None
             place = next(p for n in itertools.count(1) if not (p := earlier / f"{self.path.name}-{n}").exists())
             return changed, self.path.rename(place)
 
     def begin(self, job: Job, problems: Sequence[Problem]) -> list[str]:
-        """Write what the job is, or check that the folder holds this very job.
+        """Write the job, or check that the folder holds this job.
 
         Returns:
-            What differs from the machine and versions that began it: samples may differ in their last bits.
+            Differences from the machine and versions that began the job: samples may differ in their last bits.
 
         Raises:
-            ValueError: the folder holds another job (says what differs), or cannot be written.
+            ValueError: the folder holds another job (the message lists the differences), or cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -256,39 +255,39 @@ class EvaluationFolder:
             self._write(job)
             return []
         former = self.job()
-        changed = differences(former.decides, job.decides)
+        changed = differences(former["decides"], job["decides"])
         if changed:
             raise ValueError(
                 f"{self.path} holds the samples of another job:\n" + "\n".join(f"  {line}" for line in changed) + "\n"
                 "give the settings it was begun with, or choose another --output"
             )
-        # never fewer: samples that exist stay, and a larger job was asked for before
-        if job.samples > former.samples:
-            self._write(former._replace(samples=job.samples))
-        then, now = (j.recorded.get("environment") or {} for j in (former, job))
+        # never fewer: existing samples stay, since an earlier call requested them
+        if job["samples"] > former["samples"]:
+            self._write({**former, "samples": job["samples"]})
+        then, now = (one["recorded"].get("environment") or {} for one in (former, job))
         return differences({name: then.get(name) for name in _WARNED}, {name: now.get(name) for name in _WARNED})
 
     def _write(self, job: Job) -> None:
-        write_atomically(self._job, json.dumps({"schema_version": SCHEMA_VERSION, **job._asdict()}, indent=1))
+        write_atomically(self._job, json.dumps({"schema_version": SCHEMA_VERSION, **job}, indent=1))
 
     def job(self) -> Job:
-        """The job that the folder holds.
+        """Return the job of the folder.
 
         Raises:
             ValueError: there is none, or it is damaged.
         """
         try:
             document: Any = json.loads(self._job.read_text(encoding="utf-8"))
-            return Job(document["decides"], document["samples"], document["recorded"])
+            return {name: document[name] for name in ("decides", "samples", "recorded")}
         except FileNotFoundError:
             raise ValueError(f"{self.path} holds no evaluation (no job.json)") from None
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
-                f"{self._job} is damaged ({error}); put it back from a copy, or start anew with another --output"
+                f"{self._job} is damaged ({error}); restore it from a copy, or choose another --output"
             ) from None
 
     def problems(self) -> list[AskedProblem]:
-        """The problems, in order; none where the file is missing.
+        """Return the problems, in order; none if the file is missing.
 
         Raises:
             ValueError: a broken line.
@@ -308,7 +307,7 @@ class EvaluationFolder:
 
     @contextmanager
     def writing(self, shard: tuple[int, int]) -> Generator[Path]:
-        """Hold a shard for oneself; gives the file of its samples.
+        """Lock a shard for this process, and return the path of its samples.
 
         Raises:
             ValueError: another process generates this shard.
@@ -317,7 +316,7 @@ class EvaluationFolder:
             yield self.samples_path(shard)
 
     def rows(self, samples: int | None = None) -> list[SampleRow]:
-        """Every shard's samples with an index below ``samples`` (None: all); what two shards generated counts once.
+        """Return the samples of all shards with an index below ``samples`` (None: all), each sample once.
 
         Raises:
             ValueError: a broken line, or two different texts of one sample.
@@ -328,14 +327,14 @@ class EvaluationFolder:
                 known = found.setdefault((row.problem, row.sample), row)
                 if known.text != row.text:
                     raise ValueError(
-                        f"{self.path}: sample {row.sample} of {row.problem!r} stands twice with different texts; "
+                        f"{self.path}: sample {row.sample} of {row.problem!r} appears twice with different texts; "
                         "remove one of the two lines"
                     )
         return list(found.values())
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What two nested tables say differently, one line a key.
+    """Return the differences of two nested tables, one line per key.
 
     Example:
         >>> differences({"sampling": {"temperature": 1.0}}, {"sampling": {"temperature": 0.6}})
@@ -350,7 +349,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(problem: Problem) -> dict[str, Any]:
-    """A problem for a reader; the tests of a code problem are left out, they may be megabytes."""
+    """Return a problem without the tests of a code problem, which may be megabytes."""
     references = None if problem.verifier == "code" else list(problem.references)
     before = [{"role": turn.role, "content": turn.content} for turn in problem.context] or None
     known = {

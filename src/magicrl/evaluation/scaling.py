@@ -1,8 +1,8 @@
 """Test-time scaling (Fig. 8 of the report): accuracy against the response limit, the length and the samples.
 
-At a limit L a response of more than L tokens counts as truncated, that is as wrong. From one set of long samples that
-gives the whole curve without further sampling. It is exact only while the sampler does not know the limit, and where
-no answer is forced at it; samples that were drawn anew at each limit (``fresh_point``) show whether it holds.
+At a limit L a response of more than L tokens counts as truncated, that is, as wrong. One set of long samples therefore
+gives the whole curve without further sampling. The curve is exact if the sampler does not know the limit and no answer
+is forced at it. Fresh samples at each limit (``fresh_point``) show whether this holds.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from magicrl.evaluation.statistics import (
     majority_at_k,
     mean_of,
     paired_difference,
-    pass_at_k,
     share,
+    unbiased_pass_at_k,
     votes,
 )
 
 SHORTEST_LIMIT = 16
 MARKS = {"+": (True, False, True), "-": (False, False, True), "~": (False, True, True), "?": (False, False, False)}
-"""One character a sample in ``results.json``: right, wrong, cut at the limit, not judged."""
+"""One character per sample in ``results.json``: right, wrong, truncated at the limit, not judged."""
 
 
 class Marked(NamedTuple):
-    """A sample as ``results.json`` keeps it."""
+    """A sample in the form of ``results.json``."""
 
     tokens: int
     correct: bool
@@ -42,17 +42,17 @@ class Marked(NamedTuple):
 
 
 Spent: TypeAlias = SampleRow | Marked
-"""What a curve over limits reads of a sample."""
+"""A sample for a curve over limits."""
 Problems: TypeAlias = Sequence[Sequence[Spent]]
 
 
 def mark(row: SampleRow) -> str:
-    """The sample's character of ``MARKS``."""
+    """Return the sample's character of ``MARKS``."""
     return "?" if not row.counted else "~" if row.truncated else "+" if row.correct else "-"
 
 
 def from_marks(marks: str, tokens: Sequence[int]) -> list[Marked]:
-    """The samples of a problem as ``results.json`` has them.
+    """Return the samples of a problem in ``results.json``.
 
     Raises:
         ValueError: an unknown character, or another number of tokens.
@@ -63,7 +63,7 @@ def from_marks(marks: str, tokens: Sequence[int]) -> list[Marked]:
 
 
 def limits_up_to(max_tokens: int) -> list[int]:
-    """T and its halves down to 16 tokens, ascending.
+    """Return T and its halves down to 16 tokens, ascending.
 
     Example:
         >>> limits_up_to(100)
@@ -74,7 +74,7 @@ def limits_up_to(max_tokens: int) -> list[int]:
 
 
 def powers_up_to(most: int) -> list[int]:
-    """1, 2, 4, ... and ``most`` itself.
+    """Return 1, 2, 4, ... and ``most`` itself.
 
     Example:
         >>> powers_up_to(6)
@@ -84,28 +84,28 @@ def powers_up_to(most: int) -> list[int]:
 
 
 def _judged(problems: Problems, clusters: Clusters = None) -> tuple[list[list[Spent]], Clusters]:
-    """Judged samples of the problems that have any, and those problems' clusters."""
+    """Return the judged samples of the problems that have any, and the clusters of these problems."""
     kept = [[row for row in rows if row.counted] for rows in problems]
     named = None if clusters is None else [name for rows, name in zip(kept, clusters, strict=True) if rows]
     return [rows for rows in kept if rows], named
 
 
 def _right_within(rows: Sequence[Spent], limit: int) -> float:
-    """The share of a problem's judged samples that are right within ``limit`` tokens."""
+    """Return the share of a problem's judged samples that are right within ``limit`` tokens."""
     # J = E[p_nontrunc r_nontrunc]: a response longer than the limit earns nothing
     return sum(row.correct and row.tokens <= limit for row in rows) / len(rows)
 
 
 def limit_curve(problems: Problems, limits: Sequence[int], clusters: Clusters = None) -> list[dict[str, Any]]:
-    """Accuracy, truncation and mean tokens at every response limit, with clustered intervals.
+    """Return accuracy, truncation and mean tokens at every response limit, with clustered intervals.
 
     Args:
-        problems: rows of each problem, sampled at a limit that is no shorter than any of ``limits``.
-        limits: in tokens, the end token included.
-        clusters: of the problems.
+        problems: rows of each problem, sampled at a limit not below any of ``limits``.
+        limits: limits in tokens, including the end token.
+        clusters: clusters of the problems.
 
     Raises:
-        ValueError: a response was cut before one of the limits, so that nobody knows what it would have become.
+        ValueError: a response was truncated before one of the limits, so that its continuation is unknown.
     """
     judged, clusters = _judged(problems, clusters)
     cut = min((row.tokens for rows in judged for row in rows if row.truncated), default=None)
@@ -115,7 +115,7 @@ def limit_curve(problems: Problems, limits: Sequence[int], clusters: Clusters = 
     for limit in limits:
         right = [_right_within(rows, limit) for rows in judged]
         over = [float(np.mean([row.tokens > limit or row.truncated for row in rows])) for rows in judged]
-        # a response that is cut costs the limit
+        # a truncated response costs the limit
         spent = [float(np.mean([min(row.tokens, limit) for row in rows])) for rows in judged]
         points.append(
             {
@@ -131,7 +131,7 @@ def limit_curve(problems: Problems, limits: Sequence[int], clusters: Clusters = 
 def sample_curve(
     problems: Sequence[Sequence[SampleRow]], counts: Sequence[int], clusters: Clusters = None, *, vote: bool = True
 ) -> list[dict[str, Any]]:
-    """pass@k and (with ``vote``) maj@k for every k, over the problems that have k judged samples."""
+    """Return pass@k and (with ``vote``) maj@k for every k, over the problems with k judged samples."""
     judged = [[row for row in rows if row.counted] for rows in problems]
     named = range(len(judged)) if clusters is None else clusters
     points: list[dict[str, Any]] = []
@@ -139,7 +139,7 @@ def sample_curve(
         enough = [(votes(rows), len(rows), name) for rows, name in zip(judged, named, strict=True) if len(rows) >= k]
         if enough:
             groups = [name for _, _, name in enough]
-            passed = [pass_at_k(tally[0], n, k) for tally, n, _ in enough]
+            passed = [unbiased_pass_at_k(tally[0], n, k) for tally, n, _ in enough]
             points.append({"k": k, "pass": share(passed, groups).as_dict()})
             if vote:
                 points[-1]["majority"] = share([majority_at_k(*tally, k) for tally, _, _ in enough], groups).as_dict()
@@ -147,32 +147,32 @@ def sample_curve(
 
 
 def mean_length_within(problems: Problems, limit: int) -> float:
-    """Mean tokens of a response, clustered by problem, if all were cut at ``limit``."""
+    """Return the mean tokens of a response, over problems, if all were truncated at ``limit``."""
     judged, _ = _judged(problems)
     return sum(sum(min(row.tokens, limit) for row in rows) / len(rows) for rows in judged) / len(judged)
 
 
 def limit_for_mean_length(problems: Problems, tokens: float) -> int | None:
-    """The largest limit at which a response costs at most ``tokens`` on average.
+    """Return the largest limit at which a response costs at most ``tokens`` on average.
 
-    None where even one token a response is more, or where the samples are shorter than that without any limit (then
-    nobody knows what longer ones would have become).
+    None if even one token per response is more, or if the samples are shorter without any limit, so that nothing is
+    known about longer ones.
     """
     judged, _ = _judged(problems)
     longest = max((row.tokens for rows in judged for row in rows), default=0)
-    # 1e-9: the mean at the longest response is the samples' own, and must count as reached
+    # 1e-9: the mean at the longest response is that of the samples, and must count as reached
     if not 1 <= tokens <= mean_length_within(judged, longest) + 1e-9:
         return None
-    # the mean never falls as the limit grows, so that it can be searched by halving
+    # the mean never falls as the limit grows, so a binary search finds the limit
     limits = range(1, longest + 1)
     return bisect.bisect_right(limits, tokens + 1e-9, key=lambda limit: mean_length_within(judged, limit))
 
 
 def accuracy_at_mean_length(problems: Problems, tokens: float, clusters: Clusters = None) -> Estimate | None:
-    """Token efficiency: the accuracy at the limit at which a response costs ``tokens`` on average; None beyond.
+    """Return the token efficiency: the accuracy at the limit at which a response costs ``tokens`` on average.
 
-    Computed from the samples, not from points of a curve. The interval is that of the accuracy at that limit; that
-    the limit itself was found from the same samples is not in it.
+    It is computed from the samples, not from points of a curve; None beyond them. The interval is that of the accuracy
+    at this limit, and ignores that the limit was found from the same samples.
     """
     limit = limit_for_mean_length(problems, tokens)
     judged, named = _judged(problems, clusters)
@@ -180,7 +180,7 @@ def accuracy_at_mean_length(problems: Problems, tokens: float, clusters: Cluster
 
 
 def efficiency(problems: Problems, max_tokens: int, clusters: Clusters = None) -> list[dict[str, Any]]:
-    """Accuracy at mean lengths of 16, 32, 64, ... tokens and at the samples' own."""
+    """Return the accuracy at mean lengths of 16, 32, 64, ... tokens and at the mean length of the samples."""
     own = mean_length_within(problems, max_tokens)
     lengths = [float(n) for n in (SHORTEST_LIMIT << i for i in range(max_tokens.bit_length())) if n < own]
     points: list[dict[str, Any]] = []
@@ -194,7 +194,7 @@ def efficiency(problems: Problems, max_tokens: int, clusters: Clusters = None) -
 def paired_within(
     first: Problems, second: Problems, limits: tuple[int, int], clusters: Clusters = None
 ) -> tuple[Estimate, Difference] | None:
-    """``second``'s score within its limit, and ``first``'s within its own minus that, of problems that both judged."""
+    """Return the score of ``second``, and ``first`` minus it, each within its limit, over problems judged in both."""
     named = range(len(first)) if clusters is None else clusters
     judged = [([r for r in a if r.counted], [r for r in b if r.counted]) for a, b in zip(first, second, strict=True)]
     pairs = [
@@ -215,10 +215,10 @@ def fresh_point(
     max_tokens: int,
     clusters: Clusters = None,
 ) -> dict[str, Any]:
-    """Scores of samples that were drawn anew at ``limit``, and how they differ from the long ones cut there.
+    """Return the scores of fresh samples at ``limit``, and their difference from the long samples truncated there.
 
-    ``cut`` are the long samples of the same problems, in the same order, at the limit ``max_tokens``; with a longer
-    ``limit`` they say nothing (``cut`` and ``difference`` are then None).
+    ``cut`` are the long samples of the same problems, in the same order, at the limit ``max_tokens``. Beyond it they
+    are not comparable, and the keys ``cut`` and ``difference`` are None.
     """
     (point,) = limit_curve(fresh, [limit], clusters)
     found = None if limit > max_tokens else paired_within(fresh, cut, (limit, limit), clusters)
@@ -235,15 +235,16 @@ def scaling(
     vote: bool = True,
     fresh: Mapping[int, Sequence[Sequence[SampleRow]]] | None = None,
 ) -> dict[str, Any]:
-    """All curves of one set of samples, and whether the one over limits is exact."""
+    """Return all curves of one set of samples, and whether the curve over limits is exact."""
     most = max(sum(row.counted for row in rows) for rows in problems)
-    anew = sorted((fresh or {}).items())
     return {
         "over_limits": limit_curve(problems, limits_up_to(max_tokens), clusters),
         "exact": not knows_limit,
         "assumption": "a response longer than a limit counts as wrong there; exact while the sampler does not know the "
         "limit and no answer is forced at it",
-        "fresh": [fresh_point(limit, rows, problems, max_tokens, clusters) for limit, rows in anew],
+        "fresh": [
+            fresh_point(limit, rows, problems, max_tokens, clusters) for limit, rows in sorted((fresh or {}).items())
+        ],
         "over_samples": sample_curve(problems, powers_up_to(most), clusters, vote=vote),
         "efficiency": efficiency(problems, max_tokens, clusters),
     }

@@ -35,7 +35,7 @@ from magicrl.records import (
     frozen_tokens,
     joined_experts,
 )
-from magicrl.rollout.protocol import Learner, RolloutEngine
+from magicrl.rollout.protocol import RolloutEngine, WeightSource
 from magicrl.rollout.requests import (
     EndedSample,
     GroupProgress,
@@ -110,7 +110,7 @@ class EpisodeEngine(SchedulingEngine):
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         self._engine.load_weights(weights, version)
 
-    def sync_weights(self, learner: Learner) -> None:
+    def sync_weights(self, learner: WeightSource) -> None:
         self._engine.sync_weights(learner)
 
     def sleep(self) -> None:

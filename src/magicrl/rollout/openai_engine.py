@@ -45,7 +45,7 @@ class OpenAIEngine(SchedulingEngine):
     Each sample is a separate request, with a seed that is a function of (seed, draw, sample). Whether equal seeds give
     equal tokens depends on the server: they do with vLLM in float32, and do not with most hosted models. Log-probs are
     kept if they are certain to be those of the sampling distribution (``ServerSettings.processed_logprobs``), else they
-    are empty. Entropies are unknown. Token ids are those of the server. If it returns none, ``UNKNOWN_TOKEN`` stands
+    are empty. Entropies are unknown. Token ids are those of the server. If it returns none, ``UNKNOWN_TOKEN`` is used
     for each token that it counted. ``usage`` counts requests and tokens so far.
     """
 

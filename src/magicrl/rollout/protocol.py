@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
 
 
-class Learner(Protocol):
+class WeightSource(Protocol):
     """A learner, as engines see it."""
 
     @property
@@ -156,7 +156,7 @@ class RolloutEngine:
         """
         raise NotImplementedError(f"{type(self).__name__} takes no weights; declare capabilities.weights = False")
 
-    def sync_weights(self, learner: Learner) -> None:
+    def sync_weights(self, learner: WeightSource) -> None:
         """Sample with the learner's current weights from now on. An engine may fetch them in its own way."""
         self.load_weights(learner.adapters() if self.capabilities.adapters else learner.weights(), learner.version)
 

@@ -22,7 +22,7 @@ from magicrl.config.schema import SourceConfig, StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.data.sources import load_parts
 from magicrl.evaluation.job import evaluation_seed, sample_problems
-from magicrl.evaluation.statistics import Difference, Estimate, paired_difference, pass_at_k, share
+from magicrl.evaluation.statistics import Difference, Estimate, paired_difference, share, unbiased_pass_at_k
 from magicrl.models.prompts import PromptEncoder
 from magicrl.planning.hardware import known_hardware, load_hardware
 from magicrl.planning.memory import GIB, host_memory, run_terms
@@ -497,7 +497,7 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
         answers=dataclasses.replace(answers, reward=float(np.mean(rewards)) if graded else None),
         group_size=max(n for _, n in right),
         pass_1=share([count / n for count, n in right], clusters),
-        pass_all=share([pass_at_k(count, n, n) for count, n in right], clusters),
+        pass_all=share([unbiased_pass_at_k(count, n, n) for count, n in right], clusters),
         signal=share([float(len(np.unique(g.rewards[g.counted])) > 1) for g in judged], clusters),
         entropy=float(np.concatenate(entropies).mean()) if entropies else None,
         uniform_entropy=float(np.log(vocabulary)),
