@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from markupsafe import Markup
 
 from magicrl.config.loader import leaves
-from magicrl.evaluation.comparison import compare
+from magicrl.evaluation.comparison import compare_pair
 from magicrl.evaluation.presets import TABLE13_SETS, Table13Row, average, table13
 from magicrl.evaluation.samples import RESULTS
 from magicrl.reporting.charts import (
@@ -451,7 +451,7 @@ def _scores(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> 
 def _against(first: Path, other: Path, benchmark: str) -> Any:
     """Return the paired comparison with the first evaluation of the benchmark, or the reason why there is none."""
     try:
-        row = compare(first, other)["benchmarks"][benchmark]
+        row = compare_pair(first, other)["benchmarks"][benchmark]
     except ValueError as error:
         return str(error)
     return row if row["comparable"] else str(row["why"])
