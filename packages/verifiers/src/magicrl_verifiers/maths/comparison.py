@@ -1,4 +1,4 @@
-"""Whether two answers say the same. True and False are final; None leaves the pair to Math-Verify."""
+"""Comparison of two answers. True and False are final; None leaves the pair to Math-Verify."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 from magicrl_verifiers.maths.answers import (
     ALL_REALS,
     Answer,
-    Based,
     Clock,
-    Cycles,
     Domain,
     Dotted,
     Equation,
     Expr,
     Family,
+    Fixed,
     Group,
     Matrix,
     Named,
@@ -95,10 +94,10 @@ def same_quantity(reference: Quantity, answer: Quantity) -> bool | None:
 def _both_units(reference: Expr, left: Unit, answer: Expr, right: Unit) -> bool | None:
     if left.kind == right.kind == "unit":
         if any((left.dimension, right.dimension) == ((("L", n),), (("any", n),)) for n in (1, 2, 3)):
-            return same_number(reference, answer)  # "square units" says no more than no unit
+            return same_number(reference, answer)  # "square units" means the same as no unit
         if left.dimension != right.dimension:
             return False
-        # no product with a factor: the decimals of a literal, which rounding is judged by, would be lost
+        # a product with a factor would lose the decimals of a literal, which decide about rounding
         if left.factor == right.factor:
             return same_number(reference, answer)
         return same_value(number(left.factor) * reference, number(right.factor) * answer)
@@ -108,14 +107,14 @@ def _both_units(reference: Expr, left: Unit, answer: Expr, right: Unit) -> bool 
         # the radian is a unit without a dimension
         degrees, radians = (reference, answer) if left.kind == "degree" else (answer, reference)
         return same_value(degrees * _HALF_TURN, radians)
-    # the thing that is counted has to agree; a percentage may leave out of what
+    # the counted things must agree; a percentage may leave out what it is a part of
     if left.noun != right.noun and (left.kind == "noun" or (left.kind == "percent" and left.noun and right.noun)):
         return False
     return same_number(reference, answer)
 
 
 def degrees_left_out(reference: Expr, answer: Expr) -> bool:
-    """``180 - a`` for an angle ``180^\\circ - a``: one side alone has degree signs, and the other no pi."""
+    """Return whether ``180 - a`` means ``180^\\circ - a``: only one side has degree signs, the other has no pi."""
     for one, other in ((reference, answer), (answer, reference)):
         bare = without_degrees(one)
         if bare != one and bare.symbols and not other.holds("const", "pi"):
@@ -124,7 +123,7 @@ def degrees_left_out(reference: Expr, answer: Expr) -> bool:
 
 
 def same_number(reference: Expr, answer: Expr) -> bool | None:
-    """Equal formulas, or a decimal that is the other's value to six or more significant digits."""
+    """Compare two formulas; a decimal may be the value of the other one to six or more significant digits."""
     verdict = same_value(reference, answer)
     if verdict is False and (approximates(answer, reference) or approximates(reference, answer)):
         return True
@@ -138,7 +137,7 @@ def same_ratio(reference: Answer, answer: Answer) -> bool | None:
     if isinstance(left, Ratio) and isinstance(right, Ratio):
         if len(left.parts) != len(right.parts):
             return False
-        # The cross products of zeros are equal for every ratio: without this, 0:0 would match any reference.
+        # the cross products of zeros are equal for every ratio: without this, 0:0 would match any reference
         nothing = [all(same_value(part, number(0)) is True for part in one.parts) for one in (left, right)]
         if any(nothing):
             return all(nothing)
@@ -153,19 +152,19 @@ def same_ratio(reference: Answer, answer: Answer) -> bool | None:
 
 
 def _moment(clock: Clock) -> int:
-    """Seconds after midnight; noon and midnight as people write them."""
+    """Return the seconds after midnight; 12 am is midnight, 12 pm is noon."""
     half_day = 12 * 3600
     return clock.seconds % half_day + half_day * (clock.half == "pm") if clock.half else clock.seconds
 
 
 def one_value(items: Sequence[Answer]) -> bool:
-    """Whether values joined by "or" are all one, as in ``\\frac{3}{10} or 30\\%``: that is no hedging."""
+    """Return whether values joined by "or" are all equal, as in ``\\frac{3}{10} or 30\\%``: that is no hedging."""
     values = complete(as_value(item) if isinstance(item, Quantity) else None for item in items)
     return values is not None and all(same_value(one, other) is True for one, other in pairwise(values))
 
 
 def numbered_names(plain: Sequence[Answer], items: Sequence[Answer]) -> bool:
-    """Whether ``items`` are ``x_1 = .., x_2 = ..``, where the other list says ``x = .. or x = ..``."""
+    """Return whether ``items`` are ``x_1 = .., x_2 = ..``, and the other list ``x = .. or x = ..``."""
     names = {item.name for item in plain if isinstance(item, Named)}
     numbered = {item.name for item in items if isinstance(item, Named)}
     stems = {re.sub(r"_\d+$", "", name) for name in numbered}
@@ -173,18 +172,18 @@ def numbered_names(plain: Sequence[Answer], items: Sequence[Answer]) -> bool:
 
 
 def described(items: Sequence[Answer]) -> list[tuple[str, ...]]:
-    """What the words say that stand with each count: ``("red", "apple")``."""
+    """Return the words with each count: ``("red", "apple")``."""
     return [tuple(map(singular, item.unit.words)) if isinstance(item, Quantity) and item.unit else () for item in items]
 
 
 def ordered_names(items: Sequence[Answer]) -> bool:
-    """``a = 1, b = 2`` has an order; ``x_1 = 1, x_2 = 2`` has none."""
+    """Return whether names give an order: ``a = 1, b = 2`` has one; ``x_1 = 1, x_2 = 2`` has none."""
     stems = {item.name.split("_")[0] for item in items if isinstance(item, Named)}
     return len(stems) == len(items)
 
 
 def assigned(answer: Answer) -> dict[str, Answer] | None:
-    """The values of ``x = 1, y = 2`` or of ``(x, y) = (1, 2)`` by their names; None for one name, or a choice."""
+    """Return the values of ``x = 1, y = 2`` or ``(x, y) = (1, 2)`` by name; None for one name, or alternatives."""
     if isinstance(answer, Named) and isinstance(answer.value, Group) and answer.name.startswith("("):
         names, values = answer.name.strip("()").split(","), answer.value.items
     elif (isinstance(answer, Several) and not answer.either) or (isinstance(answer, Group) and answer.opening == "{"):
@@ -200,21 +199,21 @@ def values_of(items: Sequence[Answer]) -> tuple[Answer, ...]:
 
 
 def same_order(reference: Order, answer: Order) -> bool | None:
-    """The same chain part by part, or one inequality times a constant of the right sign."""
+    """Compare two chains part by part, or two inequalities up to a constant factor of the right sign."""
     if reference.relations != answer.relations:
         return False
     verdicts = [same_value(one, other) for one, other in zip(reference.parts, answer.parts, strict=True)]
     if verdicts.count(True) == len(verdicts) or len(reference.parts) != 2:
         return all_of(verdicts)
     ratio = constant_ratio(reference.parts[0] - reference.parts[1], answer.parts[0] - answer.parts[1])
-    # a negative factor turns an inequality round, but not an "is not equal"
+    # a negative factor reverses an inequality, but not an "is not equal"
     return None if ratio is None else ratio != 0 if reference.relations == ("!=",) else ratio > 0
 
 
 def solves(reference: Equation, answer: Expr) -> bool:
-    """Whether a formula is the one name of the equation that it does not hold, and the equation has it once.
+    """Return whether a formula is the value of the only name that it lacks, in an equation linear in that name.
 
-    Example: to ``r sin(t) = 3`` the answer ``3/sin(t)``. With two names missing the answer says too little.
+    Example: the answer ``3/sin(t)`` to ``r sin(t) = 3``. With two names missing the answer is incomplete.
     """
     names = reference.left.symbols | reference.right.symbols
     missing = names - answer.symbols
@@ -224,17 +223,16 @@ def solves(reference: Equation, answer: Expr) -> bool:
     whole = reference.left - reference.right
     if same_value(substitute(whole, name, answer), number(0)) is not True:
         return False
-    found = linear(whole, name)
-    if found is None:
+    if (found := linear(whole, name)) is None:
         return False
-    # then there is no second solution, but where the step is zero any value may solve it: of xy = 2x^2 all y at x = 0
+    # a linear equation has one solution, but where its slope is zero any value may solve it: xy = 2x^2 at x = 0
     constant, step = found
     denominator = answer.args[1] if answer.op == "div" else number(1)
     return bool(constant_ratio(step, denominator) or constant_ratio(constant, number(1)))
 
 
 def solutions(equation: Equation) -> Named | None:
-    """The two solutions of a quadratic equation in one name."""
+    """Return the two solutions of a quadratic equation in one name."""
     found = quadratic(equation.left - equation.right)
     if found is None:
         return None
@@ -243,7 +241,7 @@ def solutions(equation: Equation) -> Named | None:
 
 
 def _formula(answer: Answer) -> Expr | None:
-    """A definition by cases as one formula; None where a value is none, or a condition is no set of real numbers."""
+    """Return a definition by cases as one formula; None if a value is no formula, or a condition no set of reals."""
     if not isinstance(answer, Piecewise):
         return plain(answer)
     args: list[Expr] = []
@@ -265,18 +263,18 @@ def _bound(above: Expr, below: Expr, closed: bool) -> Expr:
     return Expr("bound", (above - below,), "closed" if closed else "open")
 
 
-_CLOSED = (Cycles, Domain, Within, Piecewise, Dotted, Sentence)
-"""Shapes that equal nothing but their own kind (and a name's value)."""
+_CLOSED = (Fixed, Domain, Within, Piecewise, Dotted, Sentence)
+"""Shapes that equal only their own kind, or a name with such a value."""
 
 
 def same(reference: Answer, answer: Answer) -> bool | None:
-    """Whether the answer says what the reference answer says."""
+    """Return whether an answer means the same as the reference answer."""
     if reference == answer:
         return True
     if isinstance(reference, Family) or isinstance(answer, Family):
         return same_family(reference, answer, same)
     closed = isinstance(reference, _CLOSED) or isinstance(answer, _CLOSED)
-    # by name before by position: x = 1, y = 2 may come as (y, x) = (2, 1)
+    # by name first, then by position: x = 1, y = 2 may be written (y, x) = (2, 1)
     given, said = assigned(reference), assigned(answer)
     if not closed and given is not None and said is not None and given.keys() == said.keys():
         return all_of([same(value, said[name]) for name, value in given.items()])
@@ -297,7 +295,7 @@ def same(reference: Answer, answer: Answer) -> bool | None:
 
 
 def _closed(reference: Answer, answer: Answer) -> bool | None:
-    """Sets that are no intervals, definitions by cases, permutations, lists that go on."""
+    """Compare sets that are no intervals, definitions by cases, fixed notation, and lists that continue by a rule."""
     # the blackboard letter may be written as a plain one
     if isinstance(reference, Domain) and isinstance(answer, Quantity):
         return answer == Quantity(symbol(reference.name)) if len(reference.name) == 1 else False
@@ -308,10 +306,10 @@ def _closed(reference: Answer, answer: Answer) -> bool | None:
         if isinstance(one, Domain) and (listed := counting(other)):
             return one.name in listed
         if isinstance(one, Within) and isinstance(other, RealSet) and one.domain == "Z":
-            counts = other.subject in ("n", "m", "k")  # letters of whole numbers: n > 2 says all
+            counts = other.subject in ("n", "m", "k")  # letters of whole numbers, so n > 2 is complete
             return counts and same(one.condition, other) is True
     if isinstance(reference, Piecewise) or isinstance(answer, Piecewise):
-        # the same function; one whose conditions are not about a letter's size is not compared
+        # conditions that are not about the size of a letter are not compared
         left, right = _formula(reference), _formula(answer)
         return same_value(left, right) if left is not None and right is not None else False
     if isinstance(reference, Sentence) and isinstance(answer, Sentence) and len(reference.parts) == len(answer.parts):
@@ -340,7 +338,7 @@ def _words(reference: Answer, answer: Answer) -> bool | None:
 
 
 def _one_named(reference: Answer, answer: Answer) -> bool | None:
-    """A value for a name, where the other side gives the value alone."""
+    """Compare a named value with a value without a name."""
     if isinstance(reference, Named):
         count = as_count(reference) if isinstance(answer, Quantity) else None
         if count is not None:
@@ -383,7 +381,7 @@ def _both_named(reference: Named, answer: Named) -> bool | None:
 
 
 def as_count(named: Named) -> Quantity | None:
-    """``C(n, k)``, read as a point with a name, as the number of choices; ``P(n, k)`` as that of arrangements."""
+    """Turn the named point ``C(n, k)`` into the number of choices, and ``P(n, k)`` into that of arrangements."""
     group = named.value
     if named.name not in ("C", "P") or not isinstance(group, Group) or len(group.items) != 2 or group.opening != "(":
         return None
@@ -395,7 +393,7 @@ def as_count(named: Named) -> Quantity | None:
 
 
 def _member(named: Named) -> tuple[str, str] | None:
-    """The sequence and the letter of ``a_n`` or ``a(n)``."""
+    """Return the sequence and the letter of ``a_n`` or ``a(n)``."""
     stem, _, letter = named.name.partition("_")
     if len(named.arguments) == 1 and not letter:
         return named.name, named.arguments[0]
@@ -406,7 +404,7 @@ _LOOSE = re.compile(r"^(?:angle:)?(?:vec:)?(?:bar:)?(?:hat:)?|[\s_{}\\]")
 
 
 def _squeezed(name: str) -> str:
-    """A name without what spelling leaves free: accents, the sign of an angle, braces."""
+    """Return a name without accents, the sign of an angle, and braces, which authors leave out."""
     bare = _LOOSE.sub("", name)
     # two points name a segment, three an angle, in either direction; a vector has one direction
     points = len(bare) in (2, 3) and bare.isalpha() and bare.isupper() and not name.startswith("vec:")
@@ -420,7 +418,7 @@ def _relations(reference: Answer, answer: Answer) -> bool | None:
     if isinstance(reference, Order) and isinstance(answer, Order):
         return same_order(reference, answer)
     if isinstance(answer, Equation) and not isinstance(reference, Equation | Order | Named):
-        # x + y = 5 gives 5 where a value is asked
+        # the answer x + y = 5 gives 5 if the reference is a value
         named = isinstance(reference, Several) and any(isinstance(item, Named) for item in reference.items)
         valued = answer.left.symbols and not answer.right.symbols and not named
         return same(reference, Quantity(answer.right)) if valued else False
@@ -432,7 +430,7 @@ def _relations(reference: Answer, answer: Answer) -> bool | None:
 
 
 def _same_relation(reference: Answer, left: Equation, answer: Answer, right: Equation) -> bool | None:
-    """The same equation up to a factor, or one that gives a name the value that the other has for it."""
+    """Compare two equations up to a factor; one may be solved for a name of the other."""
     ratio = constant_ratio(left.left - left.right, right.left - right.right)
     if ratio:
         return True  # x = y/2 is 2x - y = 0
@@ -452,7 +450,7 @@ def _equation(answer: Answer) -> Equation | None:
 
 def _sets(reference: Answer, answer: Answer) -> bool | None:
     left, right = as_spans(reference), as_spans(answer)
-    # a reference answer may list intervals without "or"; of an answer that would be hedging
+    # a reference answer may list intervals without "or"; in an answer that would be hedging
     if left is None and isinstance(reference, Several) and (reference.either or any(map(unbounded, reference.items))):
         left = alternatives(reference.items)
     if right is None and isinstance(answer, Several) and answer.either:
@@ -463,31 +461,31 @@ def _sets(reference: Answer, answer: Answer) -> bool | None:
         if one == RealSet(()) and isinstance(other, Text):
             return other.words in (("none",), ("does", "not", "exist"))
         if one == RealSet(()) and other == Quantity(symbol("phi")):
-            return True  # a phi for the empty set's sign
+            return True  # a phi in place of the sign of the empty set
     if left is None or right is None:
         if isinstance(reference, Several) or isinstance(answer, Several):
             return _several(reference, answer)
         return False if isinstance(reference, Quantity | Text) or isinstance(answer, Quantity | Text) else None
-    # a bare interval has no subject and meets a condition on any name
+    # an interval has no subject, so it may equal a condition on any name
     if left.subject and right.subject and _squeezed(left.subject) != _squeezed(right.subject):
         return False
     return same_set(left, right)
 
 
 def _several(reference: Answer, answer: Answer) -> bool | None:
-    """Lists without order, unless names or brackets give one."""
+    """Compare lists without order, unless names or brackets give one."""
     if isinstance(reference, Several) and isinstance(answer, Several):
         return _both_several(reference, answer)
     several, group = (reference, answer) if isinstance(reference, Several) else (answer, reference)
     assert isinstance(several, Several)
-    # joined by "or" in an answer: only ways to write one value
+    # "or" in an answer may only join spellings of one value
     if several is answer and several.either and one_value(several.items):
         return all_of([same(reference, item) for item in several.items])
     if isinstance(group, Quantity) and all(isinstance(item, Named) for item in several.items):
         shared = set(values_of(several.items))  # p = q = 2
         return same(group, shared.pop()) if len(shared) == 1 else False
     if isinstance(reference, Text) and (said := [item.words for item in several.items if isinstance(item, Text)]):
-        # "yes, it is": the comma stood between words
+        # "yes, it is": a comma between words
         return len(said) == len(several.items) and same_words(
             reference.words, tuple(word for part in said for word in part)
         )
@@ -497,42 +495,42 @@ def _several(reference: Answer, answer: Answer) -> bool | None:
             listed = several.items if any(isinstance(item, Named) for item in group.items) else values_of(several.items)
             mine, theirs = (listed, group.items) if several is reference else (group.items, listed)
             return matched(mine, theirs, same=same_member)
-        # a pair in [ ] is an interval, so only longer ones are lists
+        # a pair in [ ] is an interval; only longer groups are lists
         if group.opening in "(<" or len(group.items) != 2:
             return in_order(several.items, group.items) if not (several.signs or several.either) else False
-    return False if isinstance(group, Quantity | Text | Ratio | Clock | Based | Group | Matrix) else None
+    return False if isinstance(group, Quantity | Text | Ratio | Clock | Group | Matrix) else None
 
 
 def _both_several(reference: Several, answer: Several) -> bool | None:
     left, right = reference.items, answer.items
-    # names give the values an order: a = 1, b = 2 asks for 1, 2
+    # names give the values an order: a = 1, b = 2 means 1, 2
     if ordered_names(left) and not any(isinstance(item, Named) for item in right):
         return in_order(left, right)
     named = all(isinstance(item, Named) for item in (*left, *right))
     if named and reference.either != answer.either and ordered_names(left):
-        return False  # x = 1 and y = 2 says more than x = 1 or y = 2
+        return False  # "x = 1 and y = 2" is not "x = 1 or y = 2"
     if not named or numbered_names(left, right) or numbered_names(right, left):
         left, right = values_of(left), values_of(right)
-    asked, said = described(reference.items), described(answer.items)
-    nouns = [words[-1] for words in asked if words]
-    # without repeated nouns the order of a list says nothing
+    ours, theirs = described(reference.items), described(answer.items)
+    nouns = [words[-1] for words in ours if words]
+    # without repeated nouns the order of a list has no meaning
     if len(set(nouns)) == len(nouns):
         return matched(left, right)
-    if sorted(asked) == sorted(said):  # 3 red and 2 green apples: what describes them tells them apart
-        left = [item for _, item in sorted(zip(asked, left, strict=True), key=lambda pair: pair[0])]
-        right = [item for _, item in sorted(zip(said, right, strict=True), key=lambda pair: pair[0])]
+    if sorted(ours) == sorted(theirs):  # 3 red and 2 green apples: pair them by their adjectives
+        left = [item for _, item in sorted(zip(ours, left, strict=True), key=lambda pair: pair[0])]
+        right = [item for _, item in sorted(zip(theirs, right, strict=True), key=lambda pair: pair[0])]
     return in_order(left, right)
 
 
 def in_order(reference: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
-    """Item by item."""
+    """Compare item by item."""
     if len(reference) != len(answer):
         return False
     return all_of([same(left, right) for left, right in zip(reference, answer, strict=True)])
 
 
 def same_member(reference: Answer, answer: Answer) -> bool | None:
-    """Of a set's members: ``{3}`` is ``3`` as an answer, but not as a member of a set."""
+    """Compare members of sets: as an answer ``{3}`` is ``3``, but not as a member of a set."""
     sets = [one == RealSet(()) or (isinstance(one, Group) and one.opening == "{") for one in (reference, answer)]
     return same(reference, answer) if sets[0] == sets[1] else False
 
@@ -540,7 +538,7 @@ def same_member(reference: Answer, answer: Answer) -> bool | None:
 def matched(
     reference: Sequence[Answer], answer: Sequence[Answer], *, same: Callable[[Answer, Answer], bool | None] = same
 ) -> bool | None:
-    """One for one, in any order; equal items count as often as they stand there."""
+    """Pair items off in any order; equal items count with their multiplicity."""
     if len(reference) != len(answer):
         return False
     left = list(answer)
@@ -553,7 +551,7 @@ def matched(
                 left.pop(at)
                 verdict = True
                 break
-            # an item that cannot be told from the reference answer's keeps the whole list open
+            # one undecided item leaves the whole list undecided
             verdict = None if one is None else verdict
         if verdict is False:
             return False
@@ -593,7 +591,7 @@ def _only_member(answer: Answer) -> Answer | None:
 
 
 def _as_matrix(matrix: Matrix, group: Group) -> bool | None:
-    """A matrix written as a list of lists, a row or column written as a vector."""
+    """Compare a matrix with a list of lists, or a row or column with a vector."""
     listed = [item.items for item in group.items if isinstance(item, Group) and item.opening == group.opening == "["]
     if len(listed) == len(group.items) and len(set(map(len, listed))) == 1:
         return _groups(matrix, Matrix(tuple(listed)))
@@ -605,9 +603,9 @@ def _as_matrix(matrix: Matrix, group: Group) -> bool | None:
 
 
 def _brackets_aside(reference: Group, answer: Group) -> bool | None:
-    """Angle brackets and parentheses both make vectors; any other difference of brackets is one of meaning."""
+    """Compare groups in different brackets: only angle brackets and parentheses mean the same, a vector."""
     marks = {reference.opening, reference.closing, answer.opening, answer.closing}
-    # of three numbers and more no brackets make an interval
+    # three or more numbers are no interval, whatever the brackets are
     vectors = marks == {"(", "<"} or (marks <= {"(", "<", "["} and len(reference.items) > 2)
     paired = reference.opening == reference.closing and answer.opening == answer.closing
     return in_order(reference.items, answer.items) if vectors and paired else False
@@ -617,11 +615,7 @@ _BY_KIND: tuple[tuple[Any, Callable[[Answer, Answer], bool | None]], ...] = (
     (RealSet, _sets),
     (Several, _several),
     (Group | Matrix, _groups),
-    (
-        Based,
-        lambda reference, answer: False,
-    ),  # another base or none: the same digits in the same base were found equal before
     (Ratio | Clock, same_ratio),
     (Text, _words),
 )
-"""How two answers are compared of which one is of these kinds; the first row counts."""
+"""Comparison of two answers by the kind of one of them; the first row that fits is used."""

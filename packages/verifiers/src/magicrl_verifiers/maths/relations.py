@@ -1,4 +1,4 @@
-r"""Relations: names and their values, equations, congruences, inequalities as sets of numbers, and those sets."""
+"""Relations: names and their values, equations, congruences, inequalities as sets of numbers, and these sets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MOST_SPANS = 100
 
 
 def as_spans(answer: Answer | None) -> RealSet | None:
-    """The set of numbers that an interval or a finite set stands for."""
+    """Return an interval or a finite set as a set of numbers."""
     if isinstance(answer, RealSet):
         return answer
     if not isinstance(answer, Group) or (bounds := complete(map(plain, answer.items))) is None:
@@ -59,7 +59,7 @@ def _points(points: Sequence[Expr]) -> RealSet:
 
 
 def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer | None:
-    r"""``A \cup B``, ``A \cap B`` and ``A \setminus B``, of sets of numbers or of sets that only have names."""
+    r"""Compute ``A \cup B``, ``A \cap B`` or ``A \setminus B`` of sets of numbers or of named sets."""
     if (named := _of_names(items, operations)) is not None:
         return named
     sets = complete(map(as_spans, items))
@@ -72,13 +72,13 @@ def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer 
     if any(bound.symbols for group in spans for span in group for bound in (span.low, span.high)):
         return None
     if set(operations) == {"cap"}:
-        common = reduce(partial(_intersection, points=True), spans)
+        common = _common(sets)
         return RealSet(tuple(common)) if common else None
     return _without(spans[0], spans[1]) if list(operations) == ["setminus"] else None
 
 
 def _of_names(items: Sequence[Answer | None], operations: Sequence[str]) -> Quantity | None:
-    r"""``A \cap B`` of sets that only have names."""
+    r"""Return ``A \cap B`` of sets of which only the names are known."""
     formulas, kinds = complete(map(plain, items)), set(operations)
     if formulas is None or len(kinds) != 1 or (kinds == {"setminus"} and len(items) > 2):
         return None
@@ -92,12 +92,12 @@ def _intersection(spans: Sequence[Span], others: Sequence[Span], *, points: bool
 
 
 def _without(spans: Sequence[Span], taken: Sequence[Span]) -> RealSet | None:
-    """What is left of some spans without others, whose bounds have values."""
+    """Return the difference of two lists of spans; the bounds must have values."""
     left = list(spans)
     for hole in taken:
         if _position(hole.low) > _position(hole.high) or len(left) > _MOST_SPANS:
             return None
-        # what is left lies below or above the hole, whose ends belong to the rest where it is open
+        # the rest is below or above the hole; an open end of the hole belongs to the rest
         below = Span(MINUS_INFINITY, False, hole.low, not hole.low_closed)
         above = Span(hole.high, not hole.high_closed, PLUS_INFINITY, False)
         left = _intersection(left, (below, above), points=True)
@@ -105,7 +105,7 @@ def _without(spans: Sequence[Span], taken: Sequence[Span]) -> RealSet | None:
 
 
 def _place(bound: Expr) -> Fraction | float | None:
-    """The value of a bound; None where it has none."""
+    """Return the value of a bound; None if it has none."""
     if bound in (PLUS_INFINITY, MINUS_INFINITY):
         return float("inf") if bound == PLUS_INFINITY else float("-inf")
     return number_value(bound)
@@ -117,7 +117,7 @@ def _position(bound: Expr) -> Fraction | float:
 
 
 def subject_set(item: Answer) -> RealSet | None:
-    """A condition on one name as a set: an inequality, ``a = 1`` or ``a \\in R``."""
+    """Return a condition on one name as a set: an inequality, ``a = 1`` or ``a \\in R``."""
     if isinstance(item, Named) and isinstance(item.value, RealSet):
         return RealSet(item.value.spans, item.name)
     if isinstance(item, Named) and item.symbol and (point := plain(item.value)) is not None:
@@ -126,13 +126,13 @@ def subject_set(item: Answer) -> RealSet | None:
 
 
 def unbounded(item: Answer) -> bool:
-    """Whether a pair in brackets has an infinite bound: then it is an interval and no point."""
+    """Return whether a pair in brackets has an infinite bound: then it is an interval and no point."""
     found = as_spans(item) if isinstance(item, Group) else None
     return found is not None and any(span.low == MINUS_INFINITY or span.high == PLUS_INFINITY for span in found.spans)
 
 
 def unequal(item: Answer, points: Sequence[Answer]) -> RealSet | None:
-    r"""``x \\ne 1, 2``: the points after the first are left out too."""
+    r"""Read ``x \\ne 1, 2``, which excludes the points after the first, too."""
     if not isinstance(item, RealSet) or len(item.spans) != 2 or item.spans[0].high != item.spans[1].low:
         return None
     others = complete(map(plain, points))
@@ -145,15 +145,15 @@ def unequal(item: Answer, points: Sequence[Answer]) -> RealSet | None:
 
 
 def alternatives(items: Sequence[Answer]) -> RealSet | None:
-    """Intervals joined by "or" as their union, where they do not overlap."""
+    """Return the union of intervals joined by "or"; None if they overlap."""
     sets = complete(as_spans(item) if isinstance(item, Group) else None for item in items)
     return None if sets is None or _overlap(sets) else _union(sets, "")
 
 
 def joined_sets(sets: Sequence[RealSet], separators: Sequence[str], *, trusted: bool = False) -> Answer:
-    """Conditions joined by ``or`` are a union, by ``and`` an intersection; a comma is either.
+    """Join conditions: ``or`` makes a union, ``and`` an intersection, a comma either.
 
-    An ``and`` that no number meets is no answer. In a reference (``trusted``) it can only mean a union.
+    An ``and`` that no number meets is no answer. In a reference (``trusted``) it means a union.
     """
     subjects = {one.subject for one in sets}
     if len(subjects) != 1:
@@ -161,7 +161,7 @@ def joined_sets(sets: Sequence[RealSet], separators: Sequence[str], *, trusted: 
     subject = subjects.pop()
     if not subject:  # intervals in a list are several answers, or a union that was written with "or"
         return Several(tuple(sets)) if "or" not in separators or _overlap(sets) else _union(sets, "")
-    # "and" binds closer than "or"; a comma is what the words around it are
+    # "and" binds closer than "or"; a comma is read like the words around it
     comma = "or" if "or" in separators and "and" not in separators else "and"
     blocks: list[list[RealSet]] = [[sets[0]]]
     for one, separator in zip(sets[1:], separators, strict=True):
@@ -171,14 +171,14 @@ def joined_sets(sets: Sequence[RealSet], separators: Sequence[str], *, trusted: 
             blocks.append([one])
     parts = [RealSet(tuple(_common(block)), subject) for block in blocks]
     if all(part.spans for part in parts):
-        # of two conditions one of which holds the other, one is too many: a guess at either
+        # overlapping conditions are two guesses
         return Several(tuple(parts)) if _overlap(parts) else _union(parts, subject)
-    # x < -1, x > 3: no number meets both, so each is a part of the answer
+    # x < -1, x > 3: no number meets both, so this is a union
     return _union(sets, subject) if len(blocks) == 1 and (trusted or "and" not in separators) else Several(())
 
 
 def _common(sets: Sequence[RealSet]) -> list[Span]:
-    """What all the sets hold."""
+    """Return the spans of the intersection."""
     return list(reduce(partial(_intersection, points=True), [one.spans for one in sets]))
 
 
@@ -191,7 +191,7 @@ def _union(sets: Sequence[RealSet], subject: str) -> RealSet:
 
 
 def _both(one: Span, other: Span, *, points: bool) -> Span | None:
-    """What two spans have in common; None when that is nothing, or (without ``points``) one point."""
+    """Return the intersection of two spans; None if it is empty, or (without ``points``) one point."""
     lows = ((span.low, span.low_closed) for span in (one, other))
     highs = ((span.high, span.high_closed) for span in (one, other))
     # of two bounds at one place the open one is narrower
@@ -202,11 +202,11 @@ def _both(one: Span, other: Span, *, points: bool) -> Span | None:
 
 
 def same_set(reference: RealSet, answer: RealSet) -> bool | None:
-    """Whether two unions of spans hold the same numbers; None when bounds cannot be put in order."""
-    # touching spans made one: (1,2] u (2,3) is (1,3)
+    """Return whether two unions of spans are the same set; None if their bounds cannot be ordered."""
+    # (1,2] u (2,3) is (1,3)
     left, right = merged(reference.spans), merged(answer.spans)
     if left is None or right is None:
-        # without an order they can only be compared as they stand
+        # without an order only spans in the same order can be compared
         if len(reference.spans) != len(answer.spans):
             return None
         left, right = list(reference.spans), list(answer.spans)
@@ -219,7 +219,7 @@ def same_set(reference: RealSet, answer: RealSet) -> bool | None:
 
 
 def merged(spans: Sequence[Span]) -> list[Span] | None:
-    """The spans in order, those that touch made one; None when bounds cannot be compared or are the wrong way."""
+    """Sort spans and join those that touch; None if bounds cannot be compared or are reversed."""
     result: list[Span] = []
     places = complete(
         (low, _place(span.high), span) if (low := _place(span.low)) is not None else None for span in spans
@@ -244,7 +244,7 @@ _FROM = {"Z": float("-inf"), "N": 1, "Z+": 1, "Z+0": 0, "N0": 0}
 
 
 def whole_numbers(numbers: RealSet, domain: str) -> list[int] | None:
-    """The whole numbers of a bounded set, in order; None when they are too many or a bound has no value."""
+    """Return the whole numbers of a bounded set, in order; None if they are too many or a bound has no value."""
     ends = complete(_place(bound) for span in numbers.spans for bound in (span.low, span.high))
     if not ends or domain not in _FROM:
         return None
@@ -261,7 +261,7 @@ def whole_numbers(numbers: RealSet, domain: str) -> list[int] | None:
 
 
 Name = tuple[str, tuple[str, ...], Expr | None]
-"""The spelling, the arguments of a function, and the name as a formula where it is one."""
+"""Spelling, arguments of a function, and the name as a formula if it is one."""
 _NAMING = word_set("abs sin cos tan cot sec csc")
 _APPLIED = word_set("f g h P E D S V")
 _MEASURED = frozenset("EPDV")
@@ -269,7 +269,7 @@ _MEASURES = word_set("Var Cov Pr Corr")
 
 
 def name_of(tokens: Sequence[Token]) -> Name | None:
-    """The name that the tokens spell, its arguments, and its symbol; None when they are no name."""
+    """Read a name; None if the tokens are no name."""
     if not tokens:
         return None
     spelled = " ".join(token.text.casefold() for token in tokens)
@@ -303,7 +303,7 @@ def name_of(tokens: Sequence[Token]) -> Name | None:
 
 
 def _measure(tokens: Sequence[Token]) -> str | None:
-    r"""``\operatorname{Var}(X)``, and ``\mathbb{E}[X]`` by the name of ``E(X)``: an upright name, then brackets."""
+    r"""Read ``\operatorname{Var}(X)``, or ``\mathbb{E}[X]`` with the name ``E(X)``: an upright name, then brackets."""
     opening = _one_bracket(tokens)
     head = [token.text for token in tokens[:opening] if token.kind not in ("lbrace", "rbrace")]
     upright = head in (["mathbb", "E"], ["mathbb", "P"], ["E"]) or (len(head) == 1 and head[0] in _MEASURES)
@@ -311,7 +311,7 @@ def _measure(tokens: Sequence[Token]) -> str | None:
 
 
 def _one_bracket(tokens: Sequence[Token], kind: str = "") -> int:
-    """Where the bracket opens that closes at the end, of ``f(x)`` but not of ``f(x) + g(y)``; 0 where there is none."""
+    """Return where the bracket opens that the last token closes: in ``f(x)``, not in ``f(x) + g(y)``; else 0."""
     at = next((at for at, one in enumerate(tokens) if one.kind == "open" and kind in ("", one.text)), 0)
     levels = depths(tokens)
     return at if tokens[-1].kind == "close" and levels is not None and 0 not in levels[at + 1 : -1] else 0
@@ -322,7 +322,6 @@ def _spelled(tokens: Sequence[Token]) -> str:
 
 
 def _derivative(tree: Expr) -> bool:
-    r"""``\frac{dy}{dx}``."""
     sides = [[part.name for part in side.args] for side in tree.args if side.op == "mul"]
     return tree.op == "div" and len(sides) == 2 and all(len(side) == 2 and side[0] == "d" and side[1] for side in sides)
 
@@ -345,7 +344,7 @@ def _function_name(tokens: Sequence[Token]) -> Name | None:
 
 
 def _tuple_name(tokens: Sequence[Token]) -> Name | None:
-    r"""``(x, y)``, and ``\begin{pmatrix} x \\ y \end{pmatrix}``, a column of letters, by the same name."""
+    r"""Read ``(x, y)``, or ``\begin{pmatrix} x \\ y \end{pmatrix}``, a column of letters, with the same name."""
     inner = tokens[1:-1]
     if tokens[0].kind == "env" and tokens[-1].kind == "env" and len(inner) > 2:
         column = all((token.kind, token.text) == ("cell", "row") for token in inner[1::2])
@@ -359,7 +358,7 @@ def _tuple_name(tokens: Sequence[Token]) -> Name | None:
 
 
 def point_label(tokens: Sequence[Token], levels: Sequence[int]) -> tuple[str, int] | None:
-    """The name of ``A(1,2)`` or ``P_1(0,3)`` and where its bracket begins; None when it is no named point."""
+    """Return the name of ``A(1,2)`` or ``P_1(0,3)`` and where its bracket begins; None if it is no named point."""
     opening = next((at for at, token in enumerate(tokens) if (token.kind, token.text) == ("open", "(")), None)
     if not opening or tokens[0].kind != "sym" or not tokens[0].text.isupper() or len(tokens[0].text) != 1:
         return None
@@ -375,7 +374,7 @@ _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def related(parts: list[Sequence[Token]], relations: list[str], read: Read) -> Answer | None:
-    """What a chain of relations says."""
+    """Read a chain of relations."""
     if not all(parts):
         return None
     kinds = set(relations)
@@ -383,7 +382,6 @@ def related(parts: list[Sequence[Token]], relations: list[str], read: Read) -> A
         value, name = read(parts[1]), name_of(parts[0])
         return None if value is None or name is None else _named(name, value)
     if kinds <= {"=", "~", "=="}:
-        relations = ["=" if relation == "==" else relation for relation in relations]
         return _equality(parts, relations, read)
     if kinds <= {"<", "<=", ">", ">="} or relations == ["!="]:
         trees = complete(map(parse, parts))
@@ -395,7 +393,7 @@ def _equality(parts: list[Sequence[Token]], relations: list[str], read: Read) ->
     name = name_of(parts[0])
     if "~" in relations:
         about = relations.index("~")
-        # before the sign stands the exact value, unless it is a mere name
+        # the exact value comes before the sign, unless that is only a name
         exact = parts[: about + 1]
         if name is None and len(exact) == 1 and len(parts) == 2 and not _near(read(parts[0]), read(parts[1])):
             return Several(())  # 2 ~ 7 is no answer
@@ -410,7 +408,7 @@ def _equality(parts: list[Sequence[Token]], relations: list[str], read: Read) ->
         return Several(tuple(_named(one, values[-1]) for one in names if one is not None))
     if name is not None:
         last = values[-1]
-        # x = 5 = 6 gives x no value: else either end could be tried
+        # x = 5 = 6 gives x no value: otherwise it would be two guesses
         if last is None or not _agree(values):
             return None
         if isinstance(last, Matrix) and name[0].startswith("(") and {len(row) for row in last.rows} == {1}:
@@ -441,14 +439,14 @@ def _equality(parts: list[Sequence[Token]], relations: list[str], read: Read) ->
 
 
 def _unread_formula(tokens: Sequence[Token]) -> bool:
-    """A determinant or a sum whose value follows: a formula, if not one of this grammar, and no words."""
+    """Return whether the tokens are a formula outside the grammar, such as a determinant, and no words."""
     kinds = {token.kind for token in tokens}
     words = any(token.kind == "word" and (token.roman or len(token.text) > 3) for token in tokens)
     return bool(kinds & {"cmd", "env", "fn", "cup"}) and not words and "unit" not in kinds
 
 
 def _agree(values: Sequence[Answer | None]) -> bool:
-    """Whether a chain of equal formulas is one: ``5 = 6`` gives no answer."""
+    """Return whether all values of a chain are equal: ``5 = 6`` gives no answer."""
     formulas = complete(as_value(value) if isinstance(value, Quantity) else None for value in values)
     if len(values) < 2 or formulas is None:
         return len(values) < 2
@@ -460,7 +458,7 @@ def _named(name: Name, value: Answer) -> Named:
 
 
 def _near(exact: Answer | None, about: Answer | None) -> bool:
-    """Whether an approximation is one, to a unit of its last digit; formulas without a value are not doubted."""
+    """Return whether an approximation is right to a unit of its last digit; formulas without a value pass."""
     if exact is None or about is None:
         return True
     if not (isinstance(exact, Quantity) and isinstance(about, Quantity)):
@@ -471,17 +469,17 @@ def _near(exact: Answer | None, about: Answer | None) -> bool:
 
 
 def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None:
-    """A set of numbers when it bounds one name by formulas without it, else an order or nothing."""
+    """Read an inequality: a set of numbers if it bounds one name by formulas without it, else an order."""
     if list(relations) == ["!="]:
         return _unequal(parts) or Order(tuple(parts), ("!=",))
     if any(relation in (">", ">=") for relation in relations):
-        # a < b > c says nothing about a and c
+        # a < b > c does not compare a with c
         if any(relation in ("<", "<=") for relation in relations):
             return None
         parts, relations = parts[::-1], [_FLIPPED[relation] for relation in reversed(relations)]
     closed = [relation == "<=" for relation in relations]
     subject = [at for at, part in enumerate(parts) if _is_subject(part, parts)]
-    # of two names it is not to be told which one is bounded; of a name and a number the name
+    # between two names the bounded one is not known; between a name and a number it is the name
     bounded = [at for at in subject if not parts[1 - at].symbols] if len(parts) == 2 else []
     if bounded[:1] == [0]:
         return RealSet((Span(MINUS_INFINITY, False, parts[1], closed[0]),), _spelling(parts[0]))
@@ -499,7 +497,7 @@ def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None
 
 
 def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
-    """A linear inequality in one name: ``-x < -1`` is ``x > 1``."""
+    """Solve a linear inequality in one name: ``-x < -1`` is ``x > 1``."""
     names = left.symbols | right.symbols
     name = next(iter(names), "")
     found = linear(left - right, name) if len(names) == 1 else None
@@ -507,13 +505,13 @@ def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
     if found is None or not rise:
         return None
     bound = -(found[0] / found[1])
-    # dividing by a negative step turns the inequality round
+    # dividing by a negative step reverses the inequality
     low, high = (MINUS_INFINITY, bound) if rise > 0 else (bound, PLUS_INFINITY)
     return RealSet((Span(low, closed and rise < 0, high, closed and rise > 0),), name)
 
 
 def _solved_square(left: Expr, right: Expr, closed: bool) -> RealSet | None:
-    """A quadratic inequality in one name: ``x^2 < 4`` is ``-2 < x < 2``."""
+    """Solve a quadratic inequality in one name: ``x^2 < 4`` is ``-2 < x < 2``."""
     found = quadratic(left - right)
     if found is None:
         return None
@@ -530,14 +528,14 @@ def _solved_square(left: Expr, right: Expr, closed: bool) -> RealSet | None:
 
 
 def _absolute(parts: Sequence[Expr], closed: bool) -> Answer | None:
-    """``|x - 1| < 2`` and ``|x| > 2``, of a linear formula in one name and a positive number."""
+    """Solve ``|x - 1| < 2`` or ``|x| > 2``, with a linear formula in one name and a positive number."""
     for at, part in enumerate(parts):
         bound = parts[1 - at]
         size = number_value(bound)
         if not (part.op == "fn" and part.name == "abs" and size is not None and size > 0):
             continue
         inner, minus = part.args[0], -bound
-        # |x| < c has both halves, c < |x| one of them
+        # |x| < c needs both halves, c < |x| one of them
         sides = ((inner, bound), (minus, inner)) if at == 0 else ((bound, inner), (inner, minus))
         halves = complete(_solved(low, high, closed) for low, high in sides)
         return None if halves is None else joined_sets(halves, ["or" if at else "and"])
@@ -545,7 +543,7 @@ def _absolute(parts: Sequence[Expr], closed: bool) -> Answer | None:
 
 
 def _is_subject(part: Expr, parts: Sequence[Expr]) -> bool:
-    """A name, or a function of names, that the other parts do not hold."""
+    """Return whether a part is a name, or a function of names, that the other parts do not contain."""
     named = part.op == "sym" or (part.op == "apply" and all(arg.op == "sym" for arg in part.args))
     return named and not any(part.symbols & other.symbols for other in parts if other is not part)
 
@@ -563,7 +561,7 @@ def _unequal(parts: Sequence[Expr]) -> RealSet | None:
 
 
 def joined(items: Sequence[Answer], separators: Sequence[str], *, trusted: bool) -> Answer | None:
-    """A list of items: a union of sets of numbers, several answers, or one name with several values."""
+    """Join the items of a list: a union of sets of numbers, several answers, or one name with several values."""
     if len(items) > 1 and (apart := unequal(items[0], items[1:])) is not None:
         return apart
     if any(isinstance(item, RealSet) for item in items) and len(items) > 1:
@@ -585,7 +583,7 @@ def joined(items: Sequence[Answer], separators: Sequence[str], *, trusted: bool)
 
 
 def chained(items: Sequence[Answer]) -> Answer | None:
-    """``a < b`` and ``b < c`` as one chain."""
+    """Join ``a < b`` and ``b < c`` to one chain."""
     orders = [item for item in items if isinstance(item, Order) and "!=" not in item.relations]
     if not 1 < len(orders) == len(items) or any(one.parts[-1] != two.parts[0] for one, two in pairwise(orders)):
         return None
@@ -594,7 +592,7 @@ def chained(items: Sequence[Answer]) -> Answer | None:
 
 
 def congruent(tokens: Sequence[Token], levels: list[int], read: Read) -> Answer | None:
-    """The numbers that are congruent to one of some numbers: with one modulus, and about one name at most."""
+    """Read congruences with one modulus, about one name at most."""
     pieces, _ = split(tokens, levels, "sep")
     residues: list[Expr] = []
     names: set[str] = set()
