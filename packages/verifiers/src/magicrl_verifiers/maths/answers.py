@@ -68,7 +68,7 @@ def mapped(tree: Expr, change: Callable[[Expr], Expr]) -> Expr:
     return Expr(tree.op, tuple(map(change, tree.args)), tree.name, tree.value, tree.decimals)
 
 
-def number(value: Fraction | int, decimals: int = 0) -> Expr:
+def numeral(value: Fraction | int, decimals: int = 0) -> Expr:
     """Make a number literal."""
     return Expr("num", value=Fraction(value), decimals=decimals)
 
@@ -83,11 +83,11 @@ def function(name: str, *args: Expr) -> Expr:
     return Expr("fn", args, name)
 
 
-def rename(answer: Answer, names: dict[str, str]) -> Answer:
+def rename(answer: Shape, names: dict[str, str]) -> Shape:
     """Return the answer with all letters renamed at once."""
     if isinstance(answer, Quantity):
         return Quantity(_rename(answer.expr, names), answer.unit)
-    if isinstance(answer, Several | Group):
+    if isinstance(answer, Several | Brackets):
         return replace(answer, items=tuple(rename(item, names) for item in answer.items))
     return replace(answer, value=rename(answer.value, names)) if isinstance(answer, Named) else answer
 
@@ -98,17 +98,17 @@ def _rename(tree: Expr, names: dict[str, str]) -> Expr:
     return mapped(tree, lambda part: _rename(part, names))
 
 
-def formulas(answer: Answer) -> list[Expr]:
+def formulas(answer: Shape) -> list[Expr]:
     """Return the formulas of quantities, lists, brackets and named values."""
     if isinstance(answer, Quantity):
         return [answer.expr]
-    if isinstance(answer, Several | Group):
+    if isinstance(answer, Several | Brackets):
         return [part for item in answer.items for part in formulas(item)]
     inner = answer.value if isinstance(answer, Named) else answer.answer if isinstance(answer, Family) else None
     return [] if inner is None else formulas(inner)
 
 
-def names_of(answer: Answer) -> frozenset[str]:
+def names_of(answer: Shape) -> frozenset[str]:
     """Return the letters in the formulas of an answer."""
     return frozenset().union(*(part.symbols for part in formulas(answer)))
 
@@ -128,7 +128,7 @@ def put(tree: Expr, leaf: Expr, by: Expr) -> Expr:
 def without_degrees(tree: Expr) -> Expr:
     """Remove the degree signs of a formula: 30 degrees become the number 30."""
     # `formulas` reads a degree sign as base * pi / 180
-    if tree.op == "div" and tree.args[1] == number(180) and tree.args[0].op == "mul" and len(tree.args[0].args) == 2:
+    if tree.op == "div" and tree.args[1] == numeral(180) and tree.args[0].op == "mul" and len(tree.args[0].args) == 2:
         base, half_turn = tree.args[0].args
         if half_turn == symbol("pi"):
             return without_degrees(base)
@@ -187,21 +187,21 @@ PERCENT = Unit("percent")
 DEGREE = Unit("degree")
 
 
-class Answer:
+class Shape:
     """Base class of the shapes of an answer."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Text(Answer):
+class Text(Shape):
     """Words in small letters, without articles."""
 
     words: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity(Answer):
+class Quantity(Shape):
     """A formula, with a unit or without."""
 
     expr: Expr
@@ -209,21 +209,21 @@ class Quantity(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed(Answer):
+class Fixed(Shape):
     """Notation that equals only itself: digits in a stated base, a permutation in cycles."""
 
     parts: tuple[str | int | tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio(Answer):
+class Ratio(Shape):
     """``a:b`` or ``a:b:c``."""
 
     parts: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Clock(Answer):
+class Clock(Shape):
     """Time of day or duration ``h:mm(:ss)``; ``half`` is am, pm or empty; ``ratio`` is set where it may be a ratio."""
 
     seconds: int
@@ -232,25 +232,25 @@ class Clock(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class Several(Answer):
+class Several(Shape):
     """List without an order; ``signs``: it comes from a plus-minus sign; ``either``: its items are joined by "or"."""
 
-    items: tuple[Answer, ...]
+    items: tuple[Shape, ...]
     signs: bool = False
     either: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Group(Answer):
+class Brackets(Shape):
     """Items in brackets, in order: a tuple, a list, an interval, or (in braces) a set."""
 
     opening: str
     closing: str
-    items: tuple[Answer, ...]
+    items: tuple[Shape, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Interval:
     """Numbers between two bounds; a point has equal, closed bounds."""
 
     low: Expr
@@ -260,26 +260,26 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class RealSet(Answer):
+class RealSet(Shape):
     """Union of spans; ``subject`` is the name in the inequality, if there was one."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[Interval, ...]
     subject: str = ""
 
 
 PLUS_INFINITY, MINUS_INFINITY = symbol("inf"), -symbol("inf")
-ALL_REALS = RealSet((Span(MINUS_INFINITY, False, PLUS_INFINITY, False),))
+ALL_REALS = RealSet((Interval(MINUS_INFINITY, False, PLUS_INFINITY, False),))
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix(Answer):
+class Matrix(Shape):
     """Rows of formulas."""
 
-    rows: tuple[tuple[Answer, ...], ...]
+    rows: tuple[tuple[Shape, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Named(Answer):
+class Named(Shape):
     """``name = value``: ``x = 5``, ``f(x) = 2x``, ``(p, q) = (1, 2)``, ``Paolo: 18``.
 
     ``name`` is without a function's ``arguments``; ``symbol`` is the name as a formula, None if it is none.
@@ -287,12 +287,12 @@ class Named(Answer):
 
     name: str
     arguments: tuple[str, ...]
-    value: Answer
+    value: Shape
     symbol: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Equation(Answer):
+class Equation(Shape):
     """Two equal formulas, neither of them a name."""
 
     left: Expr
@@ -300,7 +300,7 @@ class Equation(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class Order(Answer):
+class Order(Shape):
     """Chain of formulas with ``<`` or ``<=`` between them (or one ``!=``)."""
 
     parts: tuple[Expr, ...]
@@ -308,38 +308,38 @@ class Order(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class Family(Answer):
+class Family(Shape):
     """Answer with free parameters (``for some integer t``), and their domain (Z, N, R) if it is given."""
 
-    answer: Answer
+    answer: Shape
     parameters: frozenset[str]
     domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Domain(Answer):
+class Domain(Shape):
     r"""Set of numbers that is no union of intervals: ``\mathbb{Z}``, ``\mathbb{Q}``, the positive integers (Z+)."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Within(Answer):
+class Within(Shape):
     r"""Members of a domain that meet a condition: ``\{x \in \mathbb{Z} : x > 2\}``."""
 
     domain: str
-    condition: Answer
+    condition: Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Piecewise(Answer):
+class Piecewise(Shape):
     """Definition by cases: values and their conditions; the condition of "otherwise" is None."""
 
-    pieces: tuple[tuple[Answer, Answer | None], ...]
+    pieces: tuple[tuple[Shape, Shape | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Dotted(Answer):
+class Dotted(Shape):
     """List that continues by a rule: the item at place ``#j``, counted from 0, and the last place (None: no end)."""
 
     item: Expr
@@ -347,10 +347,10 @@ class Dotted(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class Sentence(Answer):
+class Sentence(Shape):
     """Words with content, and the formulas between them."""
 
-    parts: tuple[str | Answer, ...]
+    parts: tuple[str | Shape, ...]
 
 
 def complete(items: Iterable[T | None]) -> list[T] | None:
@@ -363,14 +363,14 @@ def complete(items: Iterable[T | None]) -> list[T] | None:
     return found
 
 
-def plain(answer: Answer | None) -> Expr | None:
+def unitless(answer: Shape | None) -> Expr | None:
     """Return the formula of a quantity without a unit; None for every other answer."""
     return answer.expr if isinstance(answer, Quantity) and answer.unit is None else None
 
 
 def as_value(value: Quantity) -> Expr | None:
     """Return the value of a quantity without a unit, or of a percentage."""
-    return value.expr / number(100) if value.unit is not None and value.unit.kind == "percent" else plain(value)
+    return value.expr / numeral(100) if value.unit is not None and value.unit.kind == "percent" else unitless(value)
 
 
 def all_of(verdicts: Sequence[bool | None]) -> bool | None:

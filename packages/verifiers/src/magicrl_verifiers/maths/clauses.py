@@ -69,7 +69,7 @@ _ROLES, _RELATIONS, _LONGER, _UNSPACED = _tables()
 
 
 @dataclass(slots=True)
-class Piece:
+class _Piece:
     """A value, a phrase or a mark of a sentence, with its roles and its place."""
 
     text: str
@@ -78,14 +78,14 @@ class Piece:
     end: int
 
 
-def _pieces(sentence: str) -> list[Piece]:
-    found: list[Piece] = []
+def _pieces(sentence: str) -> list[_Piece]:
+    found: list[_Piece] = []
     for match in _PIECE.finditer(sentence):
         kind, text, (start, end) = match.lastgroup, match[0].casefold(), match.span()
         if kind == "word":
             if text[-1] >= _UNSPACED_FROM:
                 for part in _UNSPACED.finditer(text):
-                    found.append(Piece(part[0], _ROLES[part[0]], start + part.start(), start + part.end()))
+                    found.append(_Piece(part[0], _ROLES[part[0]], start + part.start(), start + part.end()))
                 continue
             roles = _ROLES.get(text, _NONE)
             if "'" in text or "’" in text:
@@ -98,15 +98,15 @@ def _pieces(sentence: str) -> list[Piece]:
             roles = _NONE if _NAME.fullmatch(match[0]) else _VALUE
         else:
             roles = _VALUE if match["nth"] is None else _VALUE | {"nth"}
-        found.append(Piece(text, roles, start, end))
+        found.append(_Piece(text, roles, start, end))
         if kind == "formula" and text.rstrip("$)]\\ ")[-1:] in (",", ";", "."):
-            found.append(Piece(",", _BREAK, end, end))
+            found.append(_Piece(",", _BREAK, end, end))
     return _phrases(found)
 
 
-def _phrases(pieces: list[Piece]) -> list[Piece]:
+def _phrases(pieces: list[_Piece]) -> list[_Piece]:
     """Join the words of each phrase to one piece."""
-    found: list[Piece] = []
+    found: list[_Piece] = []
     at = 0
     while at < len(pieces):
         piece = pieces[at]
@@ -115,7 +115,7 @@ def _phrases(pieces: list[Piece]) -> list[Piece]:
             if [one.text for one in pieces[at : at + len(words)]] == words:
                 size = len(words)
                 phrase = " ".join(words)
-                piece = Piece(phrase, _ROLES[phrase], piece.start, pieces[at + size - 1].end)
+                piece = _Piece(phrase, _ROLES[phrase], piece.start, pieces[at + size - 1].end)
                 break
         found.append(piece)
         at += size
@@ -155,7 +155,7 @@ _FAR = frozenset(("condition", "refused", "hedge", "instead", "deny"))
 class _Reader:
     """Values of one sentence, with the mark of each."""
 
-    def __init__(self, sentence: str, pieces: list[Piece], roles: Roles) -> None:
+    def __init__(self, sentence: str, pieces: list[_Piece], roles: Roles) -> None:
         self._sentence = sentence
         self._pieces = pieces
         self._has = roles

@@ -9,7 +9,7 @@ from typing import Any
 
 from magicrl_verifiers.maths.answers import (
     ALL_REALS,
-    Answer,
+    Brackets,
     Clock,
     Domain,
     Dotted,
@@ -17,7 +17,6 @@ from magicrl_verifiers.maths.answers import (
     Expr,
     Family,
     Fixed,
-    Group,
     Matrix,
     Named,
     Order,
@@ -27,6 +26,7 @@ from magicrl_verifiers.maths.answers import (
     RealSet,
     Sentence,
     Several,
+    Shape,
     Text,
     Unit,
     Within,
@@ -36,11 +36,11 @@ from magicrl_verifiers.maths.answers import (
     complete,
     function,
     names_of,
-    number,
-    plain,
+    numeral,
     rename,
     substitute,
     symbol,
+    unitless,
     without_degrees,
 )
 from magicrl_verifiers.maths.equality import approximates, constant_ratio, linear, number_value, quadratic, same_value
@@ -57,7 +57,7 @@ from magicrl_verifiers.maths.relations import (
 )
 from magicrl_verifiers.maths.sequences import counting, same_family
 
-_HALF_TURN = symbol("pi") / number(180)
+_HALF_TURN = symbol("pi") / numeral(180)
 
 
 def same_quantity(reference: Quantity, answer: Quantity) -> bool | None:
@@ -70,7 +70,7 @@ def same_quantity(reference: Quantity, answer: Quantity) -> bool | None:
         return True if verdict is False and degrees_left_out(reference.expr, answer.expr) else verdict
     given, bare = (reference.expr, answer.expr) if left else (answer.expr, reference.expr)
     if unit.kind == "percent":
-        hundredth = given / number(100)
+        hundredth = given / numeral(100)
         share = None if left else number_value(bare)
         if share is not None and abs(share) < 1:
             return same_number(bare, hundredth)  # 0.25 is no 0.25%
@@ -100,7 +100,7 @@ def _both_units(reference: Expr, left: Unit, answer: Expr, right: Unit) -> bool 
         # a product with a factor would lose the decimals of a literal, which decide about rounding
         if left.factor == right.factor:
             return same_number(reference, answer)
-        return same_value(number(left.factor) * reference, number(right.factor) * answer)
+        return same_value(numeral(left.factor) * reference, numeral(right.factor) * answer)
     if left.kind != right.kind:
         if {left.kind, right.kind} != {"degree", "unit"} or () not in (left.dimension, right.dimension):
             return False
@@ -130,7 +130,7 @@ def same_number(reference: Expr, answer: Expr) -> bool | None:
     return verdict
 
 
-def same_ratio(reference: Answer, answer: Answer) -> bool | None:
+def same_ratio(reference: Shape, answer: Shape) -> bool | None:
     if isinstance(reference, Clock) and isinstance(answer, Clock) and _moment(reference) == _moment(answer):
         return True
     left, right = (one.ratio if isinstance(one, Clock) else one for one in (reference, answer))
@@ -138,14 +138,14 @@ def same_ratio(reference: Answer, answer: Answer) -> bool | None:
         if len(left.parts) != len(right.parts):
             return False
         # the cross products of zeros are equal for every ratio: without this, 0:0 would match any reference
-        nothing = [all(same_value(part, number(0)) is True for part in one.parts) for one in (left, right)]
+        nothing = [all(same_value(part, numeral(0)) is True for part in one.parts) for one in (left, right)]
         if any(nothing):
             return all(nothing)
         # by cross products, without dividing by a part that may be zero
         pairs = combinations(zip(left.parts, right.parts, strict=True), 2)
         return all_of([same_value(a * d, c * b) for (a, b), (c, d) in pairs])
     ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
-    value = plain(other)
+    value = unitless(other)
     if isinstance(ratio, Ratio) and len(ratio.parts) == 2 and value is not None:
         return same_value(Expr("div", ratio.parts), value)
     return False
@@ -157,13 +157,13 @@ def _moment(clock: Clock) -> int:
     return clock.seconds % half_day + half_day * (clock.half == "pm") if clock.half else clock.seconds
 
 
-def one_value(items: Sequence[Answer]) -> bool:
+def one_value(items: Sequence[Shape]) -> bool:
     """Return whether values joined by "or" are all equal, as in ``\\frac{3}{10} or 30\\%``: that is no hedging."""
     values = complete(as_value(item) if isinstance(item, Quantity) else None for item in items)
     return values is not None and all(same_value(one, other) is True for one, other in pairwise(values))
 
 
-def numbered_names(plain: Sequence[Answer], items: Sequence[Answer]) -> bool:
+def numbered_names(plain: Sequence[Shape], items: Sequence[Shape]) -> bool:
     """Return whether ``items`` are ``x_1 = .., x_2 = ..``, and the other list ``x = .. or x = ..``."""
     names = {item.name for item in plain if isinstance(item, Named)}
     numbered = {item.name for item in items if isinstance(item, Named)}
@@ -171,22 +171,23 @@ def numbered_names(plain: Sequence[Answer], items: Sequence[Answer]) -> bool:
     return len(names) == 1 and names == stems and len(numbered) == len(items)
 
 
-def described(items: Sequence[Answer]) -> list[tuple[str, ...]]:
+def counted_words(items: Sequence[Shape]) -> list[tuple[str, ...]]:
     """Return the words with each count: ``("red", "apple")``."""
     return [tuple(map(singular, item.unit.words)) if isinstance(item, Quantity) and item.unit else () for item in items]
 
 
-def ordered_names(items: Sequence[Answer]) -> bool:
+def ordered_names(items: Sequence[Shape]) -> bool:
     """Return whether names give an order: ``a = 1, b = 2`` has one; ``x_1 = 1, x_2 = 2`` has none."""
     stems = {item.name.split("_")[0] for item in items if isinstance(item, Named)}
     return len(stems) == len(items)
 
 
-def assigned(answer: Answer) -> dict[str, Answer] | None:
+def assigned(answer: Shape) -> dict[str, Shape] | None:
     """Return the values of ``x = 1, y = 2`` or ``(x, y) = (1, 2)`` by name; None for one name, or alternatives."""
-    if isinstance(answer, Named) and isinstance(answer.value, Group) and answer.name.startswith("("):
+    if isinstance(answer, Named) and isinstance(answer.value, Brackets) and answer.name.startswith("("):
         names, values = answer.name.strip("()").split(","), answer.value.items
-    elif (isinstance(answer, Several) and not answer.either) or (isinstance(answer, Group) and answer.opening == "{"):
+    elif _is_set(answer) or (isinstance(answer, Several) and not answer.either):
+        assert isinstance(answer, Several | Brackets)
         names = [item.name for item in answer.items if isinstance(item, Named) and not item.arguments]
         values = values_of(answer.items)
     else:
@@ -194,7 +195,11 @@ def assigned(answer: Answer) -> dict[str, Answer] | None:
     return dict(zip(names, values, strict=True)) if 1 < len(set(names)) == len(names) == len(values) else None
 
 
-def values_of(items: Sequence[Answer]) -> tuple[Answer, ...]:
+def _is_set(answer: Shape) -> bool:
+    return isinstance(answer, Brackets) and answer.opening == "{"
+
+
+def values_of(items: Sequence[Shape]) -> tuple[Shape, ...]:
     return tuple(item.value if isinstance(item, Named) else item for item in items)
 
 
@@ -221,14 +226,14 @@ def solves(reference: Equation, answer: Expr) -> bool:
         return False
     (name,) = missing
     whole = reference.left - reference.right
-    if same_value(substitute(whole, name, answer), number(0)) is not True:
+    if same_value(substitute(whole, name, answer), numeral(0)) is not True:
         return False
     if (found := linear(whole, name)) is None:
         return False
     # a linear equation has one solution, but where its slope is zero any value may solve it: xy = 2x^2 at x = 0
     constant, step = found
-    denominator = answer.args[1] if answer.op == "div" else number(1)
-    return bool(constant_ratio(step, denominator) or constant_ratio(constant, number(1)))
+    denominator = answer.args[1] if answer.op == "div" else numeral(1)
+    return bool(constant_ratio(step, denominator) or constant_ratio(constant, numeral(1)))
 
 
 def solutions(equation: Equation) -> Named | None:
@@ -240,13 +245,13 @@ def solutions(equation: Equation) -> Named | None:
     return Named(name, (), Several((Quantity(low), Quantity(high))), symbol(name)) if discriminant else None
 
 
-def _formula(answer: Answer) -> Expr | None:
+def _formula(answer: Shape) -> Expr | None:
     """Return a definition by cases as one formula; None if a value is no formula, or a condition no set of reals."""
     if not isinstance(answer, Piecewise):
-        return plain(answer)
+        return unitless(answer)
     args: list[Expr] = []
     for value, condition in answer.pieces:
-        formula, where = plain(value), None if condition is None else subject_set(condition)
+        formula, where = unitless(value), None if condition is None else subject_set(condition)
         if formula is None or (where is None) != (condition is None):
             return None
         if where is None:
@@ -267,7 +272,7 @@ _CLOSED = (Fixed, Domain, Within, Piecewise, Dotted, Sentence)
 """Shapes that equal only their own kind, or a name with such a value."""
 
 
-def same(reference: Answer, answer: Answer) -> bool | None:
+def same(reference: Shape, answer: Shape) -> bool | None:
     """Return whether an answer means the same as the reference answer."""
     if reference == answer:
         return True
@@ -294,7 +299,7 @@ def same(reference: Answer, answer: Answer) -> bool | None:
     )
 
 
-def _closed(reference: Answer, answer: Answer) -> bool | None:
+def _closed(reference: Shape, answer: Shape) -> bool | None:
     """Compare sets that are no intervals, definitions by cases, fixed notation, and lists that continue by a rule."""
     # the blackboard letter may be written as a plain one
     if isinstance(reference, Domain) and isinstance(answer, Quantity):
@@ -319,7 +324,7 @@ def _closed(reference: Answer, answer: Answer) -> bool | None:
     return False
 
 
-def _words(reference: Answer, answer: Answer) -> bool | None:
+def _words(reference: Shape, answer: Shape) -> bool | None:
     if isinstance(reference, Text) and isinstance(answer, Text):
         return same_words(reference.words, answer.words)
     text, other = (reference, answer) if isinstance(reference, Text) else (answer, reference)
@@ -333,11 +338,11 @@ def _words(reference: Answer, answer: Answer) -> bool | None:
     value = word_number(words)
     if value is None:
         return False
-    said = Quantity(number(value))
+    said = Quantity(numeral(value))
     return same_quantity(said, other) if text is reference else same_quantity(other, said)
 
 
-def _one_named(reference: Answer, answer: Answer) -> bool | None:
+def _one_named(reference: Shape, answer: Shape) -> bool | None:
     """Compare a named value with a value without a name."""
     if isinstance(reference, Named):
         count = as_count(reference) if isinstance(answer, Quantity) else None
@@ -353,7 +358,7 @@ def _one_named(reference: Answer, answer: Answer) -> bool | None:
         and isinstance(reference, Several)
         and len({one.name for one in reference.items if isinstance(one, Named)}) > 1
     ):
-        return isinstance(answer.value, Several | Group | Matrix) and same(reference, answer.value)
+        return isinstance(answer.value, Several | Brackets | Matrix) and same(reference, answer.value)
     return same(reference, count or answer.value)
 
 
@@ -383,9 +388,9 @@ def _both_named(reference: Named, answer: Named) -> bool | None:
 def as_count(named: Named) -> Quantity | None:
     """Turn the named point ``C(n, k)`` into the number of choices, and ``P(n, k)`` into that of arrangements."""
     group = named.value
-    if named.name not in ("C", "P") or not isinstance(group, Group) or len(group.items) != 2 or group.opening != "(":
+    if named.name not in ("C", "P") or not isinstance(group, Brackets) or len(group.items) != 2 or group.opening != "(":
         return None
-    parts = complete(map(plain, group.items))
+    parts = complete(map(unitless, group.items))
     if parts is None:
         return None
     chosen = function("binomial", *parts)
@@ -411,7 +416,7 @@ def _squeezed(name: str) -> str:
     return min(bare, bare[::-1]) if points else bare  # AB is BA, angle ABC is CBA
 
 
-def _relations(reference: Answer, answer: Answer) -> bool | None:
+def _relations(reference: Shape, answer: Shape) -> bool | None:
     left, right = _equation(reference), _equation(answer)
     if left is not None and right is not None:
         return _same_relation(reference, left, answer, right)
@@ -422,14 +427,14 @@ def _relations(reference: Answer, answer: Answer) -> bool | None:
         named = isinstance(reference, Several) and any(isinstance(item, Named) for item in reference.items)
         valued = answer.left.symbols and not answer.right.symbols and not named
         return same(reference, Quantity(answer.right)) if valued else False
-    if isinstance(reference, Equation) and (value := plain(answer)) is not None:
+    if isinstance(reference, Equation) and (value := unitless(answer)) is not None:
         return solves(reference, value)
     if isinstance(reference, Equation) and (roots := solutions(reference)) is not None:
         return same(roots, answer)  # x^2 = 9 as a reference means both its solutions
     return None if isinstance(reference, Order) or isinstance(answer, Order) else False
 
 
-def _same_relation(reference: Answer, left: Equation, answer: Answer, right: Equation) -> bool | None:
+def _same_relation(reference: Shape, left: Equation, answer: Shape, right: Equation) -> bool | None:
     """Compare two equations up to a factor; one may be solved for a name of the other."""
     ratio = constant_ratio(left.left - left.right, right.left - right.right)
     if ratio:
@@ -442,13 +447,13 @@ def _same_relation(reference: Answer, left: Equation, answer: Answer, right: Equ
     return None if ratio is None else False
 
 
-def _equation(answer: Answer) -> Equation | None:
-    if isinstance(answer, Named) and answer.symbol is not None and (value := plain(answer.value)) is not None:
+def _equation(answer: Shape) -> Equation | None:
+    if isinstance(answer, Named) and answer.symbol is not None and (value := unitless(answer.value)) is not None:
         return Equation(answer.symbol, value)
     return answer if isinstance(answer, Equation) else None
 
 
-def _sets(reference: Answer, answer: Answer) -> bool | None:
+def _sets(reference: Shape, answer: Shape) -> bool | None:
     left, right = as_spans(reference), as_spans(answer)
     # a reference answer may list intervals without "or"; in an answer that would be hedging
     if left is None and isinstance(reference, Several) and (reference.either or any(map(unbounded, reference.items))):
@@ -472,7 +477,7 @@ def _sets(reference: Answer, answer: Answer) -> bool | None:
     return same_set(left, right)
 
 
-def _several(reference: Answer, answer: Answer) -> bool | None:
+def _several(reference: Shape, answer: Shape) -> bool | None:
     """Compare lists without order, unless names or brackets give one."""
     if isinstance(reference, Several) and isinstance(answer, Several):
         return _both_several(reference, answer)
@@ -489,7 +494,7 @@ def _several(reference: Answer, answer: Answer) -> bool | None:
         return len(said) == len(several.items) and same_words(
             reference.words, tuple(word for part in said for word in part)
         )
-    if isinstance(group, Group) and group.opening == group.closing:
+    if isinstance(group, Brackets) and group.opening == group.closing:
         if group.opening == "{":
             # names count where both sides give them
             listed = several.items if any(isinstance(item, Named) for item in group.items) else values_of(several.items)
@@ -498,7 +503,7 @@ def _several(reference: Answer, answer: Answer) -> bool | None:
         # a pair in [ ] is an interval; only longer groups are lists
         if group.opening in "(<" or len(group.items) != 2:
             return in_order(several.items, group.items) if not (several.signs or several.either) else False
-    return False if isinstance(group, Quantity | Text | Ratio | Clock | Group | Matrix) else None
+    return False if isinstance(group, Quantity | Text | Ratio | Clock | Brackets | Matrix) else None
 
 
 def _both_several(reference: Several, answer: Several) -> bool | None:
@@ -511,7 +516,7 @@ def _both_several(reference: Several, answer: Several) -> bool | None:
         return False  # "x = 1 and y = 2" is not "x = 1 or y = 2"
     if not named or numbered_names(left, right) or numbered_names(right, left):
         left, right = values_of(left), values_of(right)
-    ours, theirs = described(reference.items), described(answer.items)
+    ours, theirs = counted_words(reference.items), counted_words(answer.items)
     nouns = [words[-1] for words in ours if words]
     # without repeated nouns the order of a list has no meaning
     if len(set(nouns)) == len(nouns):
@@ -522,21 +527,21 @@ def _both_several(reference: Several, answer: Several) -> bool | None:
     return in_order(left, right)
 
 
-def in_order(reference: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
+def in_order(reference: Sequence[Shape], answer: Sequence[Shape]) -> bool | None:
     """Compare item by item."""
     if len(reference) != len(answer):
         return False
     return all_of([same(left, right) for left, right in zip(reference, answer, strict=True)])
 
 
-def same_member(reference: Answer, answer: Answer) -> bool | None:
+def same_member(reference: Shape, answer: Shape) -> bool | None:
     """Compare members of sets: as an answer ``{3}`` is ``3``, but not as a member of a set."""
-    sets = [one == RealSet(()) or (isinstance(one, Group) and one.opening == "{") for one in (reference, answer)]
+    sets = [one == RealSet(()) or _is_set(one) for one in (reference, answer)]
     return same(reference, answer) if sets[0] == sets[1] else False
 
 
 def matched(
-    reference: Sequence[Answer], answer: Sequence[Answer], *, same: Callable[[Answer, Answer], bool | None] = same
+    reference: Sequence[Shape], answer: Sequence[Shape], *, same: Callable[[Shape, Shape], bool | None] = same
 ) -> bool | None:
     """Pair items off in any order; equal items count with their multiplicity."""
     if len(reference) != len(answer):
@@ -559,12 +564,12 @@ def matched(
     return all_of(found)
 
 
-def _groups(reference: Answer, answer: Answer) -> bool | None:
+def _groups(reference: Shape, answer: Shape) -> bool | None:
     if isinstance(reference, Matrix) and isinstance(answer, Matrix):
         if len(reference.rows) != len(answer.rows) or len(reference.rows[0]) != len(answer.rows[0]):
             return False
         return all_of([in_order(left, right) for left, right in zip(reference.rows, answer.rows, strict=True)])
-    both = (reference, answer) if isinstance(reference, Group) and isinstance(answer, Group) else None
+    both = (reference, answer) if isinstance(reference, Brackets) and isinstance(answer, Brackets) else None
     if both and (both[0].opening, both[0].closing) == (both[1].opening, both[1].closing):
         if both[0].opening == "{":
             return matched(both[0].items, both[1].items, same=same_member)
@@ -577,22 +582,24 @@ def _groups(reference: Answer, answer: Answer) -> bool | None:
     if both:
         return _brackets_aside(*both)
     for one, other in ((reference, answer), (answer, reference)):
-        whole = plain(one.items[0]) if isinstance(one, Group) and len(one.items) == 1 and one.opening == "[" else None
-        if whole is not None and isinstance(one, Group) and one.closing == "[" and (value := plain(other)) is not None:
+        if not isinstance(one, Brackets) or len(one.items) != 1 or not one.opening == one.closing == "[":
+            continue
+        whole, value = unitless(one.items[0]), unitless(other)
+        if whole is not None and value is not None:
             return value.holds("fn", "floor") and same_value(function("floor", whole), value) is True  # Gauss's [n/2]
     matrix, other = (reference, answer) if isinstance(reference, Matrix) else (answer, reference)
-    if isinstance(matrix, Matrix) and isinstance(other, Group):
+    if isinstance(matrix, Matrix) and isinstance(other, Brackets):
         return _as_matrix(matrix, other)
     return False if isinstance(reference, Quantity | Text) or isinstance(answer, Quantity | Text) else None
 
 
-def _only_member(answer: Answer) -> Answer | None:
-    return answer.items[0] if isinstance(answer, Group) and answer.opening == "{" and len(answer.items) == 1 else None
+def _only_member(answer: Shape) -> Shape | None:
+    return answer.items[0] if isinstance(answer, Brackets) and _is_set(answer) and len(answer.items) == 1 else None
 
 
-def _as_matrix(matrix: Matrix, group: Group) -> bool | None:
+def _as_matrix(matrix: Matrix, group: Brackets) -> bool | None:
     """Compare a matrix with a list of lists, or a row or column with a vector."""
-    listed = [item.items for item in group.items if isinstance(item, Group) and item.opening == group.opening == "["]
+    listed = [item.items for item in group.items if isinstance(item, Brackets) and item.opening == group.opening == "["]
     if len(listed) == len(group.items) and len(set(map(len, listed))) == 1:
         return _groups(matrix, Matrix(tuple(listed)))
     square = group.opening == group.closing == "[" and len(group.items) > 2
@@ -602,7 +609,7 @@ def _as_matrix(matrix: Matrix, group: Group) -> bool | None:
     return in_order(vector, group.items) if 1 in (len(matrix.rows), len(matrix.rows[0])) else False
 
 
-def _brackets_aside(reference: Group, answer: Group) -> bool | None:
+def _brackets_aside(reference: Brackets, answer: Brackets) -> bool | None:
     """Compare groups in different brackets: only angle brackets and parentheses mean the same, a vector."""
     marks = {reference.opening, reference.closing, answer.opening, answer.closing}
     # three or more numbers are no interval, whatever the brackets are
@@ -611,10 +618,10 @@ def _brackets_aside(reference: Group, answer: Group) -> bool | None:
     return in_order(reference.items, answer.items) if vectors and paired else False
 
 
-_BY_KIND: tuple[tuple[Any, Callable[[Answer, Answer], bool | None]], ...] = (
+_BY_KIND: tuple[tuple[Any, Callable[[Shape, Shape], bool | None]], ...] = (
     (RealSet, _sets),
     (Several, _several),
-    (Group | Matrix, _groups),
+    (Brackets | Matrix, _groups),
     (Ratio | Clock, same_ratio),
     (Text, _words),
 )

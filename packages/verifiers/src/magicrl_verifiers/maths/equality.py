@@ -24,7 +24,7 @@ from operator import add, mul
 
 from flint import acb, arb, ctx, fmpq, fmpq_poly, fmpz
 
-from magicrl_verifiers.maths.answers import Expr, complete, function, number, substitute
+from magicrl_verifiers.maths.answers import Expr, complete, function, numeral, substitute
 from magicrl_verifiers.maths.literals import rounds
 from magicrl_verifiers.maths.steps import has_steps, proven
 from magicrl_verifiers.maths.values import MOST_BITS, Enclosure, Point, Residues, UnclearError, UndefinedError, Value
@@ -134,7 +134,7 @@ def _switches(tree: Expr) -> Iterator[Expr]:
         for part in tree.args:
             yield from _switches(part)
     first = tree.args[0] if tree.args else tree
-    one, minus = number(1), number(-1)
+    one, minus = numeral(1), numeral(-1)
     if tree.op == "div" and tree.args[1].symbols:
         yield tree.args[1]
     elif tree.op == "bound" or (tree.op == "pow" and _bends(tree) and first.symbols):
@@ -146,7 +146,7 @@ def _switches(tree: Expr) -> Iterator[Expr]:
             yield from (one - other for one, other in combinations(tree.args[:4], 2))
         elif tree.name in ("floor", "ceil", "mod"):
             inner = first if tree.name != "mod" else Expr("div", tree.args)
-            yield from (inner, inner - one, inner - minus, inner - number(2))
+            yield from (inner, inner - one, inner - minus, inner - numeral(2))
         elif tree.name in ("arcsin", "arccos", "artanh", "arcsec", "arccsc", "arcosh"):
             yield from (first - one, first - minus)
         elif tree.name in ("tan", "sec"):
@@ -404,8 +404,8 @@ def _same_residues(reference: Expr, answer: Expr, point: Point) -> bool | None:
 
 def linear(tree: Expr, name: str) -> tuple[Expr, Expr] | None:
     """Return start and step of a formula ``start + step * name``; None for other formulas."""
-    start = substitute(tree, name, number(0))
-    step = substitute(tree, name, number(1)) - start
+    start = substitute(tree, name, numeral(0))
+    step = substitute(tree, name, numeral(1)) - start
     return (start, step) if same_value(tree, start + step * Expr("sym", name=name)) is True else None
 
 
@@ -417,18 +417,18 @@ def quadratic(tree: Expr) -> tuple[str, Fraction, Expr, Expr, Fraction] | None:
     if len(tree.symbols) != 1:
         return None
     (name,) = tree.symbols
-    at = {place: substitute(tree, name, number(place)) for place in (-1, 0, 1)}
-    square = (at[1] + at[-1]) / number(2) - at[0]
-    slope = (at[1] - at[-1]) / number(2)
+    at = {place: substitute(tree, name, numeral(place)) for place in (-1, 0, 1)}
+    square = (at[1] + at[-1]) / numeral(2) - at[0]
+    slope = (at[1] - at[-1]) / numeral(2)
     x = Expr("sym", name=name)
     if same_value(tree, square * x * x + slope * x + at[0]) is not True:
         return None
-    discriminant = slope * slope - number(4) * square * at[0]
+    discriminant = slope * slope - numeral(4) * square * at[0]
     leading, size = number_value(square), number_value(discriminant)
     if not leading or size is None or size < 0:
         return None
-    middle = -slope / (number(2) * square)
-    half = function("root", discriminant, number(2)) / (number(2) * function("abs", square))
+    middle = -slope / (numeral(2) * square)
+    half = function("root", discriminant, numeral(2)) / (numeral(2) * function("abs", square))
     return name, leading, middle - half, middle + half, size
 
 
@@ -474,7 +474,7 @@ def approximates(decimal: Expr, exact: Expr) -> bool:
     """Return whether a decimal is an irrational number, rounded or truncated to six or more significant digits."""
     negative = decimal.op == "neg"
     literal = decimal.args[0] if negative else decimal
-    # `literals.approximates` compares with fractions
+    # `literals.approximates_fraction` compares with fractions
     if literal.op != "num" or not literal.decimals or rational_value(exact) is not None:
         return False
     value = number_value(exact)

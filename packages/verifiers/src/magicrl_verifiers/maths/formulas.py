@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from magicrl_verifiers.maths.answers import Expr, function, number, put, symbol
+from magicrl_verifiers.maths.answers import Expr, function, numeral, put, symbol
 from magicrl_verifiers.maths.lexer import ELLIPSES, Token
 from magicrl_verifiers.maths.literals import word_set
 from magicrl_verifiers.maths.sequences import indexed, series
@@ -159,13 +159,13 @@ class _Reader:
         token = self.next()
         if slash and not token.spaced:
             raise NoFormulaError
-        top = self.number(token.text) if slash else self.argument(0)
+        top = self.numeral(token.text) if slash else self.argument(0)
         if slash:
             self.need("op", "/")
-        bottom = self.number(self.next().text) if slash and self.peek("num") else self.argument(0)
+        bottom = self.numeral(self.next().text) if slash and self.peek("num") else self.argument(0)
         numbers = top.op == bottom.op == "num"
         if numbers and 0 < top.value < bottom.value and not top.decimals and not bottom.decimals:
-            return number(whole.value + top.value / bottom.value)
+            return numeral(whole.value + top.value / bottom.value)
         if slash or (numbers and whole.value != 0):
             raise NoFormulaError  # 1 11/2 is a typing error, or a product in a form that nobody writes
         self.at = start
@@ -194,7 +194,7 @@ class _Reader:
             if self.at - start > _MAX_CHAIN:
                 raise NoFormulaError
             if self.take("unit", "degree"):
-                base = base * symbol("pi") / number(180)
+                base = base * symbol("pi") / numeral(180)
             elif mark := self._operator("^", "_", "!", "'"):
                 base = self._postfix(mark, base, depth)
             else:
@@ -253,7 +253,7 @@ class _Reader:
             return self._counted_before(depth)
         token = self.next()
         if token.kind == "num":
-            return self.number(token.text)
+            return self.numeral(token.text)
         if token.kind == "sym":
             if token.text == "Delta" and self.peek("sym"):  # a difference is one name, not a product
                 return symbol("Delta:" + self.next().text)
@@ -286,10 +286,10 @@ class _Reader:
             return self._command(token.text, depth)
         raise NoFormulaError
 
-    def number(self, text: str) -> Expr:
+    def numeral(self, text: str) -> Expr:
         if len(text) > _MAX_DIGITS:
             raise NoFormulaError
-        return number(Fraction(text), len(text.partition(".")[2]))
+        return numeral(Fraction(text), len(text.partition(".")[2]))
 
     def fail(self) -> Expr:
         raise NoFormulaError
@@ -322,7 +322,7 @@ class _Reader:
         if len(args) > 1:
             raise NoFormulaError
         # Gamma(x) is (x - 1)!
-        shifted = args[0] + number(-1)
+        shifted = args[0] + numeral(-1)
         return function("zeta", args[0]) if name == "zeta" else function("factorial", shifted)
 
     def _listed(self, depth: int) -> list[Expr]:
@@ -343,7 +343,7 @@ class _Reader:
             # TeX takes one character: \frac12 is 1/2, \frac123 is 1/2 times 3
             if len(digits) > 1:
                 self.tokens = [*self.tokens[: self.at], Token("num", digits[1:]), *self.tokens[self.at :]]
-            return self.number(digits[0])
+            return self.numeral(digits[0])
         return self.base(depth + 1)
 
     def _command(self, name: str, depth: int) -> Expr:
@@ -354,7 +354,7 @@ class _Reader:
         if name == "binom":
             return function("binomial", self.argument(depth), self.argument(depth))
         if name in ("sqrt", "cbrt"):
-            root = number(2 if name == "sqrt" else 3)
+            root = numeral(2 if name == "sqrt" else 3)
             if self.take("open", "["):
                 root = self.sum(depth + 1)
                 self.need("close", "[")
@@ -395,7 +395,7 @@ class _Reader:
             if mark == "^":
                 power = self.script(depth)
             else:  # of log_10 x all digits count
-                base = self.number(self.next().text) if self.peek("num") else self.argument(depth)
+                base = self.numeral(self.next().text) if self.peek("num") else self.argument(depth)
         arg = self._function_argument(depth)
         if name == "cis":
             turned = function("cos", arg) + symbol("i") * function("sin", arg)
@@ -404,7 +404,7 @@ class _Reader:
             raise NoFormulaError
         applied = function(name, arg) if base is None else function("logb", arg, base)
         # \sin^{-1} is the inverse function; other powers are those of the value
-        if power == -number(1):
+        if power == -numeral(1):
             return function(_INVERSES[name], arg) if name in _INVERSES else self.fail()
         return applied if power is None else Expr("pow", (applied, power))
 
@@ -435,7 +435,7 @@ def _choices(letter: str, total: Expr, chosen: Expr) -> Expr:
 
 def _chosen(letter: str, subscript: str, script: Expr) -> Expr | None:
     """Read ``C_n^k`` as choices and ``A_5^2`` as arrangements; None where it is a power."""
-    top = number(int(subscript)) if subscript.isdigit() else symbol(subscript)
+    top = numeral(int(subscript)) if subscript.isdigit() else symbol(subscript)
     numbers = top.op == script.op == "num"
     # nobody chooses 12 of 5 things, so C_5^{12} is a power; so is A_n^2, where A is a name
     power = script.value > top.value if numbers else letter == "A"

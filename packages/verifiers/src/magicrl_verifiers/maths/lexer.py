@@ -101,7 +101,7 @@ class Token:
     roman: bool = False
 
 
-def tokens_of(text: str) -> list[Token] | None:
+def lex(text: str) -> list[Token] | None:
     """Return the tokens of ``text``; None when it is too long."""
     # a long text is refused before it is split
     if len(text) > 4 * MAX_TOKENS:
@@ -234,7 +234,7 @@ def _phrase(found: list[Token], words: str) -> None:
         elif piece == "%":
             found.append(Token("unit", "percent", True, roman=True))
         elif piece in "+-*/^_!'()[]{}:|=<>":
-            found.extend(tokens_of(piece) or ())
+            found.extend(lex(piece) or ())
         elif piece in "$€£¥₹¢":
             found.append(Token("unit", piece, True, roman=True))
         elif piece[0].isupper() and piece.rstrip(".") in _MONEY:

@@ -281,7 +281,7 @@ def _fraction(sign: str, whole: str | None, *parts: str | None) -> PlainNumber |
     return PlainNumber(-value if sign == "-" else value, False)
 
 
-def approximates(literal: PlainNumber, exact: Fraction) -> bool:
+def approximates_fraction(literal: PlainNumber, exact: Fraction) -> bool:
     """Return whether a decimal is a non-terminating fraction, rounded or truncated to six or more significant digits.
 
     Example: 0.0833333 is 1/12; 0.5000001 is not 1/2, which has an exact decimal.

@@ -26,11 +26,11 @@ from sympy.core.random import seed as seed_sympy
 
 from magicrl_verifiers.extraction import answer_part, joint_boxes, last_box
 from magicrl_verifiers.isolated import Progress
-from magicrl_verifiers.maths.answers import Answer, Family, Group, Quantity, Several, any_of
+from magicrl_verifiers.maths.answers import Brackets, Family, Quantity, Several, Shape, any_of
 from magicrl_verifiers.maths.comparison import same
-from magicrl_verifiers.maths.lexer import ELLIPSES, Token, tokens_of
+from magicrl_verifiers.maths.lexer import ELLIPSES, Token, lex
 from magicrl_verifiers.maths.literals import (
-    approximates,
+    approximates_fraction,
     choice,
     choice_letter,
     choice_letters,
@@ -206,13 +206,13 @@ def same_structure(reference: str, answer: str) -> bool | None:
     verdicts: list[bool | None] = []
     for left in readings(reference, trusted=True):
         for right in readings(answer, trusted=False):
-            verdicts.append(compare(left, right))
+            verdicts.append(same_shape(left, right))
             if verdicts[-1] is True:
                 return True
     return True if _decimal_comma(reference, answer) else any_of(verdicts or [None])
 
 
-def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
+def readings(text: str, *, trusted: bool) -> Iterator[Shape]:
     """Yield the shapes of a text: commas between groups of three digits may be those of a list or of a number."""
     for pattern, replacement in _NUMERALS:
         text = pattern.sub(replacement, text)
@@ -236,7 +236,7 @@ def has_shape(reference: str) -> bool:
     return next(readings(reference, trusted=True), None) is not None
 
 
-def compare(reference: Answer, answer: Answer) -> bool | None:
+def same_shape(reference: Shape, answer: Shape) -> bool | None:
     """Compare two shapes, with their parameters renamed if they have any."""
     verdict = same(reference, answer)
     if verdict is True:
@@ -254,7 +254,7 @@ def compare(reference: Answer, answer: Answer) -> bool | None:
 def same_list(reference: str, boxes: str, count: int) -> bool:
     """Return whether several boxes together are a reference answer that is a list of as many answers."""
     for left in readings(reference, trusted=True):
-        items = left.items if isinstance(left, Several) or (isinstance(left, Group) and left.opening == "{") else ()
+        items = left.items if isinstance(left, Several) or (isinstance(left, Brackets) and left.opening == "{") else ()
         if len(items) == count and any(same(left, right) is True for right in readings(boxes, trusted=False)):
             return True
     return False
@@ -276,7 +276,7 @@ def engine_may_judge(reference: str, answer: str) -> bool:
     sides = ((reference, True), (answer, False))
     if all(any(isinstance(one, Quantity) for one in readings(text, trusted=trusted)) for text, trusted in sides):
         return False  # undecided: Math-Verify would compare roundings
-    left, right = tokens_of(reference), tokens_of(answer)
+    left, right = lex(reference), lex(answer)
     if left is None or right is None or _unreadable(left) or _unreadable(right) or len(_words(left)) > _MOST_WORDS:
         return False
     return _words(left) == _words(right) and _shape(left) == _shape(right)
@@ -327,12 +327,13 @@ def same_string(reference: str, answer: str) -> bool | None:
 def same_rational(reference: str, answer: str) -> bool | None:
     """Compare two plain numbers exactly; the result is final unless a separator may be that of a list.
 
-    Only a fraction without an exact decimal may be given as a rounded one, see `approximates`.
+    Only a fraction without an exact decimal may be given as a rounded one, see `approximates_fraction`.
     """
     left, right = plain_number(reference), plain_number(answer)
     if left is None or right is None:
         return None
-    if left.value == right.value or approximates(right, left.value) or approximates(left, right.value):
+    rounded = approximates_fraction(right, left.value) or approximates_fraction(left, right.value)
+    if rounded or left.value == right.value:
         return True
     # 1,234 may also be a list of two: the structure decides
     return None if left.grouped or right.grouped else False

@@ -9,18 +9,18 @@ from magicrl_verifiers.maths.answers import (
     ALL_REALS,
     MINUS_INFINITY,
     PLUS_INFINITY,
-    Answer,
     Clock,
     Domain,
     Expr,
     Family,
     Fixed,
+    Interval,
     Quantity,
     Ratio,
     RealSet,
-    Span,
+    Shape,
     Text,
-    number,
+    numeral,
 )
 from magicrl_verifiers.maths.lexer import ELLIPSES, Token
 from magicrl_verifiers.maths.literals import counts_one, word_number, word_set
@@ -73,7 +73,7 @@ def depths(tokens: Sequence[Token]) -> list[int] | None:
     return None if stack else found
 
 
-def split(tokens: Sequence[Token], levels: list[int], kind: str) -> tuple[list[Sequence[Token]], list[str]]:
+def split_at(tokens: Sequence[Token], levels: list[int], kind: str) -> tuple[list[Sequence[Token]], list[str]]:
     """Split at the tokens of a kind outside all brackets; return the parts and the texts of those tokens."""
     parts: list[Sequence[Token]] = []
     found: list[str] = []
@@ -192,7 +192,7 @@ def clock_time(tokens: Sequence[Token]) -> Clock | None:
     seconds = sum(int(value) * unit for value, unit in zip(values, (3600, 60, 1), strict=False))
     # 3:05 is a time; 3:5 may be a ratio as well
     padded = any(value.startswith("0") for value in values)
-    ratio = None if half or padded or len(values) < 2 else Ratio(tuple(number(int(value)) for value in values))
+    ratio = None if half or padded or len(values) < 2 else Ratio(tuple(numeral(int(value)) for value in values))
     return Clock(seconds, half, ratio)
 
 
@@ -288,7 +288,7 @@ _DAY_WORDS = word_set("of the st nd rd th on")
 _LONGEST_PHRASE = 12
 
 
-def number_domain(tokens: Sequence[Token]) -> Answer | None:
+def number_domain(tokens: Sequence[Token]) -> Shape | None:
     r"""Read ``\mathbb{R}``, ``all real numbers``, ``positive integers``, ``\mathbb{Z}_{>0}`` or ``even integers``."""
     texts = [token.text for token in tokens if token.kind not in ("lbrace", "rbrace")]
     if len(texts) >= 2 and texts[0] in ("mathbb", "mathbf") and texts[1] in _SETS:
@@ -302,20 +302,23 @@ def number_domain(tokens: Sequence[Token]) -> Answer | None:
     return None
 
 
-def _part(kind: str, half: str) -> Answer | None:
+def _part(kind: str, half: str) -> Shape | None:
     if not half:
         return ALL_REALS if kind == "R" else Domain(kind)
     if half not in _HALVES:
         return None
     sign, with_zero = _HALVES[half]
     if kind == "R":
-        zero = number(0)
-        below, above = Span(MINUS_INFINITY, False, zero, with_zero), Span(zero, with_zero, PLUS_INFINITY, False)
+        zero = numeral(0)
+        below, above = (
+            Interval(MINUS_INFINITY, False, zero, with_zero),
+            Interval(zero, with_zero, PLUS_INFINITY, False),
+        )
         return RealSet({1: (above,), -1: (below,), 0: (below, above)}[sign])
     return Domain(kind + {1: "+", -1: "-", 0: "*"}[sign] + ("0" if with_zero else ""))
 
 
-def _in_words(low: list[str]) -> Answer | None:
+def _in_words(low: list[str]) -> Shape | None:
     words = "".join(low).split() if len(low) == 1 else low
     words = " ".join(words).replace("non - ", "non").replace("non-", "non").split()
     if len(words) > 1 and len(words[-1]) == 1:
@@ -347,11 +350,11 @@ def _multiples(tokens: Sequence[Token]) -> int | None:
 
 def _stepped(step: int, start: int) -> Family:
     """Return the whole numbers ``start``, ``start + step``, ... in both directions."""
-    steps = number(step) * Expr("sym", name="#k")
-    return Family(Quantity(steps + number(start)), frozenset(("#k",)), "Z")
+    steps = numeral(step) * Expr("sym", name="#k")
+    return Family(Quantity(steps + numeral(start)), frozenset(("#k",)), "Z")
 
 
-def closed_phrase(tokens: Sequence[Token]) -> Answer | None:
+def closed_phrase(tokens: Sequence[Token]) -> Shape | None:
     """Read a phrase of the table above."""
     if len(tokens) > _LONGEST_PHRASE or any(token.kind not in ("word", "sym") for token in tokens):
         return None

@@ -54,7 +54,6 @@ _UNIT_AFTER = re.compile(
 _ASSIGNED = re.compile(
     r"(?<![A-Za-z\d])(?:[A-Za-z](?:\([a-z]\))?|[A-Za-z]_\w)\s*=\s*(?P<value>[^=,;$]{1,60}?)\s*\.?\s*$"
 )
-_SAID = re.compile(r"\b(?:is|equals) {1,3}(?P<value>[^=,;$]{1,60}?) {0,3}\.? {0,3}$")
 _UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|operatorname)\s*\{[^{}]{0,60}\}")
 _NAME = re.compile(r"^[A-Za-z]\s*=(?=[^=]*$)\s*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
@@ -250,9 +249,6 @@ def _with_unit(part: str, value: re.Match[str]) -> str:
 
 def _assigned(sentence: str) -> str | None:
     """Return the formula at the end of a sentence: ``so f(x) = 2x + 1``; numbers follow the general rule."""
-    said = _SAID.search(sentence)
-    if said is not None and re.search(r"\\[a-z]", said["value"]) and _bare_formula(said["value"]):
-        return said["value"]
     match = _ASSIGNED.search(sentence)
     if match is None or not _bare_formula(match["value"]) or not re.search(r"[A-Za-z]", match["value"]):
         return None

@@ -19,14 +19,14 @@ from types import MappingProxyType
 from magicrl_verifiers.maths.answers import (
     DEGREE,
     PERCENT,
-    Answer,
     Dimension,
     Expr,
     Quantity,
     Several,
+    Shape,
     Unit,
     complete,
-    number,
+    numeral,
     signs,
     substitute,
 )
@@ -206,18 +206,18 @@ def in_base_units(tree: Expr, unit: Unit | None) -> Expr | None:
     None if a letter of the formula is no unit.
     """
     if unit is not None:
-        return Expr("mul", (tree, number(unit.factor), *_dimensions(unit.dimension)))
+        return Expr("mul", (tree, numeral(unit.factor), *_dimensions(unit.dimension)))
     if len(tree.symbols) == 2 and "mu" in tree.symbols:
-        tree = substitute(tree, "mu", number(Fraction(1, 10**6)))
+        tree = substitute(tree, "mu", numeral(Fraction(1, 10**6)))
     if not tree.symbols or any((len(name) > 1 and name != "Omega") or name not in UNITS for name in tree.symbols):
         return None
     for name in sorted(tree.symbols):
-        tree = substitute(tree, name, Expr("mul", (number(UNITS[name].factor), *_dimensions(UNITS[name].dimension))))
+        tree = substitute(tree, name, Expr("mul", (numeral(UNITS[name].factor), *_dimensions(UNITS[name].dimension))))
     return tree
 
 
 def _dimensions(dimension: Dimension) -> list[Expr]:
-    return [Expr("pow", (Expr("sym", name=f"[{name}]"), number(power))) for name, power in dimension]
+    return [Expr("pow", (Expr("sym", name=f"[{name}]"), numeral(power))) for name, power in dimension]
 
 
 def singular(word: str) -> str:
@@ -229,7 +229,7 @@ def singular(word: str) -> str:
     return word
 
 
-def quantity(tokens: Sequence[Token], *, trusted: bool) -> Answer | None:
+def quantity(tokens: Sequence[Token], *, trusted: bool) -> Shape | None:
     """Read a formula and its unit, if it has one; plus-minus signs make several quantities."""
     if [token.text.casefold() for token in tokens[-2:]] == ["below", "zero"] and len(tokens) > 2:
         found = quantity(tokens[:-2], trusted=trusted)
@@ -276,7 +276,7 @@ def _annotated(tokens: Sequence[Token]) -> Sequence[Token]:
     if not opening or (tokens[-1].kind, tokens[-1].text) != ("close", "("):
         return tokens
     named = word_number([token.text.casefold() for token in inside if token.kind == "word"])
-    if named is not None and parse(tokens[:opening]) == number(named):
+    if named is not None and parse(tokens[:opening]) == numeral(named):
         return tokens[:opening]
     # another number in words would be a second answer
     if named is not None or any(token.kind != "word" for token in inside):
@@ -295,7 +295,7 @@ def counted_in_words(tokens: Sequence[Token], *, trusted: bool) -> Quantity | No
     unit = unit_phrase(tokens[found[1] :], trusted=trusted)
     if any(word_number((word.casefold(),)) is not None for word in words[found[1] :]):
         return None  # two numbers
-    return None if unit is None else Quantity(number(found[0]), unit)
+    return None if unit is None else Quantity(numeral(found[0]), unit)
 
 
 _AMOUNT = r"(\d+(?:\.\d+)?)"
@@ -307,14 +307,14 @@ _TIMES = re.compile(
 _LENGTH, _TIME = Unit("unit", (("L", 1),)), Unit("unit", (("T", 1),))
 
 
-def _compound(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answer | None:
+def _compound(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Shape | None:
     """Read ``1 hour 30 minutes``: a sum of quantities of one kind, the larger unit first."""
     text = said(tokens)
     if feet := _FEET.fullmatch(text):
-        return Quantity(number((12 * Fraction(feet[1]) + Fraction(feet[2])) * UNITS["inch"].factor), _LENGTH)
+        return Quantity(numeral((12 * Fraction(feet[1]) + Fraction(feet[2])) * UNITS["inch"].factor), _LENGTH)
     if (times := _TIMES.fullmatch(text)) and len([value for value in times.groups() if value]) > 1:
         parts = zip(times.groups(), (3600, 60, 1), strict=True)
-        return Quantity(number(sum(size * Fraction(value) for value, size in parts if value)), _TIME)
+        return Quantity(numeral(sum(size * Fraction(value) for value, size in parts if value)), _TIME)
     ends = [at for at, (one, other) in enumerate(pairwise(tokens), 1) if (one.kind, other.kind) == ("word", "num")]
     starts = [0, *(at for at in ends if levels[at] == 0)]
     if len(starts) < 2:
@@ -324,7 +324,7 @@ def _compound(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answ
     return None if parts is None else added(parts)
 
 
-def _scaled(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answer | None:
+def _scaled(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Shape | None:
     """Read ``2.5 million`` and ``3 dozen eggs``, where a word is part of the number."""
     for at, (token, level) in enumerate(zip(tokens, levels, strict=True)):
         scale = SCALES.get(token.text.casefold()) if token.kind == "word" and level == 0 else None
@@ -333,7 +333,7 @@ def _scaled(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answer
             unit = _unit(tokens[at + 1 :], trusted) if tokens[at + 1 :] else None
             if tree is None or (tokens[at + 1 :] and unit is None):
                 return None
-            return free_signs(tree * number(scale), unit)
+            return free_signs(tree * numeral(scale), unit)
     return None
 
 
@@ -355,7 +355,7 @@ def _unit(tokens: Sequence[Token], trusted: bool) -> Unit | None:
     return unit_phrase(tokens, trusted=trusted)
 
 
-def free_signs(tree: Expr, unit: Unit | None) -> Answer | None:
+def free_signs(tree: Expr, unit: Unit | None) -> Shape | None:
     """Return the quantity, or the quantities for all choices of its plus-minus signs."""
     trees = signs(tree)
     if trees is None:
@@ -367,7 +367,7 @@ def free_signs(tree: Expr, unit: Unit | None) -> Answer | None:
 _ARC = ([((("T", 1),), 60)], [((("T", 1),), 60), ((("T", 1),), 1)])
 
 
-def added(items: Sequence[Answer]) -> Answer | None:
+def added(items: Sequence[Shape]) -> Shape | None:
     """Add ``12 minutes and 30 seconds`` to one quantity: units of one kind, each smaller than the one before."""
     found = [(item.expr, item.unit) for item in items if isinstance(item, Quantity) and item.unit is not None]
     if len(found) != len(items) or len(found) < 2:
@@ -382,7 +382,7 @@ def added(items: Sequence[Answer]) -> Answer | None:
     # the larger unit first: "30 seconds and 12 minutes" are two answers
     if any(small.factor >= large.factor for large, small in pairwise(units)):
         return None
-    parts = tuple(number(size * unit.factor) * tree for (tree, _), unit in zip(found, units, strict=True))
+    parts = tuple(numeral(size * unit.factor) * tree for (tree, _), unit in zip(found, units, strict=True))
     return Quantity(Expr("add", parts), Unit("unit", units[0].dimension) if size == 1 else DEGREE)
 
 

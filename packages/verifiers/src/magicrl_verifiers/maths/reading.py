@@ -14,12 +14,11 @@ from math import prod
 
 from magicrl_verifiers.maths.answers import (
     ALL_REALS,
-    Answer,
+    Brackets,
     Domain,
     Expr,
     Family,
     Fixed,
-    Group,
     Matrix,
     Named,
     Piecewise,
@@ -28,16 +27,17 @@ from magicrl_verifiers.maths.answers import (
     RealSet,
     Sentence,
     Several,
+    Shape,
     Text,
     Within,
     complete,
-    number,
-    plain,
+    numeral,
     substitute,
+    unitless,
 )
 from magicrl_verifiers.maths.equality import same_value
 from magicrl_verifiers.maths.formulas import parse
-from magicrl_verifiers.maths.lexer import ELLIPSES, Token, tokens_of
+from magicrl_verifiers.maths.lexer import ELLIPSES, Token, lex
 from magicrl_verifiers.maths.literals import plain_word, word_set
 from magicrl_verifiers.maths.phrases import (
     NOTHING,
@@ -53,7 +53,7 @@ from magicrl_verifiers.maths.phrases import (
     number_domain,
     out_of,
     said,
-    split,
+    split_at,
     stated,
     without_clause,
     without_lead,
@@ -68,7 +68,7 @@ def _is_dots(piece: Sequence[Token]) -> bool:
     return len(piece) == 1 and piece[0].kind == "cmd" and piece[0].text in ELLIPSES
 
 
-def dotted_list(pieces: Sequence[Sequence[Token]], at: int) -> Answer | None:
+def dotted_list(pieces: Sequence[Sequence[Token]], at: int) -> Shape | None:
     """Return the list whose item ``at`` is dots; None when the items show no rule."""
     shown = complete(parse(piece) for piece in (*pieces[:at], *pieces[at + 1 :]) if piece)
     found = None if shown is None else continued(shown[:at], shown[at:])
@@ -79,7 +79,7 @@ def dotted_list(pieces: Sequence[Sequence[Token]], at: int) -> Answer | None:
 _AXES = "ijk"
 
 
-def vector(tokens: Sequence[Token]) -> Group | None:
+def unit_vectors(tokens: Sequence[Token]) -> Brackets | None:
     r"""Read ``3\\mathbf{i} - 4\\mathbf{j}``: it needs the second or third unit vector, bold or with an accent."""
     accented = parse(tokens)
     if accented is not None and (found := _components(accented, ("hat", "vec", "bar"))) is not None:
@@ -94,7 +94,7 @@ def vector(tokens: Sequence[Token]) -> Group | None:
     return None if tree is None else _components(tree, ("unit",))
 
 
-def _components(tree: Expr, marks: Sequence[str]) -> Group | None:
+def _components(tree: Expr, marks: Sequence[str]) -> Brackets | None:
     """Return the components of a formula that is linear in unit vectors."""
     found = [(axis, f"{mark}:{axis}") for mark in marks for axis in _AXES if tree.holds("sym", f"{mark}:{axis}")]
     names = dict(found)
@@ -102,14 +102,14 @@ def _components(tree: Expr, marks: Sequence[str]) -> Group | None:
         return None
 
     def along(axis: str) -> Expr:
-        return reduce(lambda part, one: substitute(part, names[one], number(int(one == axis))), names, tree)
+        return reduce(lambda part, one: substitute(part, names[one], numeral(int(one == axis))), names, tree)
 
     total = Expr("add", tuple(along(axis) * Expr("sym", name=name) for axis, name in names.items()))
     # no part of the formula may be left over
     if same_value(tree, total) is not True:
         return None
     # without k it is a vector of the plane
-    return Group("<", "<", tuple(Quantity(along(axis)) for axis in (_AXES if "k" in names else "ij")))
+    return Brackets("<", "<", tuple(Quantity(along(axis)) for axis in (_AXES if "k" in names else "ij")))
 
 
 MAX_ITEMS = 100
@@ -119,7 +119,7 @@ _CONDITION_WORDS = word_set("if for when where")
 _ELSE = (["otherwise"], ["else"], ["if", "otherwise"])
 
 
-def bracketed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth: int) -> Answer | None:
+def bracketed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth: int) -> Shape | None:
     """Read a group, a set, a system, a matrix or an item in parentheses; None if no bracket encloses all tokens."""
     first, inside = tokens[0], tokens[1:-1]
     if len(tokens) < 2 or first.kind not in ("open", "env") or any(level == 0 for level in levels[1:-1]):
@@ -131,13 +131,13 @@ def bracketed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth
         return _matrix(first.text.split()[-1], inside, reader, depth)
     opening, closing = first.text, tokens[-1].text
     if not inside:
-        return Group(opening, closing, ()) if opening == "{" else None
+        return Brackets(opening, closing, ()) if opening == "{" else None
     if opening == "{" and (built := set_builder(inside, reader, depth)) is not None:
         return built
     inner_levels = depths(inside)
     if inner_levels is None or opening in ("floor", "ceil", "|"):
         return None
-    pieces, separators = split(inside, inner_levels, "sep")
+    pieces, separators = split_at(inside, inner_levels, "sep")
     # one item in parentheses is the item
     if not separators and opening == closing == "(":
         return reader.item(inside, depth + 1)
@@ -150,7 +150,7 @@ def bracketed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth
     return _grouped(opening, closing, list(whole.items) if isinstance(whole, Several) else [whole])
 
 
-def set_builder(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
+def set_builder(inside: Sequence[Token], reader: _Reader, depth: int) -> Shape | None:
     r"""Read ``\{x | -2 < x < 3\}``, whose condition is about one name, or ``\{2k : k \in Z\}``."""
     levels = depths(inside)
     if levels is None:
@@ -178,7 +178,7 @@ def set_builder(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer 
     return None if not name or found is None or domain is None else _within(domain, name, found)
 
 
-def _domain(head: Sequence[Token]) -> Answer | None:
+def _domain(head: Sequence[Token]) -> Shape | None:
     """Return the set that a set builder takes its members from; the reals if it names none."""
     at = next((at for at, token in enumerate(head) if token.kind == "rel"), None)
     if at is None:
@@ -186,8 +186,8 @@ def _domain(head: Sequence[Token]) -> Answer | None:
     return number_domain(head[at + 1 :]) if head[at].text == "in" else None
 
 
-def _within(domain: Answer, name: str, found: Answer) -> Answer | None:
-    plain: Answer | None = None
+def _within(domain: Shape, name: str, found: Shape) -> Shape | None:
+    plain: Shape | None = None
     if isinstance(found, RealSet) and found.subject == name:
         plain = RealSet(found.spans)
     inner = found.answer if isinstance(found, Family) else found
@@ -199,14 +199,14 @@ def _within(domain: Answer, name: str, found: Answer) -> Answer | None:
         # a small number of whole numbers is a list
         members = whole_numbers(plain, domain.name)
         if members is not None:
-            return Group("{", "{", tuple(Quantity(number(member)) for member in members))
+            return Brackets("{", "{", tuple(Quantity(numeral(member)) for member in members))
         return Within(domain.name, plain)
     return None
 
 
-def _piecewise(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
+def _piecewise(inside: Sequence[Token], reader: _Reader, depth: int) -> Shape | None:
     """Read a definition by cases: a value, then its condition, in every row."""
-    pieces: list[tuple[Answer, Answer | None]] = []
+    pieces: list[tuple[Shape, Shape | None]] = []
     for row in _rows(inside):
         cells = [cell for cell in row if cell]
         if len(cells) != 2:
@@ -233,7 +233,7 @@ def _piecewise(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer |
 
 def _rows(inside: Sequence[Token]) -> list[list[Sequence[Token]]]:
     """Return the cells of a table, row by row, without an empty last row."""
-    cells, ends = split(inside, depths(inside) or [0] * len(inside), "cell")
+    cells, ends = split_at(inside, depths(inside) or [0] * len(inside), "cell")
     rows: list[list[Sequence[Token]]] = [[]]
     for cell, end in zip(cells, [*ends, ""], strict=True):
         rows[-1].append(cell)
@@ -242,7 +242,7 @@ def _rows(inside: Sequence[Token]) -> list[list[Sequence[Token]]]:
     return rows if any(rows[-1]) and rows[-1] != [[]] else rows[:-1]
 
 
-def _system(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
+def _system(inside: Sequence[Token], reader: _Reader, depth: int) -> Shape | None:
     """Read the rows of a system of equations as a list."""
     joined: list[Token] = []
     for row in _rows(inside):
@@ -254,7 +254,7 @@ def _system(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | No
     return reader.answer(joined[:-1], depth + 1)
 
 
-def _matrix(name: str, inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
+def _matrix(name: str, inside: Sequence[Token], reader: _Reader, depth: int) -> Shape | None:
     if name not in _MATRICES or depths(inside) is None:
         return None
     rows = [complete(reader.item(cell, depth + 1) for cell in row) for row in _rows(inside)]
@@ -262,19 +262,19 @@ def _matrix(name: str, inside: Sequence[Token], reader: _Reader, depth: int) -> 
     return Matrix(tuple(map(tuple, known))) if known and len(set(map(len, known))) == 1 else None
 
 
-def _grouped(opening: str, closing: str, items: Sequence[Answer | None]) -> Answer | None:
+def _grouped(opening: str, closing: str, items: Sequence[Shape | None]) -> Shape | None:
     """Build a group; a tuple with plus-minus signs becomes several tuples."""
     known = complete(items)
     if known is None:
         return None
     if opening == closing == "{":
         flat = [part for item in known for part in (item.items if isinstance(item, Several) else (item,))]
-        return Group("{", "{", tuple(flat))
+        return Brackets("{", "{", tuple(flat))
     choices = [item.items if isinstance(item, Several) and item.signs else (item,) for item in known]
     # every sign doubles the tuples
     if prod(map(len, choices)) > MAX_ITEMS:
         return None
-    groups = tuple(Group(opening, closing, chosen) for chosen in product(*choices))
+    groups = tuple(Brackets(opening, closing, chosen) for chosen in product(*choices))
     return groups[0] if len(groups) == 1 else Several(groups, signs=True)
 
 
@@ -299,7 +299,7 @@ def cycles(tokens: Sequence[Token]) -> Fixed | None:
     return Fixed(tuple(sorted(turned)))
 
 
-def transposed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth: int) -> Answer | None:
+def transposed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth: int) -> Shape | None:
     r"""Read ``(1,2,3)^T`` as a column, and a transposed matrix."""
     ends = [at for at, level in enumerate(levels) if level == 0 and (tokens[at].kind, tokens[at].text) == ("op", "^")]
     mark = [token.text for token in tokens[ends[0] + 1 :] if token.kind not in ("lbrace", "rbrace")] if ends else []
@@ -308,22 +308,22 @@ def transposed(tokens: Sequence[Token], levels: list[int], reader: _Reader, dept
     inner = reader.item(tokens[: ends[0]], depth + 1)
     if isinstance(inner, Matrix):
         return Matrix(tuple(zip(*inner.rows, strict=True)))
-    if isinstance(inner, Group) and {inner.opening, inner.closing} <= {"(", "[", "<"} and mark != ["prime"]:
+    if isinstance(inner, Brackets) and {inner.opening, inner.closing} <= {"(", "[", "<"} and mark != ["prime"]:
         return Matrix(tuple((item,) for item in inner.items))
     return None
 
 
-def scaled_matrix(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth: int) -> Answer | None:
+def scaled_matrix(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth: int) -> Shape | None:
     r"""Multiply every entry by the factor in ``\frac12 \begin{pmatrix} .. \end{pmatrix}``."""
     begin = next((at for at, token in enumerate(tokens) if token.kind == "env" and levels[at] == 0), None)
     if not begin or tokens[-1].kind != "env":
         return None
     head = tokens[:begin]
-    factor = number(-1) if [token.text for token in head] == ["-"] else parse(head)
+    factor = numeral(-1) if [token.text for token in head] == ["-"] else parse(head)
     matrix = reader.item(tokens[begin:], depth + 1)
     if factor is None or not isinstance(matrix, Matrix):
         return None
-    rows = complete(complete(map(plain, row)) for row in matrix.rows)
+    rows = complete(complete(map(unitless, row)) for row in matrix.rows)
     return Matrix(tuple(tuple(Quantity(factor * cell) for cell in row) for row in rows)) if rows else None
 
 
@@ -341,7 +341,7 @@ def _sentence(tokens: Sequence[Token], trusted: bool) -> Sentence | None:
         word = token.kind == "word" and (token.roman or len(token.text) > 1)
         return token.kind if not level and (word or token.kind == "sep") else "formula"
 
-    parts: list[str | Answer] = []
+    parts: list[str | Shape] = []
     for what, run in groupby(zip(tokens, depths(tokens) or (), strict=False), key=kind):
         piece = [token for token, _ in run]
         if what == "word":
@@ -363,16 +363,16 @@ _EXCEPT = (["except"], ["except", "for"], ["excluding"], ["but"], ["other", "tha
 
 
 @lru_cache(maxsize=4096)
-def read(text: str, trusted: bool) -> Answer | None:
+def read(text: str, trusted: bool) -> Shape | None:
     """Return the shape of an answer in canonical notation; ``trusted`` is for reference answers."""
-    tokens = in_symbols(tokens_of(text) or ())
+    tokens = in_symbols(lex(text) or ())
     found = _shape_of(tokens, trusted)
     if found is None and any(token.kind == "word" for token in tokens):
         return _sentence(tokens, trusted)
     return found
 
 
-def _shape_of(tokens: Sequence[Token], trusted: bool) -> Answer | None:
+def _shape_of(tokens: Sequence[Token], trusted: bool) -> Shape | None:
     tokens = list(tokens)
     if not any(token.kind == "env" for token in tokens):  # lines outside a table are a list
         tokens = [Token("sep", ",") if (token.kind, token.text) == ("cell", "row") else token for token in tokens]
@@ -383,7 +383,7 @@ class _Reader:
     def __init__(self, trusted: bool) -> None:
         self._trusted = trusted
 
-    def answer(self, tokens: Sequence[Token], depth: int) -> Answer | None:
+    def answer(self, tokens: Sequence[Token], depth: int) -> Shape | None:
         """Read a whole answer: items with separators between them, perhaps a clause at the end."""
         levels = depths(tokens)
         if levels is None or depth > _MAX_DEPTH or not tokens:
@@ -407,7 +407,7 @@ class _Reader:
         bare = tokens[0].kind == "sym" and len(tokens) > 3 and tokens[1].kind == "bar"
         if bare and (built := set_builder(tokens, self, depth)) is not None:
             return built
-        pieces, separators = split(tokens, levels, "sep")
+        pieces, separators = split_at(tokens, levels, "sep")
         if len(pieces) > MAX_ITEMS:
             return None
         if not separators:
@@ -419,24 +419,24 @@ class _Reader:
             declared = (declared[0] | within[0], declared[1] or within[1])
         return Family(found, *declared) if found is not None and declared[0] else found
 
-    def _labelled(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
+    def _labelled(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Shape | None:
         """Read answers to the parts of a question: ``(a) 5 (b) 7``."""
         values = complete(self.answer(part, depth + 1) for part in labelled_parts(tokens, levels))
         return Several(tuple(Named(f"part{at}", (), value) for at, value in enumerate(values))) if values else None
 
-    def _blocks(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
+    def _blocks(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Shape | None:
         """Read ``p = 5, q = 2; p = 7, q = 2``: semicolons separate what commas join."""
         ends = [at for at, one in enumerate(tokens) if one.kind == "sep" and one.text in (";", "or") and not levels[at]]
         blocks = [tokens[start + 1 : end] for start, end in pairwise([-1, *ends, len(tokens)])]
         items = complete(self.answer(block, depth + 1) for block in blocks if block)
         return Several(tuple(items)) if items is not None and len(items) > 1 else None
 
-    def _list(self, pieces: list[Sequence[Token]], separators: list[str], depth: int) -> tuple[Answer | None, Declared]:
+    def _list(self, pieces: list[Sequence[Token]], separators: list[str], depth: int) -> tuple[Shape | None, Declared]:
         names, domain = NOTHING
         # a separator at the end is ignored
         if not pieces[-1] and separators[-1] in ",;":
             pieces, separators = pieces[:-1], separators[:-1]
-        items: list[Answer] = []
+        items: list[Shape] = []
         kept: list[str] = []
         for position, piece in enumerate(pieces):
             if not piece:
@@ -459,7 +459,7 @@ class _Reader:
         items = _given_names(items)
         return (joined(items, kept[:-1], trusted=self._trusted) if items else None), (names, domain)
 
-    def item(self, tokens: Sequence[Token], depth: int) -> Answer | None:
+    def item(self, tokens: Sequence[Token], depth: int) -> Shape | None:
         """Read one item: a relation, a set, a group, a ratio, words, or a quantity."""
         levels = depths(tokens)
         if levels is None or depth > _MAX_DEPTH or not tokens:
@@ -468,21 +468,21 @@ class _Reader:
         phrase = closed_phrase(tokens) or number_domain(tokens) or self._phrase(tokens, levels, depth)
         if phrase is not None:
             return phrase
-        parts, operations = split(tokens, levels, "cup")
+        parts, operations = split_at(tokens, levels, "cup")
         if operations and all(any(token.kind == "rel" for token in part) for part in parts):
             return united([self.item(part, depth + 1) for part in parts], operations)  # x < 1 or x > 2, with a cup
-        parts, relations = split(tokens, levels, "rel")
+        parts, relations = split_at(tokens, levels, "rel")
         if relations:
             return related(parts, relations, lambda piece: self.item(piece, depth + 1))
         tokens = _taken_away(tokens, levels)
-        parts, operations = split(tokens, levels, "cup")
+        parts, operations = split_at(tokens, levels, "cup")
         if operations:
             return united([self.item(part, depth + 1) for part in parts], operations)
         if any(token.kind == "colon" and level == 0 for token, level in zip(tokens, levels, strict=True)):
             return self._with_colon(tokens, levels, depth)
         return self._enclosed(tokens, levels, depth) or self._words_or_formula(tokens, levels)
 
-    def _phrase(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
+    def _phrase(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Shape | None:
         """Read a statement in words that gives a value or a set."""
         if tokens[0].kind != "word":
             return None
@@ -499,7 +499,7 @@ class _Reader:
                 return Within(domain.name, bound)  # all integers n > 2
         return None
 
-    def _except(self, tokens: Sequence[Token], depth: int) -> Answer | None:
+    def _except(self, tokens: Sequence[Token], depth: int) -> Shape | None:
         """Read ``all real numbers except 1 and 2``."""
         words = [token.text.casefold() for token in tokens]
         for mark in _EXCEPT if tokens and tokens[0].kind in ("word", "cmd") else ():
@@ -510,14 +510,14 @@ class _Reader:
                 whole = ALL_REALS  # all n except 2
             if at is not None and whole is not None:
                 points = self.answer(tokens[at + len(mark) :], depth + 1)
-                listed = complete(map(plain, points.items if isinstance(points, Several) else (points,)))
-                taken = Group("{", "{", tuple(map(Quantity, listed or ())))
+                listed = complete(map(unitless, points.items if isinstance(points, Several) else (points,)))
+                taken = Brackets("{", "{", tuple(map(Quantity, listed or ())))
                 left = united([whole, taken], ["setminus"])
                 if listed is not None:
                     return RealSet(left.spans, subject) if isinstance(left, RealSet) else left
         return None
 
-    def _enclosed(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
+    def _enclosed(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Shape | None:
         """Read brackets, with what belongs to them: the name of a point, a transposition, a factor."""
         found = cycles(tokens) or bracketed(tokens, levels, self, depth)
         if found is not None:
@@ -527,9 +527,9 @@ class _Reader:
             point = self.item(tokens[label[1] :], depth + 1)
             return None if point is None else Named(label[0], (), point)
         found = transposed(tokens, levels, self, depth) or scaled_matrix(tokens, levels, self, depth)
-        return found or vector(tokens)
+        return found or unit_vectors(tokens)
 
-    def _words_or_formula(self, tokens: Sequence[Token], levels: list[int]) -> Answer | None:
+    def _words_or_formula(self, tokens: Sequence[Token], levels: list[int]) -> Shape | None:
         if (clock := clock_time(tokens)) is not None:
             return clock
         # letters without a backslash may be a word or a product: known words come first
@@ -545,12 +545,12 @@ class _Reader:
                 return Text(words_of(tokens))  # student B, page 20
         return based(tokens) or quantity(tokens, trusted=self._trusted)
 
-    def _with_colon(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
+    def _with_colon(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Shape | None:
         """Read a clock time, a ratio, or a label and its value."""
         clock = clock_time(tokens)
         if clock is not None:
             return clock
-        parts, _ = split(tokens, levels, "colon")
+        parts, _ = split_at(tokens, levels, "colon")
         formulas = complete(map(parse, parts))
         if formulas is not None:
             return Ratio(tuple(formulas))
@@ -563,7 +563,7 @@ class _Reader:
         return None
 
 
-def _given_names(items: list[Answer]) -> list[Answer]:
+def _given_names(items: list[Shape]) -> list[Shape]:
     """Read the ratios ``a: 3, b: 5`` of different letters to numbers as letters and their values."""
     pairs = [item.parts for item in items if isinstance(item, Ratio) and len(item.parts) == 2]
     names = {name.name for name, value in pairs if name.op == "sym" and not value.symbols}

@@ -12,53 +12,53 @@ from magicrl_verifiers.maths.answers import (
     ALL_REALS,
     MINUS_INFINITY,
     PLUS_INFINITY,
-    Answer,
+    Brackets,
     Equation,
     Expr,
     Family,
-    Group,
+    Interval,
     Matrix,
     Named,
     Order,
     Quantity,
     RealSet,
     Several,
-    Span,
+    Shape,
     all_of,
     as_value,
     complete,
-    number,
-    plain,
+    numeral,
+    unitless,
 )
 from magicrl_verifiers.maths.equality import linear, number_value, quadratic, same_value
 from magicrl_verifiers.maths.formulas import parse
 from magicrl_verifiers.maths.lexer import Token
 from magicrl_verifiers.maths.literals import word_set
-from magicrl_verifiers.maths.phrases import depths, split
+from magicrl_verifiers.maths.phrases import depths, split_at
 from magicrl_verifiers.maths.quantities import added
 
-Read = Callable[[Sequence[Token]], "Answer | None"]
+Read = Callable[[Sequence[Token]], "Shape | None"]
 _MOST_SPANS = 100
 
 
-def as_spans(answer: Answer | None) -> RealSet | None:
+def as_spans(answer: Shape | None) -> RealSet | None:
     """Return an interval or a finite set as a set of numbers."""
     if isinstance(answer, RealSet):
         return answer
-    if not isinstance(answer, Group) or (bounds := complete(map(plain, answer.items))) is None:
+    if not isinstance(answer, Brackets) or (bounds := complete(map(unitless, answer.items))) is None:
         return None
     if answer.opening == "{":
         return _points(bounds)
     if len(bounds) == 2 and {answer.opening, answer.closing} <= {"(", "["}:
-        return RealSet((Span(bounds[0], answer.opening == "[", bounds[1], answer.closing == "["),))
+        return RealSet((Interval(bounds[0], answer.opening == "[", bounds[1], answer.closing == "["),))
     return None
 
 
 def _points(points: Sequence[Expr]) -> RealSet:
-    return RealSet(tuple(Span(point, True, point, True) for point in points))
+    return RealSet(tuple(Interval(point, True, point, True) for point in points))
 
 
-def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer | None:
+def united(items: Sequence[Shape | None], operations: Sequence[str]) -> Shape | None:
     r"""Compute ``A \cup B``, ``A \cap B`` or ``A \setminus B`` of sets of numbers or of named sets."""
     if (named := _of_names(items, operations)) is not None:
         return named
@@ -77,29 +77,29 @@ def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer 
     return _without(spans[0], spans[1]) if list(operations) == ["setminus"] else None
 
 
-def _of_names(items: Sequence[Answer | None], operations: Sequence[str]) -> Quantity | None:
+def _of_names(items: Sequence[Shape | None], operations: Sequence[str]) -> Quantity | None:
     r"""Return ``A \cap B`` of sets of which only the names are known."""
-    formulas, kinds = complete(map(plain, items)), set(operations)
+    formulas, kinds = complete(map(unitless, items)), set(operations)
     if formulas is None or len(kinds) != 1 or (kinds == {"setminus"} and len(items) > 2):
         return None
     named = all((one.op == "sym" and one.name.isupper()) or one.op == "set" for one in formulas)
     return Quantity(Expr("set", tuple(formulas), kinds.pop())) if named else None
 
 
-def _intersection(spans: Sequence[Span], others: Sequence[Span], *, points: bool = False) -> list[Span]:
+def _intersection(spans: Sequence[Interval], others: Sequence[Interval], *, points: bool = False) -> list[Interval]:
     pairs = [_both(one, other, points=points) for one in spans for other in others]
     return [span for span in pairs if span is not None]
 
 
-def _without(spans: Sequence[Span], taken: Sequence[Span]) -> RealSet | None:
+def _without(spans: Sequence[Interval], taken: Sequence[Interval]) -> RealSet | None:
     """Return the difference of two lists of spans; the bounds must have values."""
     left = list(spans)
     for hole in taken:
         if _position(hole.low) > _position(hole.high) or len(left) > _MOST_SPANS:
             return None
         # the rest is below or above the hole; an open end of the hole belongs to the rest
-        below = Span(MINUS_INFINITY, False, hole.low, not hole.low_closed)
-        above = Span(hole.high, not hole.high_closed, PLUS_INFINITY, False)
+        below = Interval(MINUS_INFINITY, False, hole.low, not hole.low_closed)
+        above = Interval(hole.high, not hole.high_closed, PLUS_INFINITY, False)
         left = _intersection(left, (below, above), points=True)
     return RealSet(tuple(left))
 
@@ -116,26 +116,26 @@ def _position(bound: Expr) -> Fraction | float:
     return 0 if value is None else value
 
 
-def subject_set(item: Answer) -> RealSet | None:
+def subject_set(item: Shape) -> RealSet | None:
     """Return a condition on one name as a set: an inequality, ``a = 1`` or ``a \\in R``."""
     if isinstance(item, Named) and isinstance(item.value, RealSet):
         return RealSet(item.value.spans, item.name)
-    if isinstance(item, Named) and item.symbol and (point := plain(item.value)) is not None:
+    if isinstance(item, Named) and item.symbol and (point := unitless(item.value)) is not None:
         return RealSet(_points([point]).spans, item.name)
     return item if isinstance(item, RealSet) else None
 
 
-def unbounded(item: Answer) -> bool:
+def unbounded(item: Shape) -> bool:
     """Return whether a pair in brackets has an infinite bound: then it is an interval and no point."""
-    found = as_spans(item) if isinstance(item, Group) else None
+    found = as_spans(item) if isinstance(item, Brackets) else None
     return found is not None and any(span.low == MINUS_INFINITY or span.high == PLUS_INFINITY for span in found.spans)
 
 
-def unequal(item: Answer, points: Sequence[Answer]) -> RealSet | None:
+def unequal(item: Shape, points: Sequence[Shape]) -> RealSet | None:
     r"""Read ``x \\ne 1, 2``, which excludes the points after the first, too."""
     if not isinstance(item, RealSet) or len(item.spans) != 2 or item.spans[0].high != item.spans[1].low:
         return None
-    others = complete(map(plain, points))
+    others = complete(map(unitless, points))
     if not others or (item.spans[0].low, item.spans[1].high) != (MINUS_INFINITY, PLUS_INFINITY):
         return None
     if any(point.symbols for point in others):
@@ -144,13 +144,13 @@ def unequal(item: Answer, points: Sequence[Answer]) -> RealSet | None:
     return None if found is None else RealSet(found.spans, item.subject)
 
 
-def alternatives(items: Sequence[Answer]) -> RealSet | None:
+def alternatives(items: Sequence[Shape]) -> RealSet | None:
     """Return the union of intervals joined by "or"; None if they overlap."""
-    sets = complete(as_spans(item) if isinstance(item, Group) else None for item in items)
+    sets = complete(as_spans(item) if isinstance(item, Brackets) else None for item in items)
     return None if sets is None or _overlap(sets) else _union(sets, "")
 
 
-def joined_sets(sets: Sequence[RealSet], separators: Sequence[str], *, trusted: bool = False) -> Answer:
+def joined_sets(sets: Sequence[RealSet], separators: Sequence[str], *, trusted: bool = False) -> Shape:
     """Join conditions: ``or`` makes a union, ``and`` an intersection, a comma either.
 
     An ``and`` that no number meets is no answer. In a reference (``trusted``) it means a union.
@@ -177,7 +177,7 @@ def joined_sets(sets: Sequence[RealSet], separators: Sequence[str], *, trusted: 
     return _union(sets, subject) if len(blocks) == 1 and (trusted or "and" not in separators) else Several(())
 
 
-def _common(sets: Sequence[RealSet]) -> list[Span]:
+def _common(sets: Sequence[RealSet]) -> list[Interval]:
     """Return the spans of the intersection."""
     return list(reduce(partial(_intersection, points=True), [one.spans for one in sets]))
 
@@ -190,7 +190,7 @@ def _union(sets: Sequence[RealSet], subject: str) -> RealSet:
     return RealSet(tuple(span for one in sets for span in one.spans), subject)
 
 
-def _both(one: Span, other: Span, *, points: bool) -> Span | None:
+def _both(one: Interval, other: Interval, *, points: bool) -> Interval | None:
     """Return the intersection of two spans; None if it is empty, or (without ``points``) one point."""
     lows = ((span.low, span.low_closed) for span in (one, other))
     highs = ((span.high, span.high_closed) for span in (one, other))
@@ -198,13 +198,13 @@ def _both(one: Span, other: Span, *, points: bool) -> Span | None:
     low, low_closed = max(lows, key=lambda bound: (_position(bound[0]), not bound[1]))
     high, high_closed = min(highs, key=lambda bound: (_position(bound[0]), bound[1]))
     single = points and low_closed and high_closed and _position(low) == _position(high)
-    return Span(low, low_closed, high, high_closed) if single or _position(low) < _position(high) else None
+    return Interval(low, low_closed, high, high_closed) if single or _position(low) < _position(high) else None
 
 
 def same_set(reference: RealSet, answer: RealSet) -> bool | None:
     """Return whether two unions of spans are the same set; None if their bounds cannot be ordered."""
     # (1,2] u (2,3) is (1,3)
-    left, right = merged(reference.spans), merged(answer.spans)
+    left, right = merged_spans(reference.spans), merged_spans(answer.spans)
     if left is None or right is None:
         # without an order only spans in the same order can be compared
         if len(reference.spans) != len(answer.spans):
@@ -218,9 +218,9 @@ def same_set(reference: RealSet, answer: RealSet) -> bool | None:
     return all_of([same_value(one, other) for one, other in pairs])
 
 
-def merged(spans: Sequence[Span]) -> list[Span] | None:
+def merged_spans(spans: Sequence[Interval]) -> list[Interval] | None:
     """Sort spans and join those that touch; None if bounds cannot be compared or are reversed."""
-    result: list[Span] = []
+    result: list[Interval] = []
     places = complete(
         (low, _place(span.high), span) if (low := _place(span.low)) is not None else None for span in spans
     )
@@ -231,7 +231,7 @@ def merged(spans: Sequence[Span]) -> list[Span] | None:
         if result and (low < end or (low == end and (span.low_closed or result[-1].high_closed))):
             last = result[-1]
             if high > end or (high == end and span.high_closed):
-                result[-1] = Span(last.low, last.low_closed, span.high, span.high_closed)
+                result[-1] = Interval(last.low, last.low_closed, span.high, span.high_closed)
                 end = high
         else:
             result.append(span)
@@ -255,7 +255,7 @@ def whole_numbers(numbers: RealSet, domain: str) -> list[int] | None:
     members = [
         member
         for member in range(ceil(low), floor(high) + 1)
-        if any(_both(span, _points([number(member)]).spans[0], points=True) for span in numbers.spans)
+        if any(_both(span, _points([numeral(member)]).spans[0], points=True) for span in numbers.spans)
     ]
     return members if len(members) <= _MOST_MEMBERS else None
 
@@ -352,7 +352,7 @@ def _tuple_name(tokens: Sequence[Token]) -> Name | None:
         return ("(" + ",".join(names) + ")", (), None) if len(names) == len(inner[::2]) else None
     if len(inner) < 3 or (tokens[0].kind, tokens[0].text) != ("open", "(") or tokens[-1].text != "(":
         return None
-    parts, _ = split(inner, [0] * len(inner), "sep")
+    parts, _ = split_at(inner, [0] * len(inner), "sep")
     names = [tree.name for tree in map(parse, parts) if tree is not None and tree.op == "sym"]
     return ("(" + ",".join(names) + ")", (), None) if len(names) == len(parts) else None
 
@@ -373,7 +373,7 @@ def point_label(tokens: Sequence[Token], levels: Sequence[int]) -> tuple[str, in
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
-def related(parts: list[Sequence[Token]], relations: list[str], read: Read) -> Answer | None:
+def related(parts: list[Sequence[Token]], relations: list[str], read: Read) -> Shape | None:
     """Read a chain of relations."""
     if not all(parts):
         return None
@@ -389,7 +389,7 @@ def related(parts: list[Sequence[Token]], relations: list[str], read: Read) -> A
     return None
 
 
-def _equality(parts: list[Sequence[Token]], relations: list[str], read: Read) -> Answer | None:
+def _equality(parts: list[Sequence[Token]], relations: list[str], read: Read) -> Shape | None:
     name = name_of(parts[0])
     if "~" in relations:
         about = relations.index("~")
@@ -412,7 +412,7 @@ def _equality(parts: list[Sequence[Token]], relations: list[str], read: Read) ->
         if last is None or not _agree(values):
             return None
         if isinstance(last, Matrix) and name[0].startswith("(") and {len(row) for row in last.rows} == {1}:
-            last = Group("(", "(", tuple(row[0] for row in last.rows))  # a column of letters
+            last = Brackets("(", "(", tuple(row[0] for row in last.rows))  # a column of letters
         # x = 1 \pm 2 is two values of x
         if isinstance(last, Several) and last.signs:
             return Several(tuple(_named(name, one) for one in last.items), signs=True)
@@ -434,7 +434,7 @@ def _equality(parts: list[Sequence[Token]], relations: list[str], read: Read) ->
     if len(computed) == len(every):
         # 2 + 3 = 5 computes a value and gives it to no name; 5 = 6 is no answer, and equal to none
         return Named("=", (), computed[-1]) if _agree(every) else Several(())
-    sides = complete(map(plain, every))
+    sides = complete(map(unitless, every))
     return Equation(sides[0], sides[1]) if sides is not None and len(sides) == 2 else None
 
 
@@ -445,7 +445,7 @@ def _unread_formula(tokens: Sequence[Token]) -> bool:
     return bool(kinds & {"cmd", "env", "fn", "cup"}) and not words and "unit" not in kinds
 
 
-def _agree(values: Sequence[Answer | None]) -> bool:
+def _agree(values: Sequence[Shape | None]) -> bool:
     """Return whether all values of a chain are equal: ``5 = 6`` gives no answer."""
     formulas = complete(as_value(value) if isinstance(value, Quantity) else None for value in values)
     if len(values) < 2 or formulas is None:
@@ -453,11 +453,11 @@ def _agree(values: Sequence[Answer | None]) -> bool:
     return all(same_value(one, other) is True for one, other in pairwise(formulas))
 
 
-def _named(name: Name, value: Answer) -> Named:
+def _named(name: Name, value: Shape) -> Named:
     return Named(name[0], name[1], value, name[2])
 
 
-def _near(exact: Answer | None, about: Answer | None) -> bool:
+def _near(exact: Shape | None, about: Shape | None) -> bool:
     """Return whether an approximation is right to a unit of its last digit; formulas without a value pass."""
     if exact is None or about is None:
         return True
@@ -468,7 +468,7 @@ def _near(exact: Answer | None, about: Answer | None) -> bool:
     return values is None or abs(values[0] - values[1]) < Fraction(1, 10**decimals)
 
 
-def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None:
+def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Shape | None:
     """Read an inequality: a set of numbers if it bounds one name by formulas without it, else an order."""
     if list(relations) == ["!="]:
         return _unequal(parts) or Order(tuple(parts), ("!=",))
@@ -482,9 +482,9 @@ def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None
     # between two names the bounded one is not known; between a name and a number it is the name
     bounded = [at for at in subject if not parts[1 - at].symbols] if len(parts) == 2 else []
     if bounded[:1] == [0]:
-        return RealSet((Span(MINUS_INFINITY, False, parts[1], closed[0]),), _spelling(parts[0]))
+        return RealSet((Interval(MINUS_INFINITY, False, parts[1], closed[0]),), _spelling(parts[0]))
     if bounded:
-        return RealSet((Span(parts[0], closed[0], PLUS_INFINITY, False),), _spelling(parts[1]))
+        return RealSet((Interval(parts[0], closed[0], PLUS_INFINITY, False),), _spelling(parts[1]))
     if len(parts) == 2 and (solved := _solved(parts[0], parts[1], closed[0])) is not None:
         return solved
     if len(parts) == 2 and (solved := _solved_square(parts[0], parts[1], closed[0])) is not None:
@@ -492,7 +492,7 @@ def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None
     if len(parts) == 2 and (around := _absolute(parts, closed[0])) is not None:
         return around
     if len(parts) == 3 and _is_subject(parts[1], parts):
-        return RealSet((Span(parts[0], closed[0], parts[2], closed[1]),), _spelling(parts[1]))
+        return RealSet((Interval(parts[0], closed[0], parts[2], closed[1]),), _spelling(parts[1]))
     return Order(tuple(parts), tuple(relations))
 
 
@@ -507,7 +507,7 @@ def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
     bound = -(found[0] / found[1])
     # dividing by a negative step reverses the inequality
     low, high = (MINUS_INFINITY, bound) if rise > 0 else (bound, PLUS_INFINITY)
-    return RealSet((Span(low, closed and rise < 0, high, closed and rise > 0),), name)
+    return RealSet((Interval(low, closed and rise < 0, high, closed and rise > 0),), name)
 
 
 def _solved_square(left: Expr, right: Expr, closed: bool) -> RealSet | None:
@@ -522,12 +522,12 @@ def _solved_square(left: Expr, right: Expr, closed: bool) -> RealSet | None:
         # (x-1)^2 <= 0 and -(x-1)^2 < 0
         return RealSet(_points([low]).spans, name) if closed else _unequal([Expr("sym", name=name), low])
     if leading > 0:
-        return RealSet((Span(low, closed, high, closed),), name)
-    below, above = Span(MINUS_INFINITY, False, low, closed), Span(high, closed, PLUS_INFINITY, False)
+        return RealSet((Interval(low, closed, high, closed),), name)
+    below, above = Interval(MINUS_INFINITY, False, low, closed), Interval(high, closed, PLUS_INFINITY, False)
     return RealSet((below, above), name)
 
 
-def _absolute(parts: Sequence[Expr], closed: bool) -> Answer | None:
+def _absolute(parts: Sequence[Expr], closed: bool) -> Shape | None:
     """Solve ``|x - 1| < 2`` or ``|x| > 2``, with a linear formula in one name and a positive number."""
     for at, part in enumerate(parts):
         bound = parts[1 - at]
@@ -555,19 +555,22 @@ def _spelling(part: Expr) -> str:
 def _unequal(parts: Sequence[Expr]) -> RealSet | None:
     for one, other in ((parts[0], parts[1]), (parts[1], parts[0])):
         if one.op == "sym" and not other.symbols:
-            below, above = Span(MINUS_INFINITY, False, other, False), Span(other, False, PLUS_INFINITY, False)
+            below, above = (
+                Interval(MINUS_INFINITY, False, other, False),
+                Interval(other, False, PLUS_INFINITY, False),
+            )
             return RealSet((below, above), one.name)
     return None
 
 
-def joined(items: Sequence[Answer], separators: Sequence[str], *, trusted: bool) -> Answer | None:
+def joined(items: Sequence[Shape], separators: Sequence[str], *, trusted: bool) -> Shape | None:
     """Join the items of a list: a union of sets of numbers, several answers, or one name with several values."""
     if len(items) > 1 and (apart := unequal(items[0], items[1:])) is not None:
         return apart
     if any(isinstance(item, RealSet) for item in items) and len(items) > 1:
         sets = complete(map(subject_set, items))
         return Several(tuple(items)) if sets is None else joined_sets(sets, separators, trusted=trusted)
-    flat: list[Answer] = []
+    flat: list[Shape] = []
     for item in items:
         chain_of_names = isinstance(item, Several) and item.items and all(isinstance(one, Named) for one in item.items)
         flat.extend(item.items if isinstance(item, Several) and (item.signs or chain_of_names) else (item,))
@@ -582,7 +585,7 @@ def joined(items: Sequence[Answer], separators: Sequence[str], *, trusted: bool)
     return Several(tuple(flat), either="or" in separators) if len(flat) > 1 else flat[0]
 
 
-def chained(items: Sequence[Answer]) -> Answer | None:
+def chained(items: Sequence[Shape]) -> Shape | None:
     """Join ``a < b`` and ``b < c`` to one chain."""
     orders = [item for item in items if isinstance(item, Order) and "!=" not in item.relations]
     if not 1 < len(orders) == len(items) or any(one.parts[-1] != two.parts[0] for one, two in pairwise(orders)):
@@ -591,9 +594,9 @@ def chained(items: Sequence[Answer]) -> Answer | None:
     return inequality(parts, [relation for order in orders for relation in order.relations])
 
 
-def congruent(tokens: Sequence[Token], levels: list[int], read: Read) -> Answer | None:
+def congruent(tokens: Sequence[Token], levels: list[int], read: Read) -> Shape | None:
     """Read congruences with one modulus, about one name at most."""
-    pieces, _ = split(tokens, levels, "sep")
+    pieces, _ = split_at(tokens, levels, "sep")
     residues: list[Expr] = []
     names: set[str] = set()
     moduli: set[Expr] = set()
@@ -603,14 +606,14 @@ def congruent(tokens: Sequence[Token], levels: list[int], read: Read) -> Answer 
         if at < len(piece) and modulus is None:
             return None
         moduli |= {modulus} if modulus is not None else set()
-        sides, relations = split(piece[:at], [0] * at, "rel")
+        sides, relations = split_at(piece[:at], [0] * at, "rel")
         if relations:
             name = name_of(sides[0])
             if len(relations) > 1 or relations[0] not in ("==", "=") or name is None or name[2] is None:
                 return None
             names.add(name[0])
         value = read(sides[-1])
-        found = complete(map(plain, value.items if isinstance(value, Several) and value.signs else (value,)))
+        found = complete(map(unitless, value.items if isinstance(value, Several) and value.signs else (value,)))
         if found is None:
             return None
         residues += found

@@ -16,25 +16,25 @@ from itertools import permutations
 from math import gcd, lcm
 
 from magicrl_verifiers.maths.answers import (
-    Answer,
+    Brackets,
     Dotted,
     Expr,
     Family,
-    Group,
     Named,
     Quantity,
     RealSet,
     Several,
+    Shape,
     complete,
     formulas,
     mapped,
     names_of,
-    number,
-    plain,
+    numeral,
     put,
     rename,
     substitute,
     symbol,
+    unitless,
 )
 from magicrl_verifiers.maths.equality import linear, number_value, rational_value, same_value
 
@@ -49,7 +49,7 @@ def continued(first: Sequence[Expr], last: Sequence[Expr]) -> Dotted | None:
     before = [indexed(item) for item in first]
     after = [indexed(item) for item in last]
     item = _rule(before[0], before[1]) if len(before) > 1 else None
-    if item is None or any(same_value(_at(item, number(at)), shown) is not True for at, shown in enumerate(before)):
+    if item is None or any(same_value(_at(item, numeral(at)), shown) is not True for at, shown in enumerate(before)):
         return None
     if not after:
         return Dotted(item, None)
@@ -58,17 +58,17 @@ def continued(first: Sequence[Expr], last: Sequence[Expr]) -> Dotted | None:
         return None
     # every item after the dots must follow the rule, counted from the end
     for back, shown in enumerate(reversed(after)):
-        if same_value(_at(item, end - number(back)), shown) is not True:
+        if same_value(_at(item, end - numeral(back)), shown) is not True:
             return None
     return Dotted(item, end)
 
 
-def expanded(dotted: Dotted) -> list[Answer] | None:
+def expanded(dotted: Dotted) -> list[Shape] | None:
     """Return all items of a list of numbers; None if there are letters, no end, or too many items."""
     end = None if dotted.last is None else rational_value(dotted.last)
     if end is None or end.denominator != 1 or not 0 <= end <= _MOST_ITEMS:
         return None
-    return [Quantity(_at(dotted.item, number(place))) for place in range(int(end) + 1)]
+    return [Quantity(_at(dotted.item, numeral(place))) for place in range(int(end) + 1)]
 
 
 def series(kind: str, before: Sequence[Expr], last: Expr, place: str) -> Expr | None:
@@ -78,7 +78,7 @@ def series(kind: str, before: Sequence[Expr], last: Expr, place: str) -> Expr | 
         found = continued(before[start:], [last])
         if found is not None and found.last is not None:
             body = put(found.item, Expr("sym", name=PLACE), Expr("sym", name=place))
-            whole = Expr("series", (number(0), found.last, body), f"{kind} {place}")
+            whole = Expr("series", (numeral(0), found.last, body), f"{kind} {place}")
             parts = (*(indexed(item) for item in before[:start]), whole)
             return whole if start == 0 else Expr("add" if kind == "sum" else "mul", parts)
     return None
@@ -89,8 +89,8 @@ def indexed(tree: Expr) -> Expr:
     match = _INDEX.fullmatch(tree.name) if tree.op == "sym" else None
     if match is None:
         return mapped(tree, indexed)
-    index = number(int(match["number"])) if match["number"] else Expr("sym", name=match["letter"])
-    return Expr("apply", (index + number(int(match["shift"])) if match["shift"] else index,), match["stem"] + "_")
+    index = numeral(int(match["number"])) if match["number"] else Expr("sym", name=match["letter"])
+    return Expr("apply", (index + numeral(int(match["shift"])) if match["shift"] else index,), match["stem"] + "_")
 
 
 def _at(item: Expr, place: Expr) -> Expr:
@@ -133,15 +133,15 @@ def _place(item: Expr, last: Expr) -> Expr | None:
     return None
 
 
-def counting(answer: Answer) -> tuple[str, ...]:
+def counting(answer: Shape) -> tuple[str, ...]:
     r"""Return the names of the domain that ``1, 2, 3, \\ldots`` or ``n \\ge 1`` is; no names for other answers."""
     if isinstance(answer, Named):
         answer = answer.value
-    if isinstance(answer, Group) and answer.opening == "{" and len(answer.items) == 1:
+    if isinstance(answer, Brackets) and answer.opening == "{" and len(answer.items) == 1:
         (answer,) = answer.items
     if isinstance(answer, Dotted) and answer.last is None:
         for first, names in _COUNTED.items():
-            if same_value(answer.item, _linear(number(first), number(1))) is True:
+            if same_value(answer.item, _linear(numeral(first), numeral(1))) is True:
                 return names
     if isinstance(answer, RealSet) and answer.subject in ("n", "m", "k") and len(answer.spans) == 1:
         (span,) = answer.spans
@@ -158,7 +158,7 @@ Line = tuple[Expr, Expr]
 """First member and step."""
 
 
-def same_progressions(reference: Answer, answer: Answer, ours: str, theirs: str) -> bool:
+def same_progressions(reference: Shape, answer: Shape, ours: str, theirs: str) -> bool:
     """Return whether two lists of formulas, each linear in its whole parameter, have the same values."""
     left, right = _lines(reference, ours), _lines(answer, theirs)
     if not left or not right:
@@ -175,13 +175,13 @@ def same_progressions(reference: Answer, answer: Answer, ours: str, theirs: str)
     # one member of each class modulo the common period
     one, other = (
         [
-            start + number(turn) * step
+            start + numeral(turn) * step
             for (start, step), count in zip(lines, counts, strict=True)
             for turn in range(count)
         ]
         for lines, counts in ((left, turns[: len(left)]), (right, turns[len(left) :]))
     )
-    period = number(common) * unit
+    period = numeral(common) * unit
     met = all(
         any(_congruent(a, b, period) for b in mine) for mine, yours in ((other, one), (one, other)) for a in yours
     )
@@ -189,10 +189,10 @@ def same_progressions(reference: Answer, answer: Answer, ours: str, theirs: str)
     return len(one) == len(other) and met
 
 
-def _lines(answer: Answer, name: str) -> list[Line] | None:
+def _lines(answer: Shape, name: str) -> list[Line] | None:
     if isinstance(answer, Named):
         return _lines(answer.value, name)
-    if isinstance(answer, Several) or (isinstance(answer, Group) and answer.opening == "{"):
+    if isinstance(answer, Several) or (isinstance(answer, Brackets) and answer.opening == "{"):
         found = [_lines(item, name) for item in answer.items]
         return None if None in found else [line for lines in found for line in lines or ()]
     if not isinstance(answer, Quantity) or answer.unit is not None or answer.expr.symbols != frozenset((name,)):
@@ -211,7 +211,7 @@ def _ratio(step: Expr, unit: Expr) -> Fraction | None:
         return None
     # a guess from 1000 bits, which is then proven
     guess = value.limit_denominator(1000)
-    return guess if same_value(number(guess) * unit, step) is True else None
+    return guess if same_value(numeral(guess) * unit, step) is True else None
 
 
 def _congruent(one: Expr, other: Expr, period: Expr) -> bool:
@@ -219,10 +219,10 @@ def _congruent(one: Expr, other: Expr, period: Expr) -> bool:
     turns = number_value(apart / period)
     if turns is None or abs(turns) > 10**6:
         return False
-    return same_value(apart, number(round(turns)) * period) is True
+    return same_value(apart, numeral(round(turns)) * period) is True
 
 
-Same = Callable[[Answer, Answer], "bool | None"]
+Same = Callable[[Shape, Shape], "bool | None"]
 
 _CONSTANT = re.compile(r"C(?:_\d)?|c_\d")
 _MOST_CONSTANTS = 3
@@ -231,7 +231,7 @@ _ADDED = frozenset(("C", "K", "c", "k", "D", "A"))
 _PARAMETERS = frozenset("knmljtzpq")
 
 
-def same_family(reference: Answer, answer: Answer, same: Same) -> bool | None:
+def same_family(reference: Shape, answer: Shape, same: Same) -> bool | None:
     r"""Compare two families, with the parameter of the answer renamed to that of the reference answer.
 
     A parameter is a letter that a clause declares (``for some integer t``), or one whose multiple of pi is added
@@ -266,7 +266,7 @@ def same_family(reference: Answer, answer: Answer, same: Same) -> bool | None:
     return same_progressions(plain_reference, plain_answer, one, other)
 
 
-def _declared(answer: Answer) -> tuple[Answer, frozenset[str], str]:
+def _declared(answer: Shape) -> tuple[Shape, frozenset[str], str]:
     """Split an answer, also ``x = 2k for integer k``, into the rest, the parameters, and their domain."""
     if isinstance(answer, Named) and isinstance(inner := answer.value, Family):
         return replace(answer, value=inner.answer), inner.parameters, inner.domain
@@ -275,12 +275,12 @@ def _declared(answer: Answer) -> tuple[Answer, frozenset[str], str]:
     return answer, periodic_parameters(answer), ""
 
 
-def arguments_of(answer: Answer) -> frozenset[str]:
+def arguments_of(answer: Shape) -> frozenset[str]:
     """Return the arguments of a function that an answer defines."""
     return frozenset(answer.arguments) if isinstance(answer, Named) else frozenset()
 
 
-def same_constants(reference: Answer, answer: Answer, same: Same) -> bool:
+def same_constants(reference: Shape, answer: Shape, same: Same) -> bool:
     """Compare ``f(x) = cx`` with ``f(x) = kx``: letters that are no argument of the function are arbitrary constants.
 
     Only letters that one side lacks are renamed, and there must be as many on both sides.
@@ -307,14 +307,14 @@ def same_constants(reference: Answer, answer: Answer, same: Same) -> bool:
     return _same_renamed(reference, answer, ours, theirs, same)
 
 
-def _same_renamed(reference: Answer, answer: Answer, ours: Sequence[str], theirs: Sequence[str], same: Same) -> bool:
+def _same_renamed(reference: Shape, answer: Shape, ours: Sequence[str], theirs: Sequence[str], same: Same) -> bool:
     """Return whether some renaming of the letters of the answer makes the two equal."""
     return any(
         same(reference, rename(answer, dict(zip(chosen, ours, strict=True)))) is True for chosen in permutations(theirs)
     )
 
 
-def periodic_parameters(answer: Answer) -> frozenset[str]:
+def periodic_parameters(answer: Shape) -> frozenset[str]:
     r"""Return the letters that add a multiple of pi (or of 360 degrees) in every part of the answer."""
     found = [
         frozenset(name for name in part.symbols & _PARAMETERS if _steps_by_pi(part, name)) for part in formulas(answer)
@@ -328,12 +328,12 @@ def _steps_by_pi(part: Expr, name: str) -> bool:
     return found is not None and not found[1].symbols and (_ratio(found[1], symbol("pi")) or 0) > 0
 
 
-def same_antiderivative(reference: Answer, answer: Answer) -> bool:
+def same_antiderivative(reference: Shape, answer: Shape) -> bool:
     r"""Compare ``\ln|2x| + C`` with ``\ln|x| + C``: functions of one variable that differ by a constant.
 
     The reference adds ``C``; the answer adds a constant of any usual name, times a number.
     """
-    left, right = plain(reference), plain(answer)
+    left, right = unitless(reference), unitless(answer)
     added = [name for name in right.symbols if name in _ADDED] if left is not None and right is not None else []
     if left is None or right is None or len(added) != 1 or len(left.symbols) != 2 or "C" not in left.symbols:
         return False
@@ -341,10 +341,10 @@ def same_antiderivative(reference: Answer, answer: Answer) -> bool:
     ours, theirs = linear(left, "C"), linear(right, constant)
     if not variable.islower() or right.symbols != frozenset((variable, constant)) or ours is None or theirs is None:
         return False
-    scale = substitute(theirs[1], variable, number(1))
-    if same_value(ours[1], number(1)) is not True or number_value(scale) in (None, 0):
+    scale = substitute(theirs[1], variable, numeral(1))
+    if same_value(ours[1], numeral(1)) is not True or number_value(scale) in (None, 0):
         return False
     if same_value(theirs[1], scale) is not True:
         return False
     gap = ours[0] - theirs[0]
-    return any(same_value(gap, substitute(gap, variable, number(place))) is True for place in (1, 2))
+    return any(same_value(gap, substitute(gap, variable, numeral(place))) is True for place in (1, 2))
