@@ -250,7 +250,7 @@ class Brackets(Shape):
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class Bounds:
     """Numbers between two bounds; a point has equal, closed bounds."""
 
     low: Expr
@@ -263,12 +263,12 @@ class Interval:
 class RealSet(Shape):
     """Union of spans; ``subject`` is the name in the inequality, if there was one."""
 
-    spans: tuple[Interval, ...]
+    spans: tuple[Bounds, ...]
     subject: str = ""
 
 
 PLUS_INFINITY, MINUS_INFINITY = symbol("inf"), -symbol("inf")
-ALL_REALS = RealSet((Interval(MINUS_INFINITY, False, PLUS_INFINITY, False),))
+ALL_REALS = RealSet((Bounds(MINUS_INFINITY, False, PLUS_INFINITY, False),))
 
 
 @dataclass(frozen=True, slots=True)

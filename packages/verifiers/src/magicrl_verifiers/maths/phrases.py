@@ -9,12 +9,12 @@ from magicrl_verifiers.maths.answers import (
     ALL_REALS,
     MINUS_INFINITY,
     PLUS_INFINITY,
+    Bounds,
     Clock,
     Domain,
     Expr,
     Family,
     Fixed,
-    Interval,
     Quantity,
     Ratio,
     RealSet,
@@ -311,8 +311,8 @@ def _part(kind: str, half: str) -> Shape | None:
     if kind == "R":
         zero = numeral(0)
         below, above = (
-            Interval(MINUS_INFINITY, False, zero, with_zero),
-            Interval(zero, with_zero, PLUS_INFINITY, False),
+            Bounds(MINUS_INFINITY, False, zero, with_zero),
+            Bounds(zero, with_zero, PLUS_INFINITY, False),
         )
         return RealSet({1: (above,), -1: (below,), 0: (below, above)}[sign])
     return Domain(kind + {1: "+", -1: "-", 0: "*"}[sign] + ("0" if with_zero else ""))

@@ -12,11 +12,11 @@ from magicrl_verifiers.maths.answers import (
     ALL_REALS,
     MINUS_INFINITY,
     PLUS_INFINITY,
+    Bounds,
     Brackets,
     Equation,
     Expr,
     Family,
-    Interval,
     Matrix,
     Named,
     Order,
@@ -50,12 +50,12 @@ def as_spans(answer: Shape | None) -> RealSet | None:
     if answer.opening == "{":
         return _points(bounds)
     if len(bounds) == 2 and {answer.opening, answer.closing} <= {"(", "["}:
-        return RealSet((Interval(bounds[0], answer.opening == "[", bounds[1], answer.closing == "["),))
+        return RealSet((Bounds(bounds[0], answer.opening == "[", bounds[1], answer.closing == "["),))
     return None
 
 
 def _points(points: Sequence[Expr]) -> RealSet:
-    return RealSet(tuple(Interval(point, True, point, True) for point in points))
+    return RealSet(tuple(Bounds(point, True, point, True) for point in points))
 
 
 def united(items: Sequence[Shape | None], operations: Sequence[str]) -> Shape | None:
@@ -86,20 +86,20 @@ def _of_names(items: Sequence[Shape | None], operations: Sequence[str]) -> Quant
     return Quantity(Expr("set", tuple(formulas), kinds.pop())) if named else None
 
 
-def _intersection(spans: Sequence[Interval], others: Sequence[Interval], *, points: bool = False) -> list[Interval]:
+def _intersection(spans: Sequence[Bounds], others: Sequence[Bounds], *, points: bool = False) -> list[Bounds]:
     pairs = [_both(one, other, points=points) for one in spans for other in others]
     return [span for span in pairs if span is not None]
 
 
-def _without(spans: Sequence[Interval], taken: Sequence[Interval]) -> RealSet | None:
+def _without(spans: Sequence[Bounds], taken: Sequence[Bounds]) -> RealSet | None:
     """Return the difference of two lists of spans; the bounds must have values."""
     left = list(spans)
     for hole in taken:
         if _position(hole.low) > _position(hole.high) or len(left) > _MOST_SPANS:
             return None
         # the rest is below or above the hole; an open end of the hole belongs to the rest
-        below = Interval(MINUS_INFINITY, False, hole.low, not hole.low_closed)
-        above = Interval(hole.high, not hole.high_closed, PLUS_INFINITY, False)
+        below = Bounds(MINUS_INFINITY, False, hole.low, not hole.low_closed)
+        above = Bounds(hole.high, not hole.high_closed, PLUS_INFINITY, False)
         left = _intersection(left, (below, above), points=True)
     return RealSet(tuple(left))
 
@@ -177,7 +177,7 @@ def joined_sets(sets: Sequence[RealSet], separators: Sequence[str], *, trusted: 
     return _union(sets, subject) if len(blocks) == 1 and (trusted or "and" not in separators) else Several(())
 
 
-def _common(sets: Sequence[RealSet]) -> list[Interval]:
+def _common(sets: Sequence[RealSet]) -> list[Bounds]:
     """Return the spans of the intersection."""
     return list(reduce(partial(_intersection, points=True), [one.spans for one in sets]))
 
@@ -190,7 +190,7 @@ def _union(sets: Sequence[RealSet], subject: str) -> RealSet:
     return RealSet(tuple(span for one in sets for span in one.spans), subject)
 
 
-def _both(one: Interval, other: Interval, *, points: bool) -> Interval | None:
+def _both(one: Bounds, other: Bounds, *, points: bool) -> Bounds | None:
     """Return the intersection of two spans; None if it is empty, or (without ``points``) one point."""
     lows = ((span.low, span.low_closed) for span in (one, other))
     highs = ((span.high, span.high_closed) for span in (one, other))
@@ -198,7 +198,7 @@ def _both(one: Interval, other: Interval, *, points: bool) -> Interval | None:
     low, low_closed = max(lows, key=lambda bound: (_position(bound[0]), not bound[1]))
     high, high_closed = min(highs, key=lambda bound: (_position(bound[0]), bound[1]))
     single = points and low_closed and high_closed and _position(low) == _position(high)
-    return Interval(low, low_closed, high, high_closed) if single or _position(low) < _position(high) else None
+    return Bounds(low, low_closed, high, high_closed) if single or _position(low) < _position(high) else None
 
 
 def same_set(reference: RealSet, answer: RealSet) -> bool | None:
@@ -218,9 +218,9 @@ def same_set(reference: RealSet, answer: RealSet) -> bool | None:
     return all_of([same_value(one, other) for one, other in pairs])
 
 
-def merged_spans(spans: Sequence[Interval]) -> list[Interval] | None:
+def merged_spans(spans: Sequence[Bounds]) -> list[Bounds] | None:
     """Sort spans and join those that touch; None if bounds cannot be compared or are reversed."""
-    result: list[Interval] = []
+    result: list[Bounds] = []
     places = complete(
         (low, _place(span.high), span) if (low := _place(span.low)) is not None else None for span in spans
     )
@@ -231,7 +231,7 @@ def merged_spans(spans: Sequence[Interval]) -> list[Interval] | None:
         if result and (low < end or (low == end and (span.low_closed or result[-1].high_closed))):
             last = result[-1]
             if high > end or (high == end and span.high_closed):
-                result[-1] = Interval(last.low, last.low_closed, span.high, span.high_closed)
+                result[-1] = Bounds(last.low, last.low_closed, span.high, span.high_closed)
                 end = high
         else:
             result.append(span)
@@ -482,9 +482,9 @@ def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Shape | None:
     # between two names the bounded one is not known; between a name and a number it is the name
     bounded = [at for at in subject if not parts[1 - at].symbols] if len(parts) == 2 else []
     if bounded[:1] == [0]:
-        return RealSet((Interval(MINUS_INFINITY, False, parts[1], closed[0]),), _spelling(parts[0]))
+        return RealSet((Bounds(MINUS_INFINITY, False, parts[1], closed[0]),), _spelling(parts[0]))
     if bounded:
-        return RealSet((Interval(parts[0], closed[0], PLUS_INFINITY, False),), _spelling(parts[1]))
+        return RealSet((Bounds(parts[0], closed[0], PLUS_INFINITY, False),), _spelling(parts[1]))
     if len(parts) == 2 and (solved := _solved(parts[0], parts[1], closed[0])) is not None:
         return solved
     if len(parts) == 2 and (solved := _solved_square(parts[0], parts[1], closed[0])) is not None:
@@ -492,7 +492,7 @@ def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Shape | None:
     if len(parts) == 2 and (around := _absolute(parts, closed[0])) is not None:
         return around
     if len(parts) == 3 and _is_subject(parts[1], parts):
-        return RealSet((Interval(parts[0], closed[0], parts[2], closed[1]),), _spelling(parts[1]))
+        return RealSet((Bounds(parts[0], closed[0], parts[2], closed[1]),), _spelling(parts[1]))
     return Order(tuple(parts), tuple(relations))
 
 
@@ -507,7 +507,7 @@ def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
     bound = -(found[0] / found[1])
     # dividing by a negative step reverses the inequality
     low, high = (MINUS_INFINITY, bound) if rise > 0 else (bound, PLUS_INFINITY)
-    return RealSet((Interval(low, closed and rise < 0, high, closed and rise > 0),), name)
+    return RealSet((Bounds(low, closed and rise < 0, high, closed and rise > 0),), name)
 
 
 def _solved_square(left: Expr, right: Expr, closed: bool) -> RealSet | None:
@@ -522,8 +522,8 @@ def _solved_square(left: Expr, right: Expr, closed: bool) -> RealSet | None:
         # (x-1)^2 <= 0 and -(x-1)^2 < 0
         return RealSet(_points([low]).spans, name) if closed else _unequal([Expr("sym", name=name), low])
     if leading > 0:
-        return RealSet((Interval(low, closed, high, closed),), name)
-    below, above = Interval(MINUS_INFINITY, False, low, closed), Interval(high, closed, PLUS_INFINITY, False)
+        return RealSet((Bounds(low, closed, high, closed),), name)
+    below, above = Bounds(MINUS_INFINITY, False, low, closed), Bounds(high, closed, PLUS_INFINITY, False)
     return RealSet((below, above), name)
 
 
@@ -556,8 +556,8 @@ def _unequal(parts: Sequence[Expr]) -> RealSet | None:
     for one, other in ((parts[0], parts[1]), (parts[1], parts[0])):
         if one.op == "sym" and not other.symbols:
             below, above = (
-                Interval(MINUS_INFINITY, False, other, False),
-                Interval(other, False, PLUS_INFINITY, False),
+                Bounds(MINUS_INFINITY, False, other, False),
+                Bounds(other, False, PLUS_INFINITY, False),
             )
             return RealSet((below, above), one.name)
     return None
