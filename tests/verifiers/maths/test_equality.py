@@ -12,10 +12,10 @@ from flint import arb, ctx, fmpq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicrl_verifiers.maths.answers import Expr, function, number, signs, symbol
+from magicrl_verifiers.maths.answers import Expr, function, numeral, signs, symbol
 from magicrl_verifiers.maths.equality import constant_ratio, domains, number_value, rational_value, same_value
 from magicrl_verifiers.maths.formulas import parse
-from magicrl_verifiers.maths.lexer import tokens_of
+from magicrl_verifiers.maths.lexer import lex
 from magicrl_verifiers.maths.maths_verifier import CpuAlarm, MathsVerifier, cpu_limit
 from magicrl_verifiers.maths.notation import canonical
 from magicrl_verifiers.maths.quantities import UNITS, unit_phrase
@@ -27,7 +27,7 @@ QUICK = settings(max_examples=150, derandomize=True)
 
 
 def formula(text: str) -> Expr:
-    tree = parse(tokens_of(canonical(text)) or [])
+    tree = parse(lex(canonical(text)) or [])
     assert tree is not None, text
     return tree
 
@@ -38,7 +38,7 @@ REFERENCE = {
     "arccos": mpmath.acos, "ln": mpmath.log, "floor": mpmath.floor, "ceil": mpmath.ceil, "factorial": mpmath.factorial,
 }  # fmt: skip
 LEAVES = st.one_of(
-    st.builds(Fraction, st.integers(-30, 30), st.integers(1, 12)).map(number),
+    st.builds(Fraction, st.integers(-30, 30), st.integers(1, 12)).map(numeral),
     st.sampled_from([symbol("pi"), symbol("e")]),
 )
 TREES = st.recursive(
@@ -46,8 +46,8 @@ TREES = st.recursive(
     lambda inner: st.one_of(
         st.builds(lambda op, one, other: Expr(op, (one, other)), st.sampled_from(["add", "mul", "div"]), inner, inner),
         st.builds(lambda name, one: function(name, one), st.sampled_from(sorted(REFERENCE)), inner),
-        st.builds(lambda one, power: Expr("pow", (one, number(power))), inner, st.integers(-3, 3)),
-        st.builds(lambda one, degree: function("root", one, number(degree)), inner, st.integers(2, 3)),
+        st.builds(lambda one, power: Expr("pow", (one, numeral(power))), inner, st.integers(-3, 3)),
+        st.builds(lambda one, degree: function("root", one, numeral(degree)), inner, st.integers(2, 3)),
     ),
     max_leaves=5,
 )
@@ -101,7 +101,7 @@ def test_a_formula_is_itself_in_another_order_and_not_itself_and_a_little_more(t
         return
     other = symbol("pi") + tree - symbol("pi")
     assert same_value(tree, other) is not False
-    assert same_value(tree, Expr("add", (tree, number(Fraction(1, 10**300))))) is not True
+    assert same_value(tree, Expr("add", (tree, numeral(Fraction(1, 10**300))))) is not True
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_exact_values(text: str, value: Fraction) -> None:
     ["2 3", "x y 2 3", r"\sum_{k} k", r"1,2", "(1", r"x\text{cm}", "1++", r"\frac{1}", "^2", "5 apples", "a_"],
 )
 def test_what_is_no_formula_is_none_and_nothing_is_dropped(text: str) -> None:
-    tokens = tokens_of(canonical(text))
+    tokens = lex(canonical(text))
     assert tokens is None or parse(tokens) is None
 
 
@@ -258,7 +258,7 @@ def test_signs_are_free_but_opposite_signs_go_together() -> None:
     ],
 )
 def test_units_and_nouns(text: str, kind: str | None) -> None:
-    tokens = tokens_of("5" + text)
+    tokens = lex("5" + text)
     assert tokens is not None
     unit = unit_phrase(tokens[1:], trusted=False)
     assert (None if unit is None else unit.kind) == kind

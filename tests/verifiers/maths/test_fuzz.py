@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from magicrl.records import Problem, Verdict
 from magicrl_verifiers import VerifierPool
-from magicrl_verifiers.maths.lexer import tokens_of
+from magicrl_verifiers.maths.lexer import lex
 from magicrl_verifiers.maths.maths_verifier import MathsVerifier, readings, same_structure
 from magicrl_verifiers.maths.notation import canonical
 from magicrl_verifiers.maths.prose import final_answer
@@ -43,7 +43,7 @@ def pool() -> Iterator[VerifierPool]:
 @given(ANYTHING)
 def test_every_text_is_read_or_not_but_never_an_error(text: str) -> None:
     spelled = canonical(text)
-    tokens_of(spelled)
+    lex(spelled)
     for trusted in (True, False):
         list(readings(spelled, trusted=trusted))
     for choice in (True, False):

@@ -1,7 +1,7 @@
-"""What an answer can be: formulas as small trees, units, and the shapes that `reading` finds and `comparison` compares.
+"""Types of answers: formulas as small trees, units, and the shapes that `reading` finds and `comparison` compares.
 
-What the grammar does not know (integrals, words) gives no tree at all, never a tree that dropped something: an answer
-is only compared by `equality` when both sides were read whole.
+A formula that the grammar does not know (an integral, words) gives no tree, never a tree with a part left out:
+`equality` compares two formulas only when both were read completely.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MAX_SIGNS = 4
 class Expr:
     """A formula: an operation ``op`` on ``args``.
 
-    num (``value``, exactly, and ``decimals``: digits after the point of a decimal literal), sym (``name``), const
-    (``name`` is e, i, pi or inf), add, mul, div, pow, neg, fn (``name`` of args), pm (two signs), mp (the opposite two
-    signs), apply (a function that only has a name), series (bounds and body; ``name`` is ``sum`` or ``prod`` and the
-    bound name), set (of sets with names; ``name`` is cup, cap or setminus), cases (values and bounds by turns; a bound
-    is a formula that is positive, or if its name is closed not negative, where the value holds).
+    The operations are num (``value``, exact, and ``decimals``: digits after the point of a decimal literal), sym
+    (``name``), const (``name`` is e, i, pi or inf), add, mul, div, pow, neg, fn (``name`` of args), pm (two signs), mp
+    (the opposite two signs), apply (a function of which only the name is known), series (bounds and body; ``name`` is
+    ``sum`` or ``prod`` and the bound name), set (of named sets; ``name`` is cup, cap or setminus) and cases (values
+    and bounds in turn; a bound is a formula that is positive where the value holds, or not negative if it is closed).
     """
 
     op: str
@@ -59,78 +59,76 @@ class Expr:
         return frozenset().union(*(part.symbols for part in self.args))
 
     def holds(self, op: str, name: str = "") -> bool:
-        """Whether a part has this ``op`` (and ``name``, if given)."""
+        """Return whether a part has this ``op`` (and ``name``, if given)."""
         return (self.op == op and name in ("", self.name)) or any(part.holds(op, name) for part in self.args)
 
 
 def mapped(tree: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """``tree`` with its parts changed."""
+    """Return ``tree`` with ``change`` applied to its parts."""
     return Expr(tree.op, tuple(map(change, tree.args)), tree.name, tree.value, tree.decimals)
 
 
-def number(value: Fraction | int, decimals: int = 0) -> Expr:
-    """A number literal."""
+def numeral(value: Fraction | int, decimals: int = 0) -> Expr:
+    """Make a number literal."""
     return Expr("num", value=Fraction(value), decimals=decimals)
 
 
 def symbol(name: str) -> Expr:
-    """A symbol, or one of the constants e, i, pi, inf."""
+    """Make a symbol, or one of the constants e, i, pi, inf."""
     return Expr("const" if name in ("e", "i", "pi", "inf") else "sym", name=name)
 
 
 def function(name: str, *args: Expr) -> Expr:
-    """A function of its arguments."""
+    """Make a function of its arguments."""
     return Expr("fn", args, name)
 
 
-def rename(answer: Answer, names: dict[str, str]) -> Answer:
-    """The answer with letters renamed, one by one."""
+def rename(answer: Shape, names: dict[str, str]) -> Shape:
+    """Return the answer with all letters renamed at once."""
     if isinstance(answer, Quantity):
         return Quantity(_rename(answer.expr, names), answer.unit)
-    if isinstance(answer, Several | Group):
+    if isinstance(answer, Several | Brackets):
         return replace(answer, items=tuple(rename(item, names) for item in answer.items))
     return replace(answer, value=rename(answer.value, names)) if isinstance(answer, Named) else answer
 
 
 def _rename(tree: Expr, names: dict[str, str]) -> Expr:
-    return (
-        Expr("sym", name=names.get(tree.name, tree.name))
-        if tree.op == "sym"
-        else mapped(tree, lambda part: _rename(part, names))
-    )
+    if tree.op == "sym":
+        return Expr("sym", name=names.get(tree.name, tree.name))
+    return mapped(tree, lambda part: _rename(part, names))
 
 
-def formulas(answer: Answer) -> list[Expr]:
-    """The formulas of quantities, lists, brackets and named values."""
+def formulas(answer: Shape) -> list[Expr]:
+    """Return the formulas of quantities, lists, brackets and named values."""
     if isinstance(answer, Quantity):
         return [answer.expr]
-    if isinstance(answer, Several | Group):
+    if isinstance(answer, Several | Brackets):
         return [part for item in answer.items for part in formulas(item)]
     inner = answer.value if isinstance(answer, Named) else answer.answer if isinstance(answer, Family) else None
     return [] if inner is None else formulas(inner)
 
 
-def names_of(answer: Answer) -> frozenset[str]:
-    """The letters in the formulas of an answer."""
+def names_of(answer: Shape) -> frozenset[str]:
+    """Return the letters in the formulas of an answer."""
     return frozenset().union(*(part.symbols for part in formulas(answer)))
 
 
 def substitute(tree: Expr, name: str, by: Expr) -> Expr:
-    """``tree`` with ``by`` in place of one symbol."""
+    """Replace one symbol by a formula."""
     return put(tree, Expr("sym", name=name), by)
 
 
 def put(tree: Expr, leaf: Expr, by: Expr) -> Expr:
-    """``tree`` with ``by`` in place of a symbol or a constant."""
+    """Replace a symbol or a constant by a formula."""
     if (tree.op, tree.name) == (leaf.op, leaf.name) and not tree.args:
         return by
     return mapped(tree, lambda part: put(part, leaf, by))
 
 
 def without_degrees(tree: Expr) -> Expr:
-    """``tree`` with the degree signs left out: numbers of degrees as mere numbers."""
-    # the form in which `formulas` reads a degree sign: base * pi / 180
-    if tree.op == "div" and tree.args[1] == number(180) and tree.args[0].op == "mul" and len(tree.args[0].args) == 2:
+    """Remove the degree signs of a formula: 30 degrees become the number 30."""
+    # `formulas` reads a degree sign as base * pi / 180
+    if tree.op == "div" and tree.args[1] == numeral(180) and tree.args[0].op == "mul" and len(tree.args[0].args) == 2:
         base, half_turn = tree.args[0].args
         if half_turn == symbol("pi"):
             return without_degrees(base)
@@ -138,19 +136,19 @@ def without_degrees(tree: Expr) -> Expr:
 
 
 def signs(tree: Expr) -> tuple[Expr, ...] | None:
-    """The formulas that plus-minus signs stand for, or None when there are too many of them.
+    """Return the formulas for all choices of the plus-minus signs; None when there are too many signs.
 
     Every plus-minus sign is free; a minus-plus sign is opposite to the plus-minus signs of its formula.
     """
-    # a minus-plus is opposite to all plus-minus signs, so these have one sign together
+    # a minus-plus sign is opposite to all plus-minus signs, so these share one sign
     if tree.holds("mp"):
         return tuple(_signed(tree, repeat(sign), -sign) for sign in (1, -1))
-    count = _count(tree)
+    count = _signs(tree)
     return tuple(_signed(tree, iter(way), 0) for way in product((1, -1), repeat=count)) if count <= MAX_SIGNS else None
 
 
-def _count(tree: Expr) -> int:
-    return (tree.op == "pm") + sum(map(_count, tree.args))
+def _signs(tree: Expr) -> int:
+    return (tree.op == "pm") + sum(map(_signs, tree.args))
 
 
 def _signed(tree: Expr, ways: Iterator[int], opposite: int) -> Expr:
@@ -168,10 +166,14 @@ Dimension = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What stands after (or before) a number; ``kind``: unit, percent, degree, noun or none (an ordinal's ending).
+    """Unit or noun next to a number.
 
-    A unit has a ``dimension`` (of "units" alone it is named ``any``) and an exact ``factor`` to base units. ``noun`` is
-    the last word of a noun, singular, of a unit of up to three letters those letters; ``words`` are all of a noun.
+    Attributes:
+        kind: unit, percent, degree, noun, or none (the ending of an ordinal).
+        dimension: Base dimensions of a unit; ``any`` for the word "units".
+        factor: Exact size in base units.
+        noun: Last word of a noun in the singular, or the letters of a unit of up to three letters.
+        words: All words of a noun.
     """
 
     kind: str
@@ -185,21 +187,21 @@ PERCENT = Unit("percent")
 DEGREE = Unit("degree")
 
 
-class Answer:
-    """What an answer can be."""
+class Shape:
+    """Base class of the shapes of an answer."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Text(Answer):
-    """Words, case folded, without articles."""
+class Text(Shape):
+    """Words in small letters, without articles."""
 
     words: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity(Answer):
+class Quantity(Shape):
     """A formula, with a unit or without."""
 
     expr: Expr
@@ -207,23 +209,22 @@ class Quantity(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class Based(Answer):
-    """Digits in a stated base."""
+class Fixed(Shape):
+    """Notation that equals only itself: digits in a stated base, a permutation in cycles."""
 
-    digits: str
-    base: int
+    parts: tuple[str | int | tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio(Answer):
+class Ratio(Shape):
     """``a:b`` or ``a:b:c``."""
 
     parts: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Clock(Answer):
-    """A time of day or a duration ``h:mm(:ss)``; ``half`` is am, pm or empty."""
+class Clock(Shape):
+    """Time of day or duration ``h:mm(:ss)``; ``half`` is am, pm or empty; ``ratio`` is set where it may be a ratio."""
 
     seconds: int
     half: str
@@ -231,26 +232,26 @@ class Clock(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class Several(Answer):
-    """Several answers, in no order: a bare list; ``signs``: of a plus-minus sign; ``either``: joined by "or"."""
+class Several(Shape):
+    """List without an order; ``signs``: it comes from a plus-minus sign; ``either``: its items are joined by "or"."""
 
-    items: tuple[Answer, ...]
+    items: tuple[Shape, ...]
     signs: bool = False
     either: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Group(Answer):
-    """What stands in brackets, in order: a tuple, a list, an interval, or (braces) a set."""
+class Brackets(Shape):
+    """Items in brackets, in order: a tuple, a list, an interval, or (in braces) a set."""
 
     opening: str
     closing: str
-    items: tuple[Answer, ...]
+    items: tuple[Shape, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The numbers between two bounds; the bounds of a point are equal and closed."""
+class Bounds:
+    """Numbers between two bounds; a point has equal, closed bounds."""
 
     low: Expr
     low_closed: bool
@@ -259,26 +260,26 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class RealSet(Answer):
-    """A union of spans; ``subject`` is the name that an inequality was about, if any."""
+class RealSet(Shape):
+    """Union of spans; ``subject`` is the name in the inequality, if there was one."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[Bounds, ...]
     subject: str = ""
 
 
 PLUS_INFINITY, MINUS_INFINITY = symbol("inf"), -symbol("inf")
-ALL_REALS = RealSet((Span(MINUS_INFINITY, False, PLUS_INFINITY, False),))
+ALL_REALS = RealSet((Bounds(MINUS_INFINITY, False, PLUS_INFINITY, False),))
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix(Answer):
+class Matrix(Shape):
     """Rows of formulas."""
 
-    rows: tuple[tuple[Answer, ...], ...]
+    rows: tuple[tuple[Shape, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Named(Answer):
+class Named(Shape):
     """``name = value``: ``x = 5``, ``f(x) = 2x``, ``(p, q) = (1, 2)``, ``Paolo: 18``.
 
     ``name`` is without a function's ``arguments``; ``symbol`` is the name as a formula, None if it is none.
@@ -286,81 +287,74 @@ class Named(Answer):
 
     name: str
     arguments: tuple[str, ...]
-    value: Answer
+    value: Shape
     symbol: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Equation(Answer):
-    """Two formulas of which neither is a mere name."""
+class Equation(Shape):
+    """Two equal formulas, neither of them a name."""
 
     left: Expr
     right: Expr
 
 
 @dataclass(frozen=True, slots=True)
-class Order(Answer):
-    """A chain of formulas with ``<`` or ``<=`` between them (or one ``!=``)."""
+class Order(Shape):
+    """Chain of formulas with ``<`` or ``<=`` between them (or one ``!=``)."""
 
     parts: tuple[Expr, ...]
     relations: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Family(Answer):
-    """An answer with the parameters it declares free (``for some integer t``), and their domain (Z, N, R), if said."""
+class Family(Shape):
+    """Answer with free parameters (``for some integer t``), and their domain (Z, N, R) if it is given."""
 
-    answer: Answer
+    answer: Shape
     parameters: frozenset[str]
     domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Domain(Answer):
-    r"""A set of numbers that is no union of intervals: ``\mathbb{Z}``, ``\mathbb{Q}``, the positive integers (Z+)."""
+class Domain(Shape):
+    r"""Set of numbers that is no union of intervals: ``\mathbb{Z}``, ``\mathbb{Q}``, the positive integers (Z+)."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Within(Answer):
-    r"""The members of a domain that a condition lets in: ``\{x \in \mathbb{Z} : x > 2\}``."""
+class Within(Shape):
+    r"""Members of a domain that meet a condition: ``\{x \in \mathbb{Z} : x > 2\}``."""
 
     domain: str
-    condition: Answer
+    condition: Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Piecewise(Answer):
-    """A definition by cases: values and their conditions; the condition of "otherwise" is None."""
+class Piecewise(Shape):
+    """Definition by cases: values and their conditions; the condition of "otherwise" is None."""
 
-    pieces: tuple[tuple[Answer, Answer | None], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cycles(Answer):
-    """A permutation as disjoint cycles, each from its least member on, in order."""
-
-    cycles: tuple[tuple[str, ...], ...]
+    pieces: tuple[tuple[Shape, Shape | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Dotted(Answer):
-    """A list that goes on as it began: the item at place ``#j``, from 0, and the last place, if there is an end."""
+class Dotted(Shape):
+    """List that continues by a rule: the item at place ``#j``, counted from 0, and the last place (None: no end)."""
 
     item: Expr
     last: Expr | None
 
 
 @dataclass(frozen=True, slots=True)
-class Sentence(Answer):
-    """Words, without those that say nothing, and the formulas between them."""
+class Sentence(Shape):
+    """Words with content, and the formulas between them."""
 
-    parts: tuple[str | Answer, ...]
+    parts: tuple[str | Shape, ...]
 
 
 def complete(items: Iterable[T | None]) -> list[T] | None:
-    """The items; None where one of them is none."""
+    """Return the items as a list; None if one of them is None."""
     found: list[T] = []
     for item in items:
         if item is None:
@@ -369,21 +363,21 @@ def complete(items: Iterable[T | None]) -> list[T] | None:
     return found
 
 
-def plain(answer: Answer | None) -> Expr | None:
-    """The formula of a quantity without a unit."""
+def unitless(answer: Shape | None) -> Expr | None:
+    """Return the formula of a quantity without a unit; None for every other answer."""
     return answer.expr if isinstance(answer, Quantity) and answer.unit is None else None
 
 
 def as_value(value: Quantity) -> Expr | None:
-    """The value of a quantity without a unit, or of a percentage."""
-    return value.expr / number(100) if value.unit is not None and value.unit.kind == "percent" else plain(value)
+    """Return the value of a quantity without a unit, or of a percentage."""
+    return value.expr / numeral(100) if value.unit is not None and value.unit.kind == "percent" else unitless(value)
 
 
 def all_of(verdicts: Sequence[bool | None]) -> bool | None:
-    """False where one is false, None where one is unknown."""
+    """Return False if one verdict is False, else None if one is unknown, else True."""
     return False if False in verdicts else None if None in verdicts else True
 
 
 def any_of(verdicts: Sequence[bool | None]) -> bool | None:
-    """True where one is true, None where one is unknown."""
+    """Return True if one verdict is True, else None if one is unknown, else False."""
     return True if True in verdicts else None if None in verdicts else False

@@ -1,7 +1,7 @@
-r"""What the words around a number say about it: it is given, denied, doubted, bounded, negated, or part of something.
+r"""Meaning of the words around a number: it is given, denied, doubted, bounded, negated, or part of something.
 
-The words are data, in `clauses.toml`, by what they do. A sentence is cut into pieces: values, phrases of the tables,
-and marks. Every value is then judged by the pieces in its clause. Signs of formulas (``x > 5``) are left to `prose`.
+The words are data, in `clauses.toml`, by their effect. A sentence is split into pieces: values, phrases of the tables,
+and marks. Then the pieces of its clause decide about every value. `prose` reads the signs of formulas (``x > 5``).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ LATEX = re.compile(
     r"-?(?:\d+)?\\(?:frac|dfrac|tfrac|sqrt)\s*(?:\[[^\]]{1,5}\])?\s*\{[^{}]{1,60}\}(?:\s*\{[^{}]{1,60}\})?"
 )
 DENIED, DOUBTED = "\ue000", "\ue001"
-"""Characters that stand in place of a value: an answer may be elsewhere; the response gives no answer for sure."""
+"""Characters that replace a value: a denied one leaves room for another answer, a doubted one does not."""
 
-# the signs of vowels in the scripts of India and Thailand are no letters to Python
+# Python does not count the vowel signs of Indian and Thai scripts as letters
 _LETTERS = r"(?:[^\W\d_]|[\u0300-\u036f\u0900-\u0dff\u0e00-\u0e7f])"
 _PIECE = re.compile(
     rf"(?P<formula>{MATH.pattern})|(?P<value>[(\[][^()\[\]A-Za-z]{{0,60}},[^()\[\]A-Za-z]{{0,60}}[)\]]|{LATEX.pattern}|"
@@ -35,7 +35,7 @@ _NAME = re.compile(r"\$?([A-Za-z])(?:_\w)?\$?")
 _FORMULA_WORDS = frozenset(("sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi"))
 _BREAKS = frozenset(",;:()[]–—，、；：（）") | {" - "}
 _UNSPACED_FROM = "\u0e00"
-"""Scripts from here on (Thai, Chinese, Japanese, Korean) are searched for phrases within their runs of letters."""
+"""First character of the scripts without spaces (Thai, Chinese, Japanese, Korean)."""
 Roles = frozenset[str]
 _NONE: Roles = frozenset()
 _VALUE: Roles = frozenset(("value",))
@@ -43,7 +43,7 @@ _BREAK: Roles = frozenset(("break",))
 
 
 def _tables() -> tuple[dict[str, Roles], dict[str, str], dict[str, list[list[str]]], re.Pattern[str]]:
-    """Roles of each phrase, the sign of each relation, longer phrases by their first word, phrases without spaces."""
+    """Return roles of phrases, signs of relations, longer phrases by first word, and a pattern of unspaced phrases."""
     data = tomllib.loads(files("magicrl_verifiers.maths").joinpath("clauses.toml").read_text(encoding="utf-8"))
     roles: dict[str, set[str]] = defaultdict(set)
     relations: dict[str, str] = {}
@@ -69,8 +69,8 @@ _ROLES, _RELATIONS, _LONGER, _UNSPACED = _tables()
 
 
 @dataclass(slots=True)
-class Piece:
-    """A value, a phrase or a mark of a sentence, with what it can do (``roles``) and where it stands."""
+class _Piece:
+    """A value, a phrase or a mark of a sentence, with its roles and its place."""
 
     text: str
     roles: Roles
@@ -78,14 +78,14 @@ class Piece:
     end: int
 
 
-def _pieces(sentence: str) -> list[Piece]:
-    found: list[Piece] = []
+def _pieces(sentence: str) -> list[_Piece]:
+    found: list[_Piece] = []
     for match in _PIECE.finditer(sentence):
         kind, text, (start, end) = match.lastgroup, match[0].casefold(), match.span()
         if kind == "word":
             if text[-1] >= _UNSPACED_FROM:
                 for part in _UNSPACED.finditer(text):
-                    found.append(Piece(part[0], _ROLES[part[0]], start + part.start(), start + part.end()))
+                    found.append(_Piece(part[0], _ROLES[part[0]], start + part.start(), start + part.end()))
                 continue
             roles = _ROLES.get(text, _NONE)
             if "'" in text or "’" in text:
@@ -98,15 +98,15 @@ def _pieces(sentence: str) -> list[Piece]:
             roles = _NONE if _NAME.fullmatch(match[0]) else _VALUE
         else:
             roles = _VALUE if match["nth"] is None else _VALUE | {"nth"}
-        found.append(Piece(text, roles, start, end))
+        found.append(_Piece(text, roles, start, end))
         if kind == "formula" and text.rstrip("$)]\\ ")[-1:] in (",", ";", "."):
-            found.append(Piece(",", _BREAK, end, end))
+            found.append(_Piece(",", _BREAK, end, end))
     return _phrases(found)
 
 
-def _phrases(pieces: list[Piece]) -> list[Piece]:
-    """The pieces with the words of each phrase as one of them."""
-    found: list[Piece] = []
+def _phrases(pieces: list[_Piece]) -> list[_Piece]:
+    """Join the words of each phrase to one piece."""
+    found: list[_Piece] = []
     at = 0
     while at < len(pieces):
         piece = pieces[at]
@@ -115,7 +115,7 @@ def _phrases(pieces: list[Piece]) -> list[Piece]:
             if [one.text for one in pieces[at : at + len(words)]] == words:
                 size = len(words)
                 phrase = " ".join(words)
-                piece = Piece(phrase, _ROLES[phrase], piece.start, pieces[at + size - 1].end)
+                piece = _Piece(phrase, _ROLES[phrase], piece.start, pieces[at + size - 1].end)
                 break
         found.append(piece)
         at += size
@@ -123,13 +123,14 @@ def _phrases(pieces: list[Piece]) -> list[Piece]:
 
 
 _HARMLESS = frozenset(("value", "is", "be", "break", "filler", "modal", "right", "count", "nothing", "one", "would"))
-"""Roles that change nothing without another one."""
+"""Roles without an effect unless there is another one."""
 
 
 def read_clauses(sentence: str) -> tuple[str, str | None]:
-    """The sentence with its signs in words as signs, and with a mark over every value that it does not give.
+    """Replace signs in words by signs, and every value that the sentence does not give by a mark.
 
-    Also what it says instead of a value, where that is a bound on a name: ``n >= 3``. The length stays.
+    Returns:
+        The sentence, of the same length, and a bound on a name that it gives instead of a value: ``n >= 3``.
 
     Example:
         >>> read_clauses("It is minus 6, not 5")[0] == "It is      -6, not " + DENIED
@@ -148,13 +149,13 @@ def read_clauses(sentence: str) -> tuple[str, str | None]:
 _JOINING = frozenset(("and", "or", "to", ",", "und", "et", "y", "e"))
 _OR = frozenset(("or", "oder", "ou", "o", "или"))
 _FAR = frozenset(("condition", "refused", "hedge", "instead", "deny"))
-"""Roles of words that count although other words are between them and the value."""
+"""Roles of words that affect a value across other words."""
 
 
 class _Reader:
-    """The values of one sentence and what was found out about each."""
+    """Values of one sentence, with the mark of each."""
 
-    def __init__(self, sentence: str, pieces: list[Piece], roles: Roles) -> None:
+    def __init__(self, sentence: str, pieces: list[_Piece], roles: Roles) -> None:
         self._sentence = sentence
         self._pieces = pieces
         self._has = roles
@@ -194,7 +195,7 @@ class _Reader:
         return 0 <= at < len(self._pieces) and self._pieces[at].text in words
 
     def _skip(self, at: int, step: int, *roles: str) -> int:
-        """The next place without these roles."""
+        """Return the next place without these roles."""
         at += step
         while self._is(at, *roles) and not self._is(at, "value"):
             at += step
@@ -204,7 +205,7 @@ class _Reader:
         return _NONE.union(*(piece.roles for piece in self._pieces[start:end]))
 
     def _by_neighbours(self, at: int) -> str:
-        """The mark of a value by what stands right before and after it, else by its clause; empty: it is given."""
+        """Return the mark of a value from its neighbours, else from its clause; empty if the value is given."""
         before, after, text = self._skip(at, -1, "filler"), at + 1, self._text(at)
         if self._is(at, "nth"):
             return DENIED
@@ -218,7 +219,7 @@ class _Reader:
                 return DOUBTED
             self._signs[at] = before
             before = self._skip(before, -1, "filler")
-        # "the sum of $2+3=5$" ends in a result
+        # "the sum of $2+3=5$" ends with its result
         result = "=" in text and before >= 0 and self._pieces[before].text.endswith(" of")
         if self._is(before, "relation") and not result:
             self._keep_bound(at, before)
@@ -238,7 +239,7 @@ class _Reader:
         return "" if self._has.isdisjoint(_FAR) else self._by_clause(at, before)
 
     def _keep_bound(self, at: int, relation: int) -> None:
-        """Keep what a clause says of a name: ``n must be at least 3``."""
+        """Store the bound of a clause on a name: ``n must be at least 3``."""
         name = self._skip(relation, -1, "is", "be", "modal")
         sign = _RELATIONS[self._pieces[relation].text]
         ends = at + 1 == len(self._pieces) or self._is(at + 1, "break")
@@ -248,9 +249,9 @@ class _Reader:
             self._bound = f"{match[1]} {sign} {self._text(at).strip('$')}"
 
     def _is_between(self, at: int, after: int) -> bool:
-        """Whether a value is one of two that belong together: ``5 times 3``, ``3 to 5``, ``5 feet 3 inches``."""
+        """Return whether a value and the next one belong together: ``5 times 3``, ``3 to 5``, ``5 feet 3 inches``."""
         other = self._skip(after, 1, "filler")
-        # a function takes $a$ to $b$
+        # "to" after a formula belongs to a map, "takes $a$ to $b$"
         if (
             not self._is(after, "between")
             or not self._is(other, "value")
@@ -263,7 +264,7 @@ class _Reader:
         return not whole
 
     def _is_called_wrong(self, at: int) -> bool:
-        """Whether the value is the subject of a verdict: ``5 is too small``, ``5 does not work``."""
+        """Return whether the sentence calls the value wrong: ``5 is too small``, ``5 does not work``."""
         end = min(self._skip_to(at, "break", "value"), at + 7)
         if self._has.isdisjoint(("wrong", "deny")) or not self._is(at + 1, "is", "be", "modal", "deny", "wrong"):
             return False
@@ -271,14 +272,14 @@ class _Reader:
         return "wrong" in follows or ("right" in follows and "deny" in self._roles(at + 1, min(end, at + 4)))
 
     def _skip_to(self, at: int, *roles: str) -> int:
-        """The first place behind ``at`` that has one of these roles, or the end."""
+        """Return the first place after ``at`` with one of these roles, or the end."""
         at += 1
         while at < len(self._pieces) and not self._is(at, *roles):
             at += 1
         return at
 
     def _by_clause(self, at: int, before: int) -> str:
-        """The mark that the words of the clause give a value: denials, hedges, conditions, opinions of others."""
+        """Return the mark of a value from its clause: denials, hedges, conditions, opinions of others."""
         start = at
         while start and not self._is(start - 1, "break"):
             start -= 1
@@ -300,21 +301,21 @@ class _Reader:
         for one in range(at - 1, start - 1, -1):
             if self._is(one, "is", "be") and (verb < 0 or verb - one == 1):
                 verb = one
-            # a denial reaches the value, or the verb that gives it: "not 5", "does not equal 5", "can not really be 5"
+            # a denial applies to the value, or to its verb: "not 5", "does not equal 5", "can not really be 5"
             elif self._is(one, "deny") and (verb - one < 2 or (verb - one == 2 and self._is(verb, "be"))):
                 return DENIED
         end = self._skip_to(at, "break", "value")
         return DOUBTED if end > at + 1 and self._is(end - 1, "hedge") and not self._is(end, "value") else ""
 
     def _is_hedge(self, at: int) -> bool:
-        """Whether a word doubts what follows; "on either side" and "may be used" doubt nothing."""
+        """Return whether a word doubts the value; "on either side" and "may be used" do not."""
         text, after = self._pieces[at].text, self._skip(at, 1, "filler")
         if not self._is(at, "hedge") or (text != "either" and not text.endswith(" be")):
             return self._is(at, "hedge")
         return self._is(after, "value", "is", "hedge") or (after == at + 2 and text == "either")
 
     def _join(self) -> None:
-        """Doubt what is one of several, or part of an amount; deny what is corrected: ``5, or perhaps 6``."""
+        """Doubt alternatives and parts of an amount; deny corrected values: ``5, or perhaps 6``."""
         for at, other in zip(self._values, self._values[1:], strict=False):
             near = other - at == 2 or (other - at == 3 and self._reads(at + 2, ("and",)))
             if near and self._is(at + 1, "compound") and self._is(other + 1, "compound"):
@@ -330,7 +331,7 @@ class _Reader:
                 self._mark((at for at in self._values if at < last), DENIED)
 
     def _take_back(self) -> None:
-        """Deny the value before a clause that has none and says that it is wrong: ``5, which is wrong``."""
+        """Deny the value before a clause that calls it wrong: ``5, which is wrong``."""
         for at, piece in enumerate(self._pieces):
             start = at
             while start and not self._is(start, "break", "value"):
@@ -340,7 +341,7 @@ class _Reader:
                 self._marks[before[-1]] = DENIED
 
     def _asides(self) -> list[tuple[int, int]]:
-        """Where brackets with words in them stand behind a given value; what they hold is denied."""
+        """Return the places of brackets with words after a given value; deny the values in them."""
         found: list[tuple[int, int]] = []
         opened = -1
         for at, piece in enumerate(self._pieces):
@@ -358,7 +359,7 @@ class _Reader:
         return found
 
     def _reasons(self) -> None:
-        """Deny the values of reasons, circumstances and references, where the sentence gives another one."""
+        """Deny the values of reasons, circumstances and references if the sentence gives another one."""
         given = self._given()
         within = [
             at
@@ -369,7 +370,7 @@ class _Reader:
             self._mark(within, DENIED)
 
     def _is_in_reason(self, at: int) -> bool:
-        """Whether a value is in a reason; "when it is doubled it is 5" says more than one."""
+        """Return whether a value is in a reason; after two verbs, "when it is doubled it is 5", it is not."""
         verbs = 0
         while at >= 0 and verbs < 2 and (not self._is(at, "break") or self._reads(at, ("and",))):
             if self._is(at, "reason") and (not self._reads(at, ("as",)) or self._is(at - 1, "break")):
@@ -379,7 +380,7 @@ class _Reader:
         return False
 
     def _is_term(self, at: int) -> bool:
-        """Whether a value has letters, so that it may be the subject of a sentence."""
+        """Return whether a value has letters, so that it may be the subject of a sentence."""
         return re.search(r"(?<![\\A-Za-z])[A-Za-z]", self._text(at)) is not None
 
     def _masked(self, blank: list[tuple[int, int]]) -> str:

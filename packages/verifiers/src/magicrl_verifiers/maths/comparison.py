@@ -1,4 +1,4 @@
-"""Whether two answers say the same. True and False are final; None leaves the pair to Math-Verify."""
+"""Comparison of two answers. True and False are final; None leaves the pair to Math-Verify."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 
 from magicrl_verifiers.maths.answers import (
     ALL_REALS,
-    Answer,
-    Based,
+    Brackets,
     Clock,
-    Cycles,
     Domain,
     Dotted,
     Equation,
     Expr,
     Family,
-    Group,
+    Fixed,
     Matrix,
     Named,
     Order,
@@ -28,6 +26,7 @@ from magicrl_verifiers.maths.answers import (
     RealSet,
     Sentence,
     Several,
+    Shape,
     Text,
     Unit,
     Within,
@@ -37,11 +36,11 @@ from magicrl_verifiers.maths.answers import (
     complete,
     function,
     names_of,
-    number,
-    plain,
+    numeral,
     rename,
     substitute,
     symbol,
+    unitless,
     without_degrees,
 )
 from magicrl_verifiers.maths.equality import approximates, constant_ratio, linear, number_value, quadratic, same_value
@@ -58,7 +57,7 @@ from magicrl_verifiers.maths.relations import (
 )
 from magicrl_verifiers.maths.sequences import counting, same_family
 
-_HALF_TURN = symbol("pi") / number(180)
+_HALF_TURN = symbol("pi") / numeral(180)
 
 
 def same_quantity(reference: Quantity, answer: Quantity) -> bool | None:
@@ -71,7 +70,7 @@ def same_quantity(reference: Quantity, answer: Quantity) -> bool | None:
         return True if verdict is False and degrees_left_out(reference.expr, answer.expr) else verdict
     given, bare = (reference.expr, answer.expr) if left else (answer.expr, reference.expr)
     if unit.kind == "percent":
-        hundredth = given / number(100)
+        hundredth = given / numeral(100)
         share = None if left else number_value(bare)
         if share is not None and abs(share) < 1:
             return same_number(bare, hundredth)  # 0.25 is no 0.25%
@@ -95,27 +94,27 @@ def same_quantity(reference: Quantity, answer: Quantity) -> bool | None:
 def _both_units(reference: Expr, left: Unit, answer: Expr, right: Unit) -> bool | None:
     if left.kind == right.kind == "unit":
         if any((left.dimension, right.dimension) == ((("L", n),), (("any", n),)) for n in (1, 2, 3)):
-            return same_number(reference, answer)  # "square units" says no more than no unit
+            return same_number(reference, answer)  # "square units" means the same as no unit
         if left.dimension != right.dimension:
             return False
-        # no product with a factor: the decimals of a literal, which rounding is judged by, would be lost
+        # a product with a factor would lose the decimals of a literal, which decide about rounding
         if left.factor == right.factor:
             return same_number(reference, answer)
-        return same_value(number(left.factor) * reference, number(right.factor) * answer)
+        return same_value(numeral(left.factor) * reference, numeral(right.factor) * answer)
     if left.kind != right.kind:
         if {left.kind, right.kind} != {"degree", "unit"} or () not in (left.dimension, right.dimension):
             return False
         # the radian is a unit without a dimension
         degrees, radians = (reference, answer) if left.kind == "degree" else (answer, reference)
         return same_value(degrees * _HALF_TURN, radians)
-    # the thing that is counted has to agree; a percentage may leave out of what
+    # the counted things must agree; a percentage may leave out what it is a part of
     if left.noun != right.noun and (left.kind == "noun" or (left.kind == "percent" and left.noun and right.noun)):
         return False
     return same_number(reference, answer)
 
 
 def degrees_left_out(reference: Expr, answer: Expr) -> bool:
-    """``180 - a`` for an angle ``180^\\circ - a``: one side alone has degree signs, and the other no pi."""
+    """Return whether ``180 - a`` means ``180^\\circ - a``: only one side has degree signs, the other has no pi."""
     for one, other in ((reference, answer), (answer, reference)):
         bare = without_degrees(one)
         if bare != one and bare.symbols and not other.holds("const", "pi"):
@@ -124,70 +123,71 @@ def degrees_left_out(reference: Expr, answer: Expr) -> bool:
 
 
 def same_number(reference: Expr, answer: Expr) -> bool | None:
-    """Equal formulas, or a decimal that is the other's value to six or more significant digits."""
+    """Compare two formulas; a decimal may be the value of the other one to six or more significant digits."""
     verdict = same_value(reference, answer)
     if verdict is False and (approximates(answer, reference) or approximates(reference, answer)):
         return True
     return verdict
 
 
-def same_ratio(reference: Answer, answer: Answer) -> bool | None:
+def same_ratio(reference: Shape, answer: Shape) -> bool | None:
     if isinstance(reference, Clock) and isinstance(answer, Clock) and _moment(reference) == _moment(answer):
         return True
     left, right = (one.ratio if isinstance(one, Clock) else one for one in (reference, answer))
     if isinstance(left, Ratio) and isinstance(right, Ratio):
         if len(left.parts) != len(right.parts):
             return False
-        # The cross products of zeros are equal for every ratio: without this, 0:0 would match any reference.
-        nothing = [all(same_value(part, number(0)) is True for part in one.parts) for one in (left, right)]
+        # the cross products of zeros are equal for every ratio: without this, 0:0 would match any reference
+        nothing = [all(same_value(part, numeral(0)) is True for part in one.parts) for one in (left, right)]
         if any(nothing):
             return all(nothing)
         # by cross products, without dividing by a part that may be zero
         pairs = combinations(zip(left.parts, right.parts, strict=True), 2)
         return all_of([same_value(a * d, c * b) for (a, b), (c, d) in pairs])
     ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
-    value = plain(other)
+    value = unitless(other)
     if isinstance(ratio, Ratio) and len(ratio.parts) == 2 and value is not None:
         return same_value(Expr("div", ratio.parts), value)
     return False
 
 
 def _moment(clock: Clock) -> int:
-    """Seconds after midnight; noon and midnight as people write them."""
+    """Return the seconds after midnight; 12 am is midnight, 12 pm is noon."""
     half_day = 12 * 3600
     return clock.seconds % half_day + half_day * (clock.half == "pm") if clock.half else clock.seconds
 
 
-def one_value(items: Sequence[Answer]) -> bool:
-    """Whether values joined by "or" are all one, as in ``\\frac{3}{10} or 30\\%``: that is no hedging."""
+def one_value(items: Sequence[Shape]) -> bool:
+    """Return whether values joined by "or" are all equal, as in ``\\frac{3}{10} or 30\\%``: that is no hedging."""
     values = complete(as_value(item) if isinstance(item, Quantity) else None for item in items)
     return values is not None and all(same_value(one, other) is True for one, other in pairwise(values))
 
 
-def numbered_names(plain: Sequence[Answer], items: Sequence[Answer]) -> bool:
-    """Whether ``items`` are ``x_1 = .., x_2 = ..``, where the other list says ``x = .. or x = ..``."""
+def numbered_names(plain: Sequence[Shape], items: Sequence[Shape]) -> bool:
+    """Return whether ``items`` are ``x_1 = .., x_2 = ..``, and the other list ``x = .. or x = ..``."""
     names = {item.name for item in plain if isinstance(item, Named)}
     numbered = {item.name for item in items if isinstance(item, Named)}
     stems = {re.sub(r"_\d+$", "", name) for name in numbered}
     return len(names) == 1 and names == stems and len(numbered) == len(items)
 
 
-def described(items: Sequence[Answer]) -> list[tuple[str, ...]]:
-    """What the words say that stand with each count: ``("red", "apple")``."""
+def counted_words(items: Sequence[Shape]) -> list[tuple[str, ...]]:
+    """Return the words with each count: ``("red", "apple")``."""
     return [tuple(map(singular, item.unit.words)) if isinstance(item, Quantity) and item.unit else () for item in items]
 
 
-def ordered_names(items: Sequence[Answer]) -> bool:
-    """``a = 1, b = 2`` has an order; ``x_1 = 1, x_2 = 2`` has none."""
+def ordered_names(items: Sequence[Shape]) -> bool:
+    """Return whether names give an order: ``a = 1, b = 2`` has one; ``x_1 = 1, x_2 = 2`` has none."""
     stems = {item.name.split("_")[0] for item in items if isinstance(item, Named)}
     return len(stems) == len(items)
 
 
-def assigned(answer: Answer) -> dict[str, Answer] | None:
-    """The values of ``x = 1, y = 2`` or of ``(x, y) = (1, 2)`` by their names; None for one name, or a choice."""
-    if isinstance(answer, Named) and isinstance(answer.value, Group) and answer.name.startswith("("):
+def assigned(answer: Shape) -> dict[str, Shape] | None:
+    """Return the values of ``x = 1, y = 2`` or ``(x, y) = (1, 2)`` by name; None for one name, or alternatives."""
+    if isinstance(answer, Named) and isinstance(answer.value, Brackets) and answer.name.startswith("("):
         names, values = answer.name.strip("()").split(","), answer.value.items
-    elif (isinstance(answer, Several) and not answer.either) or (isinstance(answer, Group) and answer.opening == "{"):
+    elif _is_set(answer) or (isinstance(answer, Several) and not answer.either):
+        assert isinstance(answer, Several | Brackets)
         names = [item.name for item in answer.items if isinstance(item, Named) and not item.arguments]
         values = values_of(answer.items)
     else:
@@ -195,26 +195,30 @@ def assigned(answer: Answer) -> dict[str, Answer] | None:
     return dict(zip(names, values, strict=True)) if 1 < len(set(names)) == len(names) == len(values) else None
 
 
-def values_of(items: Sequence[Answer]) -> tuple[Answer, ...]:
+def _is_set(answer: Shape) -> bool:
+    return isinstance(answer, Brackets) and answer.opening == "{"
+
+
+def values_of(items: Sequence[Shape]) -> tuple[Shape, ...]:
     return tuple(item.value if isinstance(item, Named) else item for item in items)
 
 
 def same_order(reference: Order, answer: Order) -> bool | None:
-    """The same chain part by part, or one inequality times a constant of the right sign."""
+    """Compare two chains part by part, or two inequalities up to a constant factor of the right sign."""
     if reference.relations != answer.relations:
         return False
     verdicts = [same_value(one, other) for one, other in zip(reference.parts, answer.parts, strict=True)]
     if verdicts.count(True) == len(verdicts) or len(reference.parts) != 2:
         return all_of(verdicts)
     ratio = constant_ratio(reference.parts[0] - reference.parts[1], answer.parts[0] - answer.parts[1])
-    # a negative factor turns an inequality round, but not an "is not equal"
+    # a negative factor reverses an inequality, but not an "is not equal"
     return None if ratio is None else ratio != 0 if reference.relations == ("!=",) else ratio > 0
 
 
 def solves(reference: Equation, answer: Expr) -> bool:
-    """Whether a formula is the one name of the equation that it does not hold, and the equation has it once.
+    """Return whether a formula is the value of the only name that it lacks, in an equation linear in that name.
 
-    Example: to ``r sin(t) = 3`` the answer ``3/sin(t)``. With two names missing the answer says too little.
+    Example: the answer ``3/sin(t)`` to ``r sin(t) = 3``. With two names missing the answer is incomplete.
     """
     names = reference.left.symbols | reference.right.symbols
     missing = names - answer.symbols
@@ -222,19 +226,18 @@ def solves(reference: Equation, answer: Expr) -> bool:
         return False
     (name,) = missing
     whole = reference.left - reference.right
-    if same_value(substitute(whole, name, answer), number(0)) is not True:
+    if same_value(substitute(whole, name, answer), numeral(0)) is not True:
         return False
-    found = linear(whole, name)
-    if found is None:
+    if (found := linear(whole, name)) is None:
         return False
-    # then there is no second solution, but where the step is zero any value may solve it: of xy = 2x^2 all y at x = 0
+    # a linear equation has one solution, but where its slope is zero any value may solve it: xy = 2x^2 at x = 0
     constant, step = found
-    denominator = answer.args[1] if answer.op == "div" else number(1)
-    return bool(constant_ratio(step, denominator) or constant_ratio(constant, number(1)))
+    denominator = answer.args[1] if answer.op == "div" else numeral(1)
+    return bool(constant_ratio(step, denominator) or constant_ratio(constant, numeral(1)))
 
 
 def solutions(equation: Equation) -> Named | None:
-    """The two solutions of a quadratic equation in one name."""
+    """Return the two solutions of a quadratic equation in one name."""
     found = quadratic(equation.left - equation.right)
     if found is None:
         return None
@@ -242,13 +245,13 @@ def solutions(equation: Equation) -> Named | None:
     return Named(name, (), Several((Quantity(low), Quantity(high))), symbol(name)) if discriminant else None
 
 
-def _formula(answer: Answer) -> Expr | None:
-    """A definition by cases as one formula; None where a value is none, or a condition is no set of real numbers."""
+def _formula(answer: Shape) -> Expr | None:
+    """Return a definition by cases as one formula; None if a value is no formula, or a condition no set of reals."""
     if not isinstance(answer, Piecewise):
-        return plain(answer)
+        return unitless(answer)
     args: list[Expr] = []
     for value, condition in answer.pieces:
-        formula, where = plain(value), None if condition is None else subject_set(condition)
+        formula, where = unitless(value), None if condition is None else subject_set(condition)
         if formula is None or (where is None) != (condition is None):
             return None
         if where is None:
@@ -265,18 +268,18 @@ def _bound(above: Expr, below: Expr, closed: bool) -> Expr:
     return Expr("bound", (above - below,), "closed" if closed else "open")
 
 
-_CLOSED = (Cycles, Domain, Within, Piecewise, Dotted, Sentence)
-"""Shapes that equal nothing but their own kind (and a name's value)."""
+_CLOSED = (Fixed, Domain, Within, Piecewise, Dotted, Sentence)
+"""Shapes that equal only their own kind, or a name with such a value."""
 
 
-def same(reference: Answer, answer: Answer) -> bool | None:
-    """Whether the answer says what the reference answer says."""
+def same(reference: Shape, answer: Shape) -> bool | None:
+    """Return whether an answer means the same as the reference answer."""
     if reference == answer:
         return True
     if isinstance(reference, Family) or isinstance(answer, Family):
         return same_family(reference, answer, same)
     closed = isinstance(reference, _CLOSED) or isinstance(answer, _CLOSED)
-    # by name before by position: x = 1, y = 2 may come as (y, x) = (2, 1)
+    # by name first, then by position: x = 1, y = 2 may be written (y, x) = (2, 1)
     given, said = assigned(reference), assigned(answer)
     if not closed and given is not None and said is not None and given.keys() == said.keys():
         return all_of([same(value, said[name]) for name, value in given.items()])
@@ -296,8 +299,8 @@ def same(reference: Answer, answer: Answer) -> bool | None:
     )
 
 
-def _closed(reference: Answer, answer: Answer) -> bool | None:
-    """Sets that are no intervals, definitions by cases, permutations, lists that go on."""
+def _closed(reference: Shape, answer: Shape) -> bool | None:
+    """Compare sets that are no intervals, definitions by cases, fixed notation, and lists that continue by a rule."""
     # the blackboard letter may be written as a plain one
     if isinstance(reference, Domain) and isinstance(answer, Quantity):
         return answer == Quantity(symbol(reference.name)) if len(reference.name) == 1 else False
@@ -308,10 +311,10 @@ def _closed(reference: Answer, answer: Answer) -> bool | None:
         if isinstance(one, Domain) and (listed := counting(other)):
             return one.name in listed
         if isinstance(one, Within) and isinstance(other, RealSet) and one.domain == "Z":
-            counts = other.subject in ("n", "m", "k")  # letters of whole numbers: n > 2 says all
+            counts = other.subject in ("n", "m", "k")  # letters of whole numbers, so n > 2 is complete
             return counts and same(one.condition, other) is True
     if isinstance(reference, Piecewise) or isinstance(answer, Piecewise):
-        # the same function; one whose conditions are not about a letter's size is not compared
+        # conditions that are not about the size of a letter are not compared
         left, right = _formula(reference), _formula(answer)
         return same_value(left, right) if left is not None and right is not None else False
     if isinstance(reference, Sentence) and isinstance(answer, Sentence) and len(reference.parts) == len(answer.parts):
@@ -321,7 +324,7 @@ def _closed(reference: Answer, answer: Answer) -> bool | None:
     return False
 
 
-def _words(reference: Answer, answer: Answer) -> bool | None:
+def _words(reference: Shape, answer: Shape) -> bool | None:
     if isinstance(reference, Text) and isinstance(answer, Text):
         return same_words(reference.words, answer.words)
     text, other = (reference, answer) if isinstance(reference, Text) else (answer, reference)
@@ -335,12 +338,12 @@ def _words(reference: Answer, answer: Answer) -> bool | None:
     value = word_number(words)
     if value is None:
         return False
-    said = Quantity(number(value))
+    said = Quantity(numeral(value))
     return same_quantity(said, other) if text is reference else same_quantity(other, said)
 
 
-def _one_named(reference: Answer, answer: Answer) -> bool | None:
-    """A value for a name, where the other side gives the value alone."""
+def _one_named(reference: Shape, answer: Shape) -> bool | None:
+    """Compare a named value with a value without a name."""
     if isinstance(reference, Named):
         count = as_count(reference) if isinstance(answer, Quantity) else None
         if count is not None:
@@ -355,7 +358,7 @@ def _one_named(reference: Answer, answer: Answer) -> bool | None:
         and isinstance(reference, Several)
         and len({one.name for one in reference.items if isinstance(one, Named)}) > 1
     ):
-        return isinstance(answer.value, Several | Group | Matrix) and same(reference, answer.value)
+        return isinstance(answer.value, Several | Brackets | Matrix) and same(reference, answer.value)
     return same(reference, count or answer.value)
 
 
@@ -383,11 +386,11 @@ def _both_named(reference: Named, answer: Named) -> bool | None:
 
 
 def as_count(named: Named) -> Quantity | None:
-    """``C(n, k)``, read as a point with a name, as the number of choices; ``P(n, k)`` as that of arrangements."""
+    """Turn the named point ``C(n, k)`` into the number of choices, and ``P(n, k)`` into that of arrangements."""
     group = named.value
-    if named.name not in ("C", "P") or not isinstance(group, Group) or len(group.items) != 2 or group.opening != "(":
+    if named.name not in ("C", "P") or not isinstance(group, Brackets) or len(group.items) != 2 or group.opening != "(":
         return None
-    parts = complete(map(plain, group.items))
+    parts = complete(map(unitless, group.items))
     if parts is None:
         return None
     chosen = function("binomial", *parts)
@@ -395,7 +398,7 @@ def as_count(named: Named) -> Quantity | None:
 
 
 def _member(named: Named) -> tuple[str, str] | None:
-    """The sequence and the letter of ``a_n`` or ``a(n)``."""
+    """Return the sequence and the letter of ``a_n`` or ``a(n)``."""
     stem, _, letter = named.name.partition("_")
     if len(named.arguments) == 1 and not letter:
         return named.name, named.arguments[0]
@@ -406,33 +409,33 @@ _LOOSE = re.compile(r"^(?:angle:)?(?:vec:)?(?:bar:)?(?:hat:)?|[\s_{}\\]")
 
 
 def _squeezed(name: str) -> str:
-    """A name without what spelling leaves free: accents, the sign of an angle, braces."""
+    """Return a name without accents, the sign of an angle, and braces, which authors leave out."""
     bare = _LOOSE.sub("", name)
     # two points name a segment, three an angle, in either direction; a vector has one direction
     points = len(bare) in (2, 3) and bare.isalpha() and bare.isupper() and not name.startswith("vec:")
     return min(bare, bare[::-1]) if points else bare  # AB is BA, angle ABC is CBA
 
 
-def _relations(reference: Answer, answer: Answer) -> bool | None:
+def _relations(reference: Shape, answer: Shape) -> bool | None:
     left, right = _equation(reference), _equation(answer)
     if left is not None and right is not None:
         return _same_relation(reference, left, answer, right)
     if isinstance(reference, Order) and isinstance(answer, Order):
         return same_order(reference, answer)
     if isinstance(answer, Equation) and not isinstance(reference, Equation | Order | Named):
-        # x + y = 5 gives 5 where a value is asked
+        # the answer x + y = 5 gives 5 if the reference is a value
         named = isinstance(reference, Several) and any(isinstance(item, Named) for item in reference.items)
         valued = answer.left.symbols and not answer.right.symbols and not named
         return same(reference, Quantity(answer.right)) if valued else False
-    if isinstance(reference, Equation) and (value := plain(answer)) is not None:
+    if isinstance(reference, Equation) and (value := unitless(answer)) is not None:
         return solves(reference, value)
     if isinstance(reference, Equation) and (roots := solutions(reference)) is not None:
         return same(roots, answer)  # x^2 = 9 as a reference means both its solutions
     return None if isinstance(reference, Order) or isinstance(answer, Order) else False
 
 
-def _same_relation(reference: Answer, left: Equation, answer: Answer, right: Equation) -> bool | None:
-    """The same equation up to a factor, or one that gives a name the value that the other has for it."""
+def _same_relation(reference: Shape, left: Equation, answer: Shape, right: Equation) -> bool | None:
+    """Compare two equations up to a factor; one may be solved for a name of the other."""
     ratio = constant_ratio(left.left - left.right, right.left - right.right)
     if ratio:
         return True  # x = y/2 is 2x - y = 0
@@ -444,15 +447,15 @@ def _same_relation(reference: Answer, left: Equation, answer: Answer, right: Equ
     return None if ratio is None else False
 
 
-def _equation(answer: Answer) -> Equation | None:
-    if isinstance(answer, Named) and answer.symbol is not None and (value := plain(answer.value)) is not None:
+def _equation(answer: Shape) -> Equation | None:
+    if isinstance(answer, Named) and answer.symbol is not None and (value := unitless(answer.value)) is not None:
         return Equation(answer.symbol, value)
     return answer if isinstance(answer, Equation) else None
 
 
-def _sets(reference: Answer, answer: Answer) -> bool | None:
+def _sets(reference: Shape, answer: Shape) -> bool | None:
     left, right = as_spans(reference), as_spans(answer)
-    # a reference answer may list intervals without "or"; of an answer that would be hedging
+    # a reference answer may list intervals without "or"; in an answer that would be hedging
     if left is None and isinstance(reference, Several) and (reference.either or any(map(unbounded, reference.items))):
         left = alternatives(reference.items)
     if right is None and isinstance(answer, Several) and answer.either:
@@ -463,84 +466,84 @@ def _sets(reference: Answer, answer: Answer) -> bool | None:
         if one == RealSet(()) and isinstance(other, Text):
             return other.words in (("none",), ("does", "not", "exist"))
         if one == RealSet(()) and other == Quantity(symbol("phi")):
-            return True  # a phi for the empty set's sign
+            return True  # a phi in place of the sign of the empty set
     if left is None or right is None:
         if isinstance(reference, Several) or isinstance(answer, Several):
             return _several(reference, answer)
         return False if isinstance(reference, Quantity | Text) or isinstance(answer, Quantity | Text) else None
-    # a bare interval has no subject and meets a condition on any name
+    # an interval has no subject, so it may equal a condition on any name
     if left.subject and right.subject and _squeezed(left.subject) != _squeezed(right.subject):
         return False
     return same_set(left, right)
 
 
-def _several(reference: Answer, answer: Answer) -> bool | None:
-    """Lists without order, unless names or brackets give one."""
+def _several(reference: Shape, answer: Shape) -> bool | None:
+    """Compare lists without order, unless names or brackets give one."""
     if isinstance(reference, Several) and isinstance(answer, Several):
         return _both_several(reference, answer)
     several, group = (reference, answer) if isinstance(reference, Several) else (answer, reference)
     assert isinstance(several, Several)
-    # joined by "or" in an answer: only ways to write one value
+    # "or" in an answer may only join spellings of one value
     if several is answer and several.either and one_value(several.items):
         return all_of([same(reference, item) for item in several.items])
     if isinstance(group, Quantity) and all(isinstance(item, Named) for item in several.items):
         shared = set(values_of(several.items))  # p = q = 2
         return same(group, shared.pop()) if len(shared) == 1 else False
     if isinstance(reference, Text) and (said := [item.words for item in several.items if isinstance(item, Text)]):
-        # "yes, it is": the comma stood between words
+        # "yes, it is": a comma between words
         return len(said) == len(several.items) and same_words(
             reference.words, tuple(word for part in said for word in part)
         )
-    if isinstance(group, Group) and group.opening == group.closing:
+    if isinstance(group, Brackets) and group.opening == group.closing:
         if group.opening == "{":
             # names count where both sides give them
             listed = several.items if any(isinstance(item, Named) for item in group.items) else values_of(several.items)
             mine, theirs = (listed, group.items) if several is reference else (group.items, listed)
             return matched(mine, theirs, same=same_member)
-        # a pair in [ ] is an interval, so only longer ones are lists
+        # a pair in [ ] is an interval; only longer groups are lists
         if group.opening in "(<" or len(group.items) != 2:
             return in_order(several.items, group.items) if not (several.signs or several.either) else False
-    return False if isinstance(group, Quantity | Text | Ratio | Clock | Based | Group | Matrix) else None
+    return False if isinstance(group, Quantity | Text | Ratio | Clock | Brackets | Matrix) else None
 
 
 def _both_several(reference: Several, answer: Several) -> bool | None:
     left, right = reference.items, answer.items
-    # names give the values an order: a = 1, b = 2 asks for 1, 2
+    # names give the values an order: a = 1, b = 2 means 1, 2
     if ordered_names(left) and not any(isinstance(item, Named) for item in right):
         return in_order(left, right)
     named = all(isinstance(item, Named) for item in (*left, *right))
     if named and reference.either != answer.either and ordered_names(left):
-        return False  # x = 1 and y = 2 says more than x = 1 or y = 2
+        return False  # "x = 1 and y = 2" is not "x = 1 or y = 2"
     if not named or numbered_names(left, right) or numbered_names(right, left):
         left, right = values_of(left), values_of(right)
-    asked, said = described(reference.items), described(answer.items)
-    nouns = [words[-1] for words in asked if words]
-    # without repeated nouns the order of a list says nothing
+    ours, theirs = counted_words(reference.items), counted_words(answer.items)
+    nouns = [words[-1] for words in ours if words]
+    # without repeated nouns the order of a list has no meaning
     if len(set(nouns)) == len(nouns):
         return matched(left, right)
-    if sorted(asked) == sorted(said):  # 3 red and 2 green apples: what describes them tells them apart
-        left = [item for _, item in sorted(zip(asked, left, strict=True), key=lambda pair: pair[0])]
-        right = [item for _, item in sorted(zip(said, right, strict=True), key=lambda pair: pair[0])]
+    if sorted(ours) == sorted(theirs):  # 3 red and 2 green apples: pair them by their adjectives
+        left = [item for _, item in sorted(zip(ours, left, strict=True), key=lambda pair: pair[0])]
+        right = [item for _, item in sorted(zip(theirs, right, strict=True), key=lambda pair: pair[0])]
     return in_order(left, right)
 
 
-def in_order(reference: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
-    """Item by item."""
+def in_order(reference: Sequence[Shape], answer: Sequence[Shape]) -> bool | None:
+    """Compare item by item."""
     if len(reference) != len(answer):
         return False
     return all_of([same(left, right) for left, right in zip(reference, answer, strict=True)])
 
 
-def same_member(reference: Answer, answer: Answer) -> bool | None:
-    """Of a set's members: ``{3}`` is ``3`` as an answer, but not as a member of a set."""
-    sets = [one == RealSet(()) or (isinstance(one, Group) and one.opening == "{") for one in (reference, answer)]
+def same_member(reference: Shape, answer: Shape) -> bool | None:
+    """Compare members of sets: as an answer ``{3}`` is ``3``, but not as a member of a set."""
+    sets = [one == RealSet(()) or _is_set(one) for one in (reference, answer)]
     return same(reference, answer) if sets[0] == sets[1] else False
 
 
 def matched(
-    reference: Sequence[Answer], answer: Sequence[Answer], *, same: Callable[[Answer, Answer], bool | None] = same
+    reference: Sequence[Shape], answer: Sequence[Shape], *, same: Callable[[Shape, Shape], bool | None] = same
 ) -> bool | None:
-    """One for one, in any order; equal items count as often as they stand there."""
+    """Pair items off in any order; equal items count with their multiplicity."""
     if len(reference) != len(answer):
         return False
     left = list(answer)
@@ -553,7 +556,7 @@ def matched(
                 left.pop(at)
                 verdict = True
                 break
-            # an item that cannot be told from the reference answer's keeps the whole list open
+            # one undecided item leaves the whole list undecided
             verdict = None if one is None else verdict
         if verdict is False:
             return False
@@ -561,12 +564,12 @@ def matched(
     return all_of(found)
 
 
-def _groups(reference: Answer, answer: Answer) -> bool | None:
+def _groups(reference: Shape, answer: Shape) -> bool | None:
     if isinstance(reference, Matrix) and isinstance(answer, Matrix):
         if len(reference.rows) != len(answer.rows) or len(reference.rows[0]) != len(answer.rows[0]):
             return False
         return all_of([in_order(left, right) for left, right in zip(reference.rows, answer.rows, strict=True)])
-    both = (reference, answer) if isinstance(reference, Group) and isinstance(answer, Group) else None
+    both = (reference, answer) if isinstance(reference, Brackets) and isinstance(answer, Brackets) else None
     if both and (both[0].opening, both[0].closing) == (both[1].opening, both[1].closing):
         if both[0].opening == "{":
             return matched(both[0].items, both[1].items, same=same_member)
@@ -579,22 +582,24 @@ def _groups(reference: Answer, answer: Answer) -> bool | None:
     if both:
         return _brackets_aside(*both)
     for one, other in ((reference, answer), (answer, reference)):
-        whole = plain(one.items[0]) if isinstance(one, Group) and len(one.items) == 1 and one.opening == "[" else None
-        if whole is not None and isinstance(one, Group) and one.closing == "[" and (value := plain(other)) is not None:
+        if not isinstance(one, Brackets) or len(one.items) != 1 or not one.opening == one.closing == "[":
+            continue
+        whole, value = unitless(one.items[0]), unitless(other)
+        if whole is not None and value is not None:
             return value.holds("fn", "floor") and same_value(function("floor", whole), value) is True  # Gauss's [n/2]
     matrix, other = (reference, answer) if isinstance(reference, Matrix) else (answer, reference)
-    if isinstance(matrix, Matrix) and isinstance(other, Group):
+    if isinstance(matrix, Matrix) and isinstance(other, Brackets):
         return _as_matrix(matrix, other)
     return False if isinstance(reference, Quantity | Text) or isinstance(answer, Quantity | Text) else None
 
 
-def _only_member(answer: Answer) -> Answer | None:
-    return answer.items[0] if isinstance(answer, Group) and answer.opening == "{" and len(answer.items) == 1 else None
+def _only_member(answer: Shape) -> Shape | None:
+    return answer.items[0] if isinstance(answer, Brackets) and _is_set(answer) and len(answer.items) == 1 else None
 
 
-def _as_matrix(matrix: Matrix, group: Group) -> bool | None:
-    """A matrix written as a list of lists, a row or column written as a vector."""
-    listed = [item.items for item in group.items if isinstance(item, Group) and item.opening == group.opening == "["]
+def _as_matrix(matrix: Matrix, group: Brackets) -> bool | None:
+    """Compare a matrix with a list of lists, or a row or column with a vector."""
+    listed = [item.items for item in group.items if isinstance(item, Brackets) and item.opening == group.opening == "["]
     if len(listed) == len(group.items) and len(set(map(len, listed))) == 1:
         return _groups(matrix, Matrix(tuple(listed)))
     square = group.opening == group.closing == "[" and len(group.items) > 2
@@ -604,24 +609,20 @@ def _as_matrix(matrix: Matrix, group: Group) -> bool | None:
     return in_order(vector, group.items) if 1 in (len(matrix.rows), len(matrix.rows[0])) else False
 
 
-def _brackets_aside(reference: Group, answer: Group) -> bool | None:
-    """Angle brackets and parentheses both make vectors; any other difference of brackets is one of meaning."""
+def _brackets_aside(reference: Brackets, answer: Brackets) -> bool | None:
+    """Compare groups in different brackets: only angle brackets and parentheses mean the same, a vector."""
     marks = {reference.opening, reference.closing, answer.opening, answer.closing}
-    # of three numbers and more no brackets make an interval
+    # three or more numbers are no interval, whatever the brackets are
     vectors = marks == {"(", "<"} or (marks <= {"(", "<", "["} and len(reference.items) > 2)
     paired = reference.opening == reference.closing and answer.opening == answer.closing
     return in_order(reference.items, answer.items) if vectors and paired else False
 
 
-_BY_KIND: tuple[tuple[Any, Callable[[Answer, Answer], bool | None]], ...] = (
+_BY_KIND: tuple[tuple[Any, Callable[[Shape, Shape], bool | None]], ...] = (
     (RealSet, _sets),
     (Several, _several),
-    (Group | Matrix, _groups),
-    (
-        Based,
-        lambda reference, answer: False,
-    ),  # another base or none: the same digits in the same base were found equal before
+    (Brackets | Matrix, _groups),
     (Ratio | Clock, same_ratio),
     (Text, _words),
 )
-"""How two answers are compared of which one is of these kinds; the first row counts."""
+"""Comparison of two answers by the kind of one of them; the first row that fits is used."""

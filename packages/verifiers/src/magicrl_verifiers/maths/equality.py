@@ -1,15 +1,14 @@
-"""Are two formulas equal? Different only where an enclosure of their difference leaves out zero, and then surely.
+"""Equality of two formulas. They differ only if an enclosure of their difference excludes zero, which is a proof.
 
-Equal are numbers that are one rational number, or whose difference stays around zero with more bits than anything
-in either formula could hide it behind; numbers too long to be written out, by their residues modulo four large primes
-that depend on both formulas; and functions that are equal at enough points of every branch. What stays open within
-`MOST_BITS` is not equal.
+Two numbers are equal if they are one rational number, or if their difference contains zero with more bits than anything
+in either formula could hide it behind. Numbers too long to be written out are compared by their residues modulo four
+large primes that depend on both formulas. Functions are equal if they are equal at enough points of every branch. A
+comparison that `MOST_BITS` do not decide is not equal.
 
-The points lie on every side of what breaks a formula: the absolute value, the floor, the larger of two, a root, a
-logarithm, a condition all change where some other formula passes zero (`_switches`). These places are looked for in
-every letter, exactly where that formula is a polynomial, else by its changes of sign from 10^-6 to 10^12, or to 10^29
-in a formula with large numbers; there are points at them, between them and beyond the outermost, so that no branch and
-no narrow domain is left out.
+The points are on every side of the breaks of a formula: an absolute value, a floor, a maximum, a root, a logarithm and
+a condition all change where some other formula passes zero (`_switches`). These places are searched in every letter,
+exactly if that formula is a polynomial, else by its changes of sign from 10^-6 to 10^12, or to 10^29 in a formula with
+large numbers. There are points at them, between them and beyond the outermost, so that no branch is left out.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from operator import add, mul
 
 from flint import acb, arb, ctx, fmpq, fmpq_poly, fmpz
 
-from magicrl_verifiers.maths.answers import Expr, complete, function, number, substitute
+from magicrl_verifiers.maths.answers import Expr, complete, function, numeral, substitute
 from magicrl_verifiers.maths.literals import rounds
 from magicrl_verifiers.maths.steps import has_steps, proven
 from magicrl_verifiers.maths.values import MOST_BITS, Enclosure, Point, Residues, UnclearError, UndefinedError, Value
 
 _COUNTERS = frozenset("nkmpqrljNMK")
-"""Names that mostly stand for whole numbers: their formulas are tried at whole numbers too."""
+"""Usual names of whole numbers: their formulas are tried at whole numbers, too."""
 _MOST_DEGREE = 6
 
 
@@ -50,13 +49,13 @@ _SHARES = (fmpq(1, 2), fmpq(137, 1000), fmpq(71, 100), fmpq(93, 100))
 
 
 def domains(reference: Expr, answer: Expr) -> Iterator[tuple[Iterator[dict[str, fmpq]], bool]]:
-    """Points to try, and whether values must be real there; complex values come last, for who has no real ones."""
+    """Yield points to try, and whether values must be real there; complex values come last."""
     names = sorted(reference.symbols | answer.symbols)
-    # depend on both texts: the same verdict every time, and no answer can be fitted to the points beforehand
+    # a function of both formulas: the verdict is reproducible, and no answer can be fitted to known points
     numbers = random.Random(zlib.crc32(repr(reference).encode()) ^ zlib.crc32(repr(answer).encode()))
     whole_names = _whole_names(reference) | _whole_names(answer)
     steps = any(tree.holds("fn", name) for tree in (reference, answer) for name in ("floor", "ceil", "mod"))
-    counted = steps and _COUNTERS.issuperset(names)  # between whole numbers nobody asks
+    counted = steps and _COUNTERS.issuperset(names)  # only whole numbers matter
     divisors = any(tree.holds("fn", name) for tree in (reference, answer) for name in ("gcd", "lcm"))
 
     def points(count: int, low: int, high: int, below: int) -> Iterator[dict[str, fmpq]]:
@@ -74,7 +73,7 @@ def domains(reference: Expr, answer: Expr) -> Iterator[tuple[Iterator[dict[str, 
             yield from points(*draw)
         yield from _beside_breaks(reference, answer, names, whole_names | (set(names) if counted else set()), numbers)
         if not whole_names and not counted:
-            # far out and close to zero, where functions that agree at middling sizes part
+            # far from zero and close to it, where functions that agree elsewhere may differ
             for size in (10**3, 10**5, 10**9):
                 yield {name: fmpq(numbers.choice((-1, 1)) * numbers.randint(size, 9 * size), 7) for name in names}
                 yield {name: fmpq(numbers.choice((-1, 1)) * numbers.randint(1, 9), size) for name in names}
@@ -87,7 +86,7 @@ def domains(reference: Expr, answer: Expr) -> Iterator[tuple[Iterator[dict[str, 
 
 
 def _whole_names(tree: Expr) -> frozenset[str]:
-    """Names that stand for whole numbers: in the exponent of a negative number, as n in (-1)^n, in bounds of sums."""
+    """Return the names of whole numbers: in the exponent of a negative number, as n in (-1)^n, in bounds of sums."""
     found = frozenset[str]().union(*(_whole_names(part) for part in tree.args))
     if tree.op == "series":
         found = (found | tree.args[0].symbols | tree.args[1].symbols) - {tree.name.split()[1]}
@@ -101,16 +100,16 @@ def _whole_names(tree: Expr) -> frozenset[str]:
 def _beside_breaks(
     reference: Expr, answer: Expr, names: Sequence[str], whole: frozenset[str] | set[str], numbers: random.Random
 ) -> Iterator[dict[str, fmpq]]:
-    """Points at the breaks in each letter, between them and beyond them, the other letters drawn."""
-    # a rational function has one formula everywhere: no branch to miss
+    """Yield points at the breaks in each letter, between them and beyond them; the other letters are drawn."""
+    # a rational function has no branches
     analytic = not any(_bends(tree) for tree in (reference, answer))
     breaks = [] if analytic else list(dict.fromkeys((*_switches(reference), *_switches(answer))))[:_MOST_SWITCHES]
     for name in names if breaks else ():
-        # with other letters the breaks lie elsewhere: two draws of them
+        # the breaks depend on the other letters: draw them twice
         for _ in range(1 if len(names) == 1 else 2):
             others = {other: fmpq(numbers.randint(-40, 40), 1 if other in whole else 7) for other in names}
             places = {place for tree in breaks if name in tree.symbols for place in _zeros(tree, name, others)}
-            # the nearest to zero, if there are too many
+            # if there are too many, the nearest to zero
             ordered = sorted(sorted(places, key=abs)[:_MOST_PLACES])
             if not ordered:
                 continue
@@ -124,18 +123,18 @@ def _beside_breaks(
 
 
 def _bends(tree: Expr) -> bool:
-    """Whether a formula is not one rational function everywhere."""
+    """Return whether a formula is not one rational function everywhere."""
     bent = tree.op in ("fn", "cases") or (tree.op == "pow" and tree.args[1].op != "num")
     return bent or (tree.op == "pow" and tree.args[1].value.denominator != 1) or any(map(_bends, tree.args))
 
 
 def _switches(tree: Expr) -> Iterator[Expr]:
-    """Formulas that pass zero where ``tree`` may change from one analytic formula to another, or end."""
-    if tree.op != "series":  # its body has a letter of its own
+    """Yield formulas that pass zero where ``tree`` may change from one analytic formula to another, or end."""
+    if tree.op != "series":  # its body has a bound letter
         for part in tree.args:
             yield from _switches(part)
     first = tree.args[0] if tree.args else tree
-    one, minus = number(1), number(-1)
+    one, minus = numeral(1), numeral(-1)
     if tree.op == "div" and tree.args[1].symbols:
         yield tree.args[1]
     elif tree.op == "bound" or (tree.op == "pow" and _bends(tree) and first.symbols):
@@ -147,7 +146,7 @@ def _switches(tree: Expr) -> Iterator[Expr]:
             yield from (one - other for one, other in combinations(tree.args[:4], 2))
         elif tree.name in ("floor", "ceil", "mod"):
             inner = first if tree.name != "mod" else Expr("div", tree.args)
-            yield from (inner, inner - one, inner - minus, inner - number(2))
+            yield from (inner, inner - one, inner - minus, inner - numeral(2))
         elif tree.name in ("arcsin", "arccos", "artanh", "arcsec", "arccsc", "arcosh"):
             yield from (first - one, first - minus)
         elif tree.name in ("tan", "sec"):
@@ -157,14 +156,14 @@ def _switches(tree: Expr) -> Iterator[Expr]:
 
 
 def _zeros(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
-    """Where a formula passes zero in one letter; close to it where that is not rational."""
+    """Return where a formula passes zero in one letter, or places close to an irrational zero."""
     form = _polynomial(tree, name, others)
     if form is None:
         found = _changes(tree, name, others)
     elif form.degree() > 1:
         ctx.prec = _BITS  # global in FLINT: the last evaluation may have left it high
         roots: list[tuple[acb, int]] = form.complex_roots()  # pyright: ignore[reportAssignmentType]
-        # a ball that touches the real axis counts: a point too many costs little
+        # a ball that touches the real axis counts: an extra point costs little
         found = [_simple(root.real.mid().fmpq()) for root, _ in roots if root.imag.contains(0)]
     else:
         found = [-form[0] / form[1]] if form.degree() == 1 else []
@@ -180,7 +179,7 @@ def _at(tree: Expr, point: Point) -> fmpq | arb | None:
 
 
 def _polynomial(tree: Expr, name: str, others: dict[str, fmpq]) -> fmpq_poly | None:
-    """The formula as a polynomial in one letter; None where it is none, or of a higher degree than is worth it."""
+    """Return the formula as a polynomial in one letter; None if it is none, or of a high degree."""
     if name not in tree.symbols:
         value = _at(tree, others)
         return fmpq_poly([value]) if isinstance(value, fmpq) else None
@@ -202,19 +201,19 @@ def _polynomial(tree: Expr, name: str, others: dict[str, fmpq]) -> fmpq_poly | N
 
 
 def _small(tree: Expr) -> bool:
-    """Whether no number of a formula is so large that it may break beyond the grid."""
+    """Return whether the numbers of a formula are too small for a break beyond the grid."""
     large = (tree.op == "num" and abs(tree.value) > 10**4) or (tree.op == "pow" and not tree.symbols)
     return not large and all(map(_small, tree.args))
 
 
 def _simple(place: fmpq) -> fmpq:
-    # 5040 has every divisor up to 10: a break at a simple fraction is met exactly, not nearly
+    # 5040 has every divisor up to 10, so that a break at a simple fraction is exact
     rounded = fmpq(round(place * 5040), 5040)
     return rounded if abs(rounded - place) < fmpq(1, 10**9) else place
 
 
 def _changes(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
-    """Where the sign changes on the grid, halved down."""
+    """Return where the sign changes, from the grid and by bisection."""
     values = [(place, _at(tree, {**others, name: place})) for place in (_GRID if _small(tree) else _WIDE_GRID)]
     signs = [(place, value > 0) for place, value in values if value is not None and (value > 0 or value < 0)]
     changes = [(low, high, before) for (low, before), (high, after) in pairwise(signs) if before != after]
@@ -223,7 +222,7 @@ def _changes(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             value = _at(tree, {**others, name: middle})
-            # a pole or the zero itself: nothing is left to halve
+            # a pole or the zero itself
             if value is None or value == 0:
                 low = high = middle
                 break
@@ -247,7 +246,7 @@ _FLOAT_ERROR = 2**-52
 
 
 def same_value(reference: Expr, answer: Expr) -> bool | None:
-    """Whether two formulas are equal wherever both are defined; None when that could not be found out.
+    """Return whether two formulas are equal wherever both are defined; None if that is undecided.
 
     Example: ``x^2-1`` and ``(x-1)(x+1)`` are; ``sqrt(x^2)`` and ``x`` are not.
     """
@@ -284,7 +283,7 @@ def _infinity(tree: Expr) -> int | None:
 
 
 def _same_members(reference: Expr, answer: Expr) -> bool | None:
-    """Whether two sets of sets with names have the same members, by all ways of being in some and not in others."""
+    """Compare two expressions of named sets by membership: for every way to be in some sets and not in others."""
     names = sorted(reference.symbols | answer.symbols)
     ways = [dict(zip(names, way, strict=True)) for way in product((False, True), repeat=len(names))]
     sides = [[_has(tree, way) for way in ways] for tree in (reference, answer)]
@@ -306,11 +305,11 @@ def _same_function(reference: Expr, answer: Expr, base: int) -> bool | None:
     agreed = 0
     for points, real in domains(reference, answer):
         if not real and agreed >= _NEEDED:
-            break  # complex values are only asked where there are no real ones
+            break  # complex values only matter if there are no real ones
         if not real and not agreed and _real_somewhere(reference, answer):
-            return None  # no number gives both a real value
+            return None  # the two are nowhere real together
         for point in points:
-            # a function has many points, so each gets fewer bits than a single number
+            # a function has many points, so each gets fewer bits than a number
             verdict = _agree_at(reference, answer, point, real, base, MOST_BITS // 8)
             if verdict is False:
                 return False
@@ -329,8 +328,8 @@ def _real_somewhere(reference: Expr, answer: Expr) -> bool:
 
 
 def _agree_at(reference: Expr, answer: Expr, point: Point, real: bool, base: int, most: int) -> bool | None:
-    """Whether both have the same value at a point; None when one of them has none, or it stays unclear."""
-    # few bits first: most different values part at once; only equal ones go all the way
+    """Return whether both have the same value at a point; None if one has no value, or it stays unclear."""
+    # few bits first, since most different values differ early
     bits = _FIRST_BITS
     while True:
         machine = Enclosure(bits, real=real, log_base=base)
@@ -343,7 +342,7 @@ def _agree_at(reference: Expr, answer: Expr, point: Point, real: bool, base: int
             except UnclearError:
                 break
         if None in values:
-            # cases say where they hold: less is another answer
+            # cases include their domain: a smaller one is another answer
             said = reference.holds("cases") or answer.holds("cases")
             return False if said and values.count(None) == 1 == len(values) - 1 else None
         if len(values) < 2:
@@ -358,19 +357,19 @@ def _agree_at(reference: Expr, answer: Expr, point: Point, real: bool, base: int
         if isinstance(left, fmpq) and isinstance(right, fmpq):
             return left == right
         gap = left - right
-        # the ball surely holds the difference, so this is a proof
+        # the ball contains the difference, so this is a proof
         if not _holds_zero(gap):
             return False
         verdict = _same_residues(reference, answer, point) if machine.rounded and bits == _FIRST_BITS else None
         if verdict is not None:
             return verdict
-        # no proof of equality: more bits than anything in either formula could hide a difference behind
+        # not a proof, but more bits than a difference could hide behind
         enough = _SURE_BITS + 2 * machine.spread
         if bits >= enough and _narrow(gap, left, bits):
             return True
         if bits == most or (point and enough > most and bits >= _UNCLEAR_BITS):
             return None
-        # by steps, since a difference mostly shows long before it could no longer hide
+        # in steps, since most differences show early
         bits = min(most, max(_STEP_BITS, 8 * bits) if bits * 8 < enough else max(enough, 2 * bits))
 
 
@@ -381,18 +380,18 @@ def _holds_zero(gap: Value) -> bool:
 
 
 def _narrow(gap: Value, left: Value, bits: int) -> bool:
-    """Whether a ball around zero is small beside the values, or beside all that could be hidden."""
+    """Return whether a ball around zero is small compared with the values, or with any difference that could hide."""
     size = abs(gap).abs_upper() if not isinstance(gap, fmpq) else arb(gap)
     beside = abs(left) if isinstance(left, fmpq) else abs(left).abs_lower()
     return bool(size <= beside * arb(2) ** -_AGREE or size <= arb(2) ** (-bits // 2))
 
 
 def _same_residues(reference: Expr, answer: Expr, point: Point) -> bool | None:
-    """Whether two rational numbers too long to be written out are equal, by primes that nobody knows beforehand."""
+    """Compare two rational numbers too long to be written out, modulo primes that nobody knows in advance."""
     numbers = random.Random(zlib.crc32(repr(reference).encode()) ^ zlib.crc32(repr(answer).encode()))
     primes: list[int] = []
     while len(primes) < _PRIMES:
-        # its highest bit for the size, its lowest because primes are odd
+        # the highest bit for the size, the lowest because primes are odd
         prime = numbers.getrandbits(127) | 1 << 126 | 1
         primes += [prime] if fmpz(prime).is_probable_prime() else []
     # Fermat: exponents may be reduced by p - 1, for all four primes by the least common multiple
@@ -404,44 +403,44 @@ def _same_residues(reference: Expr, answer: Expr, point: Point) -> bool | None:
 
 
 def linear(tree: Expr, name: str) -> tuple[Expr, Expr] | None:
-    """Start and step of a formula that is ``start + step * name``; None for any other."""
-    start = substitute(tree, name, number(0))
-    step = substitute(tree, name, number(1)) - start
+    """Return start and step of a formula ``start + step * name``; None for other formulas."""
+    start = substitute(tree, name, numeral(0))
+    step = substitute(tree, name, numeral(1)) - start
     return (start, step) if same_value(tree, start + step * Expr("sym", name=name)) is True else None
 
 
 def quadratic(tree: Expr) -> tuple[str, Fraction, Expr, Expr, Fraction] | None:
-    """Name, leading coefficient, smaller and larger root, and discriminant of a quadratic formula with real roots.
+    """Return name, leading coefficient, smaller and larger root, and discriminant of a quadratic formula.
 
     None for a formula with several names, of another degree, or without a real root.
     """
     if len(tree.symbols) != 1:
         return None
     (name,) = tree.symbols
-    at = {place: substitute(tree, name, number(place)) for place in (-1, 0, 1)}
-    square = (at[1] + at[-1]) / number(2) - at[0]
-    slope = (at[1] - at[-1]) / number(2)
+    at = {place: substitute(tree, name, numeral(place)) for place in (-1, 0, 1)}
+    square = (at[1] + at[-1]) / numeral(2) - at[0]
+    slope = (at[1] - at[-1]) / numeral(2)
     x = Expr("sym", name=name)
     if same_value(tree, square * x * x + slope * x + at[0]) is not True:
         return None
-    discriminant = slope * slope - number(4) * square * at[0]
+    discriminant = slope * slope - numeral(4) * square * at[0]
     leading, size = number_value(square), number_value(discriminant)
     if not leading or size is None or size < 0:
         return None
-    middle = -slope / (number(2) * square)
-    half = function("root", discriminant, number(2)) / (number(2) * function("abs", square))
+    middle = -slope / (numeral(2) * square)
+    half = function("root", discriminant, numeral(2)) / (numeral(2) * function("abs", square))
     return name, leading, middle - half, middle + half, size
 
 
 def rational_value(tree: Expr) -> Fraction | None:
-    """The value of a formula that is computed as a rational number; None for all others."""
+    """Return the value of a formula that is computed as a rational number; None for other formulas."""
     value = _value(tree)
     return Fraction(int(value.numerator), int(value.denominator)) if isinstance(value, fmpq) else None
 
 
 @lru_cache(maxsize=1024)
 def number_value(tree: Expr) -> Fraction | None:
-    """The real value of a formula without symbols, to 1000 bits where it is not rational; None when it has none."""
+    """Return the real value of a formula without symbols, to 1000 bits if it is not rational; None if it has none."""
     for bits in (_VALUE_BITS, 4 * _VALUE_BITS):
         value = _value(tree, bits)
         if isinstance(value, fmpq):
@@ -452,7 +451,7 @@ def number_value(tree: Expr) -> Fraction | None:
             return Fraction(0)
         mantissa, exponent = (int(part) for part in value.mid().man_exp())
         if value.rel_accuracy_bits() > _KEPT_BITS and abs(exponent) <= _MOST_SIZE:
-            surplus = mantissa.bit_length() - _KEPT_BITS  # so that equal values are equal, however they were computed
+            surplus = mantissa.bit_length() - _KEPT_BITS  # equal values must be equal, however they were computed
             rounded = (mantissa + (1 << surplus >> 1)) >> surplus if surplus > 0 else mantissa
             return Fraction(rounded) * Fraction(2) ** (exponent + max(surplus, 0))
     return None
@@ -472,25 +471,25 @@ def _value(tree: Expr, bits: int = _VALUE_BITS) -> Value | None:
 
 
 def approximates(decimal: Expr, exact: Expr) -> bool:
-    """Whether a decimal literal is an irrational number, rounded or cut after six or more significant digits."""
+    """Return whether a decimal is an irrational number, rounded or truncated to six or more significant digits."""
     negative = decimal.op == "neg"
     literal = decimal.args[0] if negative else decimal
-    # roundings of fractions are the business of `literals.approximates`
+    # `literals.approximates_fraction` compares with fractions
     if literal.op != "num" or not literal.decimals or rational_value(exact) is not None:
         return False
     value = number_value(exact)
     if value is None:
         return False
     said = -literal.value if negative else literal.value
-    # all digits of a double will do
+    # all digits of a double are enough
     double = literal.value * 10**literal.decimals >= 10**14 and abs(said - value) <= abs(value) * Fraction(_FLOAT_ERROR)
     return double or rounds(said, literal.decimals, value)
 
 
 def constant_ratio(one: Expr, other: Expr) -> Fraction | None:
-    """The sign of ``one / other`` (1 or -1) where that is the same constant everywhere, 0 where it is none.
+    """Return the sign of ``one / other`` (1 or -1) if that is a constant, 0 if it is none.
 
-    None when too few points have a value. Both being zero everywhere counts as no constant.
+    None if too few points have a value, also if both are zero everywhere.
     """
     if len(one.symbols | other.symbols) > _MAX_SYMBOLS or one.holds("const", "inf") or other.holds("const", "inf"):
         return None
@@ -504,7 +503,7 @@ def constant_ratio(one: Expr, other: Expr) -> Fraction | None:
             except (UndefinedError, UnclearError):
                 continue
             zeros = _holds_zero(left), _holds_zero(right)
-            # where both are zero the ratio says nothing; where one is, it is no constant
+            # both zero: no ratio; one zero: the ratio is no constant
             if any(zeros):
                 if not all(zeros):
                     return Fraction(0)

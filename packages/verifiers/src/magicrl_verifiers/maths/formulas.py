@@ -1,6 +1,6 @@
-r"""Reading formulas: recursive descent over tokens, strict and limited in depth.
+r"""Parser of formulas: recursive descent over tokens, strict and limited in depth.
 
-What the grammar does not know raises `NoFormulaError`; `parse` then gives no tree.
+Tokens outside the grammar raise `NoFormulaError`; `parse` then returns no tree.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from magicrl_verifiers.maths.answers import Expr, function, number, put, symbol
+from magicrl_verifiers.maths.answers import Expr, function, numeral, put, symbol
 from magicrl_verifiers.maths.lexer import ELLIPSES, Token
 from magicrl_verifiers.maths.literals import word_set
 from magicrl_verifiers.maths.sequences import indexed, series
@@ -37,22 +37,20 @@ class NoFormulaError(Exception):
 
 
 def parse(tokens: Sequence[Token]) -> Expr | None:
-    """The formula that the tokens spell from the first to the last, or None."""
-    if not tokens:
-        return None
+    """Return the formula that all the tokens spell; None if they spell none."""
     reader = _Reader(tokens)
     try:
         tree = reader.sum(0)
     except NoFormulaError:
         return None
-    # a formula with something behind it is no formula: nothing is skipped
+    # tokens after a formula are never skipped
     if reader.at != len(reader.tokens):
         return None
     return indexed(tree) if tree.holds("series") else tree
 
 
 class _Reader:
-    """The tokens, and the place of the next one, ``at``."""
+    """Tokens of a formula, and the place ``at`` of the next one."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self.tokens = tokens
@@ -81,7 +79,7 @@ class _Reader:
         return self.tokens[self.at - 1]
 
     def _operator(self, *marks: str) -> str | None:
-        """The operator that is next, taken, if it is one of these."""
+        """Take the next operator if it is one of these."""
         if self.at < len(self.tokens) and self.tokens[self.at].kind == "op" and self.tokens[self.at].text in marks:
             return self.next().text
         return None
@@ -94,12 +92,12 @@ class _Reader:
         total = self._signed_term(depth)
         while sign := self._operator("+", "-", "pm", "mp"):
             if sign == "+" and self._dots_ahead():
-                total = self._going_on("sum", total, depth)
+                total = self._dots("sum", total, depth)
                 continue
             term = self._signed_term(depth)
             if sign in ("pm", "mp"):
                 total = Expr(sign, (total, term))
-            else:  # flat, so that a long sum is no deep tree
+            else:  # flat, so that a long sum does not become a deep tree
                 before = total.args if total.op == "add" else (total,)
                 total = Expr("add", (*before, term if sign == "+" else -term))
         if self.take("cmd", "choose"):
@@ -109,8 +107,8 @@ class _Reader:
     def _dots_ahead(self) -> bool:
         return self.peek("cmd") and self.tokens[self.at].text in ELLIPSES
 
-    def _going_on(self, kind: str, before: Expr, depth: int) -> Expr:
-        r"""``a_1 + a_2 + \\cdots + a_n``, from the dots on; a product may have no signs."""
+    def _dots(self, kind: str, before: Expr, depth: int) -> Expr:
+        r"""Read ``a_1 + a_2 + \\cdots + a_n`` from the dots to the end; a product may have no signs."""
         self.next()
         if kind == "sum":
             self.need("op", "+")
@@ -134,9 +132,6 @@ class _Reader:
         divisions = 0
         while True:
             if op := self._operator("*", "/"):
-                if op == "*" and self._dots_ahead():
-                    total = self._going_on("prod", total, depth)
-                    continue
                 negative = self.take("op", "-")
                 right = self.factor(depth)
                 right = -right if negative else right
@@ -145,11 +140,11 @@ class _Reader:
                     raise NoFormulaError
                 total = _times(total, right) if op == "*" else total / right
             elif self._dots_ahead() and self.at + 1 < len(self.tokens) and self.tokens[self.at + 1].kind != "op":
-                total = self._going_on("prod", total, depth)
+                total = self._dots("prod", total, depth)
             elif self.take("cmd", "bmod"):
                 total = function("mod", total, self.factor(depth))
             elif self.starts_factor():
-                # two numbers side by side are a mixed number or nothing: never a product
+                # two adjacent numbers are a mixed number or an error, never a product
                 two_numbers = self.peek("num") and self.tokens[self.at - 1].kind == "num"
                 mixed = self._mixed(total) if two_numbers or self.peek("cmd", "frac") else None
                 total = mixed or _times(total, self.factor(depth))
@@ -157,22 +152,22 @@ class _Reader:
                 return total
 
     def _mixed(self, whole: Expr) -> Expr | None:
-        """``1 1/2`` (a space, then a proper fraction) and ``1\\frac12``; None where the fraction is a factor."""
+        """Read ``1 1/2`` (a space, then a proper fraction) and ``1\\frac12``; None where the fraction is a factor."""
         start, slash = self.at, self.peek("num")
         if whole.op != "num" or whole.decimals or self.tokens[self.at - 1].kind != "num":
             return self.fail() if slash else None
         token = self.next()
         if slash and not token.spaced:
             raise NoFormulaError
-        top = self.number(token.text) if slash else self.argument(0)
+        top = self.numeral(token.text) if slash else self.argument(0)
         if slash:
             self.need("op", "/")
-        bottom = self.number(self.next().text) if slash and self.peek("num") else self.argument(0)
+        bottom = self.numeral(self.next().text) if slash and self.peek("num") else self.argument(0)
         numbers = top.op == bottom.op == "num"
         if numbers and 0 < top.value < bottom.value and not top.decimals and not bottom.decimals:
-            return number(whole.value + top.value / bottom.value)
+            return numeral(whole.value + top.value / bottom.value)
         if slash or (numbers and whole.value != 0):
-            raise NoFormulaError  # 1 11/2: a slip of the pen, or a product that nobody writes so
+            raise NoFormulaError  # 1 11/2 is a typing error, or a product in a form that nobody writes
         self.at = start
         return None
 
@@ -180,7 +175,7 @@ class _Reader:
         if self.at >= len(self.tokens):
             return False
         token = self.tokens[self.at]
-        # inside |...| a bar closes: it cannot begin a factor
+        # inside |...| a bar closes and cannot begin a factor
         if token.kind == "bar":
             return self._bars == 0
         if token.kind == "word":
@@ -199,7 +194,7 @@ class _Reader:
             if self.at - start > _MAX_CHAIN:
                 raise NoFormulaError
             if self.take("unit", "degree"):
-                base = base * symbol("pi") / number(180)
+                base = base * symbol("pi") / numeral(180)
             elif mark := self._operator("^", "_", "!", "'"):
                 base = self._postfix(mark, base, depth)
             else:
@@ -225,7 +220,7 @@ class _Reader:
         return Expr("pow", (base, script))
 
     def _decorate(self, base: Expr, mark: str) -> Expr:
-        """A subscript or a prime belongs to the symbol, also when its power was written first."""
+        """Add a subscript or a prime to a symbol, also when its power was written first."""
         if base.op == "sym" or (base.op == "const" and base.name in ("e", "i")):
             return Expr("sym", name=base.name + mark)
         if base.op == "pow":
@@ -235,14 +230,10 @@ class _Reader:
     def script(self, depth: int) -> Expr:
         if self.take("op", "-"):
             return -(self.script(depth + 1) if depth < _MAX_DEPTH else self.fail())
-        if self.peek("num"):
-            return self.number(self.next().text)
-        if self.peek("sym"):
-            return symbol(self.next().text)
-        return self.base(depth + 1)
+        return symbol(self.next().text) if self.peek("sym") else self.base(depth + 1)
 
     def script_text(self) -> str:
-        """A subscript is part of a name: its tokens, whatever they would mean as a formula."""
+        """Return the tokens of a subscript as one text, whatever they would mean as a formula."""
         if not self.take("lbrace"):
             return self.next().text
         words: list[str] = []
@@ -262,14 +253,14 @@ class _Reader:
             return self._counted_before(depth)
         token = self.next()
         if token.kind == "num":
-            return self.number(token.text)
+            return self.numeral(token.text)
         if token.kind == "sym":
             if token.text == "Delta" and self.peek("sym"):  # a difference is one name, not a product
                 return symbol("Delta:" + self.next().text)
             return self._applied(token.text, depth) or symbol(token.text)
         if token.kind == "word" and not token.roman and len(token.text) <= 3:
             letters = [Token("sym", letter) for letter in token.text]
-            # the letters take the word's place, so that scripts and brackets go to the last one
+            # the letters replace the word, so that scripts and brackets apply to the last one
             self.tokens = [*self.tokens[: self.at - 1], *letters, *self.tokens[self.at :]]
             return symbol(letters[0].text)
         if token.kind == "lbrace" and self.peek("rbrace") and self.at + 1 < len(self.tokens):
@@ -295,10 +286,10 @@ class _Reader:
             return self._command(token.text, depth)
         raise NoFormulaError
 
-    def number(self, text: str) -> Expr:
+    def numeral(self, text: str) -> Expr:
         if len(text) > _MAX_DIGITS:
             raise NoFormulaError
-        return number(Fraction(text), len(text.partition(".")[2]))
+        return numeral(Fraction(text), len(text.partition(".")[2]))
 
     def fail(self) -> Expr:
         raise NoFormulaError
@@ -306,7 +297,7 @@ class _Reader:
     # --- what is applied to arguments
 
     def _counted_before(self, depth: int) -> Expr:
-        """``{}_{10}C_3`` and ``^nC_2``: of how many things stands before the letter."""
+        """Read ``{}_{10}C_3`` and ``^nC_2``, where the number of things comes before the letter."""
         if self._operator("_", "^") is None:
             raise NoFormulaError
         first = self.script(depth + 1)
@@ -316,7 +307,7 @@ class _Reader:
         return _choices(letter, first, self.script(depth + 1))
 
     def _applied(self, name: str, depth: int) -> Expr | None:
-        """``f(2)`` and ``y'(0)``: a function of its arguments, not a product."""
+        """Read ``f(2)`` and ``y'(0)``: a function of its arguments, not a product."""
         at = self.at
         while self.take("op", "'"):
             pass
@@ -331,11 +322,11 @@ class _Reader:
         if len(args) > 1:
             raise NoFormulaError
         # Gamma(x) is (x - 1)!
-        shifted = args[0] + number(-1)
+        shifted = args[0] + numeral(-1)
         return function("zeta", args[0]) if name == "zeta" else function("factorial", shifted)
 
     def _listed(self, depth: int) -> list[Expr]:
-        """The arguments in brackets, with commas between."""
+        """Read arguments in brackets, separated by commas."""
         opening = self.next()
         if opening.kind != "open" or opening.text not in "({":
             raise NoFormulaError
@@ -346,13 +337,13 @@ class _Reader:
         return found
 
     def argument(self, depth: int) -> Expr:
-        """An argument of a command: a group, or one character."""
+        """Read an argument of a command: a group, or one character."""
         if self.peek("num") and "." not in self.tokens[self.at].text:
             digits = self.next().text
             # TeX takes one character: \frac12 is 1/2, \frac123 is 1/2 times 3
             if len(digits) > 1:
                 self.tokens = [*self.tokens[: self.at], Token("num", digits[1:]), *self.tokens[self.at :]]
-            return self.number(digits[0])
+            return self.numeral(digits[0])
         return self.base(depth + 1)
 
     def _command(self, name: str, depth: int) -> Expr:
@@ -363,7 +354,7 @@ class _Reader:
         if name == "binom":
             return function("binomial", self.argument(depth), self.argument(depth))
         if name in ("sqrt", "cbrt"):
-            root = number(2 if name == "sqrt" else 3)
+            root = numeral(2 if name == "sqrt" else 3)
             if self.take("open", "["):
                 root = self.sum(depth + 1)
                 self.need("close", "[")
@@ -376,7 +367,7 @@ class _Reader:
         raise NoFormulaError
 
     def _series(self, name: str, depth: int) -> Expr:
-        r"""``\\sum_{k=1}^{n} k^2``, with whole bounds; the letter becomes one that nothing else can be called."""
+        r"""Read ``\\sum_{k=1}^{n} k^2`` with whole bounds; the bound letter gets a name that no answer can spell."""
         high = self.script(depth + 1) if self.take("op", "^") else None
         self.need("op", "_")
         self.need("lbrace")
@@ -389,7 +380,7 @@ class _Reader:
             high = self.script(depth + 1)
         # a term, since a sum ends at the next plus sign
         body = self.term(depth + 1)
-        # bounds without an end have no value to compute; an operator behind leaves open where the body ends
+        # infinite bounds have no value to compute; with an operator after the term the end of the body is unclear
         if letter.kind != "sym" or low.holds("const", "inf") or high.holds("const", "inf") or self.peek("op"):
             raise NoFormulaError
         if any(letter.text in other.partition("_")[2] for other in body.symbols):
@@ -404,15 +395,16 @@ class _Reader:
             if mark == "^":
                 power = self.script(depth)
             else:  # of log_10 x all digits count
-                base = self.number(self.next().text) if self.peek("num") else self.argument(depth)
+                base = self.numeral(self.next().text) if self.peek("num") else self.argument(depth)
         arg = self._function_argument(depth)
         if name == "cis":
-            return _turned(arg) if power is None and base is None else self.fail()
+            turned = function("cos", arg) + symbol("i") * function("sin", arg)
+            return turned if power is None and base is None else self.fail()
         if base is not None and name not in ("log", "lg"):
             raise NoFormulaError
         applied = function(name, arg) if base is None else function("logb", arg, base)
         # \sin^{-1} is the inverse function; other powers are those of the value
-        if power == -number(1):
+        if power == -numeral(1):
             return function(_INVERSES[name], arg) if name in _INVERSES else self.fail()
         return applied if power is None else Expr("pow", (applied, power))
 
@@ -430,26 +422,21 @@ class _Reader:
         return total
 
 
-def _turned(angle: Expr) -> Expr:
-    """The complex number of size one at an angle."""
-    return function("cos", angle) + symbol("i") * function("sin", angle)
-
-
 def _times(left: Expr, right: Expr) -> Expr:
-    """A product, flat, so that a long one is no deep tree."""
+    """Multiply without nesting, so that a long product does not become a deep tree."""
     return Expr("mul", (*left.args, right) if left.op == "mul" else (left, right))
 
 
 def _choices(letter: str, total: Expr, chosen: Expr) -> Expr:
-    """How many choices there are (C), or arrangements (A, P)."""
+    """Return the number of choices (C) or of arrangements (A, P)."""
     choices = function("binomial", total, chosen)
     return choices if letter == "C" else choices * function("factorial", chosen)
 
 
 def _chosen(letter: str, subscript: str, script: Expr) -> Expr | None:
-    """``C_n^k`` things chosen and ``A_5^2`` arranged, as some write them; None where it is a power."""
-    top = number(int(subscript)) if subscript.isdigit() else symbol(subscript)
+    """Read ``C_n^k`` as choices and ``A_5^2`` as arrangements; None where it is a power."""
+    top = numeral(int(subscript)) if subscript.isdigit() else symbol(subscript)
     numbers = top.op == script.op == "num"
-    # more than there is cannot be chosen, so C_5^{12} is a power, and so is A_n^2, where A is a name
+    # nobody chooses 12 of 5 things, so C_5^{12} is a power; so is A_n^2, where A is a name
     power = script.value > top.value if numbers else letter == "A"
     return None if power else _choices(letter, top, script)

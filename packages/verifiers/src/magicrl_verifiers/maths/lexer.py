@@ -1,7 +1,7 @@
 r"""Tokens of an answer in canonical notation: one linear pass, no recursion.
 
-Words inside ``\text{}`` and plain words become one kind of token, so that everything after this reads ``3 cm``,
-``3\text{ cm}`` and ``3\,\mathrm{cm}`` the same way.
+Words inside ``\text{}`` and plain words become one kind of token, so that ``3 cm``, ``3\text{ cm}`` and
+``3\,\mathrm{cm}`` are read the same way.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _GRAMMAR: dict[str, tuple[Kind, str]] = {
     for kind, table in _TABLES
     for name, text in zip(table.split()[::2], table.split()[1::2], strict=True)
 }
-"""Commands (without their stroke), brackets and marks: the kind of token that each is, and its canonical spelling."""
+"""Kind of token and canonical spelling of each command (without backslash), bracket and mark."""
 _MONEY = {
     "euro": "€", "EUR": "€", "cent": "¢", "cents": "¢", "pounds": "£", "GBP": "£", "yen": "¥", "JPY": "¥", "RMB": "¥",
     "CNY": "¥", "USD": "$", "INR": "₹", "Rs": "₹",
@@ -93,9 +93,7 @@ _PARTS = re.compile(r"\s*(?:,\s*)?\b(and|or)\b\s*|\s*([,;])\s*")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token: its kind and canonical spelling, e.g. the operator; whether white space came before it (``spaced``),
-    and whether it stood in an upright font command (``roman``), as units do.
-    """
+    """Token with its canonical spelling; ``spaced``: after white space; ``roman``: in an upright font, as units are."""
 
     kind: Kind
     text: str
@@ -103,9 +101,9 @@ class Token:
     roman: bool = False
 
 
-def tokens_of(text: str) -> list[Token] | None:
-    """The tokens of ``text``, or None when it is too long or holds something no answer holds."""
-    # refused before it is cut up
+def lex(text: str) -> list[Token] | None:
+    """Return the tokens of ``text``; None when it is too long."""
+    # a long text is refused before it is split
     if len(text) > 4 * MAX_TOKENS:
         return None
     found: list[Token] = []
@@ -125,7 +123,7 @@ def tokens_of(text: str) -> list[Token] | None:
 
 
 def _join_numbers(found: list[Token]) -> None:
-    """``one and a half``: an "and" inside a number separates nothing."""
+    """Turn the "and" inside a number, as in ``one and a half``, from a separator into a word."""
     for at, token in enumerate(found):
         if (token.kind, token.text) != ("sep", "and") or not at or found[at - 1].kind != "word":
             continue
@@ -173,14 +171,13 @@ def _append(found: list[Token], group: str, match: re.Match[str], spaced: bool) 
 
 
 def _letters(found: Sequence[Token], run: str) -> tuple[Kind, str, bool]:
-    """The kind and text of a run of letters outside all commands, and whether it is surely a word."""
+    """Return kind and text of a run of letters outside all commands, and whether it is surely a word."""
     low = run.casefold()
     before = found[-1].text.casefold() if found else ""
     if len(run) == 1:
         return "sym", run, False
     if low in ("and", "or"):
-        counting = low == "and" and before in ("hundred", "thousand")  # two hundred and five
-        return ("word", run, False) if counting else ("sep", low, False)
+        return ("word" if before in ("hundred", "thousand") else "sep"), low, False  # two hundred and five
     if run == "sec" and before == "/" and len(found) > 1 and found[-2].kind in ("sym", "word"):
         return "word", run, True  # m/sec
     if run == "sqrt" or run in _COMMANDS_IN_WORDS:
@@ -197,7 +194,7 @@ def _letters(found: Sequence[Token], run: str) -> tuple[Kind, str, bool]:
 
 
 def _words(found: list[Token], content: str, command: str, spaced: bool) -> None:
-    """The words of a text command; ``and``, ``or`` and commas in it separate as they do outside."""
+    """Append the words of a text command; ``and``, ``or`` and commas in it are separators."""
     inner = content.strip()
     math = command in ("mathrm", "mathbf", "mathit", "mathsf", "boldsymbol", "bm", "operatorname")
     upright = inner in FUNCTIONS - {"sec", "sqrt"} if not math else inner in FUNCTIONS - {"sqrt"}
@@ -208,7 +205,7 @@ def _words(found: list[Token], content: str, command: str, spaced: bool) -> None
     if math and (inner in _COMMANDS_IN_WORDS or (len(inner) == 1 and inner.isalpha())):
         found.append(Token("sym" if len(inner) == 1 else "cmd", inner, spaced, roman=True))
         return
-    # "+ const" behind an antiderivative is a C
+    # "+ const" after an antiderivative is a C
     if inner.casefold().rstrip(".") in ("const", "constant") and found and found[-1].text == "+":
         found.append(Token("sym", "C", spaced))
         return
@@ -221,12 +218,12 @@ def _words(found: list[Token], content: str, command: str, spaced: bool) -> None
 
 
 _NAME = re.compile(r"[A-Z][a-z]{2}")
-"""A name of three letters; longer runs are words anyway."""
+"""First name of three letters, such as Bob; longer runs are always words."""
 _PIECES = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+(?:['’.-][^\W\d_]+)*\.?|\S")
 
 
 def _phrase(found: list[Token], words: str) -> None:
-    """Upright text: numbers in it stay numbers, marks stay marks, everything else is words."""
+    """Append upright text: numbers and marks keep their kinds, everything else is a word."""
     if words.strip().casefold() == "to":
         found.append(Token("colon", ":", True))  # 5 to 3
         return
@@ -237,7 +234,7 @@ def _phrase(found: list[Token], words: str) -> None:
         elif piece == "%":
             found.append(Token("unit", "percent", True, roman=True))
         elif piece in "+-*/^_!'()[]{}:|=<>":
-            found.extend(tokens_of(piece) or ())
+            found.extend(lex(piece) or ())
         elif piece in "$€£¥₹¢":
             found.append(Token("unit", piece, True, roman=True))
         elif piece[0].isupper() and piece.rstrip(".") in _MONEY:

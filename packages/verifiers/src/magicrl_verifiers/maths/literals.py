@@ -1,7 +1,7 @@
-r"""What needs no grammar: plain numbers in digits and in words, choice letters, yes and no, the sameness of words.
+"""Literals without a grammar: plain numbers in digits and in words, choice letters, yes and no, words.
 
-Numbers are exact `fractions.Fraction`: floats would call 0.1 and 0.10000001 equal. Sizes are bounded, so that no
-exponent can explode.
+Numbers are exact `fractions.Fraction`, because 0.1 and 0.10000001 differ. Sizes are bounded, so that no exponent
+takes long to compute.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from fractions import Fraction
 
 
 def word_set(text: str) -> frozenset[str]:
-    """The words of ``text``: a long set that reads as a line."""
+    """Return the words of ``text``: a set that is written in one line."""
     return frozenset(text.split())
 
 
 DENIALS = word_set("not no never neither nor except without isn't")
-"""Words that turn what they stand before into its contrary."""
+"""Words that negate the next word."""
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _ENDLESS = frozenset(("infinite", "infinitely many", "infinitely", "infinity"))
 _FILLERS = word_set("a an the and all it is its on at wins win has have winning strategy condition")
@@ -40,7 +40,7 @@ _UNSURE = re.compile(
 
 
 def same_words(reference: tuple[str, ...], answer: tuple[str, ...]) -> bool:
-    """The same words, articles and other words without content aside."""
+    """Compare words without articles and other words without content."""
     left, right = _content(reference), _content(answer)
     if len(left) == 1 and left[0] in _OPPOSITE and right[:1] == left:
         # "Yes, it is possible", but not "yes, perhaps"
@@ -54,7 +54,7 @@ _POLAR = re.compile(
 
 
 def polar(reference: str, answer: str) -> bool | None:
-    """``Yes, because ...`` for a reference that is yes or no; None where it is neither, or where both are said."""
+    """Accept ``Yes, because ...`` for a reference that is yes or no; None if it is neither, or the answer has both."""
     match = _POLAR.fullmatch(answer) if reference.casefold() in _OPPOSITE else None
     if match is None or match[1].casefold() != reference.casefold():
         return None
@@ -64,7 +64,7 @@ def polar(reference: str, answer: str) -> bool | None:
 
 
 def endless(words: tuple[str, ...]) -> bool:
-    """Whether the words say that something has no end."""
+    """Return whether the words mean an infinite number."""
     return " ".join(_content(words)) in _ENDLESS
 
 
@@ -74,32 +74,32 @@ def _content(words: tuple[str, ...]) -> list[str]:
 
 
 def plain_word(words: tuple[str, ...]) -> bool:
-    """Whether one short word is a word and no product of letters."""
+    """Return whether a short word is a word and no product of letters."""
     return word_number(words) is not None or (len(words) == 1 and words[0] in _OPPOSITE)
 
 
 def choice_letters(text: str) -> frozenset[str] | None:
-    """The letters of a question with several right choices: ``AC``, ``A, C``, ``(A) and (C)``."""
+    """Return the letters of several right choices: ``AC``, ``A, C``, ``(A) and (C)``."""
     bare = re.sub(r"\\(?:text|mathrm|mathbf)|\band\b|[\s{}(),;.]", "", text)
     return frozenset(bare) if re.fullmatch(r"[A-J]{2,8}", bare) and len(set(bare)) == len(bare) else None
 
 
 def choice_letter(text: str) -> str | None:
-    """The letter of a multiple-choice answer, when it is all that is answered: ``(B)``, ``B.``, ``B) 15``.
+    """Return the letter of a multiple-choice answer: ``(B)``, ``B.``, ``B) 15``.
 
-    Upper case is asked for; what follows the letter must name no other one.
+    The letter must be a capital, and the text after it must name no other one.
     """
+    return choice(text)[0]
+
+
+def choice(text: str) -> tuple[str | None, str]:
+    """Return the letter of a multiple-choice answer, and the text after it."""
     match = _LETTER.fullmatch(text.strip().strip("*").strip())
     if match is None or not match["letter"].isupper():
-        return None
+        return None, ""
     rest = match["rest"] or ""
-    return None if _OTHER_LETTER.search(rest) or re.search(r"\bor\b", rest, re.IGNORECASE) else match["letter"]
-
-
-def choice_text(text: str) -> str:
-    """What stands after the letter of a multiple-choice answer."""
-    match = _LETTER.fullmatch(text.strip().strip("*").strip())
-    return "" if match is None else (match["rest"] or "").strip()
+    other = _OTHER_LETTER.search(rest) or re.search(r"\bor\b", rest, re.IGNORECASE)
+    return None if other else match["letter"], rest.strip()
 
 
 _COUNTED = (
@@ -114,7 +114,7 @@ CARDINALS = {word: value for value, word in enumerate(_COUNTED.split())} | {
     word: 10 * value
     for value, word in enumerate(("thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"), start=3)
 }
-"""Numbers below twenty, and tens, by their word."""
+"""Numbers up to twenty, and tens, by their word."""
 _ORDINALS = {word: value for value, word in enumerate(_ORDERED.split(), start=1)}
 SCALES = {
     "dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12
@@ -132,18 +132,18 @@ _MOST_WORDS = 14
 
 
 def part_of_one(word: str, *, alone: bool) -> bool:
-    """Whether a word behind a number makes parts of one of it: ``6 sixteenths``, but not ``6 sixth graders``."""
+    """Return whether a word after a number makes it a fraction: ``6 sixteenths``, but not ``6 sixth graders``."""
     last = word.rpartition("-")[2]
     return last in _PARTS and (alone or last.endswith("s"))
 
 
 def counts_one(following: str) -> bool:
-    """Whether an article before this word counts: ``a hundred``, ``a third``."""
+    """Return whether an article before this word is a number: ``a hundred``, ``a third``."""
     return following in SCALES or following in _PARTS
 
 
 def word_number(words: Sequence[str]) -> Fraction | None:
-    """The number that words say; of a single word also an ordinal (``third``) and ``none``."""
+    """Return the number that words spell; a single word may also be an ordinal (``third``) or ``none``."""
     parts = [part for word in words for part in word.split("-") if part]
     if parts[:1] in (["negative"], ["minus"]):
         value = word_number(parts[1:])
@@ -159,7 +159,7 @@ def word_number(words: Sequence[str]) -> Fraction | None:
 
 
 def amount(parts: Sequence[str]) -> Fraction | None:
-    """The number that cardinals and fractions say, no ordinals; ``parts`` are words without hyphens."""
+    """Return the number that cardinals and fractions spell; ``parts`` are words without hyphens."""
     parts = ["one" if part in ("a", "an") else part for part in parts]
     if parts[:2] == ["half", "one"] and parts[2:] == ["dozen"]:
         return Fraction(6)
@@ -173,7 +173,7 @@ def amount(parts: Sequence[str]) -> Fraction | None:
 
 
 def _parts_of_one(parts: list[str]) -> Fraction | None:
-    """``two thirds``, ``one and a half``."""
+    """Return the number of ``two thirds`` or ``one and a half``."""
     start = max((at for at, part in enumerate(parts) if part == "and"), default=-1)
     top = _cardinal(parts[start + 1 : -1]) if parts[start + 1 : -1] else 1 if parts[-1] == "half" else None
     if top is None or start == 0:
@@ -206,7 +206,7 @@ def _cardinal(parts: list[str]) -> int | None:
 
 
 def leading_number(words: Sequence[str]) -> tuple[Fraction, int] | None:
-    """The longest number that a phrase begins with (cardinals and fractions), and how many words it takes."""
+    """Return the longest number at the start of a phrase (cardinals and fractions), and its number of words."""
     for end in range(min(len(words), _MOST_WORDS), 0, -1):
         parts = [part for word in words[:end] for part in word.casefold().split("-") if part]
         if (
@@ -235,8 +235,12 @@ _FRACTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PlainNumber:
-    """A number literal: what it says, exactly; whether its separators could also part a list (``grouped``); and its
-    digits after the decimal point as written.
+    """Number literal.
+
+    Attributes:
+        value: Exact value.
+        grouped: Whether its separators could also be those of a list.
+        decimals: Digits after the decimal point as written.
     """
 
     value: Fraction
@@ -245,7 +249,7 @@ class PlainNumber:
 
 
 def plain_number(text: str) -> PlainNumber | None:
-    """The number that ``text`` (in canonical notation) spells, or None when it is anything else."""
+    """Return the number that ``text`` (in canonical notation) spells; None if it is no number."""
     if len(text) > MAX_CHARS:
         return None
     if match := _DECIMAL.fullmatch(text):
@@ -256,7 +260,7 @@ def plain_number(text: str) -> PlainNumber | None:
 
 
 def _decimal(sign: str, digits: str, exponent: str | None) -> PlainNumber | None:
-    # its length first: int() of a million digits would take its time
+    # the length first: int() of a million digits is slow
     if exponent and (len(exponent) >= 8 or abs(int(exponent)) > MAX_EXPONENT):
         return None
     bare = digits.replace(",", "").replace(" ", "")
@@ -272,18 +276,18 @@ def _fraction(sign: str, whole: str | None, *parts: str | None) -> PlainNumber |
     value = Fraction(numerator, denominator)
     if whole is not None:
         if not 0 < value < 1 or "-" in "".join(given):
-            return None  # a product or a slip of the pen, not a mixed number
+            return None  # a product or a typing error, no mixed number
         value += int(whole)
     return PlainNumber(-value if sign == "-" else value, False)
 
 
-def approximates(literal: PlainNumber, exact: Fraction) -> bool:
-    """Whether a decimal is a non-terminating fraction, rounded or cut after six or more significant digits.
+def approximates_fraction(literal: PlainNumber, exact: Fraction) -> bool:
+    """Return whether a decimal is a non-terminating fraction, rounded or truncated to six or more significant digits.
 
-    Example: 0.0833333 is 1/12; 0.5000001 is not 1/2, which a decimal can say exactly.
+    Example: 0.0833333 is 1/12; 0.5000001 is not 1/2, which has an exact decimal.
     """
     rest = exact.denominator
-    # a decimal ends where the denominator has no other prime than 2 and 5
+    # a decimal terminates if the denominator has no other prime than 2 and 5
     for prime in (2, 5):
         while rest % prime == 0:
             rest //= prime
@@ -291,11 +295,11 @@ def approximates(literal: PlainNumber, exact: Fraction) -> bool:
 
 
 def rounds(decimal: Fraction, decimals: int, exact: Fraction) -> bool:
-    """Whether a decimal is a value, rounded or cut after six or more significant digits."""
+    """Return whether a decimal is a value, rounded or truncated to six or more significant digits."""
     unit = Fraction(1, 10**decimals)
-    # fewer than six digits from the first that is not zero
+    # fewer than six significant digits
     if not decimals or abs(decimal) < 100_000 * unit:
         return False
     distance = abs(decimal - exact)
-    # rounded: half a unit of the last digit at most; cut: less than a unit, towards zero
+    # rounded: at most half a unit of the last digit; truncated: less than a unit, towards zero
     return 2 * distance <= unit or (distance < unit and abs(decimal) < abs(exact))

@@ -2,10 +2,9 @@
 
     answer part after the reasoning -> last box -> string, rational, word, choice, structure -> Math-Verify
 
-Departures from the released code: the last box is cut out before Math-Verify sees it (several boxes would be
-joined), reference answers and answers are compared by steps of our own before anything is left to Math-Verify, and a
-response whose reasoning never ended has no answer. Math-Verify's own time-outs are off: they use ``signal.alarm`` and
-measure the machine's load.
+Departures from the released code: Math-Verify gets only the last box (it would join several boxes), cheaper and
+stricter steps compare first, and a response whose reasoning never ended has no answer. Math-Verify's time-outs are
+off: they use ``signal.alarm`` and depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from sympy.core.random import seed as seed_sympy
 
 from magicrl_verifiers.extraction import answer_part, joint_boxes, last_box
 from magicrl_verifiers.isolated import Progress
-from magicrl_verifiers.maths.answers import Answer, Family, Group, Quantity, Several, any_of
+from magicrl_verifiers.maths.answers import Brackets, Family, Quantity, Several, Shape, any_of
 from magicrl_verifiers.maths.comparison import same
-from magicrl_verifiers.maths.lexer import ELLIPSES, Token, tokens_of
+from magicrl_verifiers.maths.lexer import ELLIPSES, Token, lex
 from magicrl_verifiers.maths.literals import (
-    approximates,
+    approximates_fraction,
+    choice,
     choice_letter,
     choice_letters,
-    choice_text,
     plain_number,
     polar,
 )
@@ -53,13 +52,13 @@ from magicrl_verifiers.records import JudgeOptions, Verdict, make_verdict
 
 
 class CpuAlarm(BaseException):
-    """The CPU time was used up. No `Exception`, so that no library takes it for one of its own errors."""
+    """Exhausted CPU time. No `Exception`, so that no library catches it as an ordinary error."""
 
 
 @contextmanager
 def cpu_limit(seconds: float) -> Generator[None]:
     """Raise `CpuAlarm` in the block once it used so many seconds of CPU time."""
-    # only the main thread may set signal handlers; elsewhere the pool's limit on the worker has to do
+    # only the main thread may set signal handlers; in others the limit of the worker process applies
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -68,7 +67,7 @@ def cpu_limit(seconds: float) -> Generator[None]:
         raise CpuAlarm
 
     before = signal.signal(signal.SIGPROF, ring)
-    # again and again: a library may catch the first one in an ``except:`` of its own
+    # repeated, because a bare ``except:`` in a library may catch the first one
     signal.setitimer(signal.ITIMER_PROF, seconds, 0.2)
     try:
         yield
@@ -81,11 +80,11 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
 
 _UNFINISHED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit)
-"""Slow to evaluate without being out of reach."""
+"""Slow to evaluate, but not hopeless."""
 
 _WHOLE = (
     math_verify.LatexExtractionConfig(
-        # units off: it would take any last letter for one
+        # units off: Math-Verify would read any last letter as a unit
         normalization_config=NormalizationConfig(
             basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last"
         )
@@ -97,26 +96,25 @@ _FLOAT_TOLERANCE = 1e-5
 
 
 def parse_formula(latex: str) -> list[Any]:
-    """The expressions that Math-Verify reads in ``latex``, which is taken as one answer; empty when it reads none.
+    """Return the expressions that Math-Verify reads in ``latex``, taken as one answer.
 
-    The box around it keeps Math-Verify from picking a part or altering it (RECIPE section 8, step 4).
+    The box around it keeps Math-Verify from choosing or changing a part (RECIPE section 8, step 4).
     """
     found = math_verify.parse(f"\\boxed{{{latex}}}", extraction_config=_WHOLE, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     return [item for item in found if not isinstance(item, str)]
 
 
 def evaluates(parsed: list[Any]) -> bool:
-    """Whether numbers among the expressions can be computed at all; a reference answer like 10^{10^{10^{10}}} cannot.
+    """Return whether the numbers of a reference answer can be computed; 10^{10^{10^{10}}} cannot.
 
-    Called for reference answers, in the phase where an exhausted worker is the reference answer's fault and not the
-    answer's.
+    It runs in the phase in which an exhausted worker counts against the reference answer.
     """
     numbers = [item for item in parsed if isinstance(item, sympy.Expr) and not item.has(*_UNFINISHED)]
     return all(number.evalf(15) is not sympy.nan for number in numbers if number.is_number)
 
 
 def equivalent(reference: list[Any], answer: list[Any]) -> bool:
-    """Whether Math-Verify holds any pair for equal, and exact numbers agree to more than its six decimals."""
+    """Return whether Math-Verify accepts any pair, and exact numbers agree to more than its six decimals."""
     return any(
         math_verify.verify(left, right, timeout_seconds=None) and _numbers_agree(left, right)
         for left in reference
@@ -125,7 +123,7 @@ def equivalent(reference: list[Any], answer: list[Any]) -> bool:
 
 
 def _numbers_agree(reference: Any, answer: Any) -> bool:
-    """Undo Math-Verify's absolute rounding: 1/2004! and 1/2006! are both 0.000000 there.
+    """Correct Math-Verify's absolute rounding, with which 1/2004! and 1/2006! are both 0.000000.
 
     Two exact numbers must agree to 30 digits; a decimal approximation to a relative 1e-5.
     """
@@ -148,7 +146,7 @@ def _going_on(match: re.Match[str]) -> str:
 
 
 def _repeating(match: re.Match[str]) -> str:
-    """A repeating decimal as the fraction that it is."""
+    """Write a repeating decimal as a fraction."""
     whole, fixed = match["whole"] or "0", match["fixed"]
     again = match["over"] or match["again"] or (match["first"] + (match["middle"] or "") + (match["last"] or ""))
     bottom = (10 ** len(again) - 1) * 10 ** len(fixed)
@@ -157,7 +155,7 @@ def _repeating(match: re.Match[str]) -> str:
 
 
 def _in_degrees(match: re.Match[str]) -> str:
-    """Degrees, minutes and seconds of arc as degrees."""
+    """Write degrees, minutes and seconds of arc as degrees."""
     seconds = int(match["degrees"]) * 3600 + int(match["minutes"]) * 60 + int(match["seconds"] or 0)
     return rf"\frac{{{seconds}}}{{3600}}^\circ"
 
@@ -171,7 +169,7 @@ _NUMERALS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"(?<![\w\\])(?P<n>\d{1,4}|n)C(?P<k>\d{1,4}|[rk])(?!\w)", r"\\binom{\g<n>}{\g<k>}"),  # 10C3
         (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", _joined),
         (r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])", _joined),
-        # 0.2727... with a line over what repeats
+        # 0.2727... with a line over the period
         (
             r"(?<![\d.])(?P<head>\d{0,20}\.\d{0,6}?)(?:(?P<again>\d{1,3})(?P=again){2,9}|(?P<twice>\d{2,6})(?P=twice))"
             r"(?:\\[lc]?dots|\.\.\.)(?!\w)",
@@ -191,7 +189,7 @@ _NUMERALS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         ),
     )
 )
-"""Ways to write a number, and how the grammar reads it."""
+"""Spellings of numbers, and their replacement for the grammar."""
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:[eE]|\\mathrm\{[eE]\})([+-]?\d{1,4})(?![\d.]|\w*_)")
 _EXPONENT_BEFORE_LETTER = re.compile(r"\d[eE][+-]?\d{1,4}[A-Za-z]")
@@ -199,34 +197,34 @@ _LEADING_ZERO = re.compile(r"(?<!\d),0\d|\d,0\d")
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
 _MOST_WORDS = 3
-"""In a sentence Math-Verify reads one formula of several."""
+"""Most words of a text for Math-Verify: of a sentence it reads one formula of several."""
 _SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
 
 
 def same_structure(reference: str, answer: str) -> bool | None:
-    """Whether two answers in canonical notation say the same; None when one was not read or nothing was decided."""
+    """Compare two answers in canonical notation; None if one was not read or nothing was decided."""
     verdicts: list[bool | None] = []
     for left in readings(reference, trusted=True):
         for right in readings(answer, trusted=False):
-            verdicts.append(compare(left, right))
+            verdicts.append(same_shape(left, right))
             if verdicts[-1] is True:
                 return True
     return True if _decimal_comma(reference, answer) else any_of(verdicts or [None])
 
 
-def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
-    """The shapes that a text can have: commas between groups of three digits may be no list."""
+def readings(text: str, *, trusted: bool) -> Iterator[Shape]:
+    """Yield the shapes of a text: commas between groups of three digits may be those of a list or of a number."""
     for pattern, replacement in _NUMERALS:
         text = pattern.sub(replacement, text)
     plain = text if trusted or _EXPONENT_BEFORE_LETTER.search(text) else ""
     text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
     joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
-    # 6e-10 may be a reference answer's 6e - 10, its spaces lost
+    # a reference answer 6e-10 may be 6e - 10 without spaces
     spellings = (joined, text, plain) if plain else (joined, text)
     if joined != text and _LEADING_ZERO.search(text):
-        spellings = (joined,)  # 10,000 is no list: no item is written 000
+        spellings = (joined,)  # 10,000 is no list: nobody writes an item 000
     for spelling in dict.fromkeys(spellings):
-        # 17 \bmod 5 is 2, and the class of 2 where a congruence is asked for
+        # 17 \bmod 5 is 2, and also the class of 2
         for one in (spelling, congruence(spelling)) if r"\bmod" in spelling else (spelling,):
             found = read(one, trusted)
             if found is not None:
@@ -234,12 +232,12 @@ def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
 
 
 def has_shape(reference: str) -> bool:
-    """Whether a reference answer can be read at all."""
+    """Return whether a reference answer can be read at all."""
     return next(readings(reference, trusted=True), None) is not None
 
 
-def compare(reference: Answer, answer: Answer) -> bool | None:
-    """Compare two shapes, with their parameters renamed where they have some."""
+def same_shape(reference: Shape, answer: Shape) -> bool | None:
+    """Compare two shapes, with their parameters renamed if they have any."""
     verdict = same(reference, answer)
     if verdict is True:
         return True
@@ -247,40 +245,38 @@ def compare(reference: Answer, answer: Answer) -> bool | None:
         return True
     if same_antiderivative(reference, answer):
         return True
-    # f(x) = cx for some constant c: the letters of a function may be declared to be any numbers
+    # f(x) = cx for some constant c: the constants of a function may be declared
     bare = [one.answer if isinstance(one, Family) and one.domain in ("", "R", "C") and arguments_of(one.answer) else one
             for one in (reference, answer)]  # fmt: skip
     return True if same_constants(bare[0], bare[1], same) else verdict
 
 
 def same_list(reference: str, boxes: str, count: int) -> bool:
-    """Whether several boxes together are a reference answer that is a list of as many answers."""
+    """Return whether several boxes together are a reference answer that is a list of as many answers."""
     for left in readings(reference, trusted=True):
-        items = left.items if isinstance(left, Several) or (isinstance(left, Group) and left.opening == "{") else ()
+        items = left.items if isinstance(left, Several) or (isinstance(left, Brackets) and left.opening == "{") else ()
         if len(items) == count and any(same(left, right) is True for right in readings(boxes, trusted=False)):
             return True
     return False
 
 
 def _decimal_comma(reference: str, answer: str) -> bool:
-    """An answer ``2,74`` to a reference answer 2.74:
-
-    in the answer only, where the reference answer shows that no list is asked for."""
+    """Accept the answer ``2,74`` for the reference 2.74, which shows that no list is expected."""
     if not (_DECIMAL_POINT.fullmatch(reference) and _DECIMAL_COMMA.fullmatch(answer)):
         return False
     return not _GROUPED.fullmatch(answer.lstrip("-")) and reference == answer.replace(",", ".")
 
 
 def engine_may_judge(reference: str, answer: str) -> bool:
-    """Whether Math-Verify reads all that these texts say.
+    """Return whether Math-Verify reads all of both texts.
 
-    It drops words, bases and ellipses, forgets how often an item stands in a list and in which order: words,
-    brackets, separators and relations must be the same on both sides, and the rest must be there at all.
+    It drops words, bases and ellipses, and the order and multiplicity of items in a list. So words, brackets,
+    separators and relations must be the same on both sides, and there must be no bases and ellipses.
     """
     sides = ((reference, True), (answer, False))
     if all(any(isinstance(one, Quantity) for one in readings(text, trusted=trusted)) for text, trusted in sides):
-        return False  # undecided here: Math-Verify would compare roundings
-    left, right = tokens_of(reference), tokens_of(answer)
+        return False  # undecided: Math-Verify would compare roundings
+    left, right = lex(reference), lex(answer)
     if left is None or right is None or _unreadable(left) or _unreadable(right) or len(_words(left)) > _MOST_WORDS:
         return False
     return _words(left) == _words(right) and _shape(left) == _shape(right)
@@ -293,7 +289,7 @@ def _unreadable(tokens: list[Token]) -> bool:
 
 
 def _words(tokens: list[Token]) -> list[str]:
-    """Words and units; short plain runs of letters are products or differentials, which Math-Verify reads."""
+    """Return words and units; short runs of letters are products or differentials, which Math-Verify reads."""
     return sorted(
         token.text
         for token in tokens
@@ -302,50 +298,51 @@ def _words(tokens: list[Token]) -> list[str]:
 
 
 def _shape(tokens: list[Token]) -> list[str]:
-    """Brackets, separators and relations in order, where there are any separators or relations."""
+    """Return brackets, separators and relations in order, if there are any separators or relations."""
     marks = [f"{token.kind} {token.text}" for token in tokens if token.kind in _SHAPE]
     return marks if any(not mark.startswith(("open", "close")) for mark in marks) else []
 
 
 Step = Callable[[str, str], bool | None]
-"""(reference, answer), both in canonical notation -> equal (True), surely different (False), cannot tell (None)."""
+"""Step of the comparison of canonical texts: equal (True), surely different (False), undecided (None)."""
 
 _MARKED_CHOICE = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\((?P<letter>[A-J])\)\s*\}(?=.)")
 _SMALL_CHOICE = re.compile(r"\(?(?P<letter>[a-j])\)?\.?")
 _CAPITALS = re.compile(r"(?<![A-Za-z\\])[A-J]|(?<=[A-J])[A-J]")
 _WRAPPED_CHOICE = re.compile(r"\(?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\(?[A-J]\)?\s*\}\)?")
 _PHRASES = frozenset(("diverges", "divergent", "converges", "convergent", "dne", "none"))
-"""Words that another word or phrase may stand for, see `phrases`."""
+"""Words with synonyms, see `phrases`."""
 _WEEKDAYS = frozenset(("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"))
 _POLAR = {"T": "true", "F": "false", "Y": "yes", "N": "no"}
 _LETTERS = re.compile(r"[A-Za-z]+")
 
 
 def same_string(reference: str, answer: str) -> bool | None:
-    """Equal spelling, fonts aside. Right even where Math-Verify can parse neither side."""
+    """Accept equal spelling without fonts, also where Math-Verify can parse neither side."""
     if reference == answer:
         return True if reference else None
     return True if letters_of(reference) == letters_of(answer) else None
 
 
 def same_rational(reference: str, answer: str) -> bool | None:
-    """Two plain numbers are compared exactly, and that is final unless a separator leaves room for doubt.
+    """Compare two plain numbers exactly; the result is final unless a separator may be that of a list.
 
-    Only a fraction that no decimal can say may be given as one, see `approximates`.
+    Only a fraction without an exact decimal may be given as a rounded one, see `approximates_fraction`.
     """
     left, right = plain_number(reference), plain_number(answer)
     if left is None or right is None:
         return None
-    if left.value == right.value or approximates(right, left.value) or approximates(left, right.value):
+    rounded = approximates_fraction(right, left.value) or approximates_fraction(left, right.value)
+    if rounded or left.value == right.value:
         return True
     # 1,234 may also be a list of two: the structure decides
     return None if left.grouped or right.grouped else False
 
 
 def same_word(reference: str, answer: str) -> bool | None:
-    """Two bare words: case does not matter from three letters on, other letters are another answer.
+    """Compare two words, from three letters on without regard to case.
 
-    Words of the same letters in another order stay open: ``ab`` and ``ba`` may be products.
+    Words of the same letters in another order stay undecided: ``ab`` and ``ba`` may be products.
     """
     if not (_LETTERS.fullmatch(reference) and _LETTERS.fullmatch(answer)):
         return polar(reference, answer)
@@ -361,7 +358,7 @@ def same_word(reference: str, answer: str) -> bool | None:
 
 
 def _one_thing(reference: str, answer: str) -> bool:
-    """``ellipse`` and ``ellipses``, ``Friday`` and ``Fri``; a product of letters in their order is no word."""
+    """Accept ``ellipse`` and ``ellipses``, ``Friday`` and ``Fri``; letters in alphabetical order may be a product."""
     short, long = sorted((reference, answer), key=len)
     if long in _WEEKDAYS:
         return 3 <= len(short) <= 5 and long.startswith(short)
@@ -370,13 +367,13 @@ def _one_thing(reference: str, answer: str) -> bool:
 
 
 def same_choice(reference: str, answer: str) -> bool | None:
-    """A multiple-choice letter against whatever the answer makes of one: ``B`` and ``(B) 15``."""
+    """Compare a multiple-choice letter with an answer such as ``(B) 15``."""
     several = choice_letters(reference)
     if several is not None:
         written = _CAPITALS.findall(reference)
         return True if several == choice_letters(answer) and sorted(written) == written else None
     if len(reference) > 3 and not _WRAPPED_CHOICE.fullmatch(reference):
-        marked = _MARKED_CHOICE.match(reference)  # a letter with what it stands for
+        marked = _MARKED_CHOICE.match(reference)  # a letter and its meaning
         return _same_marked(marked["letter"], reference[marked.end() :].strip(), answer) if marked else None
     asked, given = choice_letter(reference), choice_letter(answer)
     if asked is not None and (small := _SMALL_CHOICE.fullmatch(answer)):
@@ -384,16 +381,14 @@ def same_choice(reference: str, answer: str) -> bool | None:
     return None if asked is None or given is None else asked == given
 
 
-def _same_marked(letter: str, stands_for: str, answer: str) -> bool | None:
-    """A letter and what it stands for: either will do, but what is given of both must not be wrong."""
-    given = choice_letter(answer)
+def _same_marked(letter: str, meaning: str, answer: str) -> bool | None:
+    """Compare with a letter and its meaning: an answer may give either, but nothing wrong."""
+    given, text = choice(answer)
     if given is None:
-        return True if same_rational(stands_for, answer) or same_structure(stands_for, answer) else None
-    said = choice_text(answer)
-    # an answer that gives both is held to both, or guessing the letter with any text would pay
-    if given == letter and said and stands_for != said:
-        wrong = False in (same_rational(stands_for, said), same_structure(stands_for, said))
-        return not wrong
+        return True if same_rational(meaning, answer) or same_structure(meaning, answer) else None
+    # if an answer gives both, both must be right: otherwise it would pay to guess the letter
+    if given == letter and text and meaning != text:
+        return False not in (same_rational(meaning, text), same_structure(meaning, text))
     return True if given == letter else None
 
 
@@ -407,22 +402,22 @@ CHEAP_STEPS: tuple[tuple[str, Step], ...] = (
 
 
 MAX_PARSED_CHARS = 5000
-"""A longer answer is compared as a string only: no formula that anyone asks for has this length."""
+"""Longest answer that is parsed; longer ones are only compared as strings."""
 MAX_PROSE_CHARS = 8000
-"""Without a box, only the end of the text is searched for an answer."""
+"""Length of the end of a response that is searched for an answer without a box."""
 ENGINE_SECONDS = 1.6
-"""CPU time that Math-Verify may use for one answer, and once for each reference answer.
+"""CPU time limit of Math-Verify for one answer, and once for each reference answer.
 
-Twice what an integral takes that sympy solves, on a slow machine, and less than the worker's whole limit.
+It is twice the time that sympy needs for an integral on a slow machine, and less than the limit of the worker.
 """
 STEPS_SECONDS = 1.0
-"""CPU time that the steps before it may use."""
+"""CPU time limit of the steps before Math-Verify."""
 _CACHED_REFERENCES = 4096
 _MAY_BE_LIST = re.compile(r"[,;]|\\pm|\b(?:and|or)\b")
 
 
 class MathsVerifier:
-    """Judges one response against its reference answers. Runs in a worker process; see `magicrl_verifiers.pool`."""
+    """Verifier of responses against reference answers. It runs in a worker process; see `magicrl_verifiers.pool`."""
 
     def __init__(self, options: JudgeOptions, progress: Progress = lambda phase: None) -> None:
         self._options = options
@@ -463,27 +458,26 @@ class MathsVerifier:
         return verdict or self._by_engine(pairs, text, formula)
 
     def _in_prose(self, references: Sequence[str], part: str) -> tuple[str, bool]:
-        """The final answer of a text without a box, and whether one was found; else all of the text.
+        """Return the final answer of a text without a box, and whether one was found; else all of the text.
 
-        Empty where the text holds values and gives none of them.
+        The answer is empty if the text has values but gives none of them as its answer.
         """
         if self._options.extract == "box":
             return "", False
-        found = final_answer(
-            part[-MAX_PROSE_CHARS:], choice=all(choice_letter(reference) is not None for reference in references)
-        )
+        letter = all(choice_letter(reference) is not None for reference in references)
+        found = final_answer(part[-MAX_PROSE_CHARS:], choice=letter)
         return part.strip()[-MAX_PROSE_CHARS:] if found is None else found, found is not None
 
     def _by_steps(self, pairs: list[tuple[str, str]], text: str) -> Verdict | None:
-        """Steps 1 to 3: everything that needs no symbolic algebra. None when a reference answer stays open."""
+        """Run steps 1 to 3, which need no symbolic algebra; None if a reference answer stays undecided."""
         spelled = canonical(text)
         references = [reference for _, reference in pairs]
-        # cheap and sure steps first; of a very long answer the string alone
+        # cheap and sure steps first; a very long answer is only compared as a string
         for name, step in CHEAP_STEPS if len(spelled) <= MAX_PARSED_CHARS else CHEAP_STEPS[:1]:
             opinions = [step(reference, spelled) for reference in references]
             if True in opinions:
                 return make_verdict("matched", decided_by=name, extracted=text)
-            # a step that is sure of "different" takes the reference answer out; the next one sees what stays open
+            # a step that is sure of "different" removes the reference answer; the next one gets the undecided ones
             references = [reference for reference, opinion in zip(references, opinions, strict=True) if opinion is None]
             if not references:
                 return make_verdict("mismatch", decided_by=name, extracted=text)
@@ -492,15 +486,12 @@ class MathsVerifier:
         return None
 
     def _by_joint_boxes(self, pairs: list[tuple[str, str]], boxes: tuple[str, ...]) -> Verdict:
-        """Several boxes in a row are one list: the reference is a list of as many answers, or each box is right."""
+        """Judge several boxes in a row: the reference is a list of as many answers, or each box is right."""
         text = ", ".join(boxes)
         spelled = canonical(text)
-        lists = (
-            [reference for _, reference in pairs if _MAY_BE_LIST.search(reference)]
-            if len(spelled) <= MAX_PARSED_CHARS
-            else []
-        )
-        if any(same_list(reference, spelled, len(boxes)) for reference in lists):
+        lists = [reference for _, reference in pairs if _MAY_BE_LIST.search(reference)]
+        short = len(spelled) <= MAX_PARSED_CHARS
+        if short and any(same_list(reference, spelled, len(boxes)) for reference in lists):
             return make_verdict("matched", decided_by="boxes", extracted=text)
         alone = (self._by_steps(pairs, box) for box in dict.fromkeys(boxes))
         if all(verdict is not None and verdict.correct for verdict in alone):
@@ -509,9 +500,9 @@ class MathsVerifier:
         return make_verdict("mismatch", decided_by="boxes", reason=reason, extracted=text)
 
     def _by_engine(self, pairs: list[tuple[str, str]], text: str, formula: bool) -> Verdict:
-        """Step 4: Math-Verify on what the steps before left open."""
+        """Run step 4: Math-Verify on undecided reference answers."""
         spelled = canonical(text)
-        seed_sympy(0)  # sympy probes some identities at random points: the same ones for every item
+        seed_sympy(0)  # sympy tests some identities at random points: use the same ones for every item
         parsed = {reference: self._parse_reference(reference) for reference, _ in pairs}
         if not any(
             parsed[reference] or (reference not in self._exhausting and has_shape(spelling))
@@ -525,7 +516,7 @@ class MathsVerifier:
             for reference, spelling in pairs
             if parsed[reference] and engine_may_judge(spelling, spelled)
         ]
-        # prose without a formula is no answer that algebra could save
+        # prose without a formula is wrong
         if not formula or not (usable or has_shape(spelled)):
             return make_verdict("mismatch", decided_by="structure", extracted=text)
         if not usable:
@@ -544,8 +535,8 @@ class MathsVerifier:
         return make_verdict(status, decided_by="math_verify", extracted=text)
 
     def _parse_reference(self, reference: str) -> list[Any]:
-        # a worker that dies in this phase dies by the reference answer's fault (`worker.WorkerProcess.ask`); each
-        # reference answer is a phase of its own, since together they may take longer than the worker's limit
+        # a worker that dies in this phase counts against the reference answer (`worker.WorkerProcess.ask`); each
+        # reference answer is a separate phase, since together they may exceed the limit of the worker
         self._progress("reference")
         if reference not in self._references:
             try:
@@ -559,6 +550,6 @@ class MathsVerifier:
 
     def _remember(self, reference: str, parsed: list[Any]) -> None:
         if len(self._references) >= _CACHED_REFERENCES:
-            # the oldest: dictionaries keep their order
+            # remove the oldest: dictionaries keep their order
             self._references.pop(next(iter(self._references)))
         self._references[reference] = parsed

@@ -1,7 +1,7 @@
-r"""One spelling for each answer: what LaTeX and Unicode let one write in several ways without changing meaning.
+r"""Canonical notation: one spelling for what LaTeX and Unicode write in several ways.
 
-Glyphs become LaTeX; fonts, colours, sizes, environments, Markdown and "the answer is" go. Only notation is touched,
-never mathematics: nothing is dropped that carries a value, a unit or an order. Every pass is linear in the text.
+Glyphs become LaTeX; fonts, colours, sizes, environments, Markdown and "the answer is" are removed. Nothing that carries
+a value, a unit or an order is removed. Every pass is linear in the text.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ _VULGAR = re.compile("[¼½¾⅐-⅞]")
 
 
 def plain_characters(text: str) -> str:
-    """Ordinary characters for unusual ones: any script's digits, full-width forms, common symbols.
+    """Replace unusual characters by ordinary ones: digits of any script, full-width forms, common symbols.
 
-    Invisible and control characters vanish, all white space becomes a space.
+    Invisible and control characters are removed, all white space becomes a space.
 
     Example:
         >>> plain_characters("2√3 + x¹⁰")
         '2\\\\sqrt{3} + x^{10}'
     """
-    # nearly every answer: no pattern has to look at it
+    # most answers need no search
     if text.isascii() and text.isprintable():
         return text
     return _UNUSUAL.sub(_plain_character, _on_the_line(text))
 
 
 def plain_mathematics(text: str) -> str:
-    """Running text with the glyphs of formulas as LaTeX; its punctuation stays."""
+    """Replace the glyphs of formulas in running text by LaTeX; punctuation stays."""
     if text.isascii():
         return text
     return "".join(_SYMBOLS[char] if char in _PROSE else char for char in _on_the_line(text))
 
 
 def _on_the_line(text: str) -> str:
-    """Fractions, roots, raised and lowered characters as LaTeX."""
+    """Replace fractions, roots, raised and lowered characters by LaTeX."""
     text = _ROOT.sub(lambda match: f"{_SYMBOLS[match[1]].strip()}{{{match[2]}}}", _VULGAR.sub(_fraction, text))
     for mark, run in (("^", _RAISED), ("_", _LOWERED)):
         text = run.sub(lambda match, mark=mark: f"{mark}{{{_normal(match[0]).replace('−', '-')}}}", text)
@@ -89,7 +89,7 @@ def _plain_character(match: re.Match[str]) -> str:
 
 
 def _greek(char: str) -> str:
-    r"""``α`` as ``\alpha ``; any other character as it is."""
+    r"""Return ``α`` as ``\alpha ``; any other character unchanged."""
     words = unicodedata.name(char, "").split()
     if len(words) == 4 and words[0] == "GREEK" and words[2] == "LETTER" and words[3] != "OMICRON":
         name = words[3].lower().replace("lamda", "lambda")
@@ -99,7 +99,7 @@ def _greek(char: str) -> str:
 
 _MOST_CHARS = 6000
 _MOST_OF_SET = 300
-"""A union of intervals is shorter; a limit, since the patterns for one look at a long text many times."""
+"""Longest union of intervals: the patterns for one search a long text many times."""
 _INTERVAL = r"[\[\]][^\[\]()\\]*(?:\\[A-Za-z][^\[\]()\\]*)*[\[\]]"
 _OUTWARD = re.compile(rf"(?P<head>[^\[\]()]*(?:=|\\in)\s*)?(?P<body>{_INTERVAL}(?:\s*\\cup\s*{_INTERVAL})*)")
 _LETTER_UNION = re.compile(r"(?P<left>[(\[][^()\[\]]*,[^()\[\]]*[)\]])\s*U\s*(?=[(\[][^()\[\]]*,)")
@@ -118,7 +118,7 @@ _QUOTES = ("**", "`", '"')
 
 
 def _display(display: re.Match[str]) -> str:
-    """The content of a display; its rows are a system, without what only aligns them."""
+    """Return the content of a display; several rows are a system, without the alignment marks."""
     inside = display["inside"]
     if r"\begin" in inside:
         return inside
@@ -132,11 +132,11 @@ _LAYOUT: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]]
     for hint, pattern, replacement in (
         # a fraction of raised and lowered digits
         ("/", r"(?:\{\})?\^\{?(?P<a>\d{1,9})\}?\s*/\s*_\{?(?P<b>\d{1,9})\}?(?!\d)", r"\\frac{\g<a>}{\g<b>}"),
-        # fonts, colours and sizes of old and new
+        # fonts, colours and sizes, in old and new notation
         ("\\", r"\{\s*\\(rm|bf|it|tt|sf)(?![A-Za-z])\s*([^{}]*)\}", r"{\\math\g<1>{\g<2>}}"),
         ("\\", r"\\(rm|bf|it|tt|sf) *(?=\{)", r"\\math\g<1>"),
         ("\\", r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}", ""),
-        # two digits with an empty place between them are two numbers
+        # two digits with a phantom between them are two numbers
         ("phantom", r"(?<=\d)\s*\\h?phantom\s*(?:\{[^{}]*\}|[-+\d])\s*(?=\d)", r"\\quad "),
         (
             "\\",
@@ -160,11 +160,11 @@ _LAYOUT: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]]
         ("", rf"(?<=\d)\s*(?:\^\s*{_O}|\\deg(?![A-Za-z]))", r"^\\circ "),
     )
 )
-"""What is looked for first, since that is quick; the pattern, and what takes its place."""
+"""Rows of a hint, whose search is quick; the pattern; and its replacement."""
 
 
 def without_layout(text: str) -> str:
-    r"""``text`` without fonts, sizes and colours, and plain-text notation as LaTeX."""
+    r"""Remove fonts, sizes and colours, and turn plain-text notation into LaTeX."""
     if len(text) > _MOST_CHARS:
         return text
     text = text.replace(r"\&", " and ")
@@ -175,7 +175,7 @@ def without_layout(text: str) -> str:
 
 
 def _outward(text: str) -> str:
-    """``]1,2]`` and ``[1,2[``, where brackets that open outwards leave the bound out, as ``(1,2]`` and ``[1,2)``."""
+    """Turn ``]1,2]`` and ``[1,2[``, whose outward brackets exclude the bound, into ``(1,2]`` and ``[1,2)``."""
     whole = _OUTWARD.fullmatch(text.strip())
     if whole is None or "," not in text.replace(";", ","):
         return text
@@ -187,7 +187,7 @@ def _outward(text: str) -> str:
 
 
 def _without_layer(text: str) -> str:
-    r"""``text`` without one layer around it: ``\mathbf{\frac{1}{2}}``, ``**7**``, ``\therefore 7``."""
+    r"""Remove one layer around a text: ``\mathbf{\frac{1}{2}}``, ``**7**``, ``\therefore 7``."""
     for quote in _QUOTES:
         inside = text[len(quote) : -len(quote)]
         if inside and text.startswith(quote) and text.endswith(quote) and quote[0] not in inside:
@@ -251,11 +251,11 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
 def canonical(text: str) -> str:
-    r"""The spelling that answers are compared in.
+    r"""Return the spelling in which answers are compared.
 
     Math delimiters, sizing, spacing commands, redundant outer braces, a final full stop and a ``\text{}`` around
-    the whole go; spaces stay only where they can matter: in ``1 000``, which is not ``1000``, and in ``32, 349``,
-    which is a list.
+    the whole are removed; spaces stay only where they can matter: in ``1 000``, which is not ``1000``, and in
+    ``32, 349``, which is a list.
 
     Example:
         >>> canonical(r"$\left( -\infty ,\, 5 \right]$.")
@@ -265,7 +265,7 @@ def canonical(text: str) -> str:
     # circled numbers side by side name several statements, as a list does
     text = plain_characters(_CIRCLED_PAIR.sub(",", text))
     if "begin" not in text:
-        text = _DOUBLED.sub("", text)  # escaped twice on its way here; a line break stands in tables only
+        text = _DOUBLED.sub("", text)  # an escaped backslash; line breaks occur only in tables
     text = _TOKENS.sub(_token, without_layout(text))
     text = _SPACES.sub(" ", text).strip()
     if "\\" in text and not _BOLD_LETTER.fullmatch(text):
@@ -289,12 +289,12 @@ def canonical(text: str) -> str:
 
 
 def congruence(text: str) -> str:
-    r"""``text`` with every modulus as one of a congruence: ``\bmod 7``, between two numbers a remainder, too."""
+    r"""Write every modulus as that of a congruence, also ``\bmod 7``, which between two numbers is a remainder."""
     return _MODULO.sub(lambda m: rf"\pmod{{{m['a'] or m['b'] or m['c']}}}", text)
 
 
 def letters_of(text: str) -> str:
-    r"""The spelling without fonts, and without spaces that do not part numbers: ``\text{H}_2\text{O}`` is ``H_2O``."""
+    r"""Remove fonts, and spaces that do not separate numbers: ``\text{H}_2\text{O}`` is ``H_2O``."""
     if "\\" in text:
         for _ in range(3):
             bare = _FONT.sub(r"\g<inside>", text)
@@ -305,11 +305,11 @@ def letters_of(text: str) -> str:
 
 
 def close_braces(text: str) -> str:
-    """``text`` with the braces closed that it leaves open, as reference answers do that were cut too early."""
+    """Close the braces that a text leaves open, as truncated reference answers do."""
     depth = 0
     for token in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         depth += {"{": 1, "}": -1}.get(token[0], 0)
-        # more closing than opening: not cut off, but something else
+        # more closing than opening: the text is not truncated
         if depth < 0:
             return text
     return text + "}" * depth
@@ -341,7 +341,7 @@ def _unwrap(text: str) -> str:
 
 
 def strip_outer_braces(text: str) -> str:
-    """``{{42}}`` is ``42``; ``{1}{2}`` stays. One pass, however deep the nest."""
+    """Turn ``{{42}}`` into ``42``; ``{1}{2}`` stays. One pass for any depth."""
     if not text.startswith("{"):
         return text
     partner: dict[int, int] = {}
@@ -354,7 +354,7 @@ def strip_outer_braces(text: str) -> str:
                 return text
             partner[stack.pop()] = token.start()
     depth = 0
-    # the brace at `depth` closes just as far from the end: a layer around everything that is inside
+    # a brace whose partner is as far from the end is a layer around everything inside
     while partner.get(depth) == len(text) - 1 - depth and len(text) > 2 * depth + 1:
         depth += 1
     return text[depth : len(text) - depth].strip()

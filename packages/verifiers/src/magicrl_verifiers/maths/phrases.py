@@ -1,27 +1,26 @@
-"""Words around an answer: separators, clauses, number sets and conditions in words, phrases of one meaning, dates."""
+"""Words around an answer: separators, clauses, number sets and conditions in words, fixed phrases, dates."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from magicrl_verifiers.maths.answers import (
     ALL_REALS,
     MINUS_INFINITY,
     PLUS_INFINITY,
-    Answer,
-    Based,
+    Bounds,
     Clock,
     Domain,
     Expr,
     Family,
+    Fixed,
     Quantity,
     Ratio,
     RealSet,
-    Span,
+    Shape,
     Text,
-    number,
+    numeral,
 )
 from magicrl_verifiers.maths.lexer import ELLIPSES, Token
 from magicrl_verifiers.maths.literals import counts_one, word_number, word_set
@@ -44,19 +43,13 @@ _COUNTING = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """Free parameters that a clause declares, and their domain (Z, N, R) where it says one."""
-
-    names: frozenset[str] = frozenset()
-    domain: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.names)
+Declared = tuple[frozenset[str], str]
+"""Free parameters that a clause declares, and their domain (Z, N, R) if it gives one."""
+NOTHING: Declared = (frozenset(), "")
 
 
 def depths(tokens: Sequence[Token]) -> list[int] | None:
-    """The bracket depth before each token (of a closing one: of its partner), or None if brackets do not match.
+    """Return the bracket depth before each token, for a closing one that of its partner; None for unmatched brackets.
 
     A parenthesis and a square bracket may close each other: ``(0,1]``.
     """
@@ -80,8 +73,8 @@ def depths(tokens: Sequence[Token]) -> list[int] | None:
     return None if stack else found
 
 
-def split(tokens: Sequence[Token], levels: list[int], kind: str) -> tuple[list[Sequence[Token]], list[str]]:
-    """The parts between the tokens of a kind outside all brackets, and those tokens' texts."""
+def split_at(tokens: Sequence[Token], levels: list[int], kind: str) -> tuple[list[Sequence[Token]], list[str]]:
+    """Split at the tokens of a kind outside all brackets; return the parts and the texts of those tokens."""
     parts: list[Sequence[Token]] = []
     found: list[str] = []
     start = 0
@@ -95,19 +88,19 @@ def split(tokens: Sequence[Token], levels: list[int], kind: str) -> tuple[list[S
 
 
 def without_clause(tokens: Sequence[Token], levels: list[int]) -> tuple[Sequence[Token], list[int], Declared]:
-    """Cut off ``for some integer t`` and the like; what it declares."""
+    """Remove a clause such as ``for some integer t`` from the end; return the rest and the declared parameters."""
     if tokens[-1].text == "(" and tokens[-1].kind == "close" and levels[-1] == 0:
         opened = max(at for at, level in enumerate(levels[:-1]) if level == 0)
         found = declaration(tokens[opened + 1 : -1])
-        if opened and found:
+        if opened and found[0]:
             return tokens[:opened], levels[:opened], found  # ... (k in Z)
     for position, token in enumerate(tokens):
         if position and levels[position] == 0 and token.kind == "word" and token.text.casefold() in _CLAUSE_STARTS:
             found = _clause(tokens[position:])
-            if found:
+            if found[0]:
                 end = position - 1 if tokens[position - 1].kind == "sep" else position
                 return tokens[:end], levels[:end], found
-    return tokens, levels, Declared()
+    return tokens, levels, NOTHING
 
 
 def _clause(clause: Sequence[Token]) -> Declared:
@@ -117,16 +110,16 @@ def _clause(clause: Sequence[Token]) -> Declared:
     plain = all((t.kind == "rel" and t.text == "in") or (t.kind == "cmd" and t.text == "mathbb") for t in others)
     bounds = [t.kind for t in others] == ["rel", "num"] and others[0].text in ("<", "<=", ">", ">=")
     if bounds and len(names) == 1 and set(words) <= _CLAUSE_WORDS:
-        return Declared(frozenset(names))  # for all n >= 1
-    if not (plain and names and set(words) <= _CLAUSE_WORDS):
-        return Declared()
+        return frozenset(names), ""  # for all n >= 1
+    if not (plain and set(words) <= _CLAUSE_WORDS):
+        return NOTHING
     sets = [t.text for t in clause if t.kind == "sym" and t.text in _SETS]
     said = {_DOMAIN_WORDS[word] for word in words if word in _DOMAIN_WORDS} | set(sets)
-    return Declared(frozenset(names), said.pop() if len(said) == 1 else "")
+    return frozenset(names), said.pop() if len(said) == 1 else ""
 
 
 def said(tokens: Sequence[Token]) -> str:
-    """The tokens' texts with spaces between, without braces: what the patterns of phrases are held against."""
+    """Join the texts of the tokens with spaces, without braces, for the patterns of phrases."""
     return " ".join(token.text for token in tokens if token.kind not in ("lbrace", "rbrace"))
 
 
@@ -137,27 +130,27 @@ _POSITIVE = {"Z": "N", "N": "N", "R": "R+", "Q": "Q+", "C": ""}
 
 
 def declaration(tokens: Sequence[Token]) -> Declared:
-    r"""What ``k \in \mathbb{Z}`` declares; ``n = 0, \pm 1`` and the like declare nothing."""
+    r"""Return the letter and domain of ``k \in \mathbb{Z}``; ``n = 0, \pm 1`` and the like declare nothing."""
     text = said(tokens)
     if match := _MEMBER.fullmatch(text):
         kind = match["board"] or match["plain"]
-        return Declared(frozenset((match[1],)), _POSITIVE[kind] if match["part"] else kind)
+        return frozenset((match[1],)), _POSITIVE[kind] if match["part"] else kind
     if tokens and tokens[0].kind == "sym":
         if match := _COUNTED.fullmatch(text):
             domain = _COUNTING.get(match["values"].replace(" ", "").rstrip(","))
-            return Declared(frozenset((match[1],)), domain) if domain else Declared()
+            return (frozenset((match[1],)), domain) if domain else NOTHING
         if match := _INTEGER.fullmatch(text):
-            return Declared(frozenset((match[1],)), "Z")
-    return Declared()
+            return frozenset((match[1],)), "Z"
+    return NOTHING
 
 
 def words_of(tokens: Sequence[Token]) -> tuple[str, ...]:
-    """The words, case folded, without articles; an article that counts (``a third``) is a one."""
+    """Return the words in small letters without articles; an article that counts (``a third``) is "one"."""
     words = [token.text.casefold().strip(".,") for token in tokens]
     for at, following in enumerate(words[1:]):
         if words[at] in ("a", "an") and counts_one(following):
             words[at] = "one"
-    # nothing but an article: then it is what was said
+    # an article as the whole answer stays
     return tuple(word for word in words if word and word not in _ARTICLES) or tuple(words)
 
 
@@ -168,8 +161,8 @@ _BASED = re.compile(
 _MOST_DIGITS = 200
 
 
-def based(tokens: Sequence[Token]) -> Based | None:
-    r"""``101_2``, ``1A3_{16}``, ``101_{\text{two}}``, ``101 (base 2)``; letters are digits in a base above ten."""
+def based(tokens: Sequence[Token]) -> Fixed | None:
+    r"""Read ``101_2``, ``1A3_{16}``, ``101_{\text{two}}``, ``101 (base 2)``; letters are digits in a base above ten."""
     match = _BASED.fullmatch(said(tokens))  # a closing bracket is spelled as its partner
     if match is None or tokens[0].kind in ("sym", "fn"):
         return None
@@ -178,7 +171,7 @@ def based(tokens: Sequence[Token]) -> Based | None:
     plain = digits.replace(".", "", 1)
     if not 2 <= base <= 36 or len(plain) > _MOST_DIGITS or any(one == "." or int(one, 36) >= base for one in plain):
         return None
-    return Based(("-" if match["sign"] else "") + (digits.lstrip("0") or "0"), base)
+    return Fixed((("-" if match["sign"] else "") + (digits.lstrip("0") or "0"), base))
 
 
 _CLOCK = re.compile(r"(\d{1,4})(?: : ([0-5]\d))?(?: : ([0-5]\d))?(?P<half> [^:]*)?")
@@ -189,7 +182,7 @@ _HALVES_OF_DAY = {
 
 
 def clock_time(tokens: Sequence[Token]) -> Clock | None:
-    """``h:mm``, ``h:mm:ss``, ``5 pm``, ``noon``."""
+    """Read ``h:mm``, ``h:mm:ss``, ``5 pm`` or ``noon``."""
     text = said(tokens).casefold()
     match = _CLOCK.fullmatch(f"12 {text}" if text in ("noon", "midnight") else text)
     half = _HALVES_OF_DAY.get(re.sub(r"[ .]", "", match["half"] or "")) if match else None
@@ -199,12 +192,12 @@ def clock_time(tokens: Sequence[Token]) -> Clock | None:
     seconds = sum(int(value) * unit for value, unit in zip(values, (3600, 60, 1), strict=False))
     # 3:05 is a time; 3:5 may be a ratio as well
     padded = any(value.startswith("0") for value in values)
-    ratio = None if half or padded or len(values) < 2 else Ratio(tuple(number(int(value)) for value in values))
+    ratio = None if half or padded or len(values) < 2 else Ratio(tuple(numeral(int(value)) for value in values))
     return Clock(seconds, half, ratio)
 
 
 def out_of(tokens: Sequence[Token]) -> Sequence[Token]:
-    """``3 out of 10`` and ``3 in 10`` as a fraction."""
+    """Turn ``3 out of 10`` and ``3 in 10`` into a fraction."""
     if [token.kind for token in tokens] == ["num", "word", "num"] and tokens[1].text.casefold() == "in":
         return [tokens[0], Token("op", "/"), tokens[2]]
     for at in range(1, len(tokens) - 2):
@@ -218,7 +211,7 @@ _LABELS = ("abcdefgh", "12345678", ("i", "ii", "iii", "iv", "v", "vi"))
 
 
 def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[Sequence[Token]]:
-    """The parts of ``(a) 5, (b) 7`` in the order of their labels; empty where there are no such labels."""
+    """Return the parts of ``(a) 5, (b) 7`` in the order of their labels; an empty list if there are no labels."""
     marks: list[int] = []
     for at, (before, label, after) in enumerate(zip(tokens, tokens[1:], tokens[2:], strict=False)):
         bracketed = (before.kind, before.text, after.kind, after.text) == ("open", "(", "close", "(")
@@ -226,7 +219,7 @@ def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[Seque
         if bracketed and plain and (not at or tokens[at - 1].kind != "op"):
             marks.append(at)
     labels = [tokens[at + 1].text for at in marks]
-    # two labels at least, from the first token on, and none left out: (a) and (c) are no answer to parts
+    # at least two labels, from the first token on, without a gap: (a) and (c) leave (b) open
     order = next((order for order in _LABELS if sorted(labels) == sorted(order[: len(labels)])), None)
     if len(marks) < 2 or marks[0] or order is None:
         return []
@@ -235,11 +228,11 @@ def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[Seque
         part = tokens[start + 3 : end]
         while part and part[-1].kind == "sep":
             part = part[:-1]
-        # (1) + 2 is a formula that begins with a bracket
+        # (1) + 2 is a formula, not the answer to part 1
         if not part or (label in "12345678" and part[0].kind == "op"):
             return []
         found.append(part)
-    # A label belongs to its part wherever it is written: "(b) 7, (a) 5" answers (a) with 5.
+    # by label, not by place: "(b) 7, (a) 5" answers (a) with 5
     return [part for _, part in sorted(zip(labels, found, strict=True), key=lambda pair: order.index(pair[0]))]
 
 
@@ -250,7 +243,7 @@ _HALVES = {
     "nonzero": (0, False),
     "positive": (1, False), "negative": (-1, False), "nonnegative": (1, True), "nonpositive": (-1, True),
 }  # fmt: skip
-"""Parts of the reals or the integers: their sign, and whether zero is in them."""
+"""Parts of the reals or the integers: their sign, and whether they contain zero."""
 _KINDS = {
     "real": "R", "reals": "R", "integer": "Z", "integers": "Z", "natural": "N", "naturals": "N", "rational": "Q",
     "rationals": "Q", "irrational": "irrational", "complex": "C", "whole": "N0", "prime": "prime", "primes": "prime",
@@ -286,7 +279,7 @@ _STATES = tuple(
         (r"(?:the |this )?(?:(?:statement|claim|assertion|proposition) is |it is )?(true|false)", r"\1"),
     )
 )
-"""Phrases by what they mean; nothing stands for the empty set."""
+"""Phrases and their meaning; an empty meaning is the empty set."""
 _MONTHS = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
     "december",
@@ -295,8 +288,8 @@ _DAY_WORDS = word_set("of the st nd rd th on")
 _LONGEST_PHRASE = 12
 
 
-def number_domain(tokens: Sequence[Token]) -> Answer | None:
-    r"""``\mathbb{R}``, ``all real numbers``, ``positive integers``, ``\mathbb{Z}_{>0}``, ``even integers``."""
+def number_domain(tokens: Sequence[Token]) -> Shape | None:
+    r"""Read ``\mathbb{R}``, ``all real numbers``, ``positive integers``, ``\mathbb{Z}_{>0}`` or ``even integers``."""
     texts = [token.text for token in tokens if token.kind not in ("lbrace", "rbrace")]
     if len(texts) >= 2 and texts[0] in ("mathbb", "mathbf") and texts[1] in _SETS:
         return _part(texts[1], "".join(texts[2:]))
@@ -309,20 +302,23 @@ def number_domain(tokens: Sequence[Token]) -> Answer | None:
     return None
 
 
-def _part(kind: str, half: str) -> Answer | None:
+def _part(kind: str, half: str) -> Shape | None:
     if not half:
         return ALL_REALS if kind == "R" else Domain(kind)
     if half not in _HALVES:
         return None
     sign, with_zero = _HALVES[half]
     if kind == "R":
-        zero = number(0)
-        below, above = Span(MINUS_INFINITY, False, zero, with_zero), Span(zero, with_zero, PLUS_INFINITY, False)
+        zero = numeral(0)
+        below, above = (
+            Bounds(MINUS_INFINITY, False, zero, with_zero),
+            Bounds(zero, with_zero, PLUS_INFINITY, False),
+        )
         return RealSet({1: (above,), -1: (below,), 0: (below, above)}[sign])
     return Domain(kind + {1: "+", -1: "-", 0: "*"}[sign] + ("0" if with_zero else ""))
 
 
-def _in_words(low: list[str]) -> Answer | None:
+def _in_words(low: list[str]) -> Shape | None:
     words = "".join(low).split() if len(low) == 1 else low
     words = " ".join(words).replace("non - ", "non").replace("non-", "non").split()
     if len(words) > 1 and len(words[-1]) == 1:
@@ -330,7 +326,7 @@ def _in_words(low: list[str]) -> Answer | None:
         words = words[:-1] if words[-1] == "of" else words
     quantified = bool(_QUANTIFIERS & set(words) or _PLURALS & set(words))
     rest = [word for word in words if word not in _QUANTIFIERS and word not in ("numbers", "number", "values", "value")]
-    # a bare `integer` is a word, `integers` are the set
+    # `integer` is a word, `integers` is the set
     if not quantified or not rest or (rest == words and words[-1] in ("integer", "number")):
         return None
     kinds = [_KINDS[word] for word in rest if word in _KINDS]
@@ -343,7 +339,7 @@ def _in_words(low: list[str]) -> Answer | None:
 
 
 def _multiples(tokens: Sequence[Token]) -> int | None:
-    """``all n divisible by 3``, ``multiples of 3``."""
+    """Return the 3 of ``all n divisible by 3`` or ``multiples of 3``."""
     low = [token.text.casefold() for token in tokens]
     if low[-3:-1] not in (["divisible", "by"], ["multiples", "of"], ["multiple", "of"]):
         return None
@@ -353,13 +349,13 @@ def _multiples(tokens: Sequence[Token]) -> int | None:
 
 
 def _stepped(step: int, start: int) -> Family:
-    """The whole numbers that leave a remainder."""
-    steps = number(step) * Expr("sym", name="#k")
-    return Family(Quantity(steps + number(start)), frozenset(("#k",)), "Z")
+    """Return the whole numbers ``start``, ``start + step``, ... in both directions."""
+    steps = numeral(step) * Expr("sym", name="#k")
+    return Family(Quantity(steps + numeral(start)), frozenset(("#k",)), "Z")
 
 
-def closed_phrase(tokens: Sequence[Token]) -> Answer | None:
-    """A phrase of a fixed meaning, written in one of several ways."""
+def closed_phrase(tokens: Sequence[Token]) -> Shape | None:
+    """Read a phrase of the table above."""
     if len(tokens) > _LONGEST_PHRASE or any(token.kind not in ("word", "sym") for token in tokens):
         return None
     text = " ".join(token.text.casefold().strip(".,") for token in tokens).strip()
@@ -370,7 +366,7 @@ def closed_phrase(tokens: Sequence[Token]) -> Answer | None:
 
 
 def date_of(tokens: Sequence[Token]) -> Text | None:
-    """A day of a month, perhaps of a year: the month, then the numbers; None when it is none."""
+    """Read a date as the month, then the day and perhaps the year; None if it is no date."""
     words = [token.text.casefold().strip(".,") for token in tokens if token.kind == "word"]
     months = [month for word in words if len(word) > 2 for month in _MONTHS if _month(word, month)]
     days = [token.text.lstrip("0") for token in tokens if token.kind == "num"]
@@ -379,7 +375,7 @@ def date_of(tokens: Sequence[Token]) -> Text | None:
     if any(token.kind not in ("word", "num", "lbrace", "rbrace") and token.text not in "^,." for token in tokens):
         return None
     others = [word for word in words if word not in _DAY_WORDS and not _month(word, months[0])]
-    # the day before the year, in whichever order they stood
+    # the day before the year, whatever their order was
     days = sorted(days, key=int)
     return None if others or int(days[0]) > 31 else Text((months[0], *days))
 
@@ -396,13 +392,13 @@ _DOUBTING = word_set(
 
 
 def stated(tokens: Sequence[Token], levels: Sequence[int]) -> tuple[Sequence[Token], Sequence[Token]] | None:
-    """What "the maximum value is 5" names and what it says of it; None when it is no such statement."""
+    """Split "the maximum value is 5" into name and value; None if it is no such statement."""
     low = [token.text.casefold() if token.kind == "word" else "" for token in tokens]
     at = next((at for at, level in enumerate(levels) if level == 0 and low[at] in _STATING), 0)
     name, value = tokens[:at], tokens[at + 1 :]
     if not name or not value or tokens[0].kind != "word" or all(token.kind == "word" for token in value):
         return None
-    # "the maximum is 5 or 6" and "is not 5" say no value
+    # "the maximum is 5 or 6" and "is not 5" give no value
     if any(token.kind == "sep" or token.text.casefold() in _DOUBTING for token in tokens):
         return None
     plain = all(token.kind in ("word", "sym", "lbrace", "rbrace", "op", "num") for token in name)
@@ -418,7 +414,7 @@ _REAL_NUMBERS = (["all", "real", "numbers"], ["real", "numbers"], ["all", "reals
 
 
 def in_symbols(tokens: Sequence[Token]) -> list[Token]:
-    """Words for relations and signs as symbols: ``x is at least 2``, ``negative infinity``."""
+    """Replace words for relations and signs by symbols: ``x is at least 2``, ``negative infinity``."""
     found: list[Token] = []
     at = 0
     while at < len(tokens):
@@ -455,7 +451,7 @@ _LEAD = re.compile(
 
 
 def without_lead(tokens: Sequence[Token]) -> Sequence[Token]:
-    """``the line x = 3``, ``there are 5 solutions``: without the words that only say what kind of thing it is."""
+    """Remove the words that only name the kind of thing: ``the line x = 3``, ``there are 5 solutions``."""
     lead = _LEAD.match(said(tokens).casefold())
     rest = tokens[lead[0].count(" ") :] if lead else tokens
     loose = lead is not None and lead["thing"] and rest[0].kind in ("word", "colon", "rel", "unit")

@@ -1,8 +1,8 @@
-r"""The final answer in running text, when no box holds it (``lenient``).
+r"""Final answer in running text without a box (extraction ``lenient``).
 
-One candidate is taken, by rules that depend on the text alone: what an announcement ("the answer is") names, else
-the last value of the last sentence that has one. A value that its clause denies or doubts is none (`clauses`), and a
-number in a formula stands for the formula. Two candidates joined by "or" are taken as both, which is wrong.
+The rules depend only on the text, and choose one candidate: the value after an announcement ("the answer is"), else the
+last value of the last sentence that has one. Values that their clause denies or doubts do not count (`clauses`), and a
+number in a formula means the formula. Two candidates joined by "or" are both taken, which is wrong.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ _UNIT_AFTER = re.compile(
 _ASSIGNED = re.compile(
     r"(?<![A-Za-z\d])(?:[A-Za-z](?:\([a-z]\))?|[A-Za-z]_\w)\s*=\s*(?P<value>[^=,;$]{1,60}?)\s*\.?\s*$"
 )
-_SAID = re.compile(r"\b(?:is|equals) {1,3}(?P<value>[^=,;$]{1,60}?) {0,3}\.? {0,3}$")
 _UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|operatorname)\s*\{[^{}]{0,60}\}")
 _NAME = re.compile(r"^[A-Za-z]\s*=(?=[^=]*$)\s*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
@@ -116,17 +115,19 @@ _CONCLUDED = re.compile(r"therefore|so |thus|hence|因此|所以|donc|also", re.
 
 
 def final_answer(text: str, *, choice: bool) -> str | None:
-    """The text of the final answer, or None when none was found; ``choice``: a multiple-choice letter is asked.
+    """Return the text of the final answer; None if none was found.
 
-    Empty where the text only denies or doubts values, or gives bounds.
+    It is empty if the text only denies or doubts values, or gives bounds.
+
+    Args:
+        choice: Whether the answer is a multiple-choice letter.
 
     Example:
         >>> final_answer("We get 3 + 4 = 7. So the answer is 7 apples.", choice=False)
         '7'
     """
-    # what a model writes behind its answer: control tokens, a polite last sentence
-    text = _CONTROL.sub("", text)
-    text = text.strip()
+    # models write control tokens and a polite sentence after their answer
+    text = _CONTROL.sub("", text).strip()
     text = (text[:-_MAX_HOPE] + _HOPE.sub("", text[-_MAX_HOPE:])).strip()
     if not text.isascii():
         text = "".join(str(unicodedata.decimal(char)) if char.isdecimal() and char > "\x7f" else char for char in text)
@@ -141,23 +142,19 @@ def final_answer(text: str, *, choice: bool) -> str | None:
 
 
 def _on_one_line(span: re.Match[str]) -> str:
-    """A formula without what looks like the end of a sentence."""
+    """Return a formula without marks that look like the end of a sentence."""
     text = " ".join(span[0].split())
     text = _NEGATIVE_SPACE.sub("", text) if "\\!" in text else text
     return text.replace(". ", ".\\,").replace("! ", "!\\,").replace("? ", "?\\,")
 
 
 def _anchored(text: str) -> str | None:
-    """What the last announcement names, empty if its sentence doubts it; None if no announcement names anything."""
+    """Return the value after the last announcement, empty if its sentence doubts it; None if there is none."""
     low = text.casefold()
-    for word in _ANNOUNCING:
-        if word in low:
-            break
-    else:
+    if not any(word in low for word in _ANNOUNCING):
         return None
-    # from the end: the last announcement that names something counts
     for anchor in reversed(list(_ANCHOR.finditer(text))):
-        # "the answer" in the middle of a sentence announces nothing: a verb or a colon must follow
+        # "the answer" within a sentence announces nothing: a verb or a colon must follow
         if not _STRONG.search(anchor[0]):
             continue
         rest = text[anchor.end() : anchor.end() + _MAX_SEGMENT]
@@ -171,7 +168,7 @@ def _anchored(text: str) -> str | None:
         if _DENIED.match(segment) and not _MARKED.search(segment):
             _, turn, segment = segment.partition(" but ")
             if not turn:
-                return anchor[0].split()[-1] + " not " + rest[: _MAX_SEGMENT // 10]  # it says what the answer is not
+                return anchor[0].split()[-1] + " not " + rest[: _MAX_SEGMENT // 10]  # a denial is no answer
         found = _first_value(segment) or bound
         if found is not None:
             return found
@@ -184,7 +181,7 @@ def _anchored(text: str) -> str | None:
 
 
 def _first_value(segment: str) -> str | None:
-    """The first value of a segment, and those joined to it by ``and``, ``or`` or a comma."""
+    """Return the first value of a segment, with those joined to it by ``and``, ``or`` or a comma."""
     spans = list(MATH.finditer(segment))
     if spans:
         return _run([(span.start(), span.end(), _content(span, segment)) for span in spans], segment)
@@ -192,7 +189,7 @@ def _first_value(segment: str) -> str | None:
     whole = _NAME.sub("", segment.strip().rstrip(".").strip())
     if _bare_formula(whole):
         return whole
-    # of "f(2) = 4 + 3 = 7" the last side
+    # the last side of "f(2) = 4 + 3 = 7"
     equals = segment.rfind("=")
     if equals >= 0:
         segment = segment[equals + 1 :]
@@ -213,7 +210,7 @@ def _first_value(segment: str) -> str | None:
 
 
 def _bare_formula(text: str) -> bool:
-    """Whether a segment is one formula, in LaTeX or plain, with no words around it."""
+    """Return whether a segment is one formula, in LaTeX or plain, without words around it."""
     if not text.isascii() or "$" in text or "(=" in text or not re.search(r"\d|\\[a-z]", text):
         return False
     return (
@@ -241,7 +238,7 @@ def _content(span: re.Match[str], text: str) -> str:
 
 
 def _with_unit(part: str, value: re.Match[str]) -> str:
-    """A number with the unit that stands right after it."""
+    """Return a number with the unit right after it."""
     unit = _UNIT_AFTER.match(part, value.end())
     if unit is None:
         return value[0].strip()
@@ -251,10 +248,7 @@ def _with_unit(part: str, value: re.Match[str]) -> str:
 
 
 def _assigned(sentence: str) -> str | None:
-    """The formula that a sentence ends in: ``so f(x) = 2x + 1``; a mere number is left to the general rule."""
-    said = _SAID.search(sentence)
-    if said is not None and re.search(r"\\[a-z]", said["value"]) and _bare_formula(said["value"]):
-        return said["value"]
+    """Return the formula at the end of a sentence: ``so f(x) = 2x + 1``; numbers follow the general rule."""
     match = _ASSIGNED.search(sentence)
     if match is None or not _bare_formula(match["value"]) or not re.search(r"[A-Za-z]", match["value"]):
         return None
@@ -262,7 +256,7 @@ def _assigned(sentence: str) -> str | None:
 
 
 def _last_value(text: str) -> str | None:
-    """The last value of the last sentence that has one; empty where that sentence doubts what it has."""
+    """Return the last value of the last sentence that has one; empty if that sentence doubts its values."""
     displayed = list(MATH.finditer(text))
     sentences = [sentence for sentence in _SENTENCE.split(text) if sentence and sentence.strip()]
     denied = ""
@@ -276,7 +270,7 @@ def _last_value(text: str) -> str | None:
         if bound is not None or DOUBTED in read:
             return bound or ""
         said = None if marked else _SAID_IN_WORDS.search(sentence)
-        # the clause is read with a digit in place of the words
+        # read the clause with a digit in place of the words
         if said and _whole_number(said["value"]) and read_clauses(sentence[: said.start("value")] + "1")[0][-1] == "1":
             return said["value"]
         denied += sentence if marked else ""
@@ -284,28 +278,28 @@ def _last_value(text: str) -> str | None:
 
 
 def _whole_number(text: str) -> bool:
-    """Whether words say a number with or without a sign, and no place in an order."""
+    """Return whether words spell a number with or without a sign, and no ordinal."""
     words = text.casefold().removeprefix("minus ").removeprefix("negative ").split()
     number = leading_number(words)
     return number is not None and number[1] == len(words)
 
 
 def _value_of(sentence: str) -> str | None:
-    """The last value of a sentence whose clauses were read."""
-    # bold print marks the result within its sentence
+    """Return the last value of a sentence whose clauses were read."""
+    # bold print marks the result of a sentence
     bold = [found for found in _BOLD.findall(sentence) if re.search(r"\d|\$", found)]
     part = bold[-1] if bold else sentence
     spans = list(MATH.finditer(part))
     if not spans and (formula := _assigned(part)) is not None:
         return formula
     whole = part.lstrip(" *").rstrip(" .")
-    # neither a box that was cut off at the end nor a line of a display
+    # neither a truncated box nor a line of a display
     if re.search(r"[<>\\^_*/+]", whole) and not re.search("=|box|&", whole) and _bare_formula(whole):
         return whole
     if re.search(r"[^\W\d_]", part) and (ordered := _TUPLE.search(part, spans[-1].end() if spans else 0)):
         return ordered["value"]
     after = part[spans[-1].end() :] if spans else part
-    # a value behind the last formula comes later, so it wins: "with $n = 3$ we get 12"
+    # a value after the last formula counts: "with $n = 3$ we get 12"
     values = list(LATEX.finditer(after)) or list(_NUMBER.finditer(after))
     if values and not (spans and _PERCENT.match(after)):
         return _plain_run(after, values)
@@ -318,7 +312,7 @@ def _value_of(sentence: str) -> str | None:
 
 
 def _formula_around(part: str, value: re.Match[str]) -> str | None:
-    """The formula that a number is part of, in plain text: ``x > 5``, ``9 * 2``, ``20-30``."""
+    """Return the formula around a number in plain text: ``x > 5``, ``9 * 2``, ``20-30``."""
     start, end = value.span()
     before = _OPERANDS.search(part[max(0, start - 60) : start])
     if before is None and value[0][0] == "-":  # a minus sign between two numbers
@@ -331,7 +325,7 @@ def _formula_around(part: str, value: re.Match[str]) -> str | None:
 
 
 def _plain_run(part: str, values: list[re.Match[str]]) -> str:
-    """The last of some numbers, with those before it that ``or`` joins to it; all of a bare list."""
+    """Return the last of some numbers, with those that ``or`` joins to it; all of a list without words."""
     if not re.search(r"[^\W\d_]", part) and "=" not in part and len(values) > 1:
         return part.strip(" .")
     first = len(values) - 1
@@ -344,11 +338,11 @@ def _plain_run(part: str, values: list[re.Match[str]]) -> str:
 
 
 def _choice(text: str) -> list[str]:
-    """The letters chosen: announced, else called right, else the first or those of the last sentence that names any."""
+    """Return the chosen letters: announced, else called right, else the first, else those of the last sentence."""
     for anchor in reversed(list(_ANCHOR.finditer(text))):
         segment = _SENTENCE.split(text[anchor.end() : anchor.end() + _MAX_SEGMENT], maxsplit=1)[0]
         segment = _FORMULA_LETTER.sub(r"\1", segment)
-        # without its reason first: "B, because A is wrong" names one letter
+        # without the reason: "B, because A is wrong" chooses one letter
         if letters := _letters(_REASON.sub("", segment)) or _letters(segment):
             return letters
     called = [match["letter"] for match in _CALLED_RIGHT.finditer(text) if not _NEGATED.search(text[: match.start()])]
@@ -363,11 +357,11 @@ def _choice(text: str) -> list[str]:
 
 
 def _letters(part: str) -> list[str]:
-    """The letters that a part names as the choice: no article, none that is ruled out."""
+    """Return the letters in a text, without articles and those that it rules out."""
     found: list[str] = []
     for match in _LETTER.finditer(part):
         after = part[match.end() : match.end() + 10]
-        # "A" may be an article and "I" a pronoun: both go on with a word in small letters
+        # "A" may be an article and "I" a pronoun if a word in small letters follows
         article = (
             match["letter"] in "AI"
             and match[0] == match["letter"]

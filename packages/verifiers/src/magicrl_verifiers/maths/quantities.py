@@ -1,8 +1,8 @@
 r"""Quantities: a formula and its unit, read from tokens.
 
-A single letter is a unit only where it is set upright (``\mathrm{m}``): ``3t`` and ``x+3h`` are products. What
-follows a number in words and is no known unit (``17 apples``) is a noun: nothing is converted, and two nouns must
-agree in their last word. The units are data, in `units.toml`.
+A single letter is a unit only in an upright font (``\mathrm{m}``): ``3t`` and ``x+3h`` are products. Words after a
+number that are no known unit (``17 apples``) are a noun: it is not converted, and two nouns must have the same last
+word. The units are data, in `units.toml`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from types import MappingProxyType
 from magicrl_verifiers.maths.answers import (
     DEGREE,
     PERCENT,
-    Answer,
     Dimension,
     Expr,
     Quantity,
     Several,
+    Shape,
     Unit,
     complete,
-    number,
+    numeral,
     signs,
     substitute,
 )
@@ -37,7 +37,7 @@ from magicrl_verifiers.maths.phrases import depths, said
 
 
 def _load() -> dict[str, Unit]:
-    """Every unit by its name."""
+    """Return every unit by its name."""
     data = tomllib.loads(files("magicrl_verifiers.maths").joinpath("units.toml").read_text(encoding="utf-8"))
     table: dict[str, Unit] = {}
     for row in data["unit"]:
@@ -67,7 +67,7 @@ _DOUBTS = word_set(
     "not no isn't if else unless or and is are was be than more less least most about but maybe perhaps probably "
     "either wrong false incorrect except nor neither instead correct true answer option times"
 )
-"""Words that change what a number says; with one of them it is no plain quantity."""
+"""Words that deny, doubt or change a number: with one of them it is no quantity."""
 _OPERATIONS = word_set(
     # powers, roots, inverses, parts
     "squared cubed squares cubes root roots factorial factorials reciprocal reciprocals inverse inverted mod modulo "
@@ -78,12 +78,12 @@ _OPERATIONS = word_set(
     # another notation, a bound
     "base binary hex octal bar repeating recurring point dot to short shy exclusive max maximum min minimum"
 )
-"""Words right behind a number that make another one of it: ``5 squared``, ``5 dozen``."""
+"""Words that change the number right before them: ``5 squared``, ``5 dozen``."""
 _BOUNDS = word_set(
     "plus minus below above under over up down upwards downwards upward downward fewer greater bigger smaller higher "
     "lower larger beyond exceeding nearly almost approximately approx roughly around"
 )
-"""Words anywhere behind a number that give it a sign or make a bound of it: ``5 degrees below zero``."""
+"""Words anywhere after a number that change its sign or make it a bound: ``5 degrees below zero``."""
 _AFTER_NOUNS = word_set("old long tall high wide deep away apart left remaining total altogether each")
 _SQUARE = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3}
 _MAX_WORDS = 6
@@ -91,9 +91,11 @@ _IN_PHRASES = frozenset(("word", "sym", "op", "num", "unit", "lbrace", "rbrace",
 
 
 def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
-    """What the tokens after a number say; None when they are no unit and no noun.
+    """Read the tokens after a number; None when they are no unit and no noun.
 
-    In a reference answer any words are a noun."""
+    Args:
+        trusted: Whether the tokens are part of a reference answer, where any words are a noun.
+    """
     words = [token.text.strip(".,") for token in tokens if token.kind not in ("lbrace", "rbrace")]
     words = [word for word in words if word and word != "'"]
     if not words or any(token.kind not in _IN_PHRASES for token in tokens):
@@ -106,8 +108,7 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
         words.pop()  # 12 years old
     low = [word.casefold() for word in words]
     if low[0] in _ORDINALS:
-        rest = [token for token in tokens if token.kind == "word"][1:]
-        return unit_phrase(rest, trusted=trusted) if len(low) > 1 else Unit("none")
+        return unit_phrase(tokens[1:], trusted=trusted) if len(low) > 1 else Unit("none")
     if any(word in _ANY for word in low) and all(word in _ANY | _POWERS for word in low):
         power = 2 if "2" in low or low[0] in ("square", "sq") else 3 if "3" in low or low[0] in ("cubic", "cu") else 1
         return Unit("unit", (("any", power),))
@@ -121,7 +122,7 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
 
 
 def _known(words: list[str]) -> Unit | None:
-    """A product and quotient of known units: ``cm^2``, ``square feet``, ``km/h``, ``miles per hour``."""
+    """Read a product and quotient of known units: ``cm^2``, ``square feet``, ``km/h``, ``miles per hour``."""
     words = _whole_names(words)
     dimension: dict[str, int] = {}
     factor, sign, power, at, found = Fraction(1), 1, 1, 0, False
@@ -134,7 +135,7 @@ def _known(words: list[str]) -> Unit | None:
             continue
         if word in ("*", "of") or (word == "-" and found and at < len(words) and words[at] in UNITS):
             continue
-        # "square" and "cubic" stand before the unit, "squared" and "cubed" behind it
+        # "square" and "cubic" come before the unit, "squared" and "cubed" after it
         if word.casefold() in _SQUARE and not word.casefold().endswith("ed"):
             power = _SQUARE[word.casefold()]
             continue
@@ -154,7 +155,7 @@ def _known(words: list[str]) -> Unit | None:
 
 
 def _whole_names(words: list[str]) -> list[str]:
-    """Prefixes joined to their units (``k`` and ``Omega``, ``mu`` and ``m``), and ``newton-meters`` as two words."""
+    """Join prefixes to their units (``k`` and ``Omega``, ``mu`` and ``m``), and split ``newton-meters``."""
     found: list[str] = []
     for word in words:
         parts = word.split("-")
@@ -170,7 +171,7 @@ def _whole_names(words: list[str]) -> list[str]:
 
 
 def _exponent(words: list[str], at: int) -> tuple[int, int]:
-    """The exponent written after a unit, and where to go on."""
+    """Return the exponent after a unit, and the place of the next word."""
     if words[at : at + 1] == ["^"]:
         rest = words[at + 1 : at + 3]
         if rest[:1] == ["-"] and len(rest) == 2 and rest[1].isdigit():
@@ -186,7 +187,7 @@ def _noun(tokens: Sequence[Token], words: list[str], trusted: bool) -> Unit | No
     if any(token.kind != "word" for token in tokens):
         return None
     low = [word.casefold() for word in words]
-    # a reference answer's words were chosen by its author; an answer's may deny, hedge or name a second number
+    # the words of a response may deny, hedge or give a second number; those of a reference answer do not
     if not trusted and (
         len(low) > _MAX_WORDS
         or low[0] in _OPERATIONS
@@ -200,27 +201,27 @@ def _noun(tokens: Sequence[Token], words: list[str], trusted: bool) -> Unit | No
 
 
 def in_base_units(tree: Expr, unit: Unit | None) -> Expr | None:
-    """A formula times its unit, with base dimensions as symbols; letters that are units count as such without one.
+    """Multiply a formula by its unit, with base dimensions as symbols; without a unit its letters are the units.
 
-    None where a letter of the formula is no unit of one letter.
+    None if a letter of the formula is no unit.
     """
     if unit is not None:
-        return Expr("mul", (tree, number(unit.factor), *_dimensions(unit.dimension)))
+        return Expr("mul", (tree, numeral(unit.factor), *_dimensions(unit.dimension)))
     if len(tree.symbols) == 2 and "mu" in tree.symbols:
-        tree = substitute(tree, "mu", number(Fraction(1, 10**6)))
+        tree = substitute(tree, "mu", numeral(Fraction(1, 10**6)))
     if not tree.symbols or any((len(name) > 1 and name != "Omega") or name not in UNITS for name in tree.symbols):
         return None
     for name in sorted(tree.symbols):
-        tree = substitute(tree, name, Expr("mul", (number(UNITS[name].factor), *_dimensions(UNITS[name].dimension))))
+        tree = substitute(tree, name, Expr("mul", (numeral(UNITS[name].factor), *_dimensions(UNITS[name].dimension))))
     return tree
 
 
 def _dimensions(dimension: Dimension) -> list[Expr]:
-    return [Expr("pow", (Expr("sym", name=f"[{name}]"), number(power))) for name, power in dimension]
+    return [Expr("pow", (Expr("sym", name=f"[{name}]"), numeral(power))) for name, power in dimension]
 
 
 def singular(word: str) -> str:
-    """The word without the ending of its plural."""
+    """Return the word without the ending of its plural."""
     if len(word) > 3 and word.endswith("ies"):
         return word[:-3] + "y"
     if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
@@ -228,8 +229,8 @@ def singular(word: str) -> str:
     return word
 
 
-def quantity(tokens: Sequence[Token], *, trusted: bool) -> Answer | None:
-    """A formula and its unit, if any; plus-minus signs make several."""
+def quantity(tokens: Sequence[Token], *, trusted: bool) -> Shape | None:
+    """Read a formula and its unit, if it has one; plus-minus signs make several quantities."""
     if [token.text.casefold() for token in tokens[-2:]] == ["below", "zero"] and len(tokens) > 2:
         found = quantity(tokens[:-2], trusted=trusted)
         return replace(found, expr=-found.expr) if isinstance(found, Quantity) else None
@@ -242,7 +243,7 @@ def quantity(tokens: Sequence[Token], *, trusted: bool) -> Answer | None:
     whole = _compound(tokens, levels, trusted) or _scaled(tokens, levels, trusted)
     if whole is not None:
         return whole
-    # where the words after the number begin
+    # the place where the words after the number begin
     at = next((at for at in range(1, len(tokens)) if levels[at] == 0 and _begins_unit(tokens, levels, at)), None)
     if at is not None:
         at = _first_letter(tokens, at)
@@ -255,9 +256,9 @@ def quantity(tokens: Sequence[Token], *, trusted: bool) -> Answer | None:
 
 
 def _first_letter(tokens: Sequence[Token], at: int) -> int:
-    """Where a unit begins whose first parts are single letters: ``8.31 J mol^{-1}``, ``4 m/sec``.
+    """Return where a unit begins whose first parts are single letters: ``8.31 J mol^{-1}``, ``4 m/sec``.
 
-    Only right behind a number and only letters of units, so that ``2x cm`` keeps its x.
+    The letters must be units and follow the number directly, so that ``2x cm`` keeps its x.
     """
     start = at
     while start > 1 and (
@@ -269,22 +270,22 @@ def _first_letter(tokens: Sequence[Token], at: int) -> int:
 
 
 def _annotated(tokens: Sequence[Token]) -> Sequence[Token]:
-    """``5 (cm)``: a unit or a noun in brackets as if there were none; ``64 (sixty-four)`` as the number."""
+    """Read ``5 (cm)`` as without brackets, and ``64 (sixty-four)`` as the number."""
     opening = next((at for at, token in enumerate(tokens) if (token.kind, token.text) == ("open", "(")), 0)
     inside = tokens[opening + 1 : -1]
     if not opening or (tokens[-1].kind, tokens[-1].text) != ("close", "("):
         return tokens
     named = word_number([token.text.casefold() for token in inside if token.kind == "word"])
-    if named is not None and parse(tokens[:opening]) == number(named):
+    if named is not None and parse(tokens[:opening]) == numeral(named):
         return tokens[:opening]
-    # Another number in words would be a second answer, and no unit.
+    # another number in words would be a second answer
     if named is not None or any(token.kind != "word" for token in inside):
         return tokens
     return [*tokens[:opening], *inside]
 
 
 def counted_in_words(tokens: Sequence[Token], *, trusted: bool) -> Quantity | None:
-    """``two and a half hours``: a number in words, then a unit."""
+    """Read a number in words and a unit: ``two and a half hours``."""
     words = [token.text for token in tokens]
     if any(token.kind != "word" for token in tokens) or len(words) < 2:
         return None
@@ -294,7 +295,7 @@ def counted_in_words(tokens: Sequence[Token], *, trusted: bool) -> Quantity | No
     unit = unit_phrase(tokens[found[1] :], trusted=trusted)
     if any(word_number((word.casefold(),)) is not None for word in words[found[1] :]):
         return None  # two numbers
-    return None if unit is None else Quantity(number(found[0]), unit)
+    return None if unit is None else Quantity(numeral(found[0]), unit)
 
 
 _AMOUNT = r"(\d+(?:\.\d+)?)"
@@ -306,14 +307,14 @@ _TIMES = re.compile(
 _LENGTH, _TIME = Unit("unit", (("L", 1),)), Unit("unit", (("T", 1),))
 
 
-def _compound(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answer | None:
-    """``1 hour 30 minutes``: a sum of quantities of one kind, the larger unit first."""
+def _compound(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Shape | None:
+    """Read ``1 hour 30 minutes``: a sum of quantities of one kind, the larger unit first."""
     text = said(tokens)
     if feet := _FEET.fullmatch(text):
-        return Quantity(number((12 * Fraction(feet[1]) + Fraction(feet[2])) * UNITS["inch"].factor), _LENGTH)
+        return Quantity(numeral((12 * Fraction(feet[1]) + Fraction(feet[2])) * UNITS["inch"].factor), _LENGTH)
     if (times := _TIMES.fullmatch(text)) and len([value for value in times.groups() if value]) > 1:
         parts = zip(times.groups(), (3600, 60, 1), strict=True)
-        return Quantity(number(sum(size * Fraction(value) for value, size in parts if value)), _TIME)
+        return Quantity(numeral(sum(size * Fraction(value) for value, size in parts if value)), _TIME)
     ends = [at for at, (one, other) in enumerate(pairwise(tokens), 1) if (one.kind, other.kind) == ("word", "num")]
     starts = [0, *(at for at in ends if levels[at] == 0)]
     if len(starts) < 2:
@@ -323,8 +324,8 @@ def _compound(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answ
     return None if parts is None else added(parts)
 
 
-def _scaled(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answer | None:
-    """``2.5 million``, ``3 dozen eggs``: the word is part of the number."""
+def _scaled(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Shape | None:
+    """Read ``2.5 million`` and ``3 dozen eggs``, where a word is part of the number."""
     for at, (token, level) in enumerate(zip(tokens, levels, strict=True)):
         scale = SCALES.get(token.text.casefold()) if token.kind == "word" and level == 0 else None
         if at and scale is not None:
@@ -332,7 +333,7 @@ def _scaled(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answer
             unit = _unit(tokens[at + 1 :], trusted) if tokens[at + 1 :] else None
             if tree is None or (tokens[at + 1 :] and unit is None):
                 return None
-            return free_signs(tree * number(scale), unit)
+            return free_signs(tree * numeral(scale), unit)
     return None
 
 
@@ -354,8 +355,8 @@ def _unit(tokens: Sequence[Token], trusted: bool) -> Unit | None:
     return unit_phrase(tokens, trusted=trusted)
 
 
-def free_signs(tree: Expr, unit: Unit | None) -> Answer | None:
-    """The quantity, or the quantities that its plus-minus signs stand for."""
+def free_signs(tree: Expr, unit: Unit | None) -> Shape | None:
+    """Return the quantity, or the quantities for all choices of its plus-minus signs."""
     trees = signs(tree)
     if trees is None:
         return None
@@ -366,8 +367,8 @@ def free_signs(tree: Expr, unit: Unit | None) -> Answer | None:
 _ARC = ([((("T", 1),), 60)], [((("T", 1),), 60), ((("T", 1),), 1)])
 
 
-def added(items: Sequence[Answer]) -> Answer | None:
-    """``12 minutes and 30 seconds`` as one quantity: units of one kind, each smaller than the one before."""
+def added(items: Sequence[Shape]) -> Shape | None:
+    """Add ``12 minutes and 30 seconds`` to one quantity: units of one kind, each smaller than the one before."""
     found = [(item.expr, item.unit) for item in items if isinstance(item, Quantity) and item.unit is not None]
     if len(found) != len(items) or len(found) < 2:
         return None
@@ -381,7 +382,7 @@ def added(items: Sequence[Answer]) -> Answer | None:
     # the larger unit first: "30 seconds and 12 minutes" are two answers
     if any(small.factor >= large.factor for large, small in pairwise(units)):
         return None
-    parts = tuple(number(size * unit.factor) * tree for (tree, _), unit in zip(found, units, strict=True))
+    parts = tuple(numeral(size * unit.factor) * tree for (tree, _), unit in zip(found, units, strict=True))
     return Quantity(Expr("add", parts), Unit("unit", units[0].dimension) if size == 1 else DEGREE)
 
 
@@ -412,7 +413,7 @@ def _begins_unit(tokens: Sequence[Token], levels: list[int], at: int) -> bool:
 
 
 def _degree_inside(tokens: Sequence[Token], levels: list[int], position: int) -> bool:
-    """Whether more of a formula follows: then the degree sign is a factor, not the unit of the whole."""
+    """Return whether the degree sign is a factor within a formula, not the unit of all of it."""
     rest = tokens[position + 1 :]
     degrees = [t for t in tokens[:position] if t.kind == "unit"]
     functions = [t for t, level in zip(tokens[:position], levels, strict=False) if t.kind == "fn" and level == 0]
@@ -420,7 +421,7 @@ def _degree_inside(tokens: Sequence[Token], levels: list[int], position: int) ->
 
 
 def _without_fraction(tokens: Sequence[Token]) -> Sequence[Token]:
-    r"""A fraction of units after a number, ``9.8 \frac{\text{m}}{\text{s}^2}``, on one line."""
+    r"""Write a fraction of units after a number, ``9.8 \frac{\text{m}}{\text{s}^2}``, with a slash."""
     at = next((at for at, token in enumerate(tokens) if (token.kind, token.text) == ("cmd", "frac")), 0)
     levels = depths(tokens[at + 1 :]) if at else None
     braces = [at + 1 + place for place, level in enumerate(levels or ()) if level == 0]

@@ -1,7 +1,7 @@
-r"""What stands for many answers by a rule: lists that go on, arithmetic progressions, families with parameters.
+r"""Answers by a rule: lists with dots, arithmetic progressions, families with parameters.
 
-Of ``1, 3, \ldots, 2n-1`` and ``a_1 + a_2 + \cdots + a_n`` the items shown must be one formula at the places 0, 1, ...
-in which only whole numbers, or subscripts, grow by a constant step; the last item fixes how far it goes.
+The items shown of ``1, 3, \ldots, 2n-1`` or ``a_1 + a_2 + \cdots + a_n`` must be one formula at the places 0, 1, ...
+in which only whole numbers, or subscripts, grow by a constant step; the last item gives the end.
 ``k\pi`` and ``n\pi`` are one family where the letter is known to be a parameter, and ``\frac\pi3 + 2k\pi`` and
 ``\frac{7\pi}3 - 2n\pi`` one set of numbers.
 """
@@ -16,90 +16,81 @@ from itertools import permutations
 from math import gcd, lcm
 
 from magicrl_verifiers.maths.answers import (
-    Answer,
+    Brackets,
     Dotted,
     Expr,
     Family,
-    Group,
     Named,
     Quantity,
     RealSet,
     Several,
+    Shape,
     complete,
     formulas,
     mapped,
     names_of,
-    number,
-    plain,
+    numeral,
     put,
     rename,
     substitute,
     symbol,
+    unitless,
 )
 from magicrl_verifiers.maths.equality import linear, number_value, rational_value, same_value
 
 PLACE = "#j"
 _MOST_ITEMS = 99
-_INDEX = re.compile(r"(?P<stem>[A-Za-z]+)_(?P<index>\d{1,4}|[a-z](?:[+-]\d{1,3})?)")
-_LETTER_INDEX = re.compile(r"(?P<letter>[a-z])(?P<shift>[+-]\d{1,3})?")
+_INDEX = re.compile(r"(?P<stem>[A-Za-z]+)_(?:(?P<number>\d{1,4})|(?P<letter>[a-z])(?P<shift>[+-]\d{1,3})?)")
 
 
 def continued(first: Sequence[Expr], last: Sequence[Expr]) -> Dotted | None:
-    """The rule behind two or more items before the dots and those after them (none: no end); None if there is none."""
-    # a_1, a_2 grow in their subscripts: as functions of them the rule can count
+    """Return the rule of two or more items before the dots and those after them (none: no end); None without a rule."""
+    # a_1, a_2 grow in their subscripts, so they become functions of them
     before = [indexed(item) for item in first]
     after = [indexed(item) for item in last]
     item = _rule(before[0], before[1]) if len(before) > 1 else None
-    if item is None or any(same_value(_at(item, number(at)), shown) is not True for at, shown in enumerate(before)):
+    if item is None or any(same_value(_at(item, numeral(at)), shown) is not True for at, shown in enumerate(before)):
         return None
     if not after:
         return Dotted(item, None)
     end = _place(item, after[-1])
     if end is None or same_value(_at(item, end), after[-1]) is not True:
         return None
-    # every item behind the dots must lie on the rule, counted from the end
+    # every item after the dots must follow the rule, counted from the end
     for back, shown in enumerate(reversed(after)):
-        if same_value(_at(item, end - number(back)), shown) is not True:
+        if same_value(_at(item, end - numeral(back)), shown) is not True:
             return None
     return Dotted(item, end)
 
 
-def expanded(dotted: Dotted) -> list[Answer] | None:
-    """All items of a list of numbers with an end; None where there are letters, no end, or too many."""
+def expanded(dotted: Dotted) -> list[Shape] | None:
+    """Return all items of a list of numbers; None if there are letters, no end, or too many items."""
     end = None if dotted.last is None else rational_value(dotted.last)
     if end is None or end.denominator != 1 or not 0 <= end <= _MOST_ITEMS:
         return None
-    return [Quantity(_at(dotted.item, number(place))) for place in range(int(end) + 1)]
+    return [Quantity(_at(dotted.item, numeral(place))) for place in range(int(end) + 1)]
 
 
 def series(kind: str, before: Sequence[Expr], last: Expr, place: str) -> Expr | None:
-    """``before`` and what the dots and ``last`` add to it, as a sum or product; the first items may stand apart."""
-    # 1 + 1 + 2 + 4 + ... : the first items may not belong to the rule
+    """Return a sum or product with dots between ``before`` and ``last``."""
+    # 1 + 1 + 2 + 4 + ...: the rule may begin after the first items
     for start in range(len(before)):
         found = continued(before[start:], [last])
         if found is not None and found.last is not None:
             body = put(found.item, Expr("sym", name=PLACE), Expr("sym", name=place))
-            whole = Expr("series", (number(0), found.last, body), f"{kind} {place}")
+            whole = Expr("series", (numeral(0), found.last, body), f"{kind} {place}")
             parts = (*(indexed(item) for item in before[:start]), whole)
             return whole if start == 0 else Expr("add" if kind == "sum" else "mul", parts)
     return None
 
 
 def indexed(tree: Expr) -> Expr:
-    """The formula with subscripted names as functions of their subscripts."""
+    """Turn subscripted names into functions of their subscripts."""
     match = _INDEX.fullmatch(tree.name) if tree.op == "sym" else None
-    if match is not None:
-        return Expr("apply", (_index(match["index"]),), match["stem"] + "_")
-    return mapped(tree, indexed)
-
-
-def _index(text: str) -> Expr:
-    if text.isdigit():
-        return number(int(text))
-    match = _LETTER_INDEX.fullmatch(text)
-    assert match is not None, text
-    letter = Expr("sym", name=match["letter"])
-    return letter + number(int(match["shift"])) if match["shift"] else letter
+    if match is None:
+        return mapped(tree, indexed)
+    index = numeral(int(match["number"])) if match["number"] else Expr("sym", name=match["letter"])
+    return Expr("apply", (index + numeral(int(match["shift"])) if match["shift"] else index,), match["stem"] + "_")
 
 
 def _at(item: Expr, place: Expr) -> Expr:
@@ -107,7 +98,7 @@ def _at(item: Expr, place: Expr) -> Expr:
 
 
 def _rule(first: Expr, second: Expr) -> Expr | None:
-    """The formula that is ``first`` at place 0 and ``second`` at place 1."""
+    """Return the formula that is ``first`` at place 0 and ``second`` at place 1."""
     if first == second:
         return first
     if _whole(first) and _whole(second):
@@ -123,14 +114,14 @@ def _linear(first: Expr, step: Expr) -> Expr:
 
 
 def _whole(tree: Expr) -> bool:
-    """A number or an index such as ``k-1``: what may grow from item to item."""
+    """Return whether a formula may grow from item to item: a number or an index such as ``k-1``."""
     if tree.op == "num":
         return True
     return tree.op in ("sym", "add", "neg") and all(_whole(part) for part in tree.args)
 
 
 def _place(item: Expr, last: Expr) -> Expr | None:
-    """The place of the last item, found where the rule has a number that grows."""
+    """Return the place of the last item, from a number that grows in the rule."""
     if item.op == "add" and len(item.args) == 2 and item.args[1].op == "mul" and item.args[1].args[-1].name == PLACE:
         start, step = item.args[0], item.args[1].args[0]
         return (last - start) / step
@@ -142,15 +133,15 @@ def _place(item: Expr, last: Expr) -> Expr | None:
     return None
 
 
-def counting(answer: Answer) -> tuple[str, ...]:
-    r"""The names of the whole numbers that ``1, 2, 3, \\ldots`` or ``n \\ge 1`` are; none for anything else."""
+def counting(answer: Shape) -> tuple[str, ...]:
+    r"""Return the names of the domain that ``1, 2, 3, \\ldots`` or ``n \\ge 1`` is; no names for other answers."""
     if isinstance(answer, Named):
         answer = answer.value
-    if isinstance(answer, Group) and answer.opening == "{" and len(answer.items) == 1:
+    if isinstance(answer, Brackets) and answer.opening == "{" and len(answer.items) == 1:
         (answer,) = answer.items
     if isinstance(answer, Dotted) and answer.last is None:
         for first, names in _COUNTED.items():
-            if same_value(answer.item, _linear(number(first), number(1))) is True:
+            if same_value(answer.item, _linear(numeral(first), numeral(1))) is True:
                 return names
     if isinstance(answer, RealSet) and answer.subject in ("n", "m", "k") and len(answer.spans) == 1:
         (span,) = answer.spans
@@ -167,8 +158,8 @@ Line = tuple[Expr, Expr]
 """First member and step."""
 
 
-def same_progressions(reference: Answer, answer: Answer, ours: str, theirs: str) -> bool:
-    """Whether two lists of formulas, each linear in its whole parameter, have the same values."""
+def same_progressions(reference: Shape, answer: Shape, ours: str, theirs: str) -> bool:
+    """Return whether two lists of formulas, each linear in its whole parameter, have the same values."""
     left, right = _lines(reference, ours), _lines(answer, theirs)
     if not left or not right:
         return False
@@ -176,7 +167,7 @@ def same_progressions(reference: Answer, answer: Answer, ours: str, theirs: str)
     steps = complete(_ratio(step, unit) for _, step in (*left, *right))
     if steps is None:
         return False
-    # the least common multiple of fractions: a period of all progressions
+    # the least common multiple of fractions is a period of all progressions
     common = Fraction(lcm(*(step.numerator for step in steps)), gcd(*(step.denominator for step in steps)))
     turns = [int(abs(common / step)) for step in steps]
     if sum(turns) > _MOST_CLASSES:
@@ -184,24 +175,24 @@ def same_progressions(reference: Answer, answer: Answer, ours: str, theirs: str)
     # one member of each class modulo the common period
     one, other = (
         [
-            start + number(turn) * step
+            start + numeral(turn) * step
             for (start, step), count in zip(lines, counts, strict=True)
             for turn in range(count)
         ]
         for lines, counts in ((left, turns[: len(left)]), (right, turns[len(left) :]))
     )
-    period = number(common) * unit
+    period = numeral(common) * unit
     met = all(
         any(_congruent(a, b, period) for b in mine) for mine, yours in ((other, one), (one, other)) for a in yours
     )
-    # equal numbers, too: two members of one class would count twice
+    # the counts must agree, too: two members of one class would be a repetition
     return len(one) == len(other) and met
 
 
-def _lines(answer: Answer, name: str) -> list[Line] | None:
+def _lines(answer: Shape, name: str) -> list[Line] | None:
     if isinstance(answer, Named):
         return _lines(answer.value, name)
-    if isinstance(answer, Several) or (isinstance(answer, Group) and answer.opening == "{"):
+    if isinstance(answer, Several) or (isinstance(answer, Brackets) and answer.opening == "{"):
         found = [_lines(item, name) for item in answer.items]
         return None if None in found else [line for lines in found for line in lines or ()]
     if not isinstance(answer, Quantity) or answer.unit is not None or answer.expr.symbols != frozenset((name,)):
@@ -211,16 +202,16 @@ def _lines(answer: Answer, name: str) -> list[Line] | None:
 
 
 def _ratio(step: Expr, unit: Expr) -> Fraction | None:
-    """The exact ratio of two steps, if it is a small fraction."""
+    """Return the exact ratio of two steps if it is a small fraction."""
     ratio = step / unit
     if (exact := rational_value(ratio)) is not None:
         return exact
     value = number_value(ratio)
     if value is None or abs(value) > 10**6:
         return None
-    # from 1000 bits: a guess that is then shown, not believed
+    # a guess from 1000 bits, which is then proven
     guess = value.limit_denominator(1000)
-    return guess if same_value(number(guess) * unit, step) is True else None
+    return guess if same_value(numeral(guess) * unit, step) is True else None
 
 
 def _congruent(one: Expr, other: Expr, period: Expr) -> bool:
@@ -228,20 +219,20 @@ def _congruent(one: Expr, other: Expr, period: Expr) -> bool:
     turns = number_value(apart / period)
     if turns is None or abs(turns) > 10**6:
         return False
-    return same_value(apart, number(round(turns)) * period) is True
+    return same_value(apart, numeral(round(turns)) * period) is True
 
 
-Same = Callable[[Answer, Answer], "bool | None"]
+Same = Callable[[Shape, Shape], "bool | None"]
 
 _CONSTANT = re.compile(r"C(?:_\d)?|c_\d")
 _MOST_CONSTANTS = 3
 _ADDED = frozenset(("C", "K", "c", "k", "D", "A"))
-"""Letters of a constant of integration; in a reference only C."""
+"""Letters of a constant of integration in an answer; in a reference answer only C."""
 _PARAMETERS = frozenset("knmljtzpq")
 
 
-def same_family(reference: Answer, answer: Answer, same: Same) -> bool | None:
-    r"""Compare with the parameters of the answer renamed to the reference answer's.
+def same_family(reference: Shape, answer: Shape, same: Same) -> bool | None:
+    r"""Compare two families, with the parameter of the answer renamed to that of the reference answer.
 
     A parameter is a letter that a clause declares (``for some integer t``), or one whose multiple of pi is added
     (``x + k\pi``). Both sides must have one; all other letters must be the same.
@@ -253,12 +244,12 @@ def same_family(reference: Answer, answer: Answer, same: Same) -> bool | None:
     if same(plain_reference, plain_answer) is True:
         return True
     reference_names, answer_names = names_of(plain_reference), names_of(plain_answer)
-    # where one side declares its parameter, the other's is the letter that it alone has
+    # if one side declares its parameter, that of the other side is the letter that only it has
     left = left or (reference_names - answer_names if len(reference_names - answer_names) == 1 else frozenset())
     right = right or (answer_names - reference_names if len(answer_names - reference_names) == 1 else frozenset())
     left, right = left & reference_names, right & answer_names
     bound = arguments_of(plain_reference) | arguments_of(plain_answer)
-    left, right = left - bound, right - bound  # f(n) = n for all n: the n is f's, no parameter
+    left, right = left - bound, right - bound  # in "f(n) = n for all n" the n is the argument, no parameter
     if len(left) != 1 or len(right) != 1 or reference_names - left != answer_names - right:
         return False
     (one,), (other,) = left, right
@@ -275,8 +266,8 @@ def same_family(reference: Answer, answer: Answer, same: Same) -> bool | None:
     return same_progressions(plain_reference, plain_answer, one, other)
 
 
-def _declared(answer: Answer) -> tuple[Answer, frozenset[str], str]:
-    """What is said without its declaration, also of ``x = 2k`` for whole k; the parameters, and their domain."""
+def _declared(answer: Shape) -> tuple[Shape, frozenset[str], str]:
+    """Split an answer, also ``x = 2k for integer k``, into the rest, the parameters, and their domain."""
     if isinstance(answer, Named) and isinstance(inner := answer.value, Family):
         return replace(answer, value=inner.answer), inner.parameters, inner.domain
     if isinstance(answer, Family):
@@ -284,20 +275,20 @@ def _declared(answer: Answer) -> tuple[Answer, frozenset[str], str]:
     return answer, periodic_parameters(answer), ""
 
 
-def arguments_of(answer: Answer) -> frozenset[str]:
-    """The letters that a function is given as a function of."""
+def arguments_of(answer: Shape) -> frozenset[str]:
+    """Return the arguments of a function that an answer defines."""
     return frozenset(answer.arguments) if isinstance(answer, Named) else frozenset()
 
 
-def same_constants(reference: Answer, answer: Answer, same: Same) -> bool:
-    """``f(x) = cx`` and ``f(x) = kx``: letters that are no argument of a named function are constants of any name.
+def same_constants(reference: Shape, answer: Shape, same: Same) -> bool:
+    """Compare ``f(x) = cx`` with ``f(x) = kx``: letters that are no argument of the function are arbitrary constants.
 
-    Only letters that one side alone has are renamed, and all on both sides must pair off.
+    Only letters that one side lacks are renamed, and there must be as many on both sides.
     """
     arguments, given = arguments_of(reference), arguments_of(answer)
     if isinstance(answer, Named) and arguments and arguments != given:
         return False
-    # y(x) = C e^x for y = C e^x: only what looks like a constant is one
+    # y(x) = C e^x for y = C e^x: only letters that look like constants are renamed
     left, right = names_of(reference), names_of(answer)
     ours, theirs = sorted(left - right), sorted(right - left)
     numbered = sorted(name for name in left if _CONSTANT.fullmatch(name)) if left == right else []
@@ -305,26 +296,26 @@ def same_constants(reference: Answer, answer: Answer, same: Same) -> bool:
         return _same_renamed(reference, answer, numbered, numbered, same)
     if not 1 <= len(ours) == len(theirs) <= _MOST_CONSTANTS or set(ours + theirs) & (arguments | given):
         return False
-    # x = 1 + 2t, y = 3 - t: of coordinates the only letter is a parameter
+    # x = 1 + 2t, y = 3 - t: the only letter in coordinates is a parameter
     parts = reference.items if isinstance(reference, Several) and len(left) == 1 else ()
     if parts and all(isinstance(part, Named) and part.name in ("x", "y", "z") for part in parts):
         return same(reference, rename(answer, {theirs[0]: ours[0]})) is True
     variables = any(name.islower() for name in left & right)
     variables = variables and not any(_CONSTANT.fullmatch(name) for name in left & right)
     if not arguments and not (variables and all(_CONSTANT.fullmatch(name) for name in ours)):
-        return False  # x + C: a C that only one side has, beside a variable, is a constant of integration
+        return False  # x + C: a C next to a variable is a constant of integration
     return _same_renamed(reference, answer, ours, theirs, same)
 
 
-def _same_renamed(reference: Answer, answer: Answer, ours: Sequence[str], theirs: Sequence[str], same: Same) -> bool:
-    """Whether some way to give the letters of the answer the names of the reference's makes the two the same."""
+def _same_renamed(reference: Shape, answer: Shape, ours: Sequence[str], theirs: Sequence[str], same: Same) -> bool:
+    """Return whether some renaming of the letters of the answer makes the two equal."""
     return any(
         same(reference, rename(answer, dict(zip(chosen, ours, strict=True)))) is True for chosen in permutations(theirs)
     )
 
 
-def periodic_parameters(answer: Answer) -> frozenset[str]:
-    r"""Letters whose multiple of pi (or of 360 degrees) is added, in every part of the answer."""
+def periodic_parameters(answer: Shape) -> frozenset[str]:
+    r"""Return the letters that add a multiple of pi (or of 360 degrees) in every part of the answer."""
     found = [
         frozenset(name for name in part.symbols & _PARAMETERS if _steps_by_pi(part, name)) for part in formulas(answer)
     ]
@@ -332,17 +323,17 @@ def periodic_parameters(answer: Answer) -> frozenset[str]:
 
 
 def _steps_by_pi(part: Expr, name: str) -> bool:
-    """Whether raising the letter by one adds a positive rational multiple of pi, whatever the letter is."""
+    """Return whether a step of the letter adds a positive rational multiple of pi."""
     found = linear(part, name) if part.holds("const", "pi") else None
     return found is not None and not found[1].symbols and (_ratio(found[1], symbol("pi")) or 0) > 0
 
 
-def same_antiderivative(reference: Answer, answer: Answer) -> bool:
-    r"""``\ln|2x| + C`` for ``\ln|x| + C``: functions of one variable whose difference the constant takes up.
+def same_antiderivative(reference: Shape, answer: Shape) -> bool:
+    r"""Compare ``\ln|2x| + C`` with ``\ln|x| + C``: functions of one variable that differ by a constant.
 
-    The reference adds ``C``; the answer adds a constant of its own, times a number.
+    The reference adds ``C``; the answer adds a constant of any usual name, times a number.
     """
-    left, right = plain(reference), plain(answer)
+    left, right = unitless(reference), unitless(answer)
     added = [name for name in right.symbols if name in _ADDED] if left is not None and right is not None else []
     if left is None or right is None or len(added) != 1 or len(left.symbols) != 2 or "C" not in left.symbols:
         return False
@@ -350,10 +341,10 @@ def same_antiderivative(reference: Answer, answer: Answer) -> bool:
     ours, theirs = linear(left, "C"), linear(right, constant)
     if not variable.islower() or right.symbols != frozenset((variable, constant)) or ours is None or theirs is None:
         return False
-    scale = substitute(theirs[1], variable, number(1))
-    if same_value(ours[1], number(1)) is not True or number_value(scale) in (None, 0):
+    scale = substitute(theirs[1], variable, numeral(1))
+    if same_value(ours[1], numeral(1)) is not True or number_value(scale) in (None, 0):
         return False
     if same_value(theirs[1], scale) is not True:
         return False
     gap = ours[0] - theirs[0]
-    return any(same_value(gap, substitute(gap, variable, number(place))) is True for place in (1, 2))
+    return any(same_value(gap, substitute(gap, variable, numeral(place))) is True for place in (1, 2))

@@ -1,9 +1,9 @@
 """Proofs that two formulas with floor, ceiling, remainder, gcd or lcm are equal.
 
-Such functions may differ at one number in a thousand, so that points drawn at random prove nothing. Two proofs are
-tried. The formulas are equal if they are equal with every step function replaced by a letter, the same letter for the
-same function of equal arguments. Otherwise, for one letter, each step function of a linear argument repeats with a
-period, up to a polynomial: agreement at enough points of every piece of enough periods is a proof.
+Such functions may differ at one number in a thousand, so random points prove nothing. Two proofs are tried. The
+formulas are equal if they are equal with every step function replaced by a letter, the same letter for the same
+function of equal arguments. Otherwise, for one letter, each step function of a linear argument is periodic, up to a
+polynomial: agreement at enough points of every piece of enough periods is a proof.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class _NoProofError(Exception):
 
 
 def has_steps(tree: Expr) -> bool:
-    """Whether a formula has a step function of a letter."""
+    """Return whether a formula has a step function of a letter."""
     return _is_step(tree) or any(map(has_steps, tree.args))
 
 
 def proven(reference: Expr, answer: Expr, same: Same, *, counted: bool) -> bool:
-    """Whether the two are proven to be equal, for whole numbers if ``counted``, else for real ones."""
+    """Return whether two formulas are proven equal, for whole numbers if ``counted``, else for real ones."""
     return _same_atoms(reference, answer, same) or _same_pieces(reference, answer, counted=counted)
 
 
@@ -102,7 +102,6 @@ def _atoms(tree: Expr) -> Iterator[Expr]:
 
 
 def _alternates(tree: Expr) -> bool:
-    """``(-1)^n``."""
     return (
         tree.op == "pow"
         and bool(tree.args[1].symbols)
@@ -111,7 +110,7 @@ def _alternates(tree: Expr) -> bool:
 
 
 def _degree(tree: Expr, name: str, counted: bool) -> int:
-    """The degree of the polynomial that a formula is on each piece."""
+    """Return the degree of the polynomial that a formula is on each piece."""
     if not tree.symbols:
         _at(tree, name, Fraction(0))  # a rational number
         return 0
@@ -147,7 +146,7 @@ def _fraction(value: fmpq) -> Fraction:
 
 
 def _inner(atom: Expr, name: str) -> Line:
-    """What a floor, a ceiling or a remainder rounds."""
+    """Return the linear formula inside a floor, a ceiling or a remainder."""
     step, start = _line(atom.args[0], name)
     if atom.name != "mod":
         return step, start
@@ -160,7 +159,7 @@ def _inner(atom: Expr, name: str) -> Line:
 
 
 def _whole(atoms: list[Expr], name: str, degree: int) -> Iterator[Fraction]:
-    """Whole numbers of enough periods."""
+    """Return the whole numbers of enough periods."""
     period = 1
     for atom in atoms:
         if atom.op == "pow":
@@ -175,7 +174,7 @@ def _whole(atoms: list[Expr], name: str, degree: int) -> Iterator[Fraction]:
 
 
 def _divisor(atom: Expr, name: str) -> int:
-    """The number that every common divisor of linear formulas divides, by Euclid's steps."""
+    """Return a multiple of every common divisor of two linear formulas, by Euclid's algorithm."""
     lines = [_line(part, name) for part in atom.args]
     if any(number.denominator != 1 for line in lines for number in line) or len(lines) != 2:
         raise _NoProofError
@@ -194,7 +193,7 @@ def _divisor(atom: Expr, name: str) -> int:
 
 
 def _real(atoms: list[Expr], name: str, degree: int) -> Iterator[Fraction]:
-    """Every break, and enough points between two breaks, of enough periods."""
+    """Yield every break, and enough points between two breaks, of enough periods."""
     inner = [line for atom in atoms for line in [_inner(atom, name)] if line[0]]
     if not inner:
         raise _NoProofError

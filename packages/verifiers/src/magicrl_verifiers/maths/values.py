@@ -1,7 +1,7 @@
-"""The value of a formula at a point: a rational number exactly, else a ball that surely holds it (Arb in python-flint).
+"""Value of a formula at a point: an exact rational number, else a ball that contains it (Arb in python-flint).
 
-Real evaluation is real throughout: an even root of a negative number is undefined, never complex, so that an
-identity that holds only on a branch is not taken for one. What a ball is too wide to tell is unclear, never guessed.
+Real evaluation is real in every step: an even root of a negative number is undefined, never complex, so that an
+identity on one branch is not taken for an identity. If a ball is too wide for a decision, the value is unclear.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Value = fmpq | arb | acb
 Point = Mapping[str, fmpq]
 
 EXACT_BITS = 2 * 10**6
-"""Of a numerator or denominator: what is longer is enclosed, and compared by its residues."""
+"""Longest exact numerator or denominator; a longer one becomes a ball, and is compared by its residues."""
 MOST_BITS = 2**19
-"""Of an enclosure."""
+"""Highest precision of a ball."""
 _MOST_WORK = 10**7
-"""Bits of all long fractions in one evaluation; a fraction of 10^6 bits takes a tenth of a second."""
+"""Most bits of all long fractions in one evaluation; a fraction of 10^6 bits takes a tenth of a second."""
 _MOST_TERMS = 10_000
 _MOST_FACTORIAL = 10**6
 _MOST_CHOSEN = 1000
@@ -30,7 +30,7 @@ _MOST_ROOT = 10**6
 _MOST_ZETA = 100
 _LONG_EXPONENT = 10**4
 _ZETA_BITS, _GAMMA_BITS = 4096, 16384
-"""More take Arb a tenth of a second for one value."""
+"""With more bits Arb needs over a tenth of a second for one value."""
 _SHORT = 128
 
 
@@ -39,15 +39,15 @@ class UndefinedError(Exception):
 
 
 class UnclearError(Exception):
-    """The ball is too wide, the number too long, or the formula of a kind that has no value."""
+    """The ball is too wide, the number too long, or the formula has no value."""
 
 
 class Enclosure:
-    """Evaluates formulas with so many bits; ``log_base`` says what a bare ``log`` is (0 for e, or 10).
+    """Evaluator of formulas with a number of bits; ``log_base`` is the base of a bare ``log`` (0 for e, or 10).
 
     Attributes:
-        spread: bits by which values met so far differ in size from 1: so far behind the point may a difference hide.
-        rounded: whether a rational number was too long to be kept exactly.
+        spread: Sum of the bits by which values differ in size from 1: a difference may hide so far behind the point.
+        rounded: Whether a rational number was too long to be kept exactly.
     """
 
     def __init__(self, bits: int, *, real: bool, log_base: int = 0) -> None:
@@ -59,13 +59,13 @@ class Enclosure:
         self._work = 0
 
     def value(self, tree: Expr, point: Point) -> Value:
-        """The value of ``tree`` where its symbols have the values of ``point``.
+        """Return the value of ``tree`` at ``point``.
 
         Raises:
-            UndefinedError: division by zero, a root or logarithm outside its domain.
-            UnclearError: with more bits there may be a value.
+            UndefinedError: Division by zero, a root or logarithm outside its domain.
+            UnclearError: With more bits there may be a value.
         """
-        # global in FLINT: whoever evaluated before may have set another
+        # the precision is global in FLINT
         ctx.prec = self._bits
         try:
             return self._value(tree, point)
@@ -107,10 +107,10 @@ class Enclosure:
     def _checked(self, result: Value) -> Value:
         if isinstance(result, fmpq):
             height = result.height_bits()
-            # short fractions cannot hide anything; a long one may differ from another by as little as 2^-(2 height)
+            # short fractions hide nothing; long ones may differ by as little as 2^-(2 height)
             if height > _SHORT:
                 self.spread = max(self.spread, 2 * height)
-                # a fraction is reduced at every step, a whole number is not: a sixteenth of its bits counts
+                # fractions are reduced at every step; for a whole number a sixteenth of its bits counts
                 self._work += height if result.denominator != 1 else height // 16
                 if height > EXACT_BITS or self._work > _MOST_WORK:
                     self.rounded = True
@@ -119,14 +119,14 @@ class Enclosure:
         if not result.is_finite():
             raise UnclearError
         if isinstance(result, acb):
-            # exactly real: what follows may stay real
+            # exactly real values stay real
             if result.imag == 0:
                 result = result.real
             elif self._real:
                 raise UndefinedError
         size = abs(result)
         if size > 0:
-            # added up over all values, since a product adds the bits of its factors
+            # summed over all values, since a product adds the bits of its factors
             mantissa, exponent = size.mid().man_exp()
             self.spread += abs(mantissa.bit_length() + int(exponent))
         return result
@@ -141,7 +141,7 @@ class Enclosure:
         raise (UndefinedError if name == "i" else UnclearError)
 
     def _series(self, tree: Expr, point: Point) -> Value:
-        """A sum or product over the whole numbers between two bounds; an empty one only right below the first."""
+        """Return a sum or product over the whole numbers between two bounds; it may be empty, not reversed."""
         low, high = (_whole(self._value(bound, point)) for bound in tree.args[:2])
         kind, name = tree.name.split()
         if high < low - 1:
@@ -151,7 +151,7 @@ class Enclosure:
         total: Value = fmpq(kind == "prod")
         before = most = self.spread
         for place in range(low, high + 1):
-            self.spread = before  # of many terms the one that hides most counts
+            self.spread = before  # the largest spread of a term counts
             term = self._value(tree.args[2], {**point, name: fmpq(place)})
             total = self._checked(total + term if kind == "sum" else total * term)
             most = max(most, self.spread)
@@ -168,7 +168,7 @@ class Enclosure:
         margin = self._value(bound.args[0], point)
         if isinstance(margin, acb):
             raise UndefinedError
-        # a ball is larger than zero only where all of it is; one that holds zero leaves the case open
+        # a ball that contains zero leaves the case open
         if margin > 0 or margin < 0:
             return bool(margin > 0)
         if margin == 0:
@@ -184,25 +184,25 @@ class Enclosure:
             return _number(base, self._real) ** exponent
         if base == 0 and exponent <= 0:
             raise UndefinedError
-        # power first: (-8)^(2/3) is the cube root of 64, which is real
+        # the power first: (-8)^(2/3) is the cube root of 64, which is real
         if exponent.denominator != 1:
             return self._root(self._power(base, fmpq(exponent.numerator)), fmpq(exponent.denominator))
         whole = int(exponent.numerator)
         if not isinstance(base, fmpq):
             return base**whole
         if abs(whole) * base.height_bits() <= EXACT_BITS or base == 0 or abs(base) == 1:
-            # base 0, 1 or -1: only the parity of a long exponent matters
+            # for the bases 0, 1 and -1 only the parity of a long exponent matters
             return base ** (whole if abs(whole) <= EXACT_BITS else 2 + whole % 2)
         self.rounded = True
         return arb(base) ** whole
 
     def _root(self, base: Value, degree: Value) -> Value:
-        """Real root: odd roots of negative numbers are negative. Complex: the principal one."""
+        """Return the real root, for odd degrees also of a negative number, or the principal complex one."""
         if not isinstance(degree, fmpq) or degree.denominator != 1 or not 0 < degree <= _MOST_ROOT:
             return self._power(base, _over(fmpq(1), _number(degree, self._real)))
         count = int(degree.numerator)
         if isinstance(base, fmpq) and base >= 0:
-            # exact where the root is rational: then the whole formula may stay exact
+            # a rational root stays exact
             top, bottom = base.numerator.root(count), base.denominator.root(count)
             if fmpq(top, bottom) ** count == base:
                 return fmpq(top, bottom)
@@ -215,7 +215,7 @@ class Enclosure:
             return -((-ball).root(count))
         if ball > 0 or count % 2 == 0:
             return ball.nonnegative_part().root(count)
-        # the ball holds zero and the degree is odd: the root has either sign
+        # the ball contains zero and the degree is odd: the root has either sign
         widest = ball.abs_upper().root(count)
         return (-widest).union(widest)
 
@@ -246,7 +246,7 @@ class Enclosure:
         return self._elementary(name, _number(first, self._real))
 
     def _unknown(self, name: str, args: list[Value]) -> Value:
-        """A function of which only the name is known: some function, another for every name."""
+        """Return the value of an unknown function: an arbitrary one that depends on the name."""
         seed = sum(ord(char) * 31**position for position, char in enumerate(name)) % 997
         total: Value = arb(seed) / 7
         for position, arg in enumerate(args):
@@ -296,20 +296,20 @@ class Enclosure:
         if base == 1:
             raise UndefinedError
         quotient = top / _number(base, self._real).log()
-        # log_2 8 is 3 exactly, if the power says so: a ball around 3 would never be equal to it
+        # log_2 8 is exactly 3 if 2^3 is 8: a ball around 3 would never equal it
         power = quotient.unique_fmpz() if isinstance(quotient, arb) else None
         if power is not None and isinstance(base, fmpq) and abs(power) * base.height_bits() <= EXACT_BITS:
             return fmpq(power) if base ** int(power) == args[0] else quotient
         return quotient
 
     def _elementary(self, name: str, value: arb | acb) -> Value:
-        """Trigonometric, hyperbolic and exponential functions, and their inverses."""
+        """Return trigonometric, hyperbolic and exponential functions, and their inverses."""
         if name in ("arcsec", "arccsc"):
             value, name = 1 / value, "arccos" if name == "arcsec" else "arcsin"
         if name in ("arcsin", "arccos") and isinstance(value, arb):
             if abs(value) > 1:
                 raise UndefinedError
-            # not Arb's own, which has no value where a ball reaches beyond 1
+            # Arb's function has no value for a ball that reaches beyond 1
             side = (1 - value * value).nonnegative_part().sqrt()
             return arb.atan2(value, side) if name == "arcsin" else arb.atan2(side, value)
         if name == "arccot":
@@ -318,7 +318,7 @@ class Enclosure:
             raise UndefinedError
         if name not in _ELEMENTARY:
             raise UnclearError
-        if name in ("tanh", "coth"):  # so close they come to 1
+        if name in ("tanh", "coth"):  # these come very close to 1
             self.spread += 3 * int(abs(value).upper().min(arb(MOST_BITS)).ceil().unique_fmpz() or MOST_BITS)
         return getattr(value, _ELEMENTARY[name])()
 
@@ -330,18 +330,20 @@ _ELEMENTARY = {name: name for name in word_set("sin cos tan cot sec csc exp sinh
 
 
 class Residues:
-    """Rational numbers too long to be written out, modulo a number: what differs there is different."""
+    """Evaluator of long rational numbers modulo a number; ``order``: exponents may be reduced by it.
+
+    Two numbers with different residues are different.
+    """
 
     def __init__(self, modulus: int, order: int | None = None) -> None:
         self._modulus = modulus
         self._order = order
-        """By which exponents may be reduced, for bases that have no factor with the modulus in common."""
 
     def value(self, tree: Expr, point: Point) -> int:
-        """The residue of a formula of whole numbers, their quotients and powers.
+        """Return the residue of a formula of whole numbers, their quotients and powers.
 
         Raises:
-            UnclearError: it is another one, or a denominator has no inverse.
+            UnclearError: The formula is another one, or a denominator has no inverse.
         """
         try:
             return self._value(tree, point) % self._modulus
@@ -359,7 +361,7 @@ class Residues:
                 return sum(args)
             return reduce(lambda one, other: one * other % self._modulus, args)
         if tree.op == "pow":
-            # exponents are computed exactly, not modulo the primes
+            # exponents are exact, not modulo the primes
             exponent = _whole(Enclosure(_SHORT, real=True).value(tree.args[1], point))
             if self._order is not None:
                 exponent %= self._order
@@ -378,7 +380,7 @@ class Residues:
 
 
 def _remainder(tree: Expr, args: list[Value], point: Point) -> Value:
-    """``2^{10^{30}} mod 7``, of a power that is never written out."""
+    """Return ``2^{10^{30}} mod 7`` without writing the power out."""
     modulus = _whole(args[1])
     if modulus <= 0:
         raise UnclearError
@@ -386,7 +388,7 @@ def _remainder(tree: Expr, args: list[Value], point: Point) -> Value:
 
 
 def _number(value: Value, real: bool) -> arb | acb:
-    """``value`` as a ball; where not only real values are asked for, a complex one."""
+    """Return ``value`` as a real or complex ball."""
     if isinstance(value, acb):
         return value
     return arb(value) if real else acb(value)
@@ -427,5 +429,5 @@ def _rounded(name: str, value: Value) -> fmpq:
     found = value.floor() if name == "floor" else value.ceil()
     whole = found.unique_fmpz() if isinstance(found, arb) else found
     if whole is None:
-        raise UnclearError  # on the edge: which side is not known
+        raise UnclearError  # the ball contains a whole number
     return fmpq(whole)
