@@ -20,7 +20,7 @@ from magicrl.planning.hardware import load_hardware
 from magicrl.planning.planner import Options, make_plan
 from magicrl.planning.shapes import load_shape
 from magicrl.reporting.charts import Chart, IntervalRow, Points, Series, Unit, draw, interval_file
-from magicrl.reporting.curves import arm_curve, smoothed
+from magicrl.reporting.curves import variant_curve, smoothed
 from magicrl.reporting.read_folders import Interval
 from magicrl.training.diagnosis import Measure
 from studies.advice import advice_page, check_advice, fill, load_advice
@@ -196,7 +196,7 @@ ENTROPY_ARMS = ("0", "6", "8", "9")
 
 def curve_series(arm: str, slot: int, rows: Sequence[Result], name: str) -> Series:
     """An arm's curve: the mean over its runs, and a band from the lowest to the highest where there are several."""
-    curve = arm_curve([smoothed(_points(row, name), ()) for row in rows])
+    curve = variant_curve([smoothed(_points(row, name), ()) for row in rows])
     return Series(
         label=arm,
         points=tuple((p.step, p.mean) for p in curve.points),

@@ -219,7 +219,7 @@ def rich_run(run_folder: Path) -> Path:
     return run_folder
 
 
-def write_arm(
+def write_variant(
     folder: Path,
     seed: int,
     *,
@@ -255,13 +255,13 @@ def write_arm(
 
 
 @pytest.fixture
-def arm_folders(tmp_path: Path) -> list[Path]:
-    """Two arms of two seeds each: another loss, 0.1 and 0.2 better after training."""
+def variant_folders(tmp_path: Path) -> list[Path]:
+    """Two variants of two seeds each: another loss, 0.1 and 0.2 better after training."""
     return [
-        write_arm(tmp_path / "runs" / "magic-0", 0),
-        write_arm(tmp_path / "runs" / "magic-1", 1, shift=0.02),
-        write_arm(tmp_path / "runs" / "ppo-0", 0, loss="ppo", shift=0.1),
-        write_arm(tmp_path / "runs" / "ppo-1", 1, loss="ppo", shift=0.2),
+        write_variant(tmp_path / "runs" / "magic-0", 0),
+        write_variant(tmp_path / "runs" / "magic-1", 1, shift=0.02),
+        write_variant(tmp_path / "runs" / "ppo-0", 0, loss="ppo", shift=0.1),
+        write_variant(tmp_path / "runs" / "ppo-1", 1, loss="ppo", shift=0.2),
     ]
 
 

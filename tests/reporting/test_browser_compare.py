@@ -13,22 +13,22 @@ from playwright.sync_api import Browser, Page
 from magicrl.reporting.comparison_page import write_comparison
 
 from .browsing import CONTRASTS, Watched, fits_and_keeps_to_itself, saved
-from .conftest import HOSTILE, write_arm, write_evaluation, write_rollout_recording
+from .conftest import HOSTILE, write_variant, write_evaluation, write_rollout_recording
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def page_file(arm_folders: list[Path], evaluation_folders: list[Path], tmp_path: Path) -> Path:
-    """Runs and evaluations on one page: arms with long hostile names, a run that goes on alone, one that is broken."""
-    write_rollout_recording(arm_folders[0])
+def page_file(variant_folders: list[Path], evaluation_folders: list[Path], tmp_path: Path) -> Path:
+    """Runs and evaluations on one page: variants with long hostile names, a run that goes on alone, one that is broken."""
+    write_rollout_recording(variant_folders[0])
     long = "W" * 60 + "<img src=x onerror=alert(1)>"
     more = [
-        write_arm(tmp_path / "runs" / "long-0", 0, loss=long, status=HOSTILE.replace("\ud800", "")),
-        write_arm(tmp_path / "runs" / "long-1", 1, loss=long, steps=25, without=("tokens/sampled",)),
+        write_variant(tmp_path / "runs" / "long-0", 0, loss=long, status=HOSTILE.replace("\ud800", "")),
+        write_variant(tmp_path / "runs" / "long-1", 1, loss=long, steps=25, without=("tokens/sampled",)),
         tmp_path / "nowhere",
     ]
-    folders = [*arm_folders, *more, *evaluation_folders]
+    folders = [*variant_folders, *more, *evaluation_folders]
     return write_comparison(folders, tmp_path / "page.html", command="magicrl report").path
 
 
@@ -79,13 +79,13 @@ def test_what_is_shown_is_what_is_saved(browser: Browser, page_file: Path) -> No
     rows = list(csv.DictReader(io.StringIO(saved(page, "accuracy.csv").read_text())))
     first = rows[0]
     assert list(first) == [
-        "arm", "step", "thousand response tokens sampled", "seconds of training steps", "device seconds",
+        "variant", "step", "thousand response tokens sampled", "seconds of training steps", "device seconds",
         "mean", "smallest", "largest", "runs",
     ]  # fmt: skip
-    assert (first["arm"], first["step"], first["runs"]) == ("loss magic", "1", "2")
+    assert (first["variant"], first["step"], first["runs"]) == ("loss magic", "1", "2")
     assert (float(first["mean"]), float(first["smallest"])) == pytest.approx((0.42, 0.41), abs=0.001)
-    assert any("alone" in row["arm"] for row in rows)
-    without = next(row for row in rows if "WWW" in row["arm"] and "alone" not in row["arm"])
+    assert any("alone" in row["variant"] for row in rows)
+    without = next(row for row in rows if "WWW" in row["variant"] and "alone" not in row["variant"])
     assert without["thousand response tokens sampled"] == "", "one of its runs did not record it"
 
 

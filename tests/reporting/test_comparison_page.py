@@ -1,4 +1,4 @@
-"""The page that compares runs: what it says of arms, and of runs that are unlike, unfinished or broken."""
+"""The page that compares runs: what it says of variants, and of runs that are unlike, unfinished or broken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from magicrl.commands.report import report
 from magicrl.config.errors import RecipeError
 from magicrl.reporting.comparison_page import write_comparison
 
-from .conftest import HOSTILE, write_arm, write_evaluation, write_rollout_recording
+from .conftest import HOSTILE, write_variant, write_evaluation, write_rollout_recording
 from .test_curves import rewrite
 from .test_run_page import Page, asks_for_nothing
 
@@ -28,26 +28,26 @@ def values(page: str) -> dict[str, Any]:
     return json.loads(found.group(1))
 
 
-def test_every_block_is_there_and_nothing_is_asked_of_anywhere(arm_folders: list[Path], tmp_path: Path) -> None:
-    write_rollout_recording(arm_folders[0])
-    page = written(arm_folders, tmp_path)
+def test_every_block_is_there_and_nothing_is_asked_of_anywhere(variant_folders: list[Path], tmp_path: Path) -> None:
+    write_rollout_recording(variant_folders[0])
+    page = written(variant_folders, tmp_path)
     asks_for_nothing(page)
     assert re.findall(r'<section id="(\w+)"', page) == [
-        "arms", "arm_scores", "settings", "learning", "policy", "time", "samples", "runs",
+        "variants", "variant_scores", "settings", "learning", "policy", "time", "samples", "runs",
     ]  # fmt: skip
     # what a band, an interval and a difference are
     assert "from its smallest to its largest run: it is no confidence interval" in page
     assert "differences are paired by problem" in page
-    assert "+7.0" in page, "the second arm against the first"
+    assert "+7.0" in page, "the second variant against the first"
     assert "runs: +4.5 to +9.5" in page
     assert "algorithm.loss" in page
-    assert "75.5 %" in page, "the mean over an arm's runs and problems"
+    assert "75.5 %" in page, "the mean over a variant's runs and problems"
     assert '<td data-label="test after">90.0 %</td>' in page, "at the temperature of training"
     assert '<td data-label="train accuracy">78.0 %</td>' in page, "of steps 36 to 40"
 
 
-def test_each_figure_is_drawn_over_every_axis_and_one_is_shown(arm_folders: list[Path], tmp_path: Path) -> None:
-    page = written(arm_folders, tmp_path, axis="tokens")
+def test_each_figure_is_drawn_over_every_axis_and_one_is_shown(variant_folders: list[Path], tmp_path: Path) -> None:
+    page = written(variant_folders, tmp_path, axis="tokens")
     drawn = [a for tag, a in Page(page).elements if tag == "svg" and "data-axis" in a]
     assert {a["data-axis"] for a in drawn} == {"steps", "tokens", "wall", "gpu-hours"}
     assert {a["data-axis"] for a in drawn if "hidden" not in a} == {"tokens"}
@@ -63,9 +63,9 @@ def test_each_figure_is_drawn_over_every_axis_and_one_is_shown(arm_folders: list
 
 def test_runs_of_unlike_length_and_status_are_told(tmp_path: Path) -> None:
     folders = [
-        write_arm(tmp_path / "a0", 0, steps=25, status="running"),
-        write_arm(tmp_path / "a1", 1),
-        write_arm(tmp_path / "b0", 0, loss="ppo", steps=0, status="running"),
+        write_variant(tmp_path / "a0", 0, steps=25, status="running"),
+        write_variant(tmp_path / "a1", 1),
+        write_variant(tmp_path / "b0", 0, loss="ppo", steps=0, status="running"),
     ]
     rewrite(folders[1], time__step=3.5)
     facts = json.loads((folders[2] / "run.json").read_text())
@@ -94,10 +94,10 @@ def test_runs_without_any_metric_or_configuration_still_make_a_page(tmp_path: Pa
     assert "Without a <code>config.toml</code>: x, y." in page
 
 
-def test_a_broken_folder_is_left_out_and_named(arm_folders: list[Path], tmp_path: Path) -> None:
-    with (arm_folders[3] / "metrics.jsonl").open("a") as file:
+def test_a_broken_folder_is_left_out_and_named(variant_folders: list[Path], tmp_path: Path) -> None:
+    with (variant_folders[3] / "metrics.jsonl").open("a") as file:
         file.write("{broken\n{}\n")
-    result = write_comparison([*arm_folders, tmp_path / "nowhere"], tmp_path / "page.html")
+    result = write_comparison([*variant_folders, tmp_path / "nowhere"], tmp_path / "page.html")
     assert [Path(item.folder).name for item in result.left_out] == ["ppo-1", "nowhere"]
     page = result.path.read_text()
     assert '<section id="left_out"' in page
@@ -107,13 +107,13 @@ def test_a_broken_folder_is_left_out_and_named(arm_folders: list[Path], tmp_path
         write_comparison([tmp_path / "nowhere", tmp_path / "gone"], tmp_path / "page.html")
 
 
-def test_the_same_folder_twice_is_an_error(arm_folders: list[Path], tmp_path: Path) -> None:
+def test_the_same_folder_twice_is_an_error(variant_folders: list[Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="named twice"):
-        write_comparison([arm_folders[0], arm_folders[0].parent / "." / "magic-0"], tmp_path / "page.html")
+        write_comparison([variant_folders[0], variant_folders[0].parent / "." / "magic-0"], tmp_path / "page.html")
 
 
 def test_hostile_names_and_settings_stay_text(tmp_path: Path) -> None:
-    folders = [write_arm(tmp_path / str(seed), seed, loss=f"<script>alert({seed})</script>") for seed in (0, 1)]
+    folders = [write_variant(tmp_path / str(seed), seed, loss=f"<script>alert({seed})</script>") for seed in (0, 1)]
     path = folders[0] / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"name": HOSTILE, "status": "<img src=x>"}))
     page = written(folders, tmp_path)
@@ -123,38 +123,38 @@ def test_hostile_names_and_settings_stay_text(tmp_path: Path) -> None:
     assert "\x1b" not in page
 
 
-def test_a_page_of_many_arms_stays_small(tmp_path: Path) -> None:
-    folders = [write_arm(tmp_path / f"{i}", 0, loss=f"loss-{i}", steps=400) for i in range(12)]
+def test_a_page_of_many_variants_stays_small(tmp_path: Path) -> None:
+    folders = [write_variant(tmp_path / f"{i}", 0, loss=f"loss-{i}", steps=400) for i in range(12)]
     page = written(folders, tmp_path)
     assert len(page) < 6_000_000
     series = values(page)["#curves"]["entropy"]
     assert {len(c["y"]) for c in series} == {160}
-    signs = re.findall(r'class="line (s\d d\d)" d="M0 7h22"', page.split('id="arm_scores"')[0])
-    assert len(set(signs)) == 12, "every arm's line can be told from every other"
+    signs = re.findall(r'class="line (s\d d\d)" d="M0 7h22"', page.split('id="variant_scores"')[0])
+    assert len(set(signs)) == 12, "every variant's line can be told from every other"
 
 
-def test_runs_and_evaluations_share_a_page(arm_folders: list[Path], tmp_path: Path) -> None:
+def test_runs_and_evaluations_share_a_page(variant_folders: list[Path], tmp_path: Path) -> None:
     evaluation = write_evaluation(tmp_path / "eval", {"a": [True], "b": [False]})
-    write_rollout_recording(arm_folders[0])
-    page = written([*arm_folders[:1], evaluation], tmp_path)
+    write_rollout_recording(variant_folders[0])
+    page = written([*variant_folders[:1], evaluation], tmp_path)
     anchors = re.findall(r'<section id="(\w+)"', page)
-    assert {"arms", "runs", "samples", "scores", "scaling", "responses"} <= set(anchors)
+    assert {"variants", "runs", "samples", "scores", "scaling", "responses"} <= set(anchors)
     names = [a["data-name"] for _, a in Page(page).elements if "data-name" in a]
     for found in (anchors, names):
         assert len(set(found)) == len(found), "each anchor and each file's name stands once"
 
 
 def test_the_command_names_what_it_left_out_and_says_so_in_its_status(
-    arm_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    variant_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "out.html"
-    assert report(*arm_folders, output=page, x="wall", group_by=["algorithm.loss"]) == 0
+    assert report(*variant_folders, output=page, x="wall", group_by=["algorithm.loss"]) == 0
     assert "--x wall --group-by algorithm.loss" in page.read_text()
-    assert report(*arm_folders, tmp_path / "gone", output=page) == 1
+    assert report(*variant_folders, tmp_path / "gone", output=page) == 1
     assert "left out" in capsys.readouterr().out
     with pytest.raises(RecipeError, match="at least one folder"):
         report()
     with pytest.raises(RecipeError, match="--x belongs to a comparison"):
-        report(*arm_folders[:1], x="steps")
-    assert report(*arm_folders[:1]) == 0
-    assert (arm_folders[0] / "report.html").exists()
+        report(*variant_folders[:1], x="steps")
+    assert report(*variant_folders[:1]) == 0
+    assert (variant_folders[0] / "report.html").exists()

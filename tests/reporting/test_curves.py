@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from magicrl.reporting.arms import Arm, group_runs
+from magicrl.reporting.variants import Variant, group_runs
 from magicrl.reporting.charts import Chart, Mark, Series, chart_view, draw, evenly, legend
 from magicrl.reporting.curves import (
     METRICS,
     MOST_POINTS,
     ComparedChart,
     Metric,
-    arm_axes,
-    arm_curve,
+    variant_axes,
+    variant_curve,
     axis_scale,
     compared_charts,
     figure_groups,
@@ -27,7 +27,7 @@ from magicrl.reporting.curves import (
 )
 from magicrl.reporting.read_folders import read_run
 
-from .conftest import write_arm
+from .conftest import write_variant
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
@@ -171,22 +171,22 @@ def test_each_figure_has_its_values_in_words(run_folder: Path) -> None:
 FIGURES = {metric.compared: metric for group in METRICS for metric in group.metrics}
 
 
-def compared_chart(arms: Sequence[Arm], figure: Metric) -> ComparedChart | None:
-    return next(iter(compared_charts(arms, [figure], arm_axes(arms))), None)
+def compared_chart(variants: Sequence[Variant], figure: Metric) -> ComparedChart | None:
+    return next(iter(compared_charts(variants, [figure], variant_axes(variants))), None)
 
 
 def test_the_mean_is_over_the_same_runs_at_every_step_and_longer_ones_go_on_alone() -> None:
     short = ((1.0, 0.0), (2.0, 0.2))
     long = ((1.0, 1.0), (2.0, 0.6), (3.0, 0.9), (4.0, 1.0))
-    curve = arm_curve([short, (), long])
+    curve = variant_curve([short, (), long])
     assert [(p.step, p.mean, p.low, p.high, p.runs) for p in curve.points] == [
         (1.0, 0.5, 0.0, 1.0, 2),
         (2.0, 0.4, 0.2, 0.6, 2),
     ]
     assert curve.tails == ((2, ((2.0, 0.6), (3.0, 0.9), (4.0, 1.0))),)
-    lacking = arm_curve([((1.0, 1.0), (3.0, 3.0)), ((1.0, 1.0), (2.0, 5.0), (3.0, 3.0))])
+    lacking = variant_curve([((1.0, 1.0), (3.0, 3.0)), ((1.0, 1.0), (2.0, 5.0), (3.0, 3.0))])
     assert [p.step for p in lacking.points] == [1.0, 3.0], "a step that a run lacks is not guessed"
-    apart = arm_curve([((1.0, 1.0), (2.0, 2.0)), ((5.0, 5.0), (6.0, 6.0))])
+    apart = variant_curve([((1.0, 1.0), (2.0, 2.0)), ((5.0, 5.0), (6.0, 6.0))])
     assert (apart.points, [run for run, _ in apart.tails]) == ((), [0, 1])
 
 
@@ -195,10 +195,10 @@ def test_long_curves_keep_their_ends() -> None:
     assert (len(picked), picked[0], picked[-1]) == (MOST_POINTS, 0.0, 4999.0)
 
 
-def test_axes_count_tokens_seconds_and_device_hours(arm_folders: list[Path]) -> None:
-    path = arm_folders[0] / "run.json"
+def test_axes_count_tokens_seconds_and_device_hours(variant_folders: list[Path]) -> None:
+    path = variant_folders[0] / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"devices": 8}))
-    run = read_run(arm_folders[0])
+    run = read_run(variant_folders[0])
     assert positions(run, "steps")[40.0] == 40
     assert positions(run, "tokens")[2.0] == 640
     assert positions(run, "wall")[4.0] == pytest.approx(7.0)
@@ -207,16 +207,16 @@ def test_axes_count_tokens_seconds_and_device_hours(arm_folders: list[Path]) -> 
 
 
 def test_a_sum_with_gaps_is_no_axis(tmp_path: Path) -> None:
-    whole, gap = (write_arm(tmp_path / str(seed), seed) for seed in (0, 1))
+    whole, gap = (write_variant(tmp_path / str(seed), seed) for seed in (0, 1))
     rows = (gap / "metrics.jsonl").read_text().splitlines()
     row = json.loads(rows[3])
     row["values"]["tokens/sampled"] = None
     (gap / "metrics.jsonl").write_text("\n".join([*rows[:3], json.dumps(row), *rows[4:]]) + "\n")
-    young = write_arm(tmp_path / "2", 2, steps=0)
-    axes = arm_axes(group_runs([read_run(folder) for folder in (whole, gap, young)]))
-    assert axes.arms["tokens"] == [{}]
-    assert len(axes.arms["wall"][0]) == 40
-    assert axes.arms["wall"][0][40.0] == axes.runs["wall"][0][0][40.0], "a run that has not begun moves nothing"
+    young = write_variant(tmp_path / "2", 2, steps=0)
+    axes = variant_axes(group_runs([read_run(folder) for folder in (whole, gap, young)]))
+    assert axes.variants["tokens"] == [{}]
+    assert len(axes.variants["wall"][0]) == 40
+    assert axes.variants["wall"][0][40.0] == axes.runs["wall"][0][0][40.0], "a run that has not begun moves nothing"
 
 
 @pytest.mark.parametrize(
@@ -235,13 +235,13 @@ def test_an_axis_has_a_readable_unit(axis: str, largest: float, name: str) -> No
     assert largest / scale.divisor >= 2
 
 
-def test_a_chart_has_an_arm_a_line_with_its_band_over_every_axis(arm_folders: list[Path]) -> None:
-    arms = group_runs([read_run(folder) for folder in arm_folders])
-    compared = compared_chart(arms, FIGURES["truncation"])
+def test_a_chart_has_an_variant_a_line_with_its_band_over_every_axis(variant_folders: list[Path]) -> None:
+    variants = group_runs([read_run(folder) for folder in variant_folders])
+    compared = compared_chart(variants, FIGURES["truncation"])
     assert compared is not None
     assert list(compared.charts) == ["steps", "tokens", "wall", "gpu-hours"]
     assert compared.charts["steps"].note.endswith("Lower is better.")
-    ratio = compared_chart(arms, FIGURES["ratio_max"])
+    ratio = compared_chart(variants, FIGURES["ratio_max"])
     assert ratio is not None
     lines = ratio.charts["tokens"].series
     assert [line.label for line in lines] == ["loss magic", "loss ppo"]
@@ -250,31 +250,31 @@ def test_a_chart_has_an_arm_a_line_with_its_band_over_every_axis(arm_folders: li
     assert ratio.charts["steps"].marks[0].label == "stage 2: T = 64"
 
 
-def test_a_compared_curve_jumps_where_a_stage_began(arm_folders: list[Path]) -> None:
-    for folder in arm_folders:
+def test_a_compared_curve_jumps_where_a_stage_began(variant_folders: list[Path]) -> None:
+    for folder in variant_folders:
         path = folder / "metrics.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         for row in rows:
             row["values"]["train/truncation/ratio"] = float(row["stage"])
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    compared = compared_chart(group_runs([read_run(folder) for folder in arm_folders]), FIGURES["truncation"])
+    compared = compared_chart(group_runs([read_run(folder) for folder in variant_folders]), FIGURES["truncation"])
     assert compared is not None
     assert [p.mean for p in compared.curves[0].points] == [0.0] * 20 + [1.0] * 20
 
 
-def test_metrics_that_only_one_arm_has_are_shown_of_that_arm(tmp_path: Path) -> None:
+def test_metrics_that_only_one_variant_has_are_shown_of_that_variant(tmp_path: Path) -> None:
     folders = [
-        write_arm(tmp_path / "a", 0, without=("learner/ratio_max",)),
-        write_arm(tmp_path / "b", 0, loss="ppo"),
+        write_variant(tmp_path / "a", 0, without=("learner/ratio_max",)),
+        write_variant(tmp_path / "b", 0, loss="ppo"),
     ]
-    arms = group_runs([read_run(folder) for folder in folders])
-    compared = compared_chart(arms, FIGURES["ratio_max"])
+    variants = group_runs([read_run(folder) for folder in folders])
+    compared = compared_chart(variants, FIGURES["ratio_max"])
     assert compared is not None
     assert [len(curve.points) for curve in compared.curves] == [0, 40]
-    assert compared_chart(arms, FIGURES["kl"]) is None
+    assert compared_chart(variants, FIGURES["kl"]) is None
 
 
-def test_graded_rewards_have_a_figure_of_their_own(run_folder: Path, arm_folders: list[Path]) -> None:
+def test_graded_rewards_have_a_figure_of_their_own(run_folder: Path, variant_folders: list[Path]) -> None:
     step = json.loads((run_folder / "metrics.jsonl").read_text().splitlines()[4])
     rewrite(run_folder, train__reward__mean=step["values"]["train/accuracy/mean"])
     rewrite(run_folder, train__accuracy__mean=step["values"]["train/accuracy/mean"])
@@ -284,7 +284,7 @@ def test_graded_rewards_have_a_figure_of_their_own(run_folder: Path, arm_folders
     chart = charts(run_folder)["reward"]
     assert labels(chart) == ["train", "validation"]
     assert chart.series[-1].band[0] == (1.0, pytest.approx(1.5 - 0.1959964), pytest.approx(1.5 + 0.1959964))
-    for folder in arm_folders:
+    for folder in variant_folders:
         rewrite(folder, **graded)
-    arms = group_runs([read_run(folder) for folder in arm_folders])
-    assert compared_chart(arms, FIGURES["reward"]) is not None
+    variants = group_runs([read_run(folder) for folder in variant_folders])
+    assert compared_chart(variants, FIGURES["reward"]) is not None

@@ -29,26 +29,26 @@ def listed(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, dict
 
 
 def test_what_each_run_came_to_and_what_was_changed(
-    arm_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    variant_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    metrics = arm_folders[0] / "metrics.jsonl"
+    metrics = variant_folders[0] / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     for row, share in ((rows[9], 0.25), (rows[19], 0.75), (rows[29], 0.5)):
         row["values"]["validation/accuracy/mean"] = share
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = listed(capsys, tmp_path)
-    assert set(found) == {path.name for path in arm_folders}
-    first, last = found[arm_folders[0].name], found[arm_folders[-1].name]
+    assert set(found) == {path.name for path in variant_folders}
+    first, last = found[variant_folders[0].name], found[variant_folders[-1].name]
     assert (first["best"], first["last"], first["steps"]) == (0.75, 0.5, 40)
     assert first["train"] == pytest.approx(0.4 + 0.01 * 38)  # the mean of steps 36 to 40
     assert first["test"] == pytest.approx(0.90)  # after training, at its temperature
     assert "algorithm.loss" not in first["changed"]  # as in the shipped recipe of this name
     assert last["changed"]["algorithm.loss"] == "ppo"
-    for folder in arm_folders:
+    for folder in variant_folders:
         facts = json.loads((folder / "run.json").read_text())
         (folder / "run.json").write_text(json.dumps(facts | {"name": "mine"}))
     found = listed(capsys, tmp_path)  # of no shipped recipe: what tells the runs of one name apart
-    assert found[arm_folders[0].name]["changed"] == {"run.seed": 0, "algorithm.loss": "magic"}
+    assert found[variant_folders[0].name]["changed"] == {"run.seed": 0, "algorithm.loss": "magic"}
 
 
 def test_settings_are_held_against_the_shipped_recipe(tmp_path: Path, make_run: Callable[[str], Path]) -> None:
@@ -73,15 +73,15 @@ def test_settings_are_held_against_the_shipped_recipe(tmp_path: Path, make_run: 
         ("entropy/exact/mean<0.31", 2),  # a metric: its last value is 0.3
     ],
 )
-def test_filters(condition: str, kept: int, arm_folders: list[Path]) -> None:
-    facts = json.loads((arm_folders[0] / "run.json").read_text())
-    (arm_folders[0] / "run.json").write_text(json.dumps(facts | {"status": "failed"}))
-    runs = [run for run in run_list.list_runs(arm_folders[0].parent)[0] if run.recorded.path in arm_folders[:2]]
+def test_filters(condition: str, kept: int, variant_folders: list[Path]) -> None:
+    facts = json.loads((variant_folders[0] / "run.json").read_text())
+    (variant_folders[0] / "run.json").write_text(json.dumps(facts | {"status": "failed"}))
+    runs = [run for run in run_list.list_runs(variant_folders[0].parent)[0] if run.recorded.path in variant_folders[:2]]
     assert len(run_list.where(runs, [condition])) == kept
 
 
-def test_a_name_that_no_run_has_is_refused_with_the_nearest(arm_folders: list[Path]) -> None:
-    runs, _ = run_list.list_runs(arm_folders[0].parent)
+def test_a_name_that_no_run_has_is_refused_with_the_nearest(variant_folders: list[Path]) -> None:
+    runs, _ = run_list.list_runs(variant_folders[0].parent)
     with pytest.raises(RecipeError, match=r"did you mean .*algorithm\.loss"):
         run_list.where(runs, ["algorithm.los=ppo"])
     with pytest.raises(RecipeError, match="a condition is NAME=VALUE"):
@@ -90,51 +90,51 @@ def test_a_name_that_no_run_has_is_refused_with_the_nearest(arm_folders: list[Pa
         run_list.named(runs, "nowhere")
 
 
-def test_order_puts_runs_without_the_value_last(arm_folders: list[Path]) -> None:
-    runs, _ = run_list.list_runs(arm_folders[0].parent)
+def test_order_puts_runs_without_the_value_last(variant_folders: list[Path]) -> None:
+    runs, _ = run_list.list_runs(variant_folders[0].parent)
     trained = [run.columns["train"] for run in run_list.ordered(runs, "train", reverse=True)]
     assert trained == sorted(trained, reverse=True)
     assert len(set(trained)) > 1
-    lines = (arm_folders[0] / "metrics.jsonl").read_text()
-    (arm_folders[0] / "metrics.jsonl").write_text("")
-    runs, _ = run_list.list_runs(arm_folders[0].parent)
-    assert run_list.ordered(runs, "train", reverse=True)[-1].recorded.path == arm_folders[0]
-    assert run_list.ordered(runs, "train", reverse=False)[-1].recorded.path == arm_folders[0]
-    (arm_folders[1] / "metrics.jsonl").write_text("".join(lines.splitlines(keepends=True)[:9]))
-    runs, _ = run_list.list_runs(arm_folders[0].parent)
+    lines = (variant_folders[0] / "metrics.jsonl").read_text()
+    (variant_folders[0] / "metrics.jsonl").write_text("")
+    runs, _ = run_list.list_runs(variant_folders[0].parent)
+    assert run_list.ordered(runs, "train", reverse=True)[-1].recorded.path == variant_folders[0]
+    assert run_list.ordered(runs, "train", reverse=False)[-1].recorded.path == variant_folders[0]
+    (variant_folders[1] / "metrics.jsonl").write_text("".join(lines.splitlines(keepends=True)[:9]))
+    runs, _ = run_list.list_runs(variant_folders[0].parent)
     assert [run.columns["steps"] for run in run_list.ordered(runs, "steps", reverse=False)] == [0, 9, 40, 40]
 
 
-def test_the_newest_run_is_first_and_a_resume_makes_none_newer(arm_folders: list[Path]) -> None:
-    for day, folder in zip((3, 5, 2, 4), arm_folders, strict=True):
+def test_the_newest_run_is_first_and_a_resume_makes_none_newer(variant_folders: list[Path]) -> None:
+    for day, folder in zip((3, 5, 2, 4), variant_folders, strict=True):
         facts = json.loads((folder / "run.json").read_text())
         sessions = [{"started": f"2026-01-0{day}T00:00:00+00:00"}, {"started": "2026-02-01T00:00:00+00:00"}]
         (folder / "run.json").write_text(json.dumps(facts | {"environments": sessions[: 1 + (day == 2)]}))
-    runs, _ = run_list.list_runs(arm_folders[0].parent)
+    runs, _ = run_list.list_runs(variant_folders[0].parent)
     assert [str(run.columns["started"])[:10] for run in runs] == [f"2026-01-0{day}" for day in (5, 4, 3, 2)]
 
 
 def test_table_two_side_by_side_and_the_page(
-    arm_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    variant_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for width in ("60", "80", "160"):
         monkeypatch.setenv("COLUMNS", width)
         table = told(capsys, "runs", tmp_path)
         assert all(len(line) <= int(width) for line in table.splitlines())
-        assert all(path.name in table for path in arm_folders)
-    names = (arm_folders[0].name, arm_folders[-1].name)
+        assert all(path.name in table for path in variant_folders)
+    names = (variant_folders[0].name, variant_folders[-1].name)
     pair = told(capsys, "runs", tmp_path, "--compare", *names)
     assert "algorithm.loss" in pair
 
 
 def test_a_broken_run_is_named_and_the_others_are_shown(
-    arm_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    variant_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (arm_folders[0] / "run.json").write_text("{")
+    (variant_folders[0] / "run.json").write_text("{")
     assert app(["runs", str(tmp_path)], result_action="return_value") == 1
     seen = capsys.readouterr()
     assert "run.json:1: not valid JSON" in seen.err
-    assert arm_folders[1].name in seen.out
+    assert variant_folders[1].name in seen.out
 
 
 def answer(server: Any, path: str = "/", host: str = "localhost:1") -> http.client.HTTPResponse:

@@ -124,7 +124,7 @@ def _cell(run: ListedRun, name: str) -> str:
 
 
 def _changed(run: ListedRun) -> str:
-    from magicrl.reporting.arms import written
+    from magicrl.reporting.variants import written
 
     told = [f"{key}={written(value)}" for key, value in run.changed.items()]
     rest = f" (+{len(told) - SHOWN})" if len(told) > SHOWN else ""
@@ -133,7 +133,7 @@ def _changed(run: ListedRun) -> str:
 
 def _side_by_side(pair: Sequence[ListedRun]) -> Table:
     """What two runs came to, and the settings in which they differ, those that decide first."""
-    from magicrl.reporting.arms import decides, setting_rows
+    from magicrl.reporting.variants import decides, setting_rows
     from magicrl.reporting.run_list import COLUMNS
     from magicrl.reporting.wording import visible
 

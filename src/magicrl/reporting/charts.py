@@ -110,8 +110,8 @@ def _series_css(colors: Sequence[str]) -> str:
     return "".join(rules) + "".join(f".d{i}{{stroke-dasharray:{dash}}}" for i, dash in enumerate(DASHES))
 
 
-def arm_swatch(slot: int) -> Markup:
-    """The sign of an arm, as its lines are drawn."""
+def variant_swatch(slot: int) -> Markup:
+    """The sign of a variant, as its lines are drawn."""
     return swatch(Entry("", "line", slot % len(PALETTE), (slot + slot // 6) % 6))
 
 

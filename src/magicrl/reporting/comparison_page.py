@@ -1,4 +1,4 @@
-"""The page that compares training runs, evaluations, or both: scores of arms, settings that differ, curves, runs."""
+"""The page that compares training runs, evaluations, or both: scores of variants, settings that differ, curves, runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from magicrl.evaluation.samples import RESULTS
-from magicrl.reporting.arms import Arm, arm_scores, decides, group_runs, path_labels, run_settings, setting_rows
+from magicrl.reporting.variants import (
+    Variant,
+    variant_scores,
+    decides,
+    group_runs,
+    path_labels,
+    run_settings,
+    setting_rows,
+)
 from magicrl.reporting.charts import (
     PALETTE,
     FigureView,
     IntervalRow,
-    arm_swatch,
+    variant_swatch,
     chart_view,
     draw,
     intervals_view,
@@ -24,10 +32,10 @@ from magicrl.reporting.charts import (
 from magicrl.reporting.curves import (
     AXES,
     METRICS,
-    ArmAxes,
+    VariantAxes,
     Axis,
     ComparedChart,
-    arm_axes,
+    variant_axes,
     compared_charts,
     devices,
     positions,
@@ -42,7 +50,7 @@ from magicrl.reporting.read_folders import (
     read_evaluation_folder,
     read_run,
 )
-from magicrl.reporting.samples import MOST_PROBLEMS, arm_browsers
+from magicrl.reporting.samples import MOST_PROBLEMS, variant_browsers
 from magicrl.reporting.wording import temperature
 from magicrl.training.diagnosis import measure_of
 from magicrl_verifiers.progress import duration
@@ -92,7 +100,7 @@ def write_comparison(
         folders: in the order of the page; the others are held against the first run (or evaluation).
         output: the page.
         axis: the x axis that is shown first.
-        keys: settings that make the arms; default: all in which runs differ but for seed and bookkeeping.
+        keys: settings that make the variants; default: all in which runs differ but for seed and bookkeeping.
         command: what made the page, for its foot.
 
     Raises:
@@ -117,12 +125,12 @@ def write_comparison(
         raise ValueError("none of the folders can be read:\n" + "\n".join(f"  {item.why}" for item in left_out))
     if keys is not None and not runs:
         raise ValueError(f"--group-by {keys[0]}: there is no run among the folders, only evaluations")
-    arms = group_runs(runs, keys) if runs else ()
+    variants = group_runs(runs, keys) if runs else ()
     missing = block("left_out", "Left out", {"folders": left_out} if left_out else None)
     blocks = [missing] if missing is not None else []
-    blocks += comparison_blocks(arms, axis) if arms else ()
+    blocks += comparison_blocks(variants, axis) if variants else ()
     blocks += evaluation_blocks(evaluations) if evaluations else ()
-    facts = [("arms", str(len(arms))), ("runs", str(len(runs)))] if runs else []
+    facts = [("variants", str(len(variants))), ("runs", str(len(runs)))] if runs else []
     facts += [("training steps", str(sum(len(run.metrics) for run in runs)))] if runs else []
     facts += [("evaluations", str(len(evaluations)))] if evaluations else []
     samples = sum(b.problems * b.samples for evaluation in evaluations for b in evaluation.benchmarks.values())
@@ -138,34 +146,34 @@ def _title(names: Sequence[str]) -> str:
     return " · ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
 
 
-def comparison_blocks(arms: Sequence[Arm], axis: Axis) -> tuple[Block, ...]:
+def comparison_blocks(variants: Sequence[Variant], axis: Axis) -> tuple[Block, ...]:
     """The blocks of a comparing page; ``axis`` is the x axis that is shown first."""
-    axes = arm_axes(arms)
-    runs = [run for arm in arms for run in arm.runs]
+    axes = variant_axes(variants)
+    runs = [run for variant in variants for run in variant.runs]
     labels = dict(zip((run.path for run in runs), path_labels([run.path for run in runs]), strict=True))
-    browsers = arm_browsers(arms)
+    browsers = variant_browsers(variants)
     blocks = (
-        block("arms", "Arms", {"rows": _arm_rows(arms), "notes": _notes(arms, axes, labels)}),
-        _score_block(arms),
-        _settings(arms, labels),
-        *_figures(arms, axes, axis),
+        block("variants", "Variants", {"rows": _variant_rows(variants), "notes": _notes(variants, axes, labels)}),
+        _score_block(variants),
+        _settings(variants, labels),
+        *_figures(variants, axes, axis),
         block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None),
-        _runs(arms, labels),
+        _runs(variants, labels),
     )
     return tuple(block for block in blocks if block is not None)
 
 
-def _arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+def _variant_rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for i, arm in enumerate(arms):
-        status, steps = [run.status for run in arm.runs], [len(run.metrics) for run in arm.runs]
+    for i, variant in enumerate(variants):
+        status, steps = [run.status for run in variant.runs], [len(run.metrics) for run in variant.runs]
         every = ", ".join(f"{status.count(word)} {word}" for word in dict.fromkeys(status))
         rows.append(
             {
-                "sign": arm_swatch(i),
-                "name": arm.name,
-                "runs": len(arm.runs),
-                "seeds": ", ".join(str(run.run.get("seed", "–")) for run in arm.runs),
+                "sign": variant_swatch(i),
+                "name": variant.name,
+                "runs": len(variant.runs),
+                "seeds": ", ".join(str(run.run.get("seed", "–")) for run in variant.runs),
                 "status": status[0] if len(set(status)) == 1 else every,
                 "steps": "–".join(f"{count:,}" for count in dict.fromkeys((min(steps), max(steps)))),
             }
@@ -173,36 +181,44 @@ def _arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     return rows
 
 
-def _notes(arms: Sequence[Arm], axes: ArmAxes, labels: Mapping[Path, str]) -> list[str]:
+def _notes(variants: Sequence[Variant], axes: VariantAxes, labels: Mapping[Path, str]) -> list[str]:
     """How curves were made where runs are unlike, in sentences."""
     notes: list[str] = []
-    if any(len(arm.runs) > 1 for arm in arms):
+    if any(len(variant.runs) > 1 for variant in variants):
         notes.append(
-            "Runs that differ only in their seed are one arm. Lines are the mean over an arm's runs, the band goes "
+            "Runs that differ only in their seed are one variant. Lines are the mean over a variant's runs, the band goes "
             "from its smallest to its largest run: it is no confidence interval."
         )
-    empty = [labels[run.path] for arm in arms for run in arm.runs if not run.metrics]
+    empty = [labels[run.path] for variant in variants for run in variant.runs if not run.metrics]
     if empty:
         notes.append(f"Without a training step so far, and in no curve: {'; '.join(empty)}.")
-    unlike = [arm.name for arm in arms if len({len(run.metrics) for run in arm.runs if run.metrics}) > 1]
+    unlike = [
+        variant.name for variant in variants if len({len(run.metrics) for run in variant.runs if run.metrics}) > 1
+    ]
     if unlike:
         notes.append(
             f"Runs of unlike length: {'; '.join(unlike)}. The mean ends with the shortest run, so that no jump comes "
             "from a run that has ended; faint lines show the others alone."
         )
-    going = [arm.name for arm in arms if any(run.status not in ("finished", "stopped") for run in arm.runs)]
+    going = [
+        variant.name for variant in variants if any(run.status not in ("finished", "stopped") for run in variant.runs)
+    ]
     if going:
         notes.append(f"Not finished: {'; '.join(going)}. The page shows what was recorded when it was made.")
     for axis in AXES[1:]:
-        at = axes.arms.get(axis, [{} for _ in arms])
-        without = [arm.name for arm, x in zip(arms, at, strict=True) if any(run.metrics for run in arm.runs) and not x]
+        at = axes.variants.get(axis, [{} for _ in variants])
+        without = [
+            variant.name
+            for variant, x in zip(variants, at, strict=True)
+            if any(run.metrics for run in variant.runs) and not x
+        ]
         if without:
             notes.append(f"No curve over {AXIS_WORDS[axis]}, since a step did not record it: {'; '.join(without)}.")
     return notes
 
 
-def _score_block(arms: Sequence[Arm]) -> Block | None:
-    scores = arm_scores(arms)
+def _score_block(variants: Sequence[Variant]) -> Block | None:
+    scores = variant_scores(variants)
     names = list(dict.fromkeys(score.set_name for score in scores))
     sets: list[dict[str, Any]] = []
     for i, name in enumerate(names, start=1):
@@ -210,34 +226,34 @@ def _score_block(arms: Sequence[Arm]) -> Block | None:
         view = intervals_view(
             "test" if len(names) == 1 else f"test_{i}",
             f"{of_set[0].measure.name.capitalize()} at temperature {temperature(of_set[0].temperature)}",
-            [IntervalRow(arm.arm, arm.before, arm.after) for arm in of_set[0].arms],
-            "Mean over an arm's runs, with 95 % intervals over problems.",
+            [IntervalRow(variant.variant, variant.before, variant.after) for variant in of_set[0].variants],
+            "Mean over a variant's runs, with 95 % intervals over problems.",
             measure=of_set[0].measure,
         )
         sets.append({"name": name, "view": view, "scores": of_set})
-    signs = [arm_swatch(i) for i in range(len(arms))]
-    return block("arm_scores", "Test scores", {"sets": sets, "signs": signs} if sets else None)
+    signs = [variant_swatch(i) for i in range(len(variants))]
+    return block("variant_scores", "Test scores", {"sets": sets, "signs": signs} if sets else None)
 
 
-def _settings(arms: Sequence[Arm], labels: Mapping[Path, str]) -> Block | None:
-    """Every setting that is not the same in all runs, a column an arm; where an arm's runs differ, all its values."""
-    runs = [run for arm in arms for run in arm.runs]
+def _settings(variants: Sequence[Variant], labels: Mapping[Path, str]) -> Block | None:
+    """Every setting that is not the same in all runs, a column a variant; where a variant's runs differ, all its values."""
+    runs = [run for variant in variants for run in variant.runs]
     settings = iter(run_settings(runs))
-    rows = setting_rows([[next(settings) for _ in arm.runs] for arm in arms], decides)
+    rows = setting_rows([[next(settings) for _ in variant.runs] for variant in variants], decides)
     without = [labels[run.path] for run in runs if not run.config]
-    data = {"arms": [arm.name for arm in arms], "rows": rows, "without": without}
+    data = {"variants": [variant.name for variant in variants], "rows": rows, "without": without}
     return block("settings", "Settings that differ", data if rows or without else None)
 
 
-def _figures(arms: Sequence[Arm], axes: ArmAxes, axis: Axis) -> list[Block]:
+def _figures(variants: Sequence[Variant], axes: VariantAxes, axis: Axis) -> list[Block]:
     if not axes.scales:
         return []
     first: Axis = axis if axis in axes.scales else "steps"
-    groups = [(group, compared_charts(arms, group.metrics, axes)) for group in METRICS]
+    groups = [(group, compared_charts(variants, group.metrics, axes)) for group in METRICS]
     shown = [(group, charts) for group, charts in groups if charts]
     choices = [(key, AXIS_WORDS[key]) for key in axes.scales]
     # the values of all figures are told once, with the last of them
-    values = curve_values(arms, axes, [chart for _, charts in shown for chart in charts])
+    values = curve_values(variants, axes, [chart for _, charts in shown for chart in charts])
     common = {"axes": choices if len(choices) > 1 else (), "axis": first, "note": ""}
     blocks: list[Block] = []
     for group, charts in shown:
@@ -247,19 +263,19 @@ def _figures(arms: Sequence[Arm], axes: ArmAxes, axis: Axis) -> list[Block]:
     return blocks
 
 
-def _runs(arms: Sequence[Arm], labels: Mapping[Path, str]) -> Block | None:
+def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> Block | None:
     """What each run spent and where it ended."""
-    sets = list(dict.fromkeys(name for arm in arms for run in arm.runs for name in run.sets))
-    measure = measure_of([row for arm in arms for run in arm.runs for row in run.metrics])
+    sets = list(dict.fromkeys(name for variant in variants for run in variant.runs for name in run.sets))
+    measure = measure_of([row for variant in variants for run in variant.runs for row in run.metrics])
     rows: list[dict[str, Any]] = []
-    for slot, arm in enumerate(arms):
-        for run in arm.runs:
+    for slot, variant in enumerate(variants):
+        for run in variant.runs:
             tokens, wall, hours = (max(positions(run, axis).values(), default=None) for axis in AXES[1:])
             commit, plus, rest = str((run.environments or [{}])[-1].get("git") or "").partition("+")
             rows.append(
                 {
-                    "sign": arm_swatch(slot),
-                    "arm": arm.name,
+                    "sign": variant_swatch(slot),
+                    "variant": variant.name,
                     "label": labels[run.path],
                     "seed": str(run.run.get("seed", "–")),
                     "status": run.status,
@@ -305,13 +321,15 @@ def compared_view(compared: ComparedChart, axis: Axis) -> FigureView:
     for key, chart in compared.charts.items():
         marked = f'<svg data-axis="{key}"{"" if key == axis else " hidden"} '
         drawings.append(Markup(str(draw(chart)).replace("<svg ", marked, 1)))
-    none = Markup(f'<p class="note no-axis"{" hidden" if axis in compared.charts else ""}>No arm has this x axis.</p>')
+    none = Markup(
+        f'<p class="note no-axis"{" hidden" if axis in compared.charts else ""}>No variant has this x axis.</p>'
+    )
     # the page's script writes the values and shows the crosshair from what `curve_values` tells
     svg = Markup("").join([*drawings, none])
     return replace(shown, name=compared.metric.compared, svg=svg, csv="", hover=None)
 
 
-def curve_values(arms: Sequence[Arm], axes: ArmAxes, figures: Sequence[ComparedChart]) -> dict[str, Any]:
+def curve_values(variants: Sequence[Variant], axes: VariantAxes, figures: Sequence[ComparedChart]) -> dict[str, Any]:
     """The values of all figures for the page's script: each list of x once, however many curves lie over it."""
     lists: dict[tuple[float, ...], int] = {}
 
@@ -325,17 +343,17 @@ def curve_values(arms: Sequence[Arm], axes: ArmAxes, figures: Sequence[ComparedC
     for figure in figures:
         key = figure.metric.compared
         curves[key] = []
-        for slot, (arm, curve) in enumerate(zip(arms, figure.curves, strict=True)):
+        for slot, (variant, curve) in enumerate(zip(variants, figure.curves, strict=True)):
             if curve.points:
                 steps, means, lows, highs, runs = zip(*curve.points, strict=True)
-                at: dict[Axis, Mapping[float, float]] = {a: axes.arms[a][slot] for a in axes.scales}
-                entry = {"label": arm.name, "color": slot % len(PALETTE), "runs": runs[0], "x": x_lists(at, steps)}
+                at: dict[Axis, Mapping[float, float]] = {a: axes.variants[a][slot] for a in axes.scales}
+                entry = {"label": variant.name, "color": slot % len(PALETTE), "runs": runs[0], "x": x_lists(at, steps)}
                 ends = {"low": _digits(lows), "high": _digits(highs)} if max(runs) > 1 else {}
                 curves[key].append(entry | {"y": _digits(means)} | ends)
             for run, points in curve.tails:
                 steps, values = zip(*points, strict=True)
                 at = {a: axes.runs[a][slot][run] for a in axes.scales}
-                tail = {"label": tail_label(arm, run), "alone": True, "runs": 1}
+                tail = {"label": tail_label(variant, run), "alone": True, "runs": 1}
                 curves[key].append(tail | {"x": x_lists(at, steps), "y": _digits(values)})
         for axis, chart in figure.charts.items():
             charts[chart.key] = plot_area(chart) | {"curves": key, "axis": axis}

@@ -1,9 +1,9 @@
-"""Charts from the metrics of runs, as the table of metrics says: of one run, and of the arms of a comparison.
+"""Charts from the metrics of runs, as the table of metrics says: of one run, and of the variants of a comparison.
 
 The table is ``metrics.toml``: what each metric of a training step is, how it is written, which way is better, where it
 is drawn. A further figure is a row there.
 
-A comparison has a line an arm: the mean over its runs with a band from the smallest to the largest, over several x
+A comparison has a line a variant: the mean over its runs with a band from the smallest to the largest, over several x
 axes. Pure functions, no HTML.
 """
 
@@ -21,7 +21,7 @@ from pydantic import BeforeValidator
 from magicrl.config.loader import shipped_table
 from magicrl.config.schema import Section
 from magicrl.evaluation.statistics import Z95
-from magicrl.reporting.arms import Arm
+from magicrl.reporting.variants import Variant
 from magicrl.reporting.charts import PALETTE, Band, Chart, Mark, Points, Series, Unit, evenly
 from magicrl.reporting.read_folders import RecordedRun
 from magicrl.reporting.scores import comparisons
@@ -251,11 +251,11 @@ def with_running_mean(label: str, points: Points, color: int, breaks: Sequence[f
     return line, Series(label=f"{label} (each step)", points=points, color=color, style="faint")
 
 
-# Comparisons: a line an arm.
+# Comparisons: a line a variant.
 
 
-class ArmPoint(NamedTuple):
-    """One training step of an arm: the mean over its runs and their smallest and largest value."""
+class VariantPoint(NamedTuple):
+    """One training step of a variant: the mean over its runs and their smallest and largest value."""
 
     step: float
     mean: float
@@ -264,11 +264,11 @@ class ArmPoint(NamedTuple):
     runs: int
 
 
-class ArmCurve(NamedTuple):
-    """One metric of an arm: the steps that all its runs have; then (run's index, points) of each run that goes on
+class VariantCurve(NamedTuple):
+    """One metric of a variant: the steps that all its runs have; then (run's index, points) of each run that goes on
     after the shortest has ended, from the last common step."""
 
-    points: tuple[ArmPoint, ...]
+    points: tuple[VariantPoint, ...]
     tails: tuple[tuple[int, Points], ...]
 
 
@@ -280,74 +280,85 @@ class Scale(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArmAxes:
-    """Where the steps of all arms lie on every x axis that at least one arm has recorded, read once."""
+class VariantAxes:
+    """Where the steps of all variants lie on every x axis that at least one variant has recorded, read once."""
 
     scales: Mapping[Axis, Scale]
-    runs: Mapping[Axis, Sequence[Sequence[Mapping[float, float]]]]  # by arm and run: step -> x
-    arms: Mapping[Axis, Sequence[Mapping[float, float]]]  # by arm: step -> mean x; empty where a run recorded none
+    runs: Mapping[Axis, Sequence[Sequence[Mapping[float, float]]]]  # by variant and run: step -> x
+    variants: Mapping[
+        Axis, Sequence[Mapping[float, float]]
+    ]  # by variant: step -> mean x; empty where a run recorded none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedChart:
-    """One metric with the arms in it."""
+    """One metric with the variants in it."""
 
     metric: Metric
-    curves: tuple[ArmCurve, ...]  # one an arm; without points where no run of the arm has the metric
-    charts: Mapping[Axis, Chart]  # over each x axis that has at least one arm
+    curves: tuple[VariantCurve, ...]  # one a variant; without points where no run of the variant has the metric
+    charts: Mapping[Axis, Chart]  # over each x axis that has at least one variant
 
 
-def compared_charts(arms: Sequence[Arm], metrics: Sequence[Metric], axes: ArmAxes) -> list[ComparedChart]:
-    """The metrics with a figure in comparisons that at least one arm has, with all arms over every x axis."""
-    marks = [[stage_marks(run) for run in arm.runs] for arm in arms]
-    begun = [m for arm, ms in zip(arms, marks, strict=True) for run, m in zip(arm.runs, ms, strict=True) if run.metrics]
+def compared_charts(variants: Sequence[Variant], metrics: Sequence[Metric], axes: VariantAxes) -> list[ComparedChart]:
+    """The metrics with a figure in comparisons that at least one variant has, with all variants over every x axis."""
+    marks = [[stage_marks(run) for run in variant.runs] for variant in variants]
+    begun = [
+        m
+        for variant, ms in zip(variants, marks, strict=True)
+        for run, m in zip(variant.runs, ms, strict=True)
+        if run.metrics
+    ]
     common = begun[0] if begun and all(other == begun[0] for other in begun) else ()
     found: list[ComparedChart] = []
     for metric in metrics:
         if not metric.compared:
             continue
         others = [metric.instead] if metric.instead else []
-        of_arms = [[_values(run, metric, *others) for run in arm.runs] for arm in arms]
-        if metric.unlike and of_arms == [[run.points(metric.unlike) for run in arm.runs] for arm in arms]:
+        of_variants = [[_values(run, metric, *others) for run in variant.runs] for variant in variants]
+        if metric.unlike and of_variants == [
+            [run.points(metric.unlike) for run in variant.runs] for variant in variants
+        ]:
             continue
         if not metric.exact:
-            of_arms = [
+            of_variants = [
                 [smoothed(points, [mark.x for mark in m]) for points, m in zip(runs, ms, strict=True)]
-                for runs, ms in zip(of_arms, marks, strict=True)
+                for runs, ms in zip(of_variants, marks, strict=True)
             ]
-        if metric.silent is not None and all(y == metric.silent for runs in of_arms for run in runs for _, y in run):
+        if metric.silent is not None and all(
+            y == metric.silent for runs in of_variants for run in runs for _, y in run
+        ):
             continue
-        curves = tuple(arm_curve(runs) for runs in of_arms)
+        curves = tuple(variant_curve(runs) for runs in of_variants)
         if any(curve.points for curve in curves):
             charts: dict[Axis, Chart] = {}
             for axis in axes.scales:
-                chart = _compared_chart(arms, metric, curves, axes, axis, common)
+                chart = _compared_chart(variants, metric, curves, axes, axis, common)
                 charts |= {} if chart.empty else {axis: chart}
             found.append(ComparedChart(metric=metric, curves=curves, charts=charts))
     return found
 
 
 def _compared_chart(
-    arms: Sequence[Arm],
+    variants: Sequence[Variant],
     metric: Metric,
-    curves: Sequence[ArmCurve],
-    axes: ArmAxes,
+    curves: Sequence[VariantCurve],
+    axes: VariantAxes,
     axis: Axis,
     marks: tuple[Mark, ...],
 ) -> Chart:
     lines: list[Series] = []
     tails: list[Series] = []
-    for slot, (arm, curve) in enumerate(zip(arms, curves, strict=True)):
-        at, color = axes.arms[axis][slot], slot % len(PALETTE)
+    for slot, (variant, curve) in enumerate(zip(variants, curves, strict=True)):
+        at, color = axes.variants[axis][slot], slot % len(PALETTE)
         points = [point for point in curve.points if point.step in at]
         mean = tuple((at[p.step], p.mean) for p in points)
         band = tuple((at[p.step], p.low, p.high) for p in points) if any(p.runs > 1 for p in points) else ()
-        lines.append(Series(label=arm.name, points=mean, band=band, color=color, dots=metric.look == "dots"))
+        lines.append(Series(label=variant.name, points=mean, band=band, color=color, dots=metric.look == "dots"))
         for run, values in curve.tails:
             own = axes.runs[axis][slot][run]
             beyond = tuple((own[x], y) for x, y in values if x in own)
-            tails.append(Series(label=tail_label(arm, run), points=beyond, color=color, style="faint"))
-    ends = [x for at in axes.arms[axis] if at for x in (min(at.values()), max(at.values()))]
+            tails.append(Series(label=tail_label(variant, run), points=beyond, color=color, style="faint"))
+    ends = [x for at in axes.variants[axis] if at for x in (min(at.values()), max(at.values()))]
     shown = [x for series in (*lines, *tails) for x, _ in series.points]
     steps, scale = axis == "steps", axes.scales[axis]
     return Chart(
@@ -366,13 +377,13 @@ def _compared_chart(
     )
 
 
-def tail_label(arm: Arm, index: int) -> str:
+def tail_label(variant: Variant, index: int) -> str:
     """The name of a run that is drawn by itself."""
-    return f"{arm.name}, run {index + 1} of {len(arm.runs)} alone"
+    return f"{variant.name}, run {index + 1} of {len(variant.runs)} alone"
 
 
-def arm_curve(runs: Sequence[Points]) -> ArmCurve:
-    """The arm's curve from the (step, value) points of its runs that have the metric.
+def variant_curve(runs: Sequence[Points]) -> VariantCurve:
+    """The variant's curve from the (step, value) points of its runs that have the metric.
 
     The mean is taken over the same runs at every step, so that no jump comes from a run that ended earlier: beyond the
     end of the shortest run each other one goes on by itself. Steps are never interpolated; with one run the band has
@@ -380,16 +391,16 @@ def arm_curve(runs: Sequence[Points]) -> ArmCurve:
     """
     tables = {i: dict(points) for i, points in enumerate(runs) if points}
     common = sorted(set.intersection(*(set(table) for table in tables.values()))) if tables else []
-    points: list[ArmPoint] = []
+    points: list[VariantPoint] = []
     for step in evenly(common, MOST_POINTS):
         values = [table[step] for table in tables.values()]
-        points.append(ArmPoint(step, sum(values) / len(values), min(values), max(values), len(values)))
+        points.append(VariantPoint(step, sum(values) / len(values), min(values), max(values), len(values)))
     tails: list[tuple[int, Points]] = []
     for i, table in tables.items():
         beyond = [step for step in sorted(table) if not common or step >= common[-1]]
         if len(beyond) > 1:
             tails.append((i, tuple((step, table[step]) for step in evenly(beyond, MOST_POINTS))))
-    return ArmCurve(tuple(points), tuple(tails))
+    return VariantCurve(tuple(points), tuple(tails))
 
 
 def devices(run: RecordedRun) -> int:
@@ -415,24 +426,24 @@ def positions(run: RecordedRun, axis: Axis) -> dict[float, float]:
     return {step: total for (step, _), total in zip(points, sums, strict=True)}
 
 
-def arm_axes(arms: Sequence[Arm]) -> ArmAxes:
+def variant_axes(variants: Sequence[Variant]) -> VariantAxes:
     """All axes of a comparison."""
     scales: dict[Axis, Scale] = {}
     runs: dict[Axis, list[list[dict[float, float]]]] = {}
     means: dict[Axis, list[dict[float, float]]] = {}
     for axis in AXES:
-        tables = [[positions(run, axis) for run in arm.runs] for arm in arms]
-        largest = max((x for arm in tables for run in arm for x in run.values()), default=None)
+        tables = [[positions(run, axis) for run in variant.runs] for variant in variants]
+        largest = max((x for variant in tables for run in variant for x in run.values()), default=None)
         if largest is None:
             continue
         scale = scales[axis] = axis_scale(axis, largest)
-        runs[axis] = [[{step: x / scale.divisor for step, x in run.items()} for run in arm] for arm in tables]
+        runs[axis] = [[{step: x / scale.divisor for step, x in run.items()} for run in variant] for variant in tables]
         means[axis] = []
-        for of_arm, arm in zip(runs[axis], arms, strict=True):
-            begun = [at for at, run in zip(of_arm, arm.runs, strict=True) if run.metrics]
+        for of_variant, variant in zip(runs[axis], variants, strict=True):
+            begun = [at for at, run in zip(of_variant, variant.runs, strict=True) if run.metrics]
             common = set(begun[0]).intersection(*begun[1:]) if begun else ()
             means[axis].append({step: sum(at[step] for at in begun) / len(begun) for step in sorted(common)})
-    return ArmAxes(scales=scales, runs=runs, arms=means)
+    return VariantAxes(scales=scales, runs=runs, variants=means)
 
 
 _UNITS: Mapping[Axis, tuple[str, tuple[tuple[str, float], ...]]] = {

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from magicrl.config.loader import leaves
 from magicrl.evaluation.comparison import compare
 from magicrl.evaluation.presets import TABLE13_SETS, Table13Row, average, table13
-from magicrl.reporting.arms import differing, path_labels, setting_names, setting_rows
-from magicrl.reporting.charts import PALETTE, Chart, IntervalRow, Series, arm_swatch, chart_view, intervals_view
+from magicrl.reporting.variants import differing, path_labels, setting_names, setting_rows
+from magicrl.reporting.charts import PALETTE, Chart, IntervalRow, Series, variant_swatch, chart_view, intervals_view
 from magicrl.reporting.page import Block, block, crosshairs
 from magicrl.reporting.read_folders import (
     BenchmarkResult,
@@ -87,7 +87,7 @@ def _scores(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> 
         against = ["", *(_against(folders[0], folder, benchmark) for folder in folders[1:])]
         rows = [
             {
-                "sign": arm_swatch(i),
+                "sign": variant_swatch(i),
                 "name": names[i],
                 "result": result,
                 "passes": max(result.pass_at.items(), default=None, key=lambda item: item[0]),

@@ -22,7 +22,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import leaves, load_train_recipe, to_toml
 from magicrl.config.paths import shipped_recipe
 from magicrl.config.schema import TrainConfig
-from magicrl.reporting.arms import decides, differing, path_labels, run_settings
+from magicrl.reporting.variants import decides, differing, path_labels, run_settings
 from magicrl.reporting.comparison_page import LeftOut, last_mean
 from magicrl.reporting.read_folders import RecordedRun, read_run
 from magicrl.reporting.scores import comparisons, training_seconds

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from magicrl.config.loader import leaves
 from magicrl.config.schema import STAGE_SETTINGS
 from magicrl.records import StepMetrics
-from magicrl.reporting.arms import of_stage
+from magicrl.reporting.variants import of_stage
 from magicrl.reporting.charts import (
     PALETTE,
     WIDTH,

@@ -1,6 +1,6 @@
 """Responses to read on a page: of tests and evaluations side by side, and of a run's recorded rollouts.
 
-A browser shows the same problems in several columns (before and after, arms, models). A page holds a bounded part of
+A browser shows the same problems in several columns (before and after, variants, models). A page holds a bounded part of
 them, chosen so that every kind of outcome is there, and says so.
 """
 
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from magicrl.evaluation.samples import AskedProblem, SampleRow
-from magicrl.reporting.arms import Arm
+from magicrl.reporting.variants import Variant
 from magicrl.reporting.read_folders import (
     EvaluatedSample,
     Evaluation,
@@ -42,8 +42,8 @@ MOST_CHARACTERS = 600_000
 """Of all responses of one set on a page."""
 HEAD, TAIL = 1_500, 2_500
 """Characters at the two ends of a long response that are shown: the answer stands at its end."""
-MOST_ARMS = 3
-"""Arms side by side, behind the start."""
+MOST_VARIANTS = 3
+"""Variants side by side, behind the start."""
 MOST_COLUMNS = 4
 """Evaluations side by side; the responses of further ones are in their folders."""
 
@@ -152,7 +152,7 @@ def clipped(text: str) -> str:
     return f"{text[:HEAD]}\n[… {len(text) - HEAD - TAIL} characters left out …]\n{text[-TAIL:]}"
 
 
-# The tests of training runs: before and after, or the arms of a comparison.
+# The tests of training runs: before and after, or the variants of a comparison.
 
 
 def run_browsers(run: RecordedRun) -> list[SampleBrowser]:
@@ -178,21 +178,24 @@ def _pair(before: EvaluatedSample | None, after: EvaluatedSample | None) -> Brow
     return _browsed(problem, columns, rows, frozenset[Kind]().union(*kinds))
 
 
-def arm_browsers(arms: Sequence[Arm]) -> list[SampleBrowser]:
-    """A browser a test set: what the start of the first arm and the first tested run of each arm wrote, at the
+def variant_browsers(variants: Sequence[Variant]) -> list[SampleBrowser]:
+    """A browser a test set: what the start of the first variant and the first tested run of each variant wrote, at the
     temperature of training."""
     browsers: list[SampleBrowser] = []
-    for name in dict.fromkeys(name for arm in arms for run in arm.runs for name in run.sets):
-        starts = (run.evaluation("before", name) for run in arms[0].runs)
-        tested = [(arm, next(filter(None, (run.evaluation("after", name) for run in arm.runs)), None)) for arm in arms]
-        columns = [("start", next(filter(None, starts), None)), *((arm.name, e) for arm, e in tested)]
+    for name in dict.fromkeys(name for variant in variants for run in variant.runs for name in run.sets):
+        starts = (run.evaluation("before", name) for run in variants[0].runs)
+        tested = [
+            (variant, next(filter(None, (run.evaluation("after", name) for run in variant.runs)), None))
+            for variant in variants
+        ]
+        columns = [("start", next(filter(None, starts), None)), *((variant.name, e) for variant, e in tested)]
         there = [(label, evaluation) for label, evaluation in columns if evaluation is not None and evaluation.samples]
-        shown = there[: MOST_ARMS + 1]
+        shown = there[: MOST_VARIANTS + 1]
         problems = _side_by_side([evaluation for _, evaluation in shown])
         if len(shown) > 1 and problems:
-            note = "Of each arm the first run that was tested, at the temperature of training."
+            note = "Of each variant the first run that was tested, at the temperature of training."
             if len(there) > len(shown):
-                note += f" {len(there) - len(shown)} more arms are in their folders."
+                note += f" {len(there) - len(shown)} more variants are in their folders."
             browsers.append(browser(name, [label for label, _ in shown], problems, note=note))
     return browsers
 

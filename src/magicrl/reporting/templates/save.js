@@ -41,7 +41,7 @@
 
   function table(curves) {
     const axes = Object.entries(data["#axes"]);
-    const rows = [["arm", ...axes.map((axis) => axis[1]), "mean", "smallest", "largest", "runs"]];
+    const rows = [["variant", ...axes.map((axis) => axis[1]), "mean", "smallest", "largest", "runs"]];
     for (const curve of curves) {
       curve.y.forEach((y, i) => {
         const where = axes.map(([axis]) => (axis in curve.x ? data["#x"][curve.x[axis]][i] : ""));

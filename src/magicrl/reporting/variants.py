@@ -1,8 +1,8 @@
-"""Arms of a comparison: runs that differ only in what chance decides, named by the settings in which arms differ.
+"""Variants of a comparison: runs that differ only in what chance decides, named by the settings in which variants differ.
 
-Two kinds of chance are in a difference of arms: which problems were asked, and how training went. The intervals of
-``arm_scores`` are over problems (clustered as in ``evaluation.statistics``), given the trained models; what the seed
-does is told by the smallest and the largest difference of the arm's single runs.
+Two kinds of chance are in a difference of variants: which problems were asked, and how training went. The intervals of
+``variant_scores`` are over problems (clustered as in ``evaluation.statistics``), given the trained models; what the seed
+does is told by the smallest and the largest difference of the variant's single runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from magicrl.reporting.read_folders import Evaluation, Interval, RecordedRun, Te
 from magicrl.reporting.wording import visible
 from magicrl.training.diagnosis import ACCURACY, Measure, measure_of
 
-SAME_ARM = ("run.seed", "run.name", "run.output", "run.expected_minutes", "run.threads", "logging.", "checkpoint.")
+SAME_VARIANT = ("run.seed", "run.name", "run.output", "run.expected_minutes", "run.threads", "logging.", "checkpoint.")
 """Settings that are chance or bookkeeping; a final dot stands for the whole table."""
 
 LONGEST_NAME = 48
-"""Characters of an arm's name; a longer one names only what tells the arms apart."""
+"""Characters of a variant's name; a longer one names only what tells the variants apart."""
 
 _WORDS = {
     "algorithm.loss": "loss",
@@ -57,17 +57,17 @@ _STAGE = re.compile(r"stages\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Arm:
+class Variant:
     """Runs of one setting."""
 
-    name: str  # unique among the arms of a comparison
-    settings: Mapping[str, Any]  # those in which the arms differ; None where a recipe does not have it
+    name: str  # unique among the variants of a comparison
+    settings: Mapping[str, Any]  # those in which the variants differ; None where a recipe does not have it
     runs: tuple[RecordedRun, ...]
 
 
 def run_settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
     """The settings of each run; where paths of one setting differ only in naming each run's own seed (``seed-3``), with
-    ``*`` in its place, so that a start model a seed does not make an arm a seed."""
+    ``*`` in its place, so that a start model a seed does not make a variant a seed."""
     tables = [leaves(run.config) for run in runs]
     for key in {key for table in tables for key in table}:
         values = [table.get(key) for table in tables]
@@ -106,12 +106,12 @@ def setting_rows(
 
 
 def decides(key: str) -> bool:
-    """Whether a setting tells arms apart: neither chance nor bookkeeping."""
-    return not any(key == name or (name.endswith(".") and key.startswith(name)) for name in SAME_ARM)
+    """Whether a setting tells variants apart: neither chance nor bookkeeping."""
+    return not any(key == name or (name.endswith(".") and key.startswith(name)) for name in SAME_VARIANT)
 
 
-def group_runs(runs: Sequence[RecordedRun], keys: Sequence[str] | None = None) -> tuple[Arm, ...]:
-    """Runs as arms, in the order in which each arm's first run stands.
+def group_runs(runs: Sequence[RecordedRun], keys: Sequence[str] | None = None) -> tuple[Variant, ...]:
+    """Runs as variants, in the order in which each variant's first run stands.
 
     Args:
         runs: of the comparison.
@@ -134,7 +134,7 @@ def group_runs(runs: Sequence[RecordedRun], keys: Sequence[str] | None = None) -
     settings = [{key: tables[members[0]].get(key) for key in telling} for members in found.values()]
     names = setting_names(settings) if len(settings) > 1 else [runs[0].name if runs else ""]
     return tuple(
-        Arm(name=name, settings=values, runs=tuple(runs[i] for i in members))
+        Variant(name=name, settings=values, runs=tuple(runs[i] for i in members))
         for name, values, members in zip(names, settings, found.values(), strict=True)
     )
 
@@ -221,11 +221,11 @@ def _name(table: Mapping[str, Any], keys: Sequence[str]) -> str:
     return ", ".join(f"{readable(key)} {value}" for key, value in (words | paths).items())
 
 
-# Test scores of arms.
+# Test scores of variants.
 
 
 class Spread(NamedTuple):
-    """Smallest and largest value over the runs of an arm."""
+    """Smallest and largest value over the runs of a variant."""
 
     low: float
     high: float
@@ -236,16 +236,16 @@ def _spread(values: Sequence[float]) -> Spread | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArmScore:
-    """One arm on one test set at one temperature; intervals are over problems, None: not measured."""
+class VariantScore:
+    """One variant on one test set at one temperature; intervals are over problems, None: not measured."""
 
-    arm: str
-    before: Interval | None  # mean over the arm's runs and problems
+    variant: str
+    before: Interval | None  # mean over the variant's runs and problems
     after: Interval | None
     spread: Spread | None  # of ``after`` over the runs
     rise: Interval | None  # after minus before, paired by problem
-    against: Interval | None  # minus the first arm after training, paired by problem; None for the first arm
-    against_spread: Spread | None  # of that difference over the runs, against the first arm's mean
+    against: Interval | None  # minus the first variant after training, paired by problem; None for the first variant
+    against_spread: Spread | None  # of that difference over the runs, against the first variant's mean
     unpaired: str  # why there is no paired difference; empty where there is one or none is due
     tested: int  # runs that were tested after training
     runs: int
@@ -254,28 +254,31 @@ class ArmScore:
 
 
 class SetScores(NamedTuple):
-    """All arms on one test set at one temperature."""
+    """All variants on one test set at one temperature."""
 
     set_name: str
     temperature: float
-    arms: tuple[ArmScore, ...]
+    variants: tuple[VariantScore, ...]
     measure: Measure
 
 
 _Tested: TypeAlias = Sequence[tuple[RecordedRun, TemperatureScore]]
 
 
-def arm_scores(arms: Sequence[Arm]) -> tuple[SetScores, ...]:
+def variant_scores(variants: Sequence[Variant]) -> tuple[SetScores, ...]:
     """Every test set of any run, in order; of each the temperatures, the highest (that of training) first."""
     found: list[SetScores] = []
-    for name in dict.fromkeys(name for arm in arms for run in arm.runs for name in run.sets):
-        tests = [e for arm in arms for run in arm.runs for e in run.evaluations if e.set_name == name]
+    for name in dict.fromkeys(name for variant in variants for run in variant.runs for name in run.sets):
+        tests = [e for variant in variants for run in variant.runs for e in run.evaluations if e.set_name == name]
         for at in sorted({t for e in tests for t in e.temperatures}, reverse=True):
-            before, after = ([_tested(arm, which, name, at) for arm in arms] for which in ("before", "after"))
+            before, after = (
+                [_tested(variant, which, name, at) for variant in variants] for which in ("before", "after")
+            )
             told = [score.reward if score.reward_per_problem else None for e in tests for score in _at(e, at)]
             measure = measure_of(rewards=() if None in told else told)  # what every test tells can be compared
             scores = [
-                _score(arm, name, before[i], after[i], after[0] if i else None, measure) for i, arm in enumerate(arms)
+                _score(variant, name, before[i], after[i], after[0] if i else None, measure)
+                for i, variant in enumerate(variants)
             ]
             found.append(SetScores(name, at, tuple(scores), measure))
     return tuple(found)
@@ -285,21 +288,21 @@ def _at(test: Evaluation, temperature: float) -> list[TemperatureScore]:
     return [test.temperatures[temperature]] if temperature in test.temperatures else []
 
 
-def _tested(arm: Arm, which: str, set_name: str, temperature: float) -> _Tested:
-    pairs = ((run, run.evaluation(which, set_name)) for run in arm.runs)
+def _tested(variant: Variant, which: str, set_name: str, temperature: float) -> _Tested:
+    pairs = ((run, run.evaluation(which, set_name)) for run in variant.runs)
     return [(run, e.temperatures[temperature]) for run, e in pairs if e is not None and temperature in e.temperatures]
 
 
 def _score(
-    arm: Arm, set_name: str, before: _Tested, after: _Tested, first: _Tested | None, measure: Measure
-) -> ArmScore:
-    """One arm's scores; ``first`` are the first arm's tests after training, None for that arm itself."""
+    variant: Variant, set_name: str, before: _Tested, after: _Tested, first: _Tested | None, measure: Measure
+) -> VariantScore:
+    """One variant's scores; ``first`` are the first variant's tests after training, None for that variant itself."""
     against: Interval | None = None
     spread: Spread | None = None
     why = ""
     if first is not None:
         if not after or not first:
-            why = "not tested after training" if not after else "the first arm was not tested after training"
+            why = "not tested after training" if not after else "the first variant was not tested after training"
         elif not (why := _not_paired([*first, *after], set_name)):
             base = mean_per_problem([score for _, score in first], measure)
             clusters = _clusters([score for _, score in (*first, *after)])
@@ -314,8 +317,8 @@ def _score(
         clusters = _clusters([*old, *new])
         rise = _paired(mean_per_problem(new, measure), mean_per_problem(old, measure), clusters, measure)
     newest = next(iter((*new, *old)), None)
-    return ArmScore(
-        arm=arm.name,
+    return VariantScore(
+        variant=variant.name,
         before=_mean_score(old, measure),
         after=_mean_score(new, measure),
         spread=_spread([told.mean for score in new if (told := score.score(measure)) is not None]),
@@ -324,7 +327,7 @@ def _score(
         against_spread=spread,
         unpaired=why,
         tested=len(after),
-        runs=len(arm.runs),
+        runs=len(variant.runs),
         problems=newest.problems if newest else 0,
         samples=newest.samples if newest else 0,
     )

@@ -1,4 +1,4 @@
-"""Arms: what makes one, what it is called; its scores with intervals over problems and the spread over runs apart."""
+"""Variants: what makes one, what it is called; its scores with intervals over problems and the spread over runs apart."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from magicrl.config.loader import leaves
 from magicrl.evaluation.statistics import paired_difference, share
-from magicrl.reporting.arms import (
+from magicrl.reporting.variants import (
     SetScores,
-    arm_scores,
+    variant_scores,
     differing,
     group_runs,
     mean_per_problem,
@@ -27,24 +27,24 @@ from magicrl.reporting.comparison_page import write_comparison
 from magicrl.reporting.read_folders import TemperatureScore, read_run
 from magicrl.training.diagnosis import ACCURACY, REWARD
 
-from .conftest import write_arm
+from .conftest import write_variant
 
 
-def test_runs_that_differ_only_in_their_seed_are_one_arm(arm_folders: list[Path]) -> None:
-    arms = group_runs([read_run(folder) for folder in arm_folders])
-    assert [(arm.name, len(arm.runs)) for arm in arms] == [("loss magic", 2), ("loss ppo", 2)]
-    assert arms[1].settings == {"algorithm.loss": "ppo"}
+def test_runs_that_differ_only_in_their_seed_are_one_variant(variant_folders: list[Path]) -> None:
+    variants = group_runs([read_run(folder) for folder in variant_folders])
+    assert [(variant.name, len(variant.runs)) for variant in variants] == [("loss magic", 2), ("loss ppo", 2)]
+    assert variants[1].settings == {"algorithm.loss": "ppo"}
 
 
-def test_name_output_and_logging_make_no_arm(arm_folders: list[Path]) -> None:
-    path = arm_folders[1] / "config.toml"
+def test_name_output_and_logging_make_no_variant(variant_folders: list[Path]) -> None:
+    path = variant_folders[1] / "config.toml"
     path.write_text(path.read_text().replace('"small"', '"other"') + "\n[logging]\nsamples = 3\n")
-    assert len(group_runs([read_run(folder) for folder in arm_folders])) == 2
+    assert len(group_runs([read_run(folder) for folder in variant_folders])) == 2
 
 
-def test_keys_that_are_given_make_the_arms_alone(arm_folders: list[Path]) -> None:
-    runs = [read_run(folder) for folder in arm_folders]
-    assert [arm.name for arm in group_runs(runs, ["run.seed"])] == ["run seed 0", "run seed 1"]
+def test_keys_that_are_given_make_the_variants_alone(variant_folders: list[Path]) -> None:
+    runs = [read_run(folder) for folder in variant_folders]
+    assert [variant.name for variant in group_runs(runs, ["run.seed"])] == ["run seed 0", "run seed 1"]
     assert len(group_runs(runs, ["run.name"])) == 1
     with pytest.raises(ValueError, match=r"--group-by algorithm\.los: .*did you mean algorithm\.loss\?"):
         group_runs(runs, ["algorithm.los"])
@@ -55,8 +55,8 @@ def test_keys_that_are_given_make_the_arms_alone(arm_folders: list[Path]) -> Non
     [("study/seed-{seed}/start", "study/seed-*/start"), ("study/seed-0/start", "study/seed-0/start")],
     ids=["one a seed", "one for all"],
 )
-def test_a_start_model_makes_no_arm_a_seed(start: str, told: str, tmp_path: Path) -> None:
-    folders = [write_arm(tmp_path / str(seed), seed) for seed in (0, 1)]
+def test_a_start_model_makes_no_variant_a_seed(start: str, told: str, tmp_path: Path) -> None:
+    folders = [write_variant(tmp_path / str(seed), seed) for seed in (0, 1)]
     for seed, folder in enumerate(folders):
         with (folder / "config.toml").open("a") as file:
             file.write(f'\n[start]\nmodel = "{start.format(seed=seed)}"\n')
@@ -78,7 +78,7 @@ def test_names_say_every_difference_while_that_is_short() -> None:
     assert setting_names(settings) == ["loss magic, reuse 1", "loss ppo, reuse 2"]
 
 
-def test_long_names_keep_what_tells_arms_apart_and_count_the_rest() -> None:
+def test_long_names_keep_what_tells_variants_apart_and_count_the_rest() -> None:
     common = {"x.first_long_setting": 1.0, "x.second_long_setting": "yes", "x.third_long_setting": "no"}
     settings = [
         {"algorithm.loss": "magic", **common},
@@ -124,13 +124,13 @@ def test_paths_are_told_apart_by_their_shortest_end() -> None:
 
 
 def scores(folders: list[Path]) -> tuple[SetScores, ...]:
-    return arm_scores(group_runs([read_run(folder) for folder in folders]))
+    return variant_scores(group_runs([read_run(folder) for folder in folders]))
 
 
-def test_an_arm_s_score_is_clustered_by_problem_over_its_runs(arm_folders: list[Path]) -> None:
-    first = scores(arm_folders)[0]
+def test_an_variant_s_score_is_clustered_by_problem_over_its_runs(variant_folders: list[Path]) -> None:
+    first = scores(variant_folders)[0]
     assert (first.set_name, first.temperature) == ("test", 1.0)
-    magic, ppo = first.arms
+    magic, ppo = first.variants
     assert magic.after is not None
     wanted = share([0.51, 0.51, 1.0, 1.0])
     assert (magic.after.mean, magic.after.low) == pytest.approx((wanted.mean, wanted.low))
@@ -140,8 +140,8 @@ def test_an_arm_s_score_is_clustered_by_problem_over_its_runs(arm_folders: list[
     assert ppo.rise.mean == pytest.approx(np.mean([0.65, 0.15, 0.5, 0.0]))
 
 
-def test_the_difference_to_the_first_arm_is_paired_by_problem(arm_folders: list[Path]) -> None:
-    _, ppo = scores(arm_folders)[0].arms
+def test_the_difference_to_the_first_variant_is_paired_by_problem(variant_folders: list[Path]) -> None:
+    _, ppo = scores(variant_folders)[0].variants
     wanted = paired_difference([0.65, 0.65, 1.0, 1.0], [0.51, 0.51, 1.0, 1.0])
     assert ppo.against is not None
     assert (ppo.against.mean, ppo.against.low, ppo.against.high) == pytest.approx(
@@ -151,13 +151,13 @@ def test_the_difference_to_the_first_arm_is_paired_by_problem(arm_folders: list[
     assert (ppo.against_spread.low, ppo.against_spread.high) == pytest.approx((0.045, 0.095))
 
 
-def test_problems_of_one_template_are_one_observation(arm_folders: list[Path]) -> None:
-    for folder in arm_folders:
+def test_problems_of_one_template_are_one_observation(variant_folders: list[Path]) -> None:
+    for folder in variant_folders:
         for path in (folder / "evaluations").glob("*.json"):
             document = json.loads(path.read_text())
             document["temperatures"]["1.0"]["clusters"] = [0, 0, 1, 1]
             path.write_text(json.dumps(document))
-    magic, ppo = scores(arm_folders)[0].arms
+    magic, ppo = scores(variant_folders)[0].variants
     wanted = share([0.51, 0.51, 1.0, 1.0], [0, 0, 1, 1])
     assert magic.after is not None
     assert magic.after.low == pytest.approx(wanted.low)
@@ -167,23 +167,23 @@ def test_problems_of_one_template_are_one_observation(arm_folders: list[Path]) -
     assert ppo.against.low == pytest.approx(changed.low)
 
 
-def test_other_problems_are_not_paired(arm_folders: list[Path]) -> None:
-    for folder in arm_folders[2:]:
+def test_other_problems_are_not_paired(variant_folders: list[Path]) -> None:
+    for folder in variant_folders[2:]:
         path = folder / "run.json"
         path.write_text(path.read_text().replace('"sha256": "a"', '"sha256": "b"'))
-    _, ppo = scores(arm_folders)[0].arms
+    _, ppo = scores(variant_folders)[0].variants
     assert ppo.against is None
     assert ppo.unpaired == "the tests hold other problems (by checksum)"
     assert ppo.rise is not None, "before and after are of one run's own problems"
 
 
-def test_a_run_that_was_not_tested_yet_is_counted(arm_folders: list[Path]) -> None:
-    (arm_folders[3] / "evaluations" / "after.json").unlink()
-    _, ppo = scores(arm_folders)[0].arms
+def test_a_run_that_was_not_tested_yet_is_counted(variant_folders: list[Path]) -> None:
+    (variant_folders[3] / "evaluations" / "after.json").unlink()
+    _, ppo = scores(variant_folders)[0].variants
     assert (ppo.tested, ppo.runs) == (1, 2)
     assert ppo.spread is None
-    (arm_folders[2] / "evaluations" / "after.json").unlink()
-    assert scores(arm_folders)[0].arms[1].unpaired == "not tested after training"
+    (variant_folders[2] / "evaluations" / "after.json").unlink()
+    assert scores(variant_folders)[0].variants[1].unpaired == "not tested after training"
 
 
 def test_a_problem_that_no_run_judged_is_left_out() -> None:
@@ -196,8 +196,10 @@ def test_a_problem_that_no_run_judged_is_left_out() -> None:
     np.testing.assert_array_equal(mean_per_problem(told, ACCURACY), [0.5, 0.5, np.nan])
 
 
-def test_arms_of_graded_runs_are_compared_by_their_mean_rewards(arm_folders: list[Path], tmp_path: Path) -> None:
-    for i, folder in enumerate(arm_folders):
+def test_variants_of_graded_runs_are_compared_by_their_mean_rewards(
+    variant_folders: list[Path], tmp_path: Path
+) -> None:
+    for i, folder in enumerate(variant_folders):
         for path in (folder / "evaluations").glob("*.json"):
             document = json.loads(path.read_text())
             mean = 5.0 + i * (document["name"] == "after")
@@ -205,15 +207,15 @@ def test_arms_of_graded_runs_are_compared_by_their_mean_rewards(arm_folders: lis
                 score["reward"] = {"mean": mean, "low": mean - 1, "high": mean + 1}
                 score["reward_per_problem"] = [mean + n % 2 - 0.5 for n in range(len(score["per_problem"]))]
             path.write_text(json.dumps(document))
-    (first, *_) = scores(arm_folders)
+    (first, *_) = scores(variant_folders)
     assert first.measure is REWARD
-    means = [arm.after.mean for arm in first.arms if arm.after is not None]
+    means = [variant.after.mean for variant in first.variants if variant.after is not None]
     assert means == sorted(means)
     assert means[0] >= 5
-    assert first.arms[-1].against is not None
-    assert first.arms[-1].against.mean == pytest.approx(means[-1] - means[0])
-    write_comparison(arm_folders, tmp_path / "page.html")
+    assert first.variants[-1].against is not None
+    assert first.variants[-1].against.mean == pytest.approx(means[-1] - means[0])
+    write_comparison(variant_folders, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "Mean reward at temperature" in page
     assert "Accuracy at temperature" not in page
-    assert "against the first arm</th>" in page
+    assert "against the first variant</th>" in page
