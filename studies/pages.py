@@ -20,7 +20,7 @@ from magicrl.planning.hardware import load_hardware
 from magicrl.planning.planner import Options, make_plan
 from magicrl.planning.shapes import load_shape
 from magicrl.reporting.charts import Chart, IntervalRow, Points, Series, Unit, draw, interval_file
-from magicrl.reporting.curves import variant_curve, smoothed
+from magicrl.reporting.curves import smoothed, variant_curve
 from magicrl.reporting.read_folders import Interval
 from magicrl.training.diagnosis import Measure
 from studies.advice import advice_page, check_advice, fill, load_advice

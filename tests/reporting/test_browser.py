@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from playwright.sync_api import Browser
 
-from magicrl.reporting.run_page import write_report
+from magicrl.reporting.run_page import write_run_page
 
 from .browsing import CONTRASTS, Watched, fits_and_keeps_to_itself, saved, scrolled_by
 
@@ -30,7 +30,7 @@ def page_file(rich_run: Path) -> Path:
     event = {"kind": "health", "rule": "own", "severity": "warning", "step": 2, "message": "m" * 300, "remedy": "r"}
     with (rich_run / "events.jsonl").open("a") as file:
         file.write(json.dumps(event) + "\n")
-    return write_report(rich_run)
+    return write_run_page(rich_run)
 
 
 @pytest.mark.parametrize("width", [320, 375, 768, 1280])

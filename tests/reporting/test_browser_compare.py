@@ -10,17 +10,17 @@ from xml.etree import ElementTree
 import pytest
 from playwright.sync_api import Browser, Page
 
-from magicrl.reporting.comparison_page import write_comparison
+from magicrl.reporting.comparison_page import write_comparison_page
 
 from .browsing import CONTRASTS, Watched, fits_and_keeps_to_itself, saved
-from .conftest import HOSTILE, write_variant, write_evaluation, write_rollout_recording
+from .conftest import HOSTILE, write_evaluation, write_rollout_recording, write_variant
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def page_file(variant_folders: list[Path], evaluation_folders: list[Path], tmp_path: Path) -> Path:
-    """Runs and evaluations on one page: variants with long hostile names, a run that goes on alone, one that is broken."""
+    """Runs and evaluations on one page: variants with long hostile names, a longer run, a broken run."""
     write_rollout_recording(variant_folders[0])
     long = "W" * 60 + "<img src=x onerror=alert(1)>"
     more = [
@@ -29,7 +29,8 @@ def page_file(variant_folders: list[Path], evaluation_folders: list[Path], tmp_p
         tmp_path / "nowhere",
     ]
     folders = [*variant_folders, *more, *evaluation_folders]
-    return write_comparison(folders, tmp_path / "page.html", command="magicrl report").path
+    write_comparison_page(folders, tmp_path / "page.html", command="magicrl report")
+    return tmp_path / "page.html"
 
 
 @pytest.mark.parametrize("width", [320, 375, 768, 1280])
@@ -84,8 +85,8 @@ def test_what_is_shown_is_what_is_saved(browser: Browser, page_file: Path) -> No
     ]  # fmt: skip
     assert (first["variant"], first["step"], first["runs"]) == ("loss magic", "1", "2")
     assert (float(first["mean"]), float(first["smallest"])) == pytest.approx((0.42, 0.41), abs=0.001)
-    assert any("alone" in row["variant"] for row in rows)
-    without = next(row for row in rows if "WWW" in row["variant"] and "alone" not in row["variant"])
+    assert any(", run " in row["variant"] for row in rows)
+    without = next(row for row in rows if "WWW" in row["variant"] and ", run " not in row["variant"])
     assert without["thousand response tokens sampled"] == "", "one of its runs did not record it"
 
 
@@ -129,7 +130,8 @@ def test_without_its_script_the_page_still_shows_every_figure(browser: Browser, 
 
 def test_a_single_evaluation_has_a_page_of_its_own(browser: Browser, tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path / "e", {"a": [True], "b": [False]})
-    watched = Watched(browser, write_comparison([folder], folder / "report.html").path)
+    write_comparison_page([folder], folder / "report.html")
+    watched = Watched(browser, folder / "report.html")
     assert watched.page.locator(".brand").inner_text() == "magicrl · evaluation"
     assert watched.page.locator('svg[data-chart="over_limits"]').is_visible()
     assert watched.said == []

@@ -24,15 +24,15 @@ from magicrl.reporting.charts import (
     TOP,
     WIDTH,
     Chart,
-    Entry,
     IntervalRow,
+    LegendEntry,
     Mark,
     Points,
     Series,
+    area_of,
     bars_view,
     draw,
     file_css,
-    frame_of,
     intervals_view,
     legend,
     nice_ticks,
@@ -129,7 +129,9 @@ def test_series_stand_out_from_their_card(scheme: str, palette: tuple[str, ...])
 
 
 def test_a_file_of_its_own_needs_no_page() -> None:
-    legend = [Entry(label="a <b> & c", sign=sign, color=i) for i, sign in enumerate(("line", "area", "dot", "diamond"))]
+    legend = [
+        LegendEntry(label="a <b> & c", sign=sign, color=i) for i, sign in enumerate(("line", "area", "dot", "diamond"))
+    ]
     drawn = picture_file("<t>", 100, legend, description="<d>", style=file_css())
     ElementTree.fromstring(drawn)
     assert "var(" not in drawn
@@ -252,7 +254,7 @@ def test_a_chart_is_well_formed_both_in_the_page_and_alone() -> None:
 
 
 def test_points_land_where_the_axes_say() -> None:
-    frame = frame_of(CHART)
+    frame = area_of(CHART)
     assert (frame.y_ticks[0], frame.y_ticks[-1]) == (0.0, 1.0)
     assert frame.x(1.0) == LEFT
     assert frame.x(9.0) == WIDTH - RIGHT
@@ -269,8 +271,8 @@ def test_points_land_where_the_axes_say() -> None:
 def test_the_axis_holds_the_band_and_the_target() -> None:
     line = Series(label="x", points=((1.0, 0.2), (2.0, 0.4)), band=((1.0, -0.9, 0.3), (2.0, 0.3, 1.9)))
     chart = Chart(key="k", title="t", series=(line,))
-    assert (frame_of(chart).y_ticks[0], frame_of(chart).y_ticks[-1]) == (-1.0, 2.0)
-    aimed = frame_of(replace(chart, target=(3.0, "target")))
+    assert (area_of(chart).y_ticks[0], area_of(chart).y_ticks[-1]) == (-1.0, 2.0)
+    aimed = area_of(replace(chart, target=(3.0, "target")))
     assert aimed.y_ticks[-1] >= 3.0
     assert f'class="target" x1="48.0" x2="440.0" y1="{aimed.y(3.0):.1f}"' in draw(replace(chart, target=(3.0, "t")))
 
@@ -278,7 +280,7 @@ def test_the_axis_holds_the_band_and_the_target() -> None:
 def test_a_band_goes_along_its_upper_end_and_back_along_its_lower_one() -> None:
     shape = re.search(r'class="band f0" d="M([^"]+)Z"', draw(CHART))
     assert shape is not None
-    frame = frame_of(CHART)
+    frame = area_of(CHART)
     corners = [(1.0, 0.1), (9.0, 1.0), (9.0, 0.9), (1.0, 0.0)]
     assert shape.group(1).split("L") == [f"{frame.x(x):.1f} {frame.y(y):.1f}" for x, y in corners]
 
@@ -304,7 +306,7 @@ def test_stacked_areas_reach_up_to_their_sum() -> None:
         stacked=True,
         series=tuple(Series(label=n, points=((1.0, 2.0), (2.0, 2.0)), color=i) for i, n in enumerate("abc")),
     )
-    frame = frame_of(chart)
+    frame = area_of(chart)
     assert frame.y_ticks[-1] >= 6.0
     tops = {float(m) for m in re.findall(r'class="area f\d" d="M[\d.]+ ([\d.]+)', draw(chart))}
     assert tops == {round(frame.y(v), 1) for v in (2.0, 4.0, 6.0)}

@@ -11,15 +11,16 @@ import pytest
 
 from magicrl.commands.report import report
 from magicrl.config.errors import RecipeError
-from magicrl.reporting.comparison_page import write_comparison
+from magicrl.reporting.comparison_page import write_comparison_page
 
-from .conftest import HOSTILE, write_variant, write_evaluation, write_rollout_recording
+from .conftest import HOSTILE, write_evaluation, write_rollout_recording, write_variant
 from .test_curves import rewrite
 from .test_run_page import Page, asks_for_nothing
 
 
 def written(folders: list[Path], tmp_path: Path, **options: Any) -> str:
-    return write_comparison(folders, tmp_path / "page.html", **options).path.read_text(encoding="utf-8")
+    write_comparison_page(folders, tmp_path / "page.html", **options)
+    return (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def values(page: str) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def test_every_block_is_there_and_nothing_is_asked_of_anywhere(variant_folders: 
         "variants", "variant_scores", "settings", "learning", "policy", "time", "samples", "runs",
     ]  # fmt: skip
     # what a band, an interval and a difference are
-    assert "from its smallest to its largest run: it is no confidence interval" in page
+    assert "from the smallest to the largest run: it is not a confidence interval" in page
     assert "differences are paired by problem" in page
     assert "+7.0" in page, "the second variant against the first"
     assert "runs: +4.5 to +9.5" in page
@@ -72,14 +73,14 @@ def test_runs_of_unlike_length_and_status_are_told(tmp_path: Path) -> None:
     sessions = [{"git": "1111111111aa"}, {"git": "2222222222bb+changes"}]
     (folders[2] / "run.json").write_text(json.dumps(facts | {"environments": sessions}))
     page = written(folders, tmp_path)
-    assert "Runs of unlike length: loss magic." in page
+    assert "Runs of different length: loss magic." in page
     assert "Not finished: loss magic; loss ppo." in page
-    assert "Without a training step so far, and in no curve: b0." in page
+    assert "No training step so far, and therefore no curve: b0." in page
     assert "1 running, 1 finished" in page
     assert "<code>2222222222+changes</code>" in page, "the commit of the last session"
     data = values(page)
     (tail,) = [c for c in data["#curves"]["accuracy"] if c.get("alone")]
-    assert (tail["label"], len(tail["y"])) == ("loss magic, run 2 of 2 alone", 16)
+    assert (tail["label"], len(tail["y"])) == ("loss magic, run 2 of 2", 16)
     assert data["#axes"]["wall"] == "minutes of training steps"
     assert data["#x"][tail["x"]["wall"]][-1] == pytest.approx(40 * 3.5 / 60, rel=1e-5), "its own times"
 
@@ -97,19 +98,19 @@ def test_runs_without_any_metric_or_configuration_still_make_a_page(tmp_path: Pa
 def test_a_broken_folder_is_left_out_and_named(variant_folders: list[Path], tmp_path: Path) -> None:
     with (variant_folders[3] / "metrics.jsonl").open("a") as file:
         file.write("{broken\n{}\n")
-    result = write_comparison([*variant_folders, tmp_path / "nowhere"], tmp_path / "page.html")
-    assert [Path(item.folder).name for item in result.left_out] == ["ppo-1", "nowhere"]
-    page = result.path.read_text()
+    left_out = write_comparison_page([*variant_folders, tmp_path / "nowhere"], tmp_path / "page.html")
+    assert [Path(folder).name for folder, _ in left_out] == ["ppo-1", "nowhere"]
+    page = (tmp_path / "page.html").read_text()
     assert '<section id="left_out"' in page
     assert "metrics.jsonl:41: not valid JSON" in page
     assert "no such folder" in page
     with pytest.raises(ValueError, match="none of the folders can be read"):
-        write_comparison([tmp_path / "nowhere", tmp_path / "gone"], tmp_path / "page.html")
+        write_comparison_page([tmp_path / "nowhere", tmp_path / "gone"], tmp_path / "page.html")
 
 
 def test_the_same_folder_twice_is_an_error(variant_folders: list[Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="named twice"):
-        write_comparison([variant_folders[0], variant_folders[0].parent / "." / "magic-0"], tmp_path / "page.html")
+        write_comparison_page([variant_folders[0], variant_folders[0].parent / "." / "magic-0"], tmp_path / "page.html")
 
 
 def test_hostile_names_and_settings_stay_text(tmp_path: Path) -> None:

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from magicrl.reporting.variants import Variant, group_runs
 from magicrl.reporting.charts import Chart, Mark, Series, chart_view, draw, evenly, legend
 from magicrl.reporting.curves import (
     METRICS,
     MOST_POINTS,
     ComparedChart,
     Metric,
-    variant_axes,
-    variant_curve,
     axis_scale,
     compared_charts,
     figure_groups,
     positions,
+    variant_axes,
+    variant_curve,
 )
 from magicrl.reporting.read_folders import read_run
+from magicrl.reporting.variants import Variant, group_runs
 
 from .conftest import write_variant
 
@@ -100,7 +100,7 @@ def test_filtered_accuracy_is_shown_only_where_it_differs(run_folder: Path) -> N
 
 def test_groups_become_shares_and_zeros_are_left_out(run_folder: Path) -> None:
     rejected = charts(run_folder)["rejected"]
-    assert labels(rejected) == ["all answers wrong", "all answers right"]
+    assert labels(rejected) == ["all responses wrong", "all responses right"]
     assert rejected.series[1].points[0] == (1.0, 0.25)
     rewrite(run_folder, train__not_judged__ratio=0.1, groups__refilled=0)
     assert labels(charts(run_folder)["truncation"]) == ["truncated", "not judged"]
@@ -160,12 +160,11 @@ def test_labels_of_crowded_marks_give_way() -> None:
 
 
 def test_each_figure_has_its_values_in_words(run_folder: Path) -> None:
-    table = chart_view(charts(run_folder)["accuracy"]).table
-    assert table is not None
-    assert table.head == ("step", "train", "train, not truncated", "test at temperature 1")
-    assert table.rows[0] == ("0", "–", "–", "46.0 %")
-    assert table.rows[-1][0] == "40"
-    assert len(table.rows) == 12
+    head, *rows = chart_view(charts(run_folder)["accuracy"]).table
+    assert head == ("step", "train", "train, not truncated", "test at temperature 1")
+    assert rows[0] == ("0", "–", "–", "46.0 %")
+    assert rows[-1][0] == "40"
+    assert len(rows) == 12
 
 
 FIGURES = {metric.compared: metric for group in METRICS for metric in group.metrics}
@@ -230,9 +229,9 @@ def test_a_sum_with_gaps_is_no_axis(tmp_path: Path) -> None:
     ],
 )
 def test_an_axis_has_a_readable_unit(axis: str, largest: float, name: str) -> None:
-    scale = axis_scale(axis, largest)  # type: ignore[arg-type]
-    assert scale.name == name
-    assert largest / scale.divisor >= 2
+    name_found, divisor = axis_scale(axis, largest)  # type: ignore[arg-type]
+    assert name_found == name
+    assert largest / divisor >= 2
 
 
 def test_a_chart_has_an_variant_a_line_with_its_band_over_every_axis(variant_folders: list[Path]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from magicrl.records import StepMetrics
-from magicrl.reporting.display import LiveDisplay, RunPanel, WorkerRow, memory, sparkline, worker_rows
+from magicrl.reporting.display import LiveDisplay, RunPanel, memory_text, sparkline, worker_rows
 from magicrl.training.recorder import NullObserver, RunObserver
 
 WHOLE = {
@@ -58,26 +58,19 @@ def test_every_worker_has_a_row() -> None:
     )
     learner = {"tokens/s": "53,210", "busy": "30 %", "memory": "70.0 GiB", "MFU": "41 %", "per device": "6,651"}
     assert rows == [
-        WorkerRow(name="learner", cells=learner),
-        WorkerRow(
-            name="engine",
-            cells={"tokens/s": "12,210", "busy": "60 %", "memory": "512 MiB", "per device": "6,105"},
-        ),
-        WorkerRow(
-            name="replica 0", cells={"tokens/s": "2,000", "busy": "40 %", "queue": "0 (12)", "memory": "512 MiB"}
-        ),
-        WorkerRow(
-            name="replica 1", cells={"tokens/s": "1,990", "busy": "50 %", "queue": "0 (12)", "memory": "512 MiB"}
-        ),
-        WorkerRow(name="verifier 0", cells={"busy": "10 %", "queue": "3"}),
+        ("learner", learner),
+        ("engine", {"tokens/s": "12,210", "busy": "60 %", "memory": "512 MiB", "per device": "6,105"}),
+        ("replica 0", {"tokens/s": "2,000", "busy": "40 %", "queue": "0 (12)", "memory": "512 MiB"}),
+        ("replica 1", {"tokens/s": "1,990", "busy": "50 %", "queue": "0 (12)", "memory": "512 MiB"}),
+        ("verifier 0", {"busy": "10 %", "queue": "3"}),
     ]
     assert note.plain == "lost: 1 replica, 2 verifier nodes"
 
 
 def test_of_many_workers_the_slowest_and_the_busiest_are_shown() -> None:
     rows, note = worker_rows(step(32, 5))
-    assert [row.name for row in rows[2:]] == [*(f"replica {n}" for n in range(28, 32)), "verifier 3", "verifier 4"]
-    assert rows[2].cells["busy"] == "100 %", "seconds that came in late do not make it busier than the step is long"
+    assert [name for name, _ in rows[2:]] == [*(f"replica {n}" for n in range(28, 32)), "verifier 3", "verifier 4"]
+    assert rows[2][1]["busy"] == "100 %", "seconds that came in late do not make it busier than the step is long"
     assert note.plain == "4 slowest replicas of 32, 2 busiest verifiers of 5"
 
 
@@ -101,7 +94,7 @@ def test_the_rows_fit_and_the_speed_stays(width: int) -> None:
 
 
 def test_memory_in_words() -> None:
-    assert [memory(1.4), memory(1023.0), memory(1536.0)] == ["1 MiB", "1023 MiB", "1.5 GiB"]
+    assert [memory_text(1.4), memory_text(1023.0), memory_text(1536.0)] == ["1 MiB", "1023 MiB", "1.5 GiB"]
 
 
 class Clock:

@@ -8,21 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.reporting.comparison_page import write_comparison
-from magicrl.reporting.evaluation_page import (
-    EXACT,
-    NamedScaling,
-    evaluation_names,
-    scaling_charts,
-)
-from magicrl.reporting.read_folders import RunFolderError, Scaling, read_evaluation_folder
+from magicrl.reporting.comparison_page import EXACT, evaluation_names, scaling_charts, write_comparison_page
+from magicrl.reporting.read_folders import RunFolderError, read_evaluation_folder
 
 from .conftest import write_evaluation
 from .test_run_page import Page
 
 
 def written(folders: list[Path], tmp_path: Path) -> str:
-    return write_comparison(folders, tmp_path / "page.html").path.read_text(encoding="utf-8")
+    write_comparison_page(folders, tmp_path / "page.html")
+    return (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_every_block_is_there_and_hostile_responses_stay_text(evaluation_folders: list[Path], tmp_path: Path) -> None:
@@ -48,18 +43,16 @@ def test_every_block_is_there_and_hostile_responses_stay_text(evaluation_folders
 
 def test_an_inexact_curve_is_named_and_fresh_samples_are_signs() -> None:
     share = {"mean": 0.5, "low": 0.4, "high": 0.6}
-    scaling = Scaling.model_validate(
-        {
-            "over_limits": [{"limit": limit, "accuracy": share, "mean_tokens": share} for limit in (16, 128)],
-            "exact": False,
-            "over_samples": [{"k": 2, "pass": share, "majority": {"mean": 0.25, "low": 0.2, "high": 0.3}}],
-            "fresh": [{"limit": 16, "accuracy": {"mean": 0.125, "low": 0.1, "high": 0.2}, "samples": 2}],
-        }
-    )
-    charts = scaling_charts([NamedScaling(name="m", slot=1, scaling=scaling)])
+    scaling = {
+        "over_limits": [{"limit": limit, "accuracy": share, "mean_tokens": share} for limit in (16, 128)],
+        "exact": False,
+        "over_samples": [{"k": 2, "pass": share, "majority": {"mean": 0.25, "low": 0.2, "high": 0.3}}],
+        "fresh": [{"limit": 16, "accuracy": {"mean": 0.125, "low": 0.1, "high": 0.2}, "samples": 2}],
+    }
+    charts = scaling_charts([("m", 1, scaling)])
     chart = charts[0]
     assert "Not exact for: m." in chart.note
-    assert [(s.label, s.style) for s in chart.series] == [("m", "line"), ("m, sampled anew", "marks")]
+    assert [(s.label, s.style) for s in chart.series] == [("m", "line"), ("m, new samples", "marks")]
     assert [s.points for s in chart.series] == [((16.0, 0.5), (128.0, 0.5)), ((16.0, 0.125),)]
     assert chart.x_log, "limits grow by factors"
     assert [c.key for c in charts] == ["over_limits", "efficiency", "pass_at_k", "maj_at_k"]
@@ -69,9 +62,9 @@ def test_an_inexact_curve_is_named_and_fresh_samples_are_signs() -> None:
 def test_efficiency_comes_from_its_own_curve_where_there_is_one() -> None:
     share = {"mean": 0.5, "low": 0.4, "high": 0.6}
     limits = [{"limit": 16, "accuracy": share, "mean_tokens": {"mean": 9.0, "low": 8, "high": 10}}]
-    old = Scaling.model_validate({"over_limits": limits})
-    new = Scaling.model_validate({"over_limits": limits, "efficiency": [{"mean_tokens": 12.5, "accuracy": share}]})
-    found = [scaling_charts([NamedScaling(name="m", slot=0, scaling=s)])[1].series[0].points for s in (old, new)]
+    old = {"over_limits": limits}
+    new = {"over_limits": limits, "efficiency": [{"mean_tokens": 12.5, "accuracy": share}]}
+    found = [scaling_charts([("m", 0, s)])[1].series[0].points for s in (old, new)]
     assert found == [((9.0, 0.5),), ((12.5, 0.5),)]
 
 

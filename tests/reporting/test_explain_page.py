@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magicrl.reporting.explain_page import group_rows, write_explain_page
+from magicrl.reporting.command_pages import group_rows, write_explain_page
 
 from .conftest import HOSTILE
 from .test_run_page import asks_for_nothing

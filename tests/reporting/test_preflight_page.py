@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magicrl.reporting.preflight_page import figures_of, verdict_of, write_preflight_page
+from magicrl.reporting.command_pages import preflight_figures, preflight_verdict, write_preflight_page
 
 from .conftest import HOSTILE
 from .test_run_page import asks_for_nothing
@@ -33,19 +33,19 @@ def found() -> dict[str, Any]:
 
 
 def test_the_figures_are_those_of_the_labels(found: dict[str, Any]) -> None:
-    figures = dict(figures_of(found))
+    figures = dict(preflight_figures(found))
     assert figures["reference answers read"] == "37 of 40"
     assert figures["pass@1"] == "50.0 % (95 %: 25.0 % to 75.0 %)"
-    assert figures["cut"] == "12.5 % at T = 24"
+    assert figures["truncated"] == "12.5 % at T = 24"
     assert figures["problems × answers"] == "8 × 4"
 
 
 def test_one_finding_that_stops_makes_the_recipe_unsound(found: dict[str, Any], tmp_path: Path) -> None:
     warning = {"name": "few_solved", "severity": "warning", "message": "m", "remedy": "r"}
-    assert verdict_of(found).startswith("Sound")
-    assert verdict_of(found | {"findings": [warning]}).endswith("learning, 1 warning.")
+    assert preflight_verdict(found).startswith("Sound")
+    assert preflight_verdict(found | {"findings": [warning]}).endswith("learning, 1 warning.")
     stopped = found | {"findings": [warning, warning | {"name": "constant_reward", "severity": "stop"}]}
-    assert verdict_of(stopped).startswith("Not sound: constant reward.")
+    assert preflight_verdict(stopped).startswith("Not sound: constant reward.")
     page = write_preflight_page(stopped, tmp_path / "page.html").read_text()
     assert asks_for_nothing(page).count("script") == 2, "an answer of the model stays text"
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page

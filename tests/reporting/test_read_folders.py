@@ -19,7 +19,7 @@ def test_a_whole_run_is_read(run_folder: Path) -> None:
     assert after is not None
     assert after.temperatures[1.0].accuracy.mean == 0.90
     assert after.temperatures[1.0].pass_at[16].mean == 0.9
-    assert after.samples[0].reference == ("7", "seven")
+    assert after.samples[0].references == ("7", "seven")
     assert run.sets == ("test",)
 
 

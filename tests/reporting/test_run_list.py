@@ -16,7 +16,7 @@ from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe, to_toml
 from magicrl.reporting import run_list
-from magicrl.reporting.serve import SECONDS, LiveReport, report_server
+from magicrl.reporting.run_page import REFRESH_SECONDS, LiveReport, report_server
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
@@ -87,7 +87,7 @@ def test_a_name_that_no_run_has_is_refused_with_the_nearest(variant_folders: lis
     with pytest.raises(RecipeError, match="a condition is NAME=VALUE"):
         run_list.where(runs, ["loss"])
     with pytest.raises(RecipeError, match="no run has that name"):
-        run_list.named(runs, "nowhere")
+        run_list.find_run(runs, "nowhere")
 
 
 def test_order_puts_runs_without_the_value_last(variant_folders: list[Path]) -> None:
@@ -150,7 +150,7 @@ def test_the_served_page_follows_the_run(run_folder: Path) -> None:
         assert server.server_address[0] == "127.0.0.1"
         Thread(target=server.serve_forever, daemon=True).start()
         first = answer(server)
-        assert (first.status, first.getheader("Refresh")) == (200, str(SECONDS))
+        assert (first.status, first.getheader("Refresh")) == (200, str(REFRESH_SECONDS))
         assert "<dd>40</dd>" in first.read().decode()
         with (run_folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": 41, "stage": 1, "values": {"train/accuracy/mean": 0.9}}) + "\n")
@@ -164,9 +164,9 @@ def test_the_served_page_follows_the_run(run_folder: Path) -> None:
 
 def test_a_page_is_made_anew_only_where_the_run_has_written(run_folder: Path) -> None:
     report = LiveReport(run_folder)
-    page = report.look()
-    assert report.look() is page
+    page = report.refresh()
+    assert report.refresh() is page
     shutil.copy(run_folder / "evaluations" / "after.json", run_folder / "evaluations" / "again.json")
-    assert report.look() is not page, "a test that was written in between"
+    assert report.refresh() is not page, "a test that was written in between"
     with pytest.raises(ValueError, match="no such folder"):
         LiveReport(run_folder / "nowhere")

@@ -15,7 +15,7 @@ import pytest
 
 from magicrl.reporting.page import MOST_CHARACTERS, shortened
 from magicrl.reporting.read_folders import read_run
-from magicrl.reporting.run_page import provenance, write_report
+from magicrl.reporting.run_page import provenance, write_run_page
 
 from .conftest import write_run
 
@@ -52,7 +52,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_report(write_run(tmp_path_factory.mktemp("page") / "run")).read_text(encoding="utf-8")
+    return write_run_page(write_run(tmp_path_factory.mktemp("page") / "run")).read_text(encoding="utf-8")
 
 
 def asks_for_nothing(page: str) -> Page:
@@ -93,7 +93,7 @@ def test_only_our_script_may_run(page: str) -> None:
 def test_the_headline_states_the_rise_against_the_start_s_best_temperature(page: str) -> None:
     assert "46.0\u00a0% → 90.0\u00a0%" in page
     assert "+43.0 points" in page
-    assert "over the start&#39;s best temperature, 0.6: 47.0\u00a0%" in page
+    assert "over the initial checkpoint&#39;s best temperature, 0.6: 47.0\u00a0%" in page
     assert "pass@16" in page
     assert "87.5 % → 87.5 %" in page, "boxed"
 
@@ -144,7 +144,7 @@ def test_health_findings_come_with_their_remedies(run_folder: Path) -> None:
     told = {"kind": "health", "rule": "own <rule>", "severity": "warning", "step": 2, "message": "m", "remedy": "do r"}
     with (run_folder / "events.jsonl").open("a") as file:
         file.write(json.dumps(told) + "\n")
-    page = write_report(run_folder).read_text()
+    page = write_run_page(run_folder).read_text()
     assert "own &lt;rule&gt;" in page
     assert "do r" in page
 
@@ -157,7 +157,7 @@ def test_the_verdict_has_its_colour(outcome: str, badge: str, run_folder: Path) 
     facts = {"steps": 40, "updates": 40}
     verdict = {"outcome": outcome, "title": "the verdict", "reason": "its reason", "facts": facts}
     (run_folder / "run.json").write_text(json.dumps(run | {"learning": verdict}))
-    assert f'<strong class="badge {badge}">the verdict</strong>' in write_report(run_folder).read_text()
+    assert f'<strong class="badge {badge}">the verdict</strong>' in write_run_page(run_folder).read_text()
 
 
 def test_only_a_rise_whose_interval_is_above_zero_is_green(run_folder: Path) -> None:
@@ -165,13 +165,13 @@ def test_only_a_rise_whose_interval_is_above_zero_is_green(run_folder: Path) -> 
     document = json.loads(path.read_text())
     document["temperatures"]["1.0"]["per_problem"] = [1.0] * 48 + [0.0] * 52
     path.write_text(json.dumps(document))
-    page = write_report(run_folder).read_text()
+    page = write_run_page(run_folder).read_text()
     assert re.findall(r'<td class="(\w*)">\+([\d.]+)', page) == [("good", "55.0"), ("good", "47.0"), ("", "2.0")]
 
 
 def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"schema_version": 1, "status": "running", "name": "<young>"}')
-    page = write_report(tmp_path, tmp_path / "page.html").read_text()
+    page = write_run_page(tmp_path, tmp_path / "page.html").read_text()
     Page(page)
     assert "&lt;young&gt;" in page
     assert "No training step" in page
@@ -181,7 +181,7 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
 def test_a_report_bears_with_a_missing_file(make_run: Callable[[str], Path], missing: str) -> None:
     folder = make_run("part")
     (folder / missing).unlink()
-    Page(write_report(folder).read_text())
+    Page(write_run_page(folder).read_text())
 
 
 def test_a_report_bears_with_sparse_metrics(run_folder: Path) -> None:
@@ -189,19 +189,19 @@ def test_a_report_bears_with_sparse_metrics(run_folder: Path) -> None:
         {"step": s, "stage": 0, "values": {"train/accuracy/mean": None, "entropy/sampled/mean": 0.3}} for s in (1, 2)
     ]
     (run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = write_report(run_folder).read_text()
+    page = write_run_page(run_folder).read_text()
     assert 'data-chart="entropy"' in page
     assert 'data-chart="accuracy"' not in page
 
 
 def test_an_unwritable_output_is_named(run_folder: Path) -> None:
     for nowhere in (run_folder / "run.json", run_folder / "none"):
-        with pytest.raises(ValueError, match=f"there is no folder {nowhere}; make it, or choose another --output"):
-            write_report(run_folder, nowhere / "page.html")
+        with pytest.raises(ValueError, match=f"there is no folder {nowhere}; create it, or choose another --output"):
+            write_run_page(run_folder, nowhere / "page.html")
         assert not nowhere.is_dir(), "no folder is made for a mistyped name"
     (run_folder / "page.html").mkdir()
     with pytest.raises(ValueError, match="cannot be written"):
-        write_report(run_folder, run_folder / "page.html")
+        write_run_page(run_folder, run_folder / "page.html")
 
 
 def test_long_responses_are_cut_on_the_page_and_say_so() -> None:
@@ -229,7 +229,7 @@ def test_a_resumption_on_other_versions_shows_both(run_folder: Path) -> None:
     ]
     assert told["sessions"][1] == {"started": "2026-01-03 00:00 UTC", "git": "abc+changes", "machine": "2 threads"}
     assert ("dropped overlong", 0) in told["facts"]
-    page = write_report(run_folder).read_text()
+    page = write_run_page(run_folder).read_text()
     for word in ("abc+changes", "f" * 64, "2.1 → 2.2", "two cores"):
         assert word in page
 
@@ -243,15 +243,15 @@ def test_what_is_no_table_is_borne_with(run_folder: Path) -> None:
 
 def test_the_page_states_the_command_that_makes_it(run_folder: Path) -> None:
     output = run_folder / "page.html"
-    assert f"magicrl report {run_folder} --output {output}" in write_report(run_folder, output).read_text()
+    assert f"magicrl report {run_folder} --output {output}" in write_run_page(run_folder, output).read_text()
 
 
 def test_graded_rewards_stand_beside_the_accuracies(run_folder: Path) -> None:
-    assert "mean reward" not in write_report(run_folder).read_text()
+    assert "mean reward" not in write_run_page(run_folder).read_text()
     path = run_folder / "evaluations" / "after.json"
     document = json.loads(path.read_text())
     document["temperatures"]["1.0"]["reward"] = {"mean": 1.25, "low": 1.0, "high": 1.5}
     path.write_text(json.dumps(document))
-    page = write_report(run_folder).read_text()
+    page = write_run_page(run_folder).read_text()
     assert "1.25<small>1 to 1.5</small>" in page
     assert '<td data-label="reached right_from">' in page

@@ -9,19 +9,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from magicrl.evaluation.samples import SampleRow
 from magicrl.reporting import samples as sample_browser
-from magicrl.reporting.read_folders import RunFolderError, SampledResponse, read_run
-from magicrl.reporting.run_page import write_report
+from magicrl.reporting.read_folders import RunFolderError, read_run
+from magicrl.reporting.run_page import write_run_page
 from magicrl.reporting.samples import (
     MOST_ROLLOUT_CHARACTERS,
-    AnswerRow,
-    Browsed,
+    BrowsedProblem,
     Kind,
     browser,
     chosen,
     clipped,
     coloured_pieces,
-    kinds_of,
+    outcome_kinds,
     shown_rollouts,
 )
 
@@ -48,7 +48,7 @@ def test_the_response_of_highest_mean_entropy_is_shown_too(rich_run: Path) -> No
     other = table.set_column(column, table.schema.field(column), pa.array(flat, table.schema.field(column).type))
     pq.write_table(pa.concat_tables([table, other]), path)
     last = shown_rollouts(read_run(rich_run))[0][-1]
-    assert (last["why"], last["entropy"]) == ("the least certain", 2.0)
+    assert (last["why"], last["entropy"]) == ("the highest mean entropy", 2.0)
 
 
 def test_of_many_stages_the_first_and_the_last_steps_are_shown(rich_run: Path) -> None:
@@ -84,8 +84,8 @@ def test_what_an_environment_answered_is_set_apart(rich_run: Path) -> None:
         assert rollout["tokens"] == old["tokens"] - 1
         # the token that is set apart has no entropy
         assert rollout["entropy"] == pytest.approx(old["entropy"] * old["tokens"] / rollout["tokens"])
-    page = write_report(rich_run).read_text()
-    assert '<span class="observed" title="the environment">' in page
+    page = write_run_page(rich_run).read_text()
+    assert '<span class="observed" title="observation">' in page
 
 
 def test_without_a_tokenizer_the_recorded_text_is_shown(rich_run: Path) -> None:
@@ -93,7 +93,7 @@ def test_without_a_tokenizer_the_recorded_text_is_shown(rich_run: Path) -> None:
     shown = shown_rollouts(read_run(rich_run))[0][1]
     assert (shown["prompt"], shown["coloured"]) == (None, False)
     assert "⟨U+202E⟩" in shown["pieces"][0].text
-    assert "&lt;/pre&gt;&lt;script&gt;document" in write_report(rich_run).read_text()
+    assert "&lt;/pre&gt;&lt;script&gt;document" in write_run_page(rich_run).read_text()
 
 
 def test_the_start_model_s_tokenizer_stands_in_while_a_run_goes_on(rich_run: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_start_model_s_tokenizer_stands_in_while_a_run_goes_on(rich_run: Pat
 
 
 def test_hostile_tokens_are_escaped(rich_run: Path) -> None:
-    page = write_report(rich_run).read_text()
+    page = write_run_page(rich_run).read_text()
     assert "</script>&#39;" not in page
     assert "&lt;/pre&gt;&lt;script&gt;document.title" in page
     assert "\u202e" not in page
@@ -119,10 +119,25 @@ def test_a_broken_file_is_named(rich_run: Path, file: str) -> None:
         shown_rollouts(read_run(rich_run))
 
 
-RIGHT = SampledResponse(temperature=1.0, text="7", outcome="correct")
-WRONG = SampledResponse(temperature=1.0, text="8", outcome="wrong")
-CUT = SampledResponse(temperature=1.0, text="7", outcome="correct", finish_reason="length")
-OPEN = SampledResponse(temperature=1.0, text="", outcome="not_judged")
+def response(text: str, outcome: str, finish_reason: str = "stop") -> SampleRow:
+    return SampleRow(
+        problem="p",
+        sample=0,
+        outcome=outcome,
+        status="",
+        decided_by="",
+        reason="",
+        finish_reason=finish_reason,
+        tokens=1,
+        seconds=0.0,
+        text=text,
+    )
+
+
+RIGHT = response("7", "correct")
+WRONG = response("8", "wrong")
+CUT = response("7", "correct", finish_reason="length")
+OPEN = response("", "not_judged")
 
 
 @pytest.mark.parametrize(
@@ -138,13 +153,13 @@ OPEN = SampledResponse(temperature=1.0, text="", outcome="not_judged")
         ([[WRONG]], {"wrong"}),
     ],
 )
-def test_what_a_problem_is(columns: list[list[SampledResponse]], kinds: set[str]) -> None:
-    assert kinds_of(columns) == kinds
+def test_what_a_problem_is(columns: list[list[SampleRow]], kinds: set[str]) -> None:
+    assert outcome_kinds(columns) == kinds
 
 
-def problem(name: str, *kinds: Kind, text: str = "t") -> Browsed:
-    row = AnswerRow(label="", answers=(SampledResponse(temperature=1.0, text=text, outcome="wrong"),))
-    return Browsed(id=name, prompt="", reference="", marks=(), rows=(row,), kinds=frozenset(kinds))
+def problem(name: str, *kinds: Kind, text: str = "t") -> BrowsedProblem:
+    row = ("", (response(text, "wrong"),))
+    return BrowsedProblem(id=name, prompt="", reference="", marks=(), rows=(row,), kinds=frozenset(kinds))
 
 
 def test_a_full_page_holds_some_of_every_kind_in_the_set_s_order(monkeypatch: pytest.MonkeyPatch) -> None:

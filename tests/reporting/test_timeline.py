@@ -14,8 +14,8 @@ import pytest
 
 from magicrl.reporting.read_folders import RunFolderError, read_run
 from magicrl.reporting.run_page import (
-    Span,
-    TimelineRow,
+    Lanes,
+    WorkSpan,
     busy_seconds,
     idle_bars,
     idle_chart,
@@ -27,7 +27,7 @@ from magicrl.reporting.run_page import (
 )
 
 
-def rows_of(folder: Path) -> list[TimelineRow]:
+def rows_of(folder: Path) -> list[tuple[str, Lanes]]:
     return timeline_rows(read_run(folder), read_timeline(folder / "timeline.jsonl"))
 
 
@@ -36,18 +36,18 @@ def test_each_stage_shows_its_typical_and_its_slowest_step(rich_run: Path) -> No
     path.write_text(
         path.read_text().replace('"step": 7, "start": 1.175, "end": 2.5', '"step": 7, "start": 1, "end": 9')
     )
-    labels = [row.label for row in rows_of(rich_run)]
+    labels = [label for label, _ in rows_of(rich_run)]
     assert labels[:2] == ["step 1, typical", "step 7, slowest"]
     assert len(labels) == 3, "where all are alike one step stands for the stage"
 
 
 def test_each_worker_has_its_lane_and_its_overlapping_work_a_second_one(rich_run: Path) -> None:
     row = rows_of(rich_run)[0]
-    assert [[span.what for span in lane] for lane in row.lanes] == [["verify"], ["rollout", "train"]]
+    assert [[span.what for span in lane] for lane in row[1]] == [["verify"], ["rollout", "train"]]
     path = rich_run / "timeline.jsonl"
     path.write_text(path.read_text().replace('"judge"', '"local"'))
     row = rows_of(rich_run)[0]
-    assert [[span.what for span in lane] for lane in row.lanes] == [["rollout", "train"], ["verify"]]
+    assert [[span.what for span in lane] for lane in row[1]] == [["rollout", "train"], ["verify"]]
 
 
 def test_bars_are_as_long_as_the_work(rich_run: Path) -> None:
@@ -72,8 +72,8 @@ def test_of_many_workers_those_that_worked_longest_and_shortest_are_drawn(run_fo
     (run_folder / "timeline.jsonl").write_text("\n".join(lines) + "\n")
     (row,) = rows_of(run_folder)
     shown = ["local", *(f"replica {n}" for n in (*range(6), *range(14, 20)))]
-    assert [lane[0].worker for lane in row.lanes] == shown, "and by their numbers: 2 before 14"
-    assert row.label == "step 1, typical (without 8 workers in between)"
+    assert [lane[0].worker for lane in row[1]] == shown, "and by their numbers: 2 before 14"
+    assert row[0] == "step 1, typical (without 8 workers in between)"
 
 
 def test_a_broken_span_is_named(rich_run: Path) -> None:
@@ -95,8 +95,8 @@ def test_lanes_of_several_workers_carry_their_names(rich_run: Path) -> None:
     assert bars[0] < heights["judge"] < bars[0] + 15
 
 
-def span(worker: str, start: float, end: float, step: int = 1) -> Span:
-    return Span(worker=worker, what="rollout", step=step, start=start, end=end)
+def span(worker: str, start: float, end: float, step: int = 1) -> WorkSpan:
+    return WorkSpan(worker=worker, what="rollout", step=step, start=start, end=end)
 
 
 def test_overlapping_work_is_busy_once_and_only_inside_the_step() -> None:

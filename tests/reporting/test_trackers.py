@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from magicrl.records import StepMetrics
-from magicrl.reporting.read_folders import Evaluation, Interval, TemperatureScore
+from magicrl.reporting.read_folders import Interval, SetEvaluation, TemperatureScore
 from magicrl.reporting.trackers import TrackedRun, TrackerMirror, make_trackers, result_figures
 from magicrl.training.recorder import RunObserver
 
@@ -226,9 +226,9 @@ def test_a_stopped_and_resumed_run_has_every_point_once(name: str, resumed: Path
 def test_graded_tests_have_their_mean_rewards() -> None:
     interval = Interval(mean=0.5, low=0.25, high=0.75)
     score = TemperatureScore(accuracy=interval, reward=interval, problems=2, samples=1, per_problem=(0.0, 1.0))
-    found = result_figures((Evaluation(name="after", set="sums", temperatures={1.0: score}),))
+    found = result_figures((SetEvaluation(name="after", set="sums", temperatures={1.0: score}),))
     assert found["test_after/sums_reward_t1/low"] == found["test_after/sums_t1/low"] == 0.25
-    plain = Evaluation(name="after", set="sums", temperatures={1.0: score.model_copy(update={"reward": None})})
+    plain = SetEvaluation(name="after", set="sums", temperatures={1.0: score.model_copy(update={"reward": None})})
     assert not any("reward" in key for key in result_figures((plain,)))
 
 

@@ -1,4 +1,4 @@
-"""Variants: what makes one, what it is called; its scores with intervals over problems and the spread over runs apart."""
+"""Variants: grouping and names of runs; scores with intervals over problems and the spread over runs."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ import pytest
 
 from magicrl.config.loader import leaves
 from magicrl.evaluation.statistics import paired_difference, share
-from magicrl.reporting.variants import (
-    SetScores,
-    variant_scores,
-    differing,
-    group_runs,
-    mean_per_problem,
-    path_labels,
-    readable,
-    run_settings,
-    setting_names,
-    telling_keys,
-    written,
-)
-from magicrl.reporting.comparison_page import write_comparison
+from magicrl.reporting.comparison_page import write_comparison_page
 from magicrl.reporting.read_folders import TemperatureScore, read_run
+from magicrl.reporting.scores import SetScores, mean_per_problem, variant_scores
+from magicrl.reporting.variants import (
+    differing,
+    distinguishing_keys,
+    group_runs,
+    path_labels,
+    run_settings,
+    setting_name,
+    setting_names,
+    value_text,
+)
 from magicrl.training.diagnosis import ACCURACY, REWARD
 
 from .conftest import write_variant
@@ -86,11 +84,14 @@ def test_long_names_keep_what_tells_variants_apart_and_count_the_rest() -> None:
         {"algorithm.loss": "gspo", **dict.fromkeys(common, 3)},
     ]
     assert setting_names(settings) == ["loss magic (+3)", "loss ppo (+3)", "loss gspo (+3)"]
-    assert telling_keys(settings, list(settings[0])) == ["algorithm.loss"]
+    assert distinguishing_keys(settings, list(settings[0])) == ["algorithm.loss"]
 
 
 def test_names_are_unique_even_where_the_settings_read_alike() -> None:
-    assert setting_names([{"start.model": "a/x"}, {"start.model": "b/x"}]) == ["1: start x", "2: start x"]
+    assert setting_names([{"start.model": "a/x"}, {"start.model": "b/x"}]) == [
+        "1: initial model x",
+        "2: initial model x",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_names_are_unique_even_where_the_settings_read_alike() -> None:
     ],
 )
 def test_a_setting_in_words(key: str, words: str) -> None:
-    assert readable(key) == words
+    assert setting_name(key) == words
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_a_setting_in_words(key: str, words: str) -> None:
     [(None, "–"), (True, "on"), (0.0003, "0.0003"), ([0.0, 1.0], "0, 1"), ([], "none"), ("\x1b[1m", "␛[1m")],
 )
 def test_a_value_in_words(value: object, words: str) -> None:
-    assert written(value) == words
+    assert value_text(value) == words
 
 
 def test_paths_are_told_apart_by_their_shortest_end() -> None:
@@ -148,7 +149,7 @@ def test_the_difference_to_the_first_variant_is_paired_by_problem(variant_folder
         (wanted.mean, wanted.low, wanted.high)
     )
     assert ppo.against_spread is not None
-    assert (ppo.against_spread.low, ppo.against_spread.high) == pytest.approx((0.045, 0.095))
+    assert ppo.against_spread == pytest.approx((0.045, 0.095))
 
 
 def test_problems_of_one_template_are_one_observation(variant_folders: list[Path]) -> None:
@@ -173,7 +174,7 @@ def test_other_problems_are_not_paired(variant_folders: list[Path]) -> None:
         path.write_text(path.read_text().replace('"sha256": "a"', '"sha256": "b"'))
     _, ppo = scores(variant_folders)[0].variants
     assert ppo.against is None
-    assert ppo.unpaired == "the tests hold other problems (by checksum)"
+    assert ppo.unpaired == "the test sets have different problems (by checksum)"
     assert ppo.rise is not None, "before and after are of one run's own problems"
 
 
@@ -214,8 +215,8 @@ def test_variants_of_graded_runs_are_compared_by_their_mean_rewards(
     assert means[0] >= 5
     assert first.variants[-1].against is not None
     assert first.variants[-1].against.mean == pytest.approx(means[-1] - means[0])
-    write_comparison(variant_folders, tmp_path / "page.html")
+    write_comparison_page(variant_folders, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "Mean reward at temperature" in page
     assert "Accuracy at temperature" not in page
-    assert "against the first variant</th>" in page
+    assert "compared with the first variant</th>" in page

@@ -23,7 +23,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe, placed_errors
 from magicrl.config.overrides import Overrides
 from magicrl.config.schema import TrainConfig
-from magicrl.reporting.run_page import write_report
+from magicrl.reporting.run_page import write_run_page
 from magicrl.reporting.trackers import make_trackers
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def dry_run(recipe: Path | Mapping[str, Any], overrides: Overrides) -> int:
             console.print(f"dry run: {line}", soft_wrap=True, markup=False)
         with placed_errors(recipe, overrides), parts_of(shrunk) as parts:
             train(shrunk, folder / "run", NullObserver(), resume=False, parts=parts)
-        write_report(folder / "run")
+        write_run_page(folder / "run")
         steps = len((folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     console.print(
         f"dry run: {steps} steps in {len(config.stages)} stages, checkpoints, tests, a model and its report: it builds"

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from magicrl.commands.run_folder import framed
-from magicrl.reporting.evaluation_page import evaluation_blocks
+from magicrl.reporting.comparison_page import evaluation_blocks
 from magicrl.reporting.page import render_page
-from magicrl.reporting.read_folders import RecordedEvaluation, evaluated
+from magicrl.reporting.read_folders import RecordedEvaluation, scored_samples
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +58,7 @@ class Evaluation:
             benchmark = known[0]
         if benchmark not in known:
             raise ValueError(f"samples of which benchmark? {benchmark!r} is none of {', '.join(known)}")
-        problems, rows = evaluated(self.path / benchmark, self.recorded.benchmarks[benchmark].samples)
+        problems, rows = scored_samples(self.path / benchmark, self.recorded.benchmarks[benchmark].samples)
         prompts = {problem.id: problem.prompt for problem in problems}
         flags = ({name: getattr(row, name) for name in ("correct", "truncated", "reward")} for row in rows)
         found = zip(rows, flags, strict=True)
@@ -69,5 +69,5 @@ class Evaluation:
         return f"<evaluation of {self.recorded.model} in {self.path}: {scores}>"
 
     def _repr_html_(self) -> str:
-        blocks = [b for b in evaluation_blocks([self.recorded]) if b.key != "responses"]
+        blocks = [b for b in evaluation_blocks([self.recorded]) if b is not None and b.key != "responses"]
         return framed(render_page(self.recorded.model, [], blocks, kind="evaluation"))

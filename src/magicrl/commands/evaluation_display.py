@@ -18,7 +18,7 @@ from magicrl.commands.tables import listing
 from magicrl.evaluation.benchmarks import described
 from magicrl.evaluation.presets import TABLE13_SETS
 from magicrl.evaluation.samples import SampleRow
-from magicrl.reporting.wording import number, percent, points, visible
+from magicrl.reporting.wording import number_text, percent, points, visible
 from magicrl_verifiers.progress import TimeLeft, duration
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def show_results(path: Path, console: Console) -> None:
             _interval(result["accuracy"]),
             _best(result["pass_at"]),
             _best(result["majority_at"]),
-            number(result["length"]["mean"]),
+            number_text(result["length"]["mean"]),
             _cent(result["truncation"]["mean"]),
         )
         if "reward" in result:
@@ -156,7 +156,7 @@ def _show_fresh(benchmarks: Mapping[str, Mapping[str, Any]], console: Console) -
             table.add_row(
                 Text(name),
                 str(point["limit"]),
-                number(point["mean_tokens"]["mean"]),
+                number_text(point["mean_tokens"]["mean"]),
                 _cent(point["accuracy"]["mean"]),
                 _interval(point["accuracy"]),
                 "–" if point["cut"] is None else _cent(point["cut"]["mean"]),

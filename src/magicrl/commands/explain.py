@@ -303,7 +303,7 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
     else:
         _show_steps(found, console)
     if page is not None:
-        from magicrl.reporting.explain_page import write_explain_page
+        from magicrl.reporting.command_pages import write_explain_page
 
         written = write_explain_page(found, page, "magicrl " + shlex.join(sys.argv[1:]))
         notes.print(f"page: {written}", markup=False, soft_wrap=True)
@@ -332,14 +332,14 @@ def _show_steps(found: dict[str, Any], console: Console) -> None:
 
 
 def _show(found: dict[str, Any], console: Console) -> None:
-    from magicrl.reporting.explain_page import figures_of, group_rows, verdict_of, what_if_rows
+    from magicrl.reporting.command_pages import explain_figures, explain_verdict, group_rows, what_if_rows
     from magicrl.reporting.wording import visible
 
-    console.print(verdict_of(found), style="bold", markup=False)
+    console.print(explain_verdict(found), style="bold", markup=False)
     for text in found["warnings"]:
         console.print(visible(text), style="yellow", markup=False)
     table = Table(show_header=False, box=None, pad_edge=False)
-    for label, value in figures_of(found):
+    for label, value in explain_figures(found):
         table.add_row(label, visible(value))
     console.print(table, markup=False)
     head, rows = group_rows(found)

@@ -327,7 +327,7 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
     else:
         _print(facts, Console(emoji=False, highlight=False))
     if page is not None:
-        from magicrl.reporting.plan_page import write_plan_page
+        from magicrl.reporting.command_pages import write_plan_page
 
         written = write_plan_page(facts, page, "magicrl " + shlex.join(sys.argv[1:]))
         Console(emoji=False, stderr=True, highlight=False).print(f"page: {written}", markup=False, soft_wrap=True)

@@ -124,7 +124,7 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
     """
     notes = Console(emoji=False, stderr=True, highlight=False)
     found = work(progress=functools.partial(notes.print, style="dim"))
-    from magicrl.reporting.preflight_page import figures_of, verdict_of, write_preflight_page
+    from magicrl.reporting.command_pages import preflight_figures, preflight_verdict, write_preflight_page
     from magicrl.reporting.wording import visible
 
     if json:
@@ -132,13 +132,13 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
     else:
         console = Console(emoji=False, highlight=False, soft_wrap=True)
         table = Table(show_header=False, box=None, pad_edge=False)
-        for label, value in figures_of(found):
+        for label, value in preflight_figures(found):
             table.add_row(label, visible(value))
         console.print(table, markup=False, soft_wrap=True)
         for finding in found["findings"]:
             console.print(f"{finding['severity']}: {finding['name'].replace('_', ' ')}", style="bold", markup=False)
             console.print(f"  {visible(finding['message'])}\n  {visible(finding['remedy'])}", markup=False)
-        console.print(verdict_of(found), markup=False)
+        console.print(preflight_verdict(found), markup=False)
     if page is not None:
         written = write_preflight_page(found, page, "magicrl " + shlex.join(sys.argv[1:]))
         notes.print(f"page: {written}", markup=False, soft_wrap=True)

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from magicrl.commands.options import Flag
 from magicrl.config.errors import RecipeError
-from magicrl.reporting.comparison_page import is_evaluation, write_comparison
-from magicrl.reporting.run_page import write_report
-from magicrl.reporting.serve import HOST, report_server
+from magicrl.reporting.comparison_page import is_evaluation, write_comparison_page
+from magicrl.reporting.run_page import HOST, report_server, write_run_page
 
 
 def report(
@@ -58,17 +57,17 @@ def report(
         if x is not None or group_by:
             option = "--x" if x is not None else "--group-by"
             raise RecipeError(f"{option} belongs to a comparison: name two folders or more")
-        console.print(f"report: {write_report(folders[0], output)}")
+        console.print(f"report: {write_run_page(folders[0], output)}")
         return 0
     target = output or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))
     words = ["magicrl", "report", *map(str, folders), "--output", str(target)]
     words += ["--x", x] if x is not None else []
     words += [word for key in group_by or () for word in ("--group-by", key)]
-    written = write_comparison(folders, target, axis=x or "steps", keys=group_by, command=shlex.join(words))
-    for item in written.left_out:
-        console.print(f"left out: {item.why}", style="yellow", markup=False)
-    console.print(f"report: {written.path}")
-    return 1 if written.left_out else 0
+    left_out = write_comparison_page(folders, target, axis=x or "steps", keys=group_by, command=shlex.join(words))
+    for _, why in left_out:
+        console.print(f"left out: {why}", style="yellow", markup=False)
+    console.print(f"report: {target}")
+    return 1 if left_out else 0
 
 
 def serve_report(folders: Sequence[Path], port: int, console: Console) -> int:

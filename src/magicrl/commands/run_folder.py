@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from magicrl.commands.given import PathText, in_python, path_text
 from magicrl.reporting.curves import figure_groups
-from magicrl.reporting.page import Block, render_page
-from magicrl.reporting.read_folders import Evaluation, RecordedRun, read_run
+from magicrl.reporting.page import PageBlock, render_page
+from magicrl.reporting.read_folders import RecordedRun, SetEvaluation, read_run
 from magicrl.reporting.run_page import run_blocks, run_facts
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Run:
 class Figures:
     """Charts of a run; a notebook shows them."""
 
-    def __init__(self, title: str, blocks: list[Block]) -> None:
+    def __init__(self, title: str, blocks: list[PageBlock]) -> None:
         self._title = title
         self._blocks = blocks
 
@@ -168,7 +168,7 @@ def framed(page: str, height: int = 640) -> str:
     )
 
 
-def evaluation_rows(evaluations: Iterable[Evaluation]) -> pd.DataFrame:
+def evaluation_rows(evaluations: Iterable[SetEvaluation]) -> pd.DataFrame:
     """A row an evaluation and temperature."""
     import pandas as pd
 

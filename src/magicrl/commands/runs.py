@@ -71,7 +71,7 @@ def runs(
     elif reverse:
         listed.reverse()
     if compare is not None:
-        listed = [run_list.named(found, name) for name in compare]
+        listed = [run_list.find_run(found, name) for name in compare]
     if json:
         console.print(json_text.dumps([run.as_json() for run in listed], indent=2), markup=False, soft_wrap=True)
     elif compare is not None:
@@ -80,8 +80,8 @@ def runs(
         console.print(_table(listed, console.width))
     else:
         console.print(f"no run in {folder}" + (f" meets {', '.join(where)}" if where else ""), markup=False)
-    for item in left_out:
-        Console(emoji=False, stderr=True).print(f"left out: {item.why}", style="yellow", markup=False, soft_wrap=True)
+    for _, why in left_out:
+        Console(emoji=False, stderr=True).print(f"left out: {why}", style="yellow", markup=False, soft_wrap=True)
     return 1 if left_out else 0
 
 
@@ -114,7 +114,7 @@ def _cell(run: ListedRun, name: str) -> str:
 
     value = run.columns[name]
     if name in ("best", "last", "train", "test"):
-        return run.measure.value(value)
+        return run.recorded.measure.value(value)
     if name == "steps":
         most = sum(int(stage["max_steps"]) for stage in run.recorded.config.get("stages", []))
         return f"{value}/{most}" if most and run.columns["status"] != "finished" else str(value)  # stages may end early
@@ -124,17 +124,17 @@ def _cell(run: ListedRun, name: str) -> str:
 
 
 def _changed(run: ListedRun) -> str:
-    from magicrl.reporting.variants import written
+    from magicrl.reporting.variants import value_text
 
-    told = [f"{key}={written(value)}" for key, value in run.changed.items()]
+    told = [f"{key}={value_text(value)}" for key, value in run.changed.items()]
     rest = f" (+{len(told) - SHOWN})" if len(told) > SHOWN else ""
     return ", ".join(told[:SHOWN]) + rest
 
 
 def _side_by_side(pair: Sequence[ListedRun]) -> Table:
     """What two runs came to, and the settings in which they differ, those that decide first."""
-    from magicrl.reporting.variants import decides, setting_rows
     from magicrl.reporting.run_list import COLUMNS
+    from magicrl.reporting.variants import decides, setting_rows
     from magicrl.reporting.wording import visible
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

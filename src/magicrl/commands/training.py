@@ -29,7 +29,7 @@ from magicrl.config.overrides import Overrides
 from magicrl.config.schema import TrainConfig
 from magicrl.records import ScoredGroup
 from magicrl.reporting.display import LiveDisplay
-from magicrl.reporting.run_page import write_report
+from magicrl.reporting.run_page import write_run_page
 from magicrl.reporting.trackers import TrackerMirror, make_trackers
 from magicrl.training.recorder import NullObserver, Observers, RunObserver
 
@@ -169,7 +169,7 @@ class Training:
         """End the workers. A run that is not finished stands as stopped, to be resumed from its last checkpoint."""
         self._leave(None if self._finished else Closed("closed before the run's end"))
         if self._finished:
-            write_report(self.path)
+            write_run_page(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -268,7 +268,7 @@ def run_to_end(made: Prepared, observer: AbstractContextManager[RunObserver]) ->
 
     with StopRequest().watching() as stop, session_of(made, observer, stop) as session:
         session.run()
-    return write_report(made.folder)
+    return write_run_page(made.folder)
 
 
 @contextmanager
@@ -304,7 +304,7 @@ def watched(made: Prepared, observer: AbstractContextManager[RunObserver]) -> Ge
     except (KeyboardInterrupt, TrainingStopped, FloatingPointError):
         if (made.folder / "metrics.jsonl").exists():
             with contextlib.suppress(ValueError):  # a full disk: why the run stopped is what matters
-                page = write_report(made.folder)
+                page = write_run_page(made.folder)
                 shown.event({"kind": "report so far", "message": str(page)})
         raise
 

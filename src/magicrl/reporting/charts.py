@@ -1,7 +1,7 @@
-"""The drawings of a page as SVG: lines, bars, intervals; the legend, the CSV and the values in words of each.
+"""SVG drawings of a page (lines, bars, intervals) with their legend, CSV and table of values.
 
-The page's style sheet colours the drawings, so that one drawing serves a light, a dark and a printed page. Why no
-plotting package draws them: docs/report.md.
+The page's style sheet colours the drawings, so that one drawing fits a light, a dark and a printed page.
+docs/report.md explains why they are not drawn by a plotting package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from markupsafe import Markup, escape
 
 from magicrl.reporting.read_folders import Interval
-from magicrl.reporting.wording import measured, number
+from magicrl.reporting.wording import measured, number_text
 from magicrl.training.diagnosis import ACCURACY, Measure
 
 Point: TypeAlias = tuple[float, float]
@@ -26,24 +26,24 @@ Band: TypeAlias = tuple[tuple[float, float, float], ...]
 Unit: TypeAlias = Literal["percent", "number", "seconds"]
 Sign: TypeAlias = Literal["line", "area", "dot", "diamond", "limit", "target"]
 Bar: TypeAlias = tuple[str, float, str]
-"""Name, value, and the words behind the bar."""
+"""Name, value, and the text after the bar."""
 
 WIDTH = 460
-"""Of every drawing, in SVG units; a page scales it to its card."""
+"""Width of every drawing in SVG units. The page scales it to its card."""
 PALETTE = ("#1a3fc9", "#c65a06", "#0a8f63", "#8a1457", "#7a7f96", "#4a3a05")
-"""Light colours of the series. Any two stay apart (CIE76 above 20) with each kind of colour blindness, and lines
-differ in their dashes besides."""
+"""Colours of the series on a light page. Any two differ (CIE76 above 20) with each kind of colour blindness. Lines also
+differ in their dashes."""
 DARK_PALETTE = ("#5c95ff", "#ff8048", "#8fe8c4", "#ffa6f0", "#8b9299", "#fdf3a2")
 DASHES = ("none", "7 3", "2.5 2.5", "10 3 2.5 3", "5 4", "14 4")
-"""Of the first, second, ... line of a drawing."""
+"""Dash patterns of the first, second, ... line of a drawing."""
 MOST_DRAWN = 700
-"""Points of one line in a drawing; the CSV always has all."""
+"""Maximum number of points of one line in a drawing. The CSV has all points."""
 TABLE_ROWS = 12
-"""Of the values in words below a chart."""
+"""Maximum number of rows in the table of values below a chart."""
 LEFT, RIGHT, TOP, BOTTOM = 48, 20, 20, 38
 TALL, COMPACT = 236, 150
 LETTER = 8.0
-"""Width of a letter at the largest size that the page draws it."""
+"""Width of a letter at the largest size on a page, in SVG units."""
 
 _SHAPES = (
     ".line{fill:none;stroke-width:1.9;stroke-linejoin:round}.faint{stroke-width:1;stroke-opacity:.3;fill:none}"
@@ -59,8 +59,8 @@ _ALONE = (
 )
 
 
-class Entry(NamedTuple):
-    """One entry of a legend; ``color`` is a slot of the palette."""
+class LegendEntry(NamedTuple):
+    """One entry of a legend. ``color`` is an index of the palette."""
 
     label: str
     sign: Sign
@@ -68,30 +68,23 @@ class Entry(NamedTuple):
     dash: int = 0
 
 
-class Table(NamedTuple):
-    """Some values of a figure in words; the first cell of a row is its heading."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureView:
     """One figure of a page."""
 
-    name: str  # of its exports, without ending
+    name: str  # file name of the exports, without suffix
     title: str
-    svg: Markup  # several drawings of which one is shown, where the x axis can be chosen
-    frame: Markup  # title and legend of the drawing as a file, into which the page's script puts what it shows
-    legend: tuple[tuple[Markup, str], ...]  # sign, words
-    csv: str = ""  # a link; empty where the script writes the values from the curves it holds
+    svg: Markup  # several drawings, one of them visible, where the x axis can be chosen
+    frame: Markup  # title and legend of an exported drawing; the page's script inserts the visible drawing
+    legend: tuple[tuple[Markup, str], ...]  # (sign, label)
+    csv: str = ""  # a link; empty where the page's script writes the CSV from its curves
     note: str = ""
-    table: Table | None = None  # for those who cannot see the drawing
-    hover: Mapping[str, Any] | None = None  # what the crosshair needs
+    table: tuple[tuple[str, ...], ...] = ()  # head and rows of some values, for screen readers
+    hover: Mapping[str, Any] | None = None  # data for the crosshair
 
 
 def page_css() -> str:
-    """The palette as variables of a light, a dark and a printed page, and what the drawings need."""
+    """Return the style of drawings in a page, with the palette as variables for light, dark and printed pages."""
     light, dark = ("".join(f"--c{i}:{c};" for i, c in enumerate(p)) for p in (PALETTE, DARK_PALETTE))
     return (
         f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
@@ -100,28 +93,28 @@ def page_css() -> str:
 
 
 def file_css() -> str:
-    """The style of a drawing as a file: always light."""
+    """Return the style of a drawing in a file of its own, which is always light."""
     return _ALONE + _SHAPES + _series_css(PALETTE)
 
 
 def _series_css(colors: Sequence[str]) -> str:
-    """Classes of stroke (s0...), fill (f0...) and dash (d0...)."""
+    """Return the classes of stroke (s0...), fill (f0...) and dash (d0...)."""
     rules = [f".s{i}{{stroke:{c}}}.f{i}{{fill:{c}}}" for i, c in enumerate(colors)]
     return "".join(rules) + "".join(f".d{i}{{stroke-dasharray:{dash}}}" for i, dash in enumerate(DASHES))
 
 
 def variant_swatch(slot: int) -> Markup:
-    """The sign of a variant, as its lines are drawn."""
-    return swatch(Entry("", "line", slot % len(PALETTE), (slot + slot // 6) % 6))
+    """Return the sign of a variant, in the style of its lines."""
+    return swatch(LegendEntry("", "line", slot % len(PALETTE), (slot + slot // 6) % 6))
 
 
-def swatch(entry: Entry) -> Markup:
-    """A legend's sign as an element of its own, for the page."""
+def swatch(entry: LegendEntry) -> Markup:
+    """Return a legend's sign as an element for the page."""
     return Markup(f'<svg class="key" viewBox="0 0 22 14" aria-hidden="true">{_sign(entry, 0, 7)}</svg>')
 
 
-def _sign(entry: Entry, x: float, y: float) -> str:
-    """The sign of a legend entry, 22 wide, with its middle at height ``y``."""
+def _sign(entry: LegendEntry, x: float, y: float) -> str:
+    """Return the sign of a legend entry, 22 units wide, with its middle at height ``y``."""
     middle, color = x + 11, entry.color
     return {
         "line": f'<path class="line s{color} d{entry.dash}" d="M{x:g} {y:g}h22"/>',
@@ -139,7 +132,7 @@ def _diamond(color: int, x: float, y: float) -> str:
 
 
 def picture(key: str, description: str, height: float, body: str) -> Markup:
-    """The ``<svg>`` of a drawing in a page; ``body`` is markup."""
+    """Return the ``<svg>`` element of a drawing in a page. ``body`` is markup."""
     return Markup(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {height:g}" role="img" data-chart="{escape(key)}" '
         f'aria-label="{escape(description)}">{body}</svg>'
@@ -147,9 +140,9 @@ def picture(key: str, description: str, height: float, body: str) -> Markup:
 
 
 def picture_file(
-    title: str, height: float, legend: Sequence[Entry], *, description: str = "", body: str = "", style: str = ""
+    title: str, height: float, legend: Sequence[LegendEntry], *, description: str = "", body: str = "", style: str = ""
 ) -> Markup:
-    """A drawing as a file with its own title and legend. Without body and style: the page's script puts them in."""
+    """Return a drawing as a file with title and legend. Without body and style, the page's script inserts them."""
     longest = max((len(entry.label) for entry in legend), default=0)
     per_row = 1 if longest > 32 else 2 if longest > 18 else 3
     whole = height + 24 + 18 * -(-len(legend) // per_row)
@@ -172,17 +165,27 @@ def figure_view(
     title: str,
     drawing: tuple[float, Sequence[str]],
     *,
-    told: Iterable[str],
-    legend: Sequence[Entry],
+    described: Iterable[str],
+    legend: Sequence[LegendEntry],
     rows: Iterable[Sequence[object]],
     note: str,
 ) -> FigureView:
-    """A figure without crosshair from its drawing (height, markup), its rows in words and those of its CSV."""
+    """Return a figure without crosshair.
+
+    Args:
+        key: file name of the exports.
+        title: title of the figure.
+        drawing: height and markup.
+        described: descriptions of the rows, for screen readers.
+        legend: entries of the legend.
+        rows: rows of the CSV.
+        note: text below the figure.
+    """
     height, body = drawing
     return FigureView(
         name=key,
         title=title,
-        svg=picture(key, f"{title}. {'; '.join(told)}", height, "".join(body)),
+        svg=picture(key, f"{title}. {'; '.join(described)}", height, "".join(body)),
         frame=picture_file(title, height, legend),
         legend=tuple((swatch(entry), entry.label) for entry in legend),
         csv=_link(csv_text(rows)),
@@ -197,12 +200,12 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
 
 
 def _link(table: str) -> str:
-    """A CSV table as a link that needs no server."""
+    """Return a CSV table as a data link."""
     return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(table.encode()).decode()}"
 
 
 def nice_ticks(low: float, high: float, most: int) -> list[float]:
-    """Round tick values (1, 2 or 5 times a power of ten) that cover [low, high], at most about ``most``."""
+    """Return about ``most`` or fewer round tick values (1, 2 or 5 times a power of ten) that cover [low, high]."""
     if not high > low:
         high = low + (abs(low) or 1.0)
     rough = (high - low) / max(1, most)
@@ -214,17 +217,17 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def text(x: float, y: float, words: str, anchor: str = "middle", kind: str = "tick") -> str:
-    """Words of a drawing, escaped."""
+    """Return a text element. ``words`` are escaped."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def line(kind: str, x: tuple[float, float], y: tuple[float, float]) -> str:
-    """A straight line between two corners."""
+    """Return a straight line between two corners."""
     return f'<line class="{kind}" x1="{x[0]:.1f}" x2="{x[1]:.1f}" y1="{y[0]:.1f}" y2="{y[1]:.1f}"/>'
 
 
 def box(color: int, corner: tuple[float, float], width: float, height: float, words: str) -> str:
-    """A bar that tells its words to the pointer."""
+    """Return a bar with ``words`` as its tooltip."""
     return (
         f'<rect class="area f{color}" x="{corner[0]:g}" y="{corner[1]:g}" width="{max(1.0, width):.1f}" '
         f'height="{height:g}"><title>{escape(words)}</title></rect>'
@@ -232,7 +235,7 @@ def box(color: int, corner: tuple[float, float], width: float, height: float, wo
 
 
 def x_grid(ticks: Iterable[tuple[float, str]], top: float, bottom: float) -> list[str]:
-    """Vertical lines at x with their words below, for drawings whose rows stand below each other."""
+    """Return vertical lines at x with a label below, for drawings that consist of rows."""
     return [line("grid", (x, x), (top, bottom)) + text(x, bottom + 16, words) for x, words in ticks]
 
 
@@ -248,9 +251,18 @@ def bars_view(
     left: int = 96,
     limit: tuple[float, str] | None = None,
 ) -> FigureView:
-    """Horizontal bars, the longest usually first.
+    """Return a figure of horizontal bars.
 
-    ``left`` is the room for names, in SVG units; ``limit`` a vertical line that no bar should pass, with its words.
+    Args:
+        key: file name of the exports.
+        title: title of the figure.
+        x_name: label of the x axis.
+        bars: from top to bottom.
+        note: text below the figure.
+        unit: unit of the values.
+        color: index of the palette.
+        left: width reserved for names, in SVG units.
+        limit: position and label of a vertical line that no bar should cross.
     """
     right, top, row = 96, 4, 19
     longest = max([value for _, value, _ in bars] + ([limit[0]] if limit else []), default=1.0)
@@ -260,28 +272,28 @@ def bars_view(
     bottom = top + row * len(bars)
     limit_at = None if limit is None else left + limit[0] * scale
     parts = x_grid([(left + tick * scale, tick_label(tick, unit)) for tick in ticks], top, bottom)
-    told: list[str] = []
+    described: list[str] = []
     for i, (name, value, words) in enumerate(bars):
         y = top + row * i
-        told.append(f"{name}: {measured(value, unit)}" + (f" ({words})" if words else ""))
+        described.append(f"{name}: {measured(value, unit)}" + (f" ({words})" if words else ""))
         width = max(1.0, value * scale)
         words_at = left + width + 5
         if limit_at is not None and words_at - 3 < limit_at < words_at + LETTER * len(words):
-            words_at = limit_at + 5  # the line would go through them
+            words_at = limit_at + 5  # else the line would cross the text
         shown = name if len(name) <= letters else name[: letters - 1] + "…"
         parts.append(text(left - 6, y + 13.5, shown, "end", "rowlabel token"))
-        parts.append(box(color, (left, y + 3), width, row - 6, told[-1]))
+        parts.append(box(color, (left, y + 3), width, row - 6, described[-1]))
         parts.append(text(words_at, y + 13.5, words, "start"))
     if limit_at is not None:
         parts.append(line("target", (limit_at, limit_at), (top, bottom)))
     parts.append(text((left + WIDTH - right) / 2, bottom + 32, x_name))
     rows = [["name", x_name, "words"], *([name, repr(value), words] for name, value, words in bars)]
-    entries = [Entry(limit[1], "target")] if limit else []
-    return figure_view(key, title, (bottom + 40, parts), told=told, legend=entries, rows=rows, note=note)
+    entries = [LegendEntry(limit[1], "target")] if limit else []
+    return figure_view(key, title, (bottom + 40, parts), described=described, legend=entries, rows=rows, note=note)
 
 
 class IntervalRow(NamedTuple):
-    """A row of scores: its label and two intervals, shares in [0, 1]; ``apart`` draws a rule above it."""
+    """A row of scores: its label and two intervals, shares in [0, 1]. ``apart`` draws a rule above the row."""
 
     label: str
     before: Interval | None
@@ -299,34 +311,43 @@ def intervals_view(
     words: tuple[str, str] = ("before", "after"),
     measure: Measure = ACCURACY,
 ) -> FigureView:
-    """Before (grey, upper) and after (coloured, lower) in each row; dashed at ``best``, the start's best mean.
+    """Return a figure of intervals: in each row ``before`` (grey, upper) and ``after`` (coloured, lower).
 
-    The axis begins at 0 and ends at 100 %, or earlier where all intervals lie low; of mean rewards it holds 0 and all
-    intervals. ``words`` name the two.
+    The axis of shares begins at 0 and ends at 100 %, or earlier where all intervals are low. The axis of mean rewards
+    includes 0 and all intervals.
+
+    Args:
+        key: file name of the exports.
+        title: title of the figure.
+        rows: from top to bottom.
+        note: text below the figure.
+        best: position of a dashed line, the initial checkpoint's best mean.
+        words: names of ``before`` and ``after``.
+        measure: unit of the values.
     """
     height, parts, entries = _intervals(rows, best, words, measure)
     table: list[Sequence[object]] = [["row", *(f"{word}{end}" for word in words for end in ("", ", low", ", high"))]]
     for row in rows:
         sides = [(i.mean, i.low, i.high) if i else ("",) * 3 for i in (row.before, row.after)]
         table.append([row.label, *sides[0], *sides[1]])
-    told = [_interval_words(row, words, measure) for row in rows]
-    return figure_view(key, title, (height, parts), told=told, legend=entries, rows=table, note=note)
+    described = [_interval_words(row, words, measure) for row in rows]
+    return figure_view(key, title, (height, parts), described=described, legend=entries, rows=table, note=note)
 
 
 def interval_file(title: str, rows: Sequence[IntervalRow], *, words: tuple[str, str], measure: Measure) -> Markup:
-    """The same drawing as a file of its own."""
+    """Return the drawing of `intervals_view` as a file."""
     height, parts, entries = _intervals(rows, None, words, measure)
-    told = "; ".join(_interval_words(row, words, measure) for row in rows)
-    description, body = f"{title}. {told}", "".join(parts)
+    described = "; ".join(_interval_words(row, words, measure) for row in rows)
+    description, body = f"{title}. {described}", "".join(parts)
     return picture_file(title, height, entries, description=description, body=body, style=file_css())
 
 
 def _intervals(
     rows: Sequence[IntervalRow], best: float | None, words: tuple[str, str], measure: Measure
-) -> tuple[float, list[str], list[Entry]]:
-    """Height, markup and legend."""
+) -> tuple[float, list[str], list[LegendEntry]]:
+    """Return height, markup and legend of a drawing of intervals."""
     right, top = 22, 10
-    above = 18 if any(len(row.label) > 11 for row in rows) else 0  # a long label stands above its row
+    above = 18 if any(len(row.label) > 11 for row in rows) else 0  # long labels are above their rows
     left = 22 if above else 84
     pair = any(row.before and row.after for row in rows)
     pitch = ((34 if pair else 20) + above) if above else 52 if pair else 34
@@ -362,43 +383,43 @@ def _intervals(
                     + line(f"whisker s{color}", (at(interval.low), at(interval.high)), (where, where))
                     + f'<circle class="f{color}" cx="{at(interval.mean):.1f}" cy="{where:.1f}" r="5.5"/></g>'
                 )
-    if best is not None:  # it ends where the rows of pass@k begin
+    if best is not None:  # not through the rows of pass@k
         end = top + pitch * next((i for i, row in enumerate(rows) if row.apart), len(rows))
         parts.append(line("target", (at(best), at(best)), (top, end)))
-    parts.append(text((left + WIDTH - right) / 2, bottom + 32, "share of answers" if shares else measure.name))
-    entries = [Entry(words[0], "dot", 4)] if any(row.before for row in rows) else []
-    entries += [Entry(words[1], "dot")] if any(row.after for row in rows) else []
-    entries += [Entry("start's best temperature", "target")] if best is not None else []
+    parts.append(text((left + WIDTH - right) / 2, bottom + 32, "share of responses" if shares else measure.name))
+    entries = [LegendEntry(words[0], "dot", 4)] if any(row.before for row in rows) else []
+    entries += [LegendEntry(words[1], "dot")] if any(row.after for row in rows) else []
+    entries += [LegendEntry("initial checkpoint's best temperature", "target")] if best is not None else []
     return bottom + 38, parts, entries
 
 
 def _interval_words(row: IntervalRow, words: tuple[str, str], measure: Measure) -> str:
-    """``1: 24.0 % before, 54.3 % after``."""
-    told = [f"{measure.value(i.mean)} {word}" for word, i in zip(words, (row.before, row.after), strict=True) if i]
-    return f"{row.label}: {', '.join(told) or 'not measured'}"
+    """Write ``1: 24.0 % before, 54.3 % after``."""
+    described = [f"{measure.value(i.mean)} {word}" for word, i in zip(words, (row.before, row.after), strict=True) if i]
+    return f"{row.label}: {', '.join(described) or 'not measured'}"
 
 
-# Charts: lines over the training steps, or over another x.
+# Charts: lines over the training steps or another x.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
     """One line of a chart.
 
-    ``style``: ``faint`` for raw values behind their running mean (left out of the legend), ``steps`` for limits,
-    ``marks`` for single measurements (a sign each, the band as a whisker, no line between them).
+    ``style`` is ``faint`` for raw values behind their running mean (not in the legend), ``steps`` for limits, and
+    ``marks`` for single measurements (one sign each, the band as a whisker, no connecting line).
     """
 
-    label: str  # for the legend and the CSV's head
+    label: str  # in the legend and in the CSV's head
     points: Points  # (x, y), x ascending
-    color: int = 0  # slot of the palette, 0 to 5
+    color: int = 0  # index of the palette, 0 to 5
     style: Literal["line", "faint", "steps", "marks"] = "line"
     band: Band = ()  # (x, low, high), drawn behind the line
-    dots: bool = False  # draw each point too, for series that are not measured at every step
+    dots: bool = False  # draw each point as well, for series that are not measured at every step
 
 
 class Mark(NamedTuple):
-    """A vertical line: something began at this x."""
+    """A vertical line with a label, for example where a stage began."""
 
     x: float
     label: str
@@ -406,22 +427,22 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """A chart over the training steps, or over another x."""
+    """A chart over the training steps or another x."""
 
-    key: str  # file name of its exports
+    key: str  # file name of the exports
     title: str
-    series: tuple[Series, ...]  # the most important first: it is drawn last, on top; of areas the lowest
+    series: tuple[Series, ...]  # the most important first: it is drawn last, on top; of stacked areas the lowest
     unit: Unit = "number"
-    note: str = ""  # how to read it
-    y_low: float | None = None  # ends of the y axis; default: from the data
+    note: str = ""  # text below the chart
+    y_low: float | None = None  # ends of the y axis; None: from the data
     y_high: float | None = None
     target: tuple[float, str] | None = None  # a horizontal line with its label
     marks: tuple[Mark, ...] = ()
     x_name: str = "training step"
-    x_word: str = "step"  # before a single value, in the crosshair's box and the CSV
-    x_range: tuple[float, float] | None = None  # fixed, so that charts below one another align
+    x_word: str = "step"  # name of a single x, in the crosshair's box and the CSV
+    x_range: tuple[float, float] | None = None  # fixed, so that charts below each other align
     x_whole: bool = True  # ticks at whole numbers only
-    x_log: bool = False  # x grows by factors; all x must be positive
+    x_log: bool = False  # logarithmic x axis; all x must be positive
     x_ticks: tuple[float, ...] = ()
     stacked: bool = False  # the series are areas that add up
     compact: bool = False  # about half as tall
@@ -431,8 +452,8 @@ class Chart:
         return not any(series.points for series in self.series)
 
 
-class Frame(NamedTuple):
-    """The plot area of a chart in SVG units, and the data range it shows."""
+class PlotArea(NamedTuple):
+    """The plot area of a chart in SVG units, and its data range."""
 
     x_low: float
     x_high: float
@@ -455,8 +476,8 @@ class Frame(NamedTuple):
         return self.bottom - min(1.0, max(0.0, share)) * (self.bottom - TOP)
 
 
-def frame_of(chart: Chart) -> Frame:
-    """Where the chart's data go."""
+def area_of(chart: Chart) -> PlotArea:
+    """Return the plot area of a chart."""
     series = stacked(chart.series) if chart.stacked else chart.series
     xs = [x for s in series for x, _ in s.points] or [0.0, 1.0]
     ys = [y for s in series for _, y in s.points] + [v for s in series for _, low, high in s.band for v in (low, high)]
@@ -472,11 +493,11 @@ def frame_of(chart: Chart) -> Frame:
     if x_high <= x_low:
         x_low, x_high = (x_low / 1.5, x_high * 1.5) if chart.x_log else (x_low - 0.5, x_high + 0.5)
     ticks = tuple(nice_ticks(low, high, 3 if chart.compact else 5))
-    return Frame(x_low, x_high, ticks, COMPACT if chart.compact else TALL, chart.x_log)
+    return PlotArea(x_low, x_high, ticks, COMPACT if chart.compact else TALL, chart.x_log)
 
 
 def chart_view(chart: Chart) -> FigureView:
-    """A chart as the page shows it, with its crosshair."""
+    """Return the figure of a chart for a page, with crosshair."""
     entries = legend(chart)
     alike = len(entries) == 1 and entries[0].label.lower() == chart.title.lower()
     series = [
@@ -488,36 +509,34 @@ def chart_view(chart: Chart) -> FigureView:
         name=chart.key,
         title=chart.title,
         svg=draw(chart),
-        frame=picture_file(chart.title, frame_of(chart).height, entries),
+        frame=picture_file(chart.title, area_of(chart).height, entries),
         legend=() if alike else tuple((swatch(entry), entry.label) for entry in entries),
         csv=_link(to_csv(chart)),
         note=chart.note,
         table=values_table(chart),
-        hover=plot_area(chart) | {"series": series},
+        hover=hover_data(chart) | {"series": series},
     )
 
 
-def plot_area(chart: Chart) -> dict[str, Any]:
-    """Where the chart's x go, and the words for its values; charts of one ``group`` share their crosshair."""
-    frame = frame_of(chart)
+def hover_data(chart: Chart) -> dict[str, Any]:
+    """Return the x range and the units for the crosshair. Charts of one ``group`` share their crosshair."""
+    frame = area_of(chart)
     sides = {"left": LEFT, "right": WIDTH - RIGHT, "width": WIDTH, "bottom": frame.bottom}
     words = {"unit": chart.unit, "word": chart.x_word, "log": chart.x_log, "group": chart.x_word}
     return sides | {"low": frame.x_low, "high": frame.x_high} | words
 
 
-def values_table(chart: Chart) -> Table | None:
-    """The chart's values at about a dozen evenly spaced x, the first and the last among them."""
+def values_table(chart: Chart) -> tuple[tuple[str, ...], ...]:
+    """Return head and rows of the chart's values at about a dozen evenly spaced x, including both ends."""
     series = [s for s in chart.series if s.style != "faint" and s.points]
     xs = sorted({x for s in series for x, _ in s.points})
-    if not xs:
-        return None
     values = [{x: measured(y, chart.unit) for x, y in s.points} for s in series]
-    rows = tuple((f"{x:g}", *(column.get(x, "–") for column in values)) for x in evenly(xs, TABLE_ROWS))
-    return Table((chart.x_word, *(s.label for s in series)), rows)
+    rows = [(f"{x:g}", *(column.get(x, "–") for column in values)) for x in evenly(xs, TABLE_ROWS)]
+    return ((chart.x_word, *(s.label for s in series)), *rows) if rows else ()
 
 
 def evenly(values: Sequence[float], most: int) -> list[float]:
-    """At most ``most`` of ``values``, evenly spaced by index, both ends among them."""
+    """Return at most ``most`` of ``values``, evenly spaced by index, including both ends."""
     last = len(values) - 1
     if last < most:
         return list(values)
@@ -525,7 +544,7 @@ def evenly(values: Sequence[float], most: int) -> list[float]:
 
 
 def to_csv(chart: Chart) -> str:
-    """Every value of the chart: a row an x, a column a series, its band's ends beside it."""
+    """Return every value of the chart as CSV: a row per x, a column per series and per end of its band."""
     columns: list[tuple[str, dict[float, float]]] = []
     for series in chart.series:
         columns.append((series.label, dict(series.points)))
@@ -538,15 +557,15 @@ def to_csv(chart: Chart) -> str:
 
 
 def draw(chart: Chart, *, alone: bool = False) -> Markup:
-    """The chart as an ``<svg>`` element; ``alone`` as a file with colours, title and legend of its own."""
-    frame, entries = frame_of(chart), legend(chart)
+    """Return the chart as an ``<svg>`` element; with ``alone`` as a file with colours, title and legend."""
+    frame, entries = area_of(chart), legend(chart)
     parts = _axes(frame, chart) + _marks(frame, chart.marks)
     dashes = {entry.label: entry.dash for entry in entries}
     if chart.stacked:
         areas = reversed(stacked(chart.series))
         parts += [f'<path class="area f{s.color}" d="{_band_path(frame, s.band)}"/>' for s in areas]
     else:
-        # raw values lie behind all lines; the first line is the most important one, drawn last
+        # raw values first, behind all lines; the first line is the most important one and is drawn last
         for _, series in sorted(enumerate(chart.series), key=lambda item: (item[1].style != "faint", -item[0])):
             parts += _line(frame, series, dashes.get(series.label, 0))
     if chart.target is not None:
@@ -560,24 +579,24 @@ def draw(chart: Chart, *, alone: bool = False) -> Markup:
     return picture(chart.key, words, frame.height, body + cross)
 
 
-def legend(chart: Chart) -> list[Entry]:
-    """The chart's legend; lines differ in dash as well as in colour."""
-    found: list[Entry] = []
+def legend(chart: Chart) -> list[LegendEntry]:
+    """Return the chart's legend. Lines differ in dash as well as in colour."""
+    found: list[LegendEntry] = []
     lines = 0
     for series in chart.series:
         if series.style == "faint" or not series.points:
             continue
         if chart.stacked or series.style in ("steps", "marks"):
             sign: Sign = "area" if chart.stacked else "limit" if series.style == "steps" else "diamond"
-            found.append(Entry(series.label, sign, series.color))
+            found.append(LegendEntry(series.label, sign, series.color))
         else:
-            found.append(Entry(series.label, "line", series.color, (lines + lines // 6) % 6))
+            found.append(LegendEntry(series.label, "line", series.color, (lines + lines // 6) % 6))
             lines += 1
     return found
 
 
 def describe(chart: Chart) -> str:
-    """The chart in one sentence, for those who cannot see it."""
+    """Return the chart in one sentence, for screen readers."""
     named = [s for s in chart.series if s.style != "faint" and s.points]
     ends = [f"{s.label} {tick_label(round(s.points[-1][1], 4), chart.unit)}" for s in named]
     last = max((s.points[-1][0] for s in chart.series if s.points), default=0.0)
@@ -586,19 +605,21 @@ def describe(chart: Chart) -> str:
 
 
 def tick_label(value: float, unit: Unit) -> str:
-    """A value as the y axis writes it."""
+    """Return the label of a value on the y axis."""
     if unit == "percent":
         return f"{100 * value:g}%"
     size = abs(value)
     if size >= 10_000:
         words = f"{value / 1000:g}k" if size < 1e6 else f"{value:.3g}"
     else:
-        words = number(value) if size == 0 or size >= 1e-4 else f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
+        words = (
+            number_text(value) if size == 0 or size >= 1e-4 else f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
+        )
     return words + (" s" if unit == "seconds" else "")
 
 
 def thinned(points: Points, most: int = MOST_DRAWN) -> Points:
-    """At most ``most`` points: means of neighbouring ones."""
+    """Return at most ``most`` points, the means of neighbouring ones."""
     if len(points) <= most:
         return points
     size = math.ceil(len(points) / most)
@@ -607,7 +628,7 @@ def thinned(points: Points, most: int = MOST_DRAWN) -> Points:
 
 
 def stacked(series: Sequence[Series]) -> tuple[Series, ...]:
-    """Each series on top of those before it: band from the sum below to the new sum. Missing values count 0."""
+    """Return each series on top of the previous ones, as a band between two sums. Missing values count as 0."""
     below = dict.fromkeys(sorted({x for s in series for x, _ in s.points}), 0.0)
     layers: list[Series] = []
     for s in series:
@@ -619,7 +640,7 @@ def stacked(series: Sequence[Series]) -> tuple[Series, ...]:
     return tuple(layers)
 
 
-def _axes(frame: Frame, chart: Chart) -> list[str]:
+def _axes(frame: PlotArea, chart: Chart) -> list[str]:
     parts: list[str] = []
     right, bottom = WIDTH - RIGHT, frame.bottom
     for tick in frame.y_ticks:
@@ -628,7 +649,7 @@ def _axes(frame: Frame, chart: Chart) -> list[str]:
         parts.append(text(LEFT - 6, round(y + 4, 1), tick_label(tick, chart.unit), "end"))
     for tick in _x_ticks(frame, chart):
         x = frame.x(tick)
-        # limits beyond ten thousand tokens in their customary form: 32768 as 32k
+        # response limits above ten thousand tokens in their usual form: 32768 as 32k
         words = f"{tick / 1024:g}k" if tick >= 10_000 and tick % 1024 == 0 else f"{tick:g}"
         parts.append(line("axis", (x, x), (bottom, bottom + 4)) + text(x, bottom + 16, words))
     parts.append(line("axis", (LEFT, right), (bottom, bottom)))
@@ -636,8 +657,8 @@ def _axes(frame: Frame, chart: Chart) -> list[str]:
     return parts
 
 
-def _x_ticks(frame: Frame, chart: Chart) -> list[float]:
-    """Ticks inside the axis; fixed ones thinned from the right until they leave room."""
+def _x_ticks(frame: PlotArea, chart: Chart) -> list[float]:
+    """Return the ticks inside the axis. Fixed ticks are thinned from the right until they have room."""
     if not chart.x_ticks:
         ticks = nice_ticks(frame.x_low, frame.x_high, 5)
         return [t for t in ticks if frame.x_low <= t <= frame.x_high and (t == int(t) or not chart.x_whole)]
@@ -648,8 +669,8 @@ def _x_ticks(frame: Frame, chart: Chart) -> list[float]:
     return kept[::-1]
 
 
-def _marks(frame: Frame, marks: Sequence[Mark]) -> list[str]:
-    """A line a mark, labelled as fully as its neighbours leave room."""
+def _marks(frame: PlotArea, marks: Sequence[Mark]) -> list[str]:
+    """Return a line per mark, with as long a label as its neighbours leave room for."""
     parts: list[str] = []
     taken = float(LEFT)
     for i, mark in enumerate(marks):
@@ -668,7 +689,7 @@ def _marks(frame: Frame, marks: Sequence[Mark]) -> list[str]:
     return parts
 
 
-def _line(frame: Frame, series: Series, dash: int) -> list[str]:
+def _line(frame: PlotArea, series: Series, dash: int) -> list[str]:
     color, at = series.color, [(frame.x(x), frame.y(y)) for x, y in thinned(series.points)]
     if series.style == "marks":
         whiskers = [(frame.x(x), frame.y(low), frame.y(high)) for x, low, high in series.band]
@@ -688,7 +709,7 @@ def _path(at: Sequence[Point], *, steps: bool = False) -> str:
     return f"M{at[0][0]:.1f} {at[0][1]:.1f}" + "".join(parts)
 
 
-def _band_path(frame: Frame, band: Band) -> str:
+def _band_path(frame: PlotArea, band: Band) -> str:
     upper = [(frame.x(x), frame.y(high)) for x, high in thinned(tuple((x, high) for x, _, high in band))]
     lower = [(frame.x(x), frame.y(low)) for x, low in thinned(tuple((x, low) for x, low, _ in band))]
     return f"{_path([*upper, *lower[::-1]])}Z"

@@ -1,62 +1,67 @@
-"""The page that compares training runs, evaluations, or both: scores of variants, settings that differ, curves, runs."""
+"""The page that compares training runs, evaluations, or both: scores, differing settings, curves, responses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from markupsafe import Markup
 
+from magicrl.config.loader import leaves
+from magicrl.evaluation.comparison import compare
+from magicrl.evaluation.presets import TABLE13_SETS, Table13Row, average, table13
 from magicrl.evaluation.samples import RESULTS
-from magicrl.reporting.variants import (
-    Variant,
-    variant_scores,
-    decides,
-    group_runs,
-    path_labels,
-    run_settings,
-    setting_rows,
-)
 from magicrl.reporting.charts import (
     PALETTE,
+    Chart,
     FigureView,
     IntervalRow,
-    variant_swatch,
+    Series,
     chart_view,
     draw,
+    hover_data,
     intervals_view,
-    plot_area,
+    variant_swatch,
 )
 from magicrl.reporting.curves import (
     AXES,
     METRICS,
-    VariantAxes,
     Axis,
     ComparedChart,
-    variant_axes,
+    VariantAxes,
     compared_charts,
-    devices,
     positions,
     tail_label,
+    variant_axes,
 )
-from magicrl.reporting.evaluation_page import evaluation_blocks
-from magicrl.reporting.page import Block, block, render_page, write_page
+from magicrl.reporting.page import PageBlock, block, crosshairs, render_page, write_page
 from magicrl.reporting.read_folders import (
+    LAST_STEPS,
+    Interval,
     RecordedEvaluation,
     RecordedRun,
-    TemperatureScore,
+    by_benchmark,
     read_evaluation_folder,
     read_run,
 )
-from magicrl.reporting.samples import MOST_PROBLEMS, variant_browsers
-from magicrl.reporting.wording import temperature
-from magicrl.training.diagnosis import measure_of
+from magicrl.reporting.samples import MOST_PROBLEMS, evaluation_browsers, variant_browsers
+from magicrl.reporting.scores import variant_scores
+from magicrl.reporting.variants import (
+    Variant,
+    decides,
+    differing,
+    group_runs,
+    path_labels,
+    run_settings,
+    setting_names,
+    setting_rows,
+)
+from magicrl.reporting.wording import temperature_text
+from magicrl.training.diagnosis import ACCURACY, REWARD, measure_of
 from magicrl_verifiers.progress import duration
 
-LAST_STEPS = 5
-"""Steps over which a run's last numbers are averaged."""
 AXIS_WORDS: Mapping[Axis, str] = {
     "steps": "steps",
     "tokens": "tokens",
@@ -65,43 +70,32 @@ AXIS_WORDS: Mapping[Axis, str] = {
 }
 
 
-class LeftOut(NamedTuple):
-    """A folder that was asked for and is not on the page, and why."""
-
-    folder: str
-    why: str
-
-
-class WrittenComparison(NamedTuple):
-    """The page, and what could not be put on it."""
-
-    path: Path
-    left_out: tuple[LeftOut, ...]
-
-
 def is_evaluation(folder: Path) -> bool:
-    """Whether ``magicrl eval`` wrote this folder; a folder with neither mark is taken for a run."""
+    """Return whether ``magicrl eval`` wrote this folder. A folder without the files of either counts as a run."""
     return not (folder / "run.json").exists() and ((folder / RESULTS).exists() or any(folder.glob("*/job.json")))
 
 
-def write_comparison(
+def write_comparison_page(
     folders: Sequence[Path],
     output: Path,
     *,
     axis: Axis = "steps",
     keys: Sequence[str] | None = None,
     command: str = "",
-) -> WrittenComparison:
+) -> list[tuple[str, str]]:
     """Write a page over run folders, evaluation folders, or both.
 
-    A folder that cannot be read is left out, and the page says so; it is an error only where none is left.
+    A folder that cannot be read is left out, and the page says so. It is an error only where no folder is left.
 
     Args:
-        folders: in the order of the page; the others are held against the first run (or evaluation).
-        output: the page.
+        folders: in the order of the page. The others are compared with the first run (or evaluation).
+        output: path of the page.
         axis: the x axis that is shown first.
-        keys: settings that make the variants; default: all in which runs differ but for seed and bookkeeping.
-        command: what made the page, for its foot.
+        keys: settings that define the variants. Default: every setting but seed and bookkeeping.
+        command: command that made the page, for its foot.
+
+    Returns:
+        (folder, reason) of the folders that were left out.
 
     Raises:
         ValueError: the same folder twice, no folder that can be read, a key that no run has, or the page cannot be
@@ -109,10 +103,10 @@ def write_comparison(
     """
     doubled = [folder for i, folder in enumerate(folders) if folder.resolve() in {f.resolve() for f in folders[:i]}]
     if doubled:
-        raise ValueError(f"{doubled[0]} is named twice; a run counts once in a comparison")
+        raise ValueError(f"{doubled[0]} is named twice; name each run once")
     runs: list[RecordedRun] = []
     evaluations: list[RecordedEvaluation] = []
-    left_out: list[LeftOut] = []
+    left_out: list[tuple[str, str]] = []
     for folder in folders:
         try:
             if is_evaluation(folder):
@@ -120,14 +114,13 @@ def write_comparison(
             else:
                 runs.append(read_run(folder))
         except ValueError as error:
-            left_out.append(LeftOut(str(folder), str(error)))
+            left_out.append((str(folder), str(error)))
     if not runs and not evaluations:
-        raise ValueError("none of the folders can be read:\n" + "\n".join(f"  {item.why}" for item in left_out))
+        raise ValueError("none of the folders can be read:\n" + "\n".join(f"  {why}" for _, why in left_out))
     if keys is not None and not runs:
-        raise ValueError(f"--group-by {keys[0]}: there is no run among the folders, only evaluations")
+        raise ValueError(f"--group-by {keys[0]}: the folders have no run, only evaluations")
     variants = group_runs(runs, keys) if runs else ()
-    missing = block("left_out", "Left out", {"folders": left_out} if left_out else None)
-    blocks = [missing] if missing is not None else []
+    blocks = [block("left_out", "Left out", {"folders": left_out} if left_out else None)]
     blocks += comparison_blocks(variants, axis) if variants else ()
     blocks += evaluation_blocks(evaluations) if evaluations else ()
     facts = [("variants", str(len(variants))), ("runs", str(len(runs)))] if runs else []
@@ -138,7 +131,8 @@ def write_comparison(
     facts += [("left out", str(len(left_out)))] if left_out else []
     names = [run.name for run in runs] or [name for evaluation in evaluations for name in evaluation.benchmarks]
     page = render_page(_title(names), facts, blocks, command, "comparison" if runs else "evaluation")
-    return WrittenComparison(write_page(page, output), tuple(left_out))
+    write_page(page, output)
+    return left_out
 
 
 def _title(names: Sequence[str]) -> str:
@@ -146,21 +140,20 @@ def _title(names: Sequence[str]) -> str:
     return " · ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
 
 
-def comparison_blocks(variants: Sequence[Variant], axis: Axis) -> tuple[Block, ...]:
-    """The blocks of a comparing page; ``axis`` is the x axis that is shown first."""
+def comparison_blocks(variants: Sequence[Variant], axis: Axis) -> list[PageBlock | None]:
+    """Return the sections of the variants. ``axis`` is the x axis that is shown first."""
     axes = variant_axes(variants)
     runs = [run for variant in variants for run in variant.runs]
     labels = dict(zip((run.path for run in runs), path_labels([run.path for run in runs]), strict=True))
     browsers = variant_browsers(variants)
-    blocks = (
+    return [
         block("variants", "Variants", {"rows": _variant_rows(variants), "notes": _notes(variants, axes, labels)}),
         _score_block(variants),
         _settings(variants, labels),
         *_figures(variants, axes, axis),
         block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None),
         _runs(variants, labels),
-    )
-    return tuple(block for block in blocks if block is not None)
+    ]
 
 
 def _variant_rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:
@@ -182,23 +175,23 @@ def _variant_rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:
 
 
 def _notes(variants: Sequence[Variant], axes: VariantAxes, labels: Mapping[Path, str]) -> list[str]:
-    """How curves were made where runs are unlike, in sentences."""
+    """Return sentences on how the curves were made where runs differ in length, status or records."""
     notes: list[str] = []
     if any(len(variant.runs) > 1 for variant in variants):
         notes.append(
-            "Runs that differ only in their seed are one variant. Lines are the mean over a variant's runs, the band goes "
-            "from its smallest to its largest run: it is no confidence interval."
+            "Runs that differ only in their seed are one variant. Lines are the mean over a variant's runs. The band "
+            "goes from the smallest to the largest run: it is not a confidence interval."
         )
     empty = [labels[run.path] for variant in variants for run in variant.runs if not run.metrics]
     if empty:
-        notes.append(f"Without a training step so far, and in no curve: {'; '.join(empty)}.")
+        notes.append(f"No training step so far, and therefore no curve: {'; '.join(empty)}.")
     unlike = [
         variant.name for variant in variants if len({len(run.metrics) for run in variant.runs if run.metrics}) > 1
     ]
     if unlike:
         notes.append(
-            f"Runs of unlike length: {'; '.join(unlike)}. The mean ends with the shortest run, so that no jump comes "
-            "from a run that has ended; faint lines show the others alone."
+            f"Runs of different length: {'; '.join(unlike)}. The mean ends with the shortest run, so that the end of a "
+            "run causes no jump. Faint lines show the longer runs."
         )
     going = [
         variant.name for variant in variants if any(run.status not in ("finished", "stopped") for run in variant.runs)
@@ -213,11 +206,11 @@ def _notes(variants: Sequence[Variant], axes: VariantAxes, labels: Mapping[Path,
             if any(run.metrics for run in variant.runs) and not x
         ]
         if without:
-            notes.append(f"No curve over {AXIS_WORDS[axis]}, since a step did not record it: {'; '.join(without)}.")
+            notes.append(f"No curve over {AXIS_WORDS[axis]}, because a step did not record it: {'; '.join(without)}.")
     return notes
 
 
-def _score_block(variants: Sequence[Variant]) -> Block | None:
+def _score_block(variants: Sequence[Variant]) -> PageBlock | None:
     scores = variant_scores(variants)
     names = list(dict.fromkeys(score.set_name for score in scores))
     sets: list[dict[str, Any]] = []
@@ -225,7 +218,7 @@ def _score_block(variants: Sequence[Variant]) -> Block | None:
         of_set = [score for score in scores if score.set_name == name]
         view = intervals_view(
             "test" if len(names) == 1 else f"test_{i}",
-            f"{of_set[0].measure.name.capitalize()} at temperature {temperature(of_set[0].temperature)}",
+            f"{of_set[0].measure.name.capitalize()} at temperature {temperature_text(of_set[0].temperature)}",
             [IntervalRow(variant.variant, variant.before, variant.after) for variant in of_set[0].variants],
             "Mean over a variant's runs, with 95 % intervals over problems.",
             measure=of_set[0].measure,
@@ -235,8 +228,8 @@ def _score_block(variants: Sequence[Variant]) -> Block | None:
     return block("variant_scores", "Test scores", {"sets": sets, "signs": signs} if sets else None)
 
 
-def _settings(variants: Sequence[Variant], labels: Mapping[Path, str]) -> Block | None:
-    """Every setting that is not the same in all runs, a column a variant; where a variant's runs differ, all its values."""
+def _settings(variants: Sequence[Variant], labels: Mapping[Path, str]) -> PageBlock | None:
+    """Return the settings that differ between runs, a column per variant with all values of its runs."""
     runs = [run for variant in variants for run in variant.runs]
     settings = iter(run_settings(runs))
     rows = setting_rows([[next(settings) for _ in variant.runs] for variant in variants], decides)
@@ -245,26 +238,26 @@ def _settings(variants: Sequence[Variant], labels: Mapping[Path, str]) -> Block 
     return block("settings", "Settings that differ", data if rows or without else None)
 
 
-def _figures(variants: Sequence[Variant], axes: VariantAxes, axis: Axis) -> list[Block]:
-    if not axes.scales:
+def _figures(variants: Sequence[Variant], axes: VariantAxes, axis: Axis) -> list[PageBlock]:
+    if not axes.names:
         return []
-    first: Axis = axis if axis in axes.scales else "steps"
+    first: Axis = axis if axis in axes.names else "steps"
     groups = [(group, compared_charts(variants, group.metrics, axes)) for group in METRICS]
     shown = [(group, charts) for group, charts in groups if charts]
-    choices = [(key, AXIS_WORDS[key]) for key in axes.scales]
-    # the values of all figures are told once, with the last of them
+    choices = [(key, AXIS_WORDS[key]) for key in axes.names]
+    # the values of all figures are on the page once, with the last figure
     values = curve_values(variants, axes, [chart for _, charts in shown for chart in charts])
     common = {"axes": choices if len(choices) > 1 else (), "axis": first, "note": ""}
-    blocks: list[Block] = []
+    blocks: list[PageBlock] = []
     for group, charts in shown:
         data = common | {"group": group.key, "panels": [[compared_view(chart, first)] for chart in charts]}
         hover = values if group is shown[-1][0] else {}
-        blocks.append(Block(key=group.key, title=group.title, template="figures.html.j2", data=data, hover=hover))
+        blocks.append(PageBlock(key=group.key, title=group.title, template="figures.html.j2", data=data, hover=hover))
     return blocks
 
 
-def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> Block | None:
-    """What each run spent and where it ended."""
+def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> PageBlock | None:
+    """Return the table of runs: cost and final metrics."""
     sets = list(dict.fromkeys(name for variant in variants for run in variant.runs for name in run.sets))
     measure = measure_of([row for variant in variants for run in variant.runs for row in run.metrics])
     rows: list[dict[str, Any]] = []
@@ -283,11 +276,11 @@ def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> Block | No
                     "tokens": tokens,
                     "wall": duration(wall),
                     "device": "–" if hours is None else f"{hours:.3g}",
-                    "devices": devices(run),
-                    "score": measure.value(last_mean(run, f"train/{measure.key}/mean")),
-                    "entropy": last_mean(run, "entropy/exact/mean", "entropy/sampled/mean"),
-                    "truncation": last_mean(run, "train/truncation/ratio"),
-                    "length": last_mean(run, "length/mean"),
+                    "devices": run.devices,
+                    "score": measure.value(run.last_mean(f"train/{measure.key}/mean")),
+                    "entropy": run.last_mean("entropy/exact/mean", "entropy/sampled/mean"),
+                    "truncation": run.last_mean("train/truncation/ratio"),
+                    "length": run.last_mean("length/mean"),
                     "tests": [_final_test(run, name) for name in sets],
                     "commit": commit[:10] + plus + rest,
                     "path": str(run.path),
@@ -298,43 +291,35 @@ def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> Block | No
     return block("runs", "Runs", data)
 
 
-def last_mean(run: RecordedRun, *keys: str) -> float | None:
-    """The mean of a metric over the run's last steps that have it (``LAST_STEPS``); None where none has."""
-    values = [value for _, value in run.points(*keys)[-LAST_STEPS:]]
-    return sum(values) / len(values) if values else None
-
-
 def _final_test(run: RecordedRun, set_name: str) -> str:
-    scores = getattr(run.evaluation("after", set_name), "temperatures", None)
-    if not scores:
+    evaluation = run.evaluation("after", set_name)
+    if evaluation is None or not (scores := evaluation.temperatures):
         return "–"
-    last: TemperatureScore = scores[max(scores)]
-    measure = measure_of(rewards=[last.reward])
-    told = last.score(measure)
-    return measure.value(None if told is None else told.mean)
+    last = scores[max(scores)]
+    return REWARD.value(last.reward.mean) if last.reward else ACCURACY.value(last.accuracy.mean)
 
 
 def compared_view(compared: ComparedChart, axis: Axis) -> FigureView:
-    """One figure with a drawing an x axis; ``axis`` is the one that is shown first."""
+    """Return one figure with a drawing per x axis. ``axis`` is shown first."""
     shown = chart_view(compared.charts.get(axis) or next(iter(compared.charts.values())))
     drawings: list[Markup] = []
     for key, chart in compared.charts.items():
         marked = f'<svg data-axis="{key}"{"" if key == axis else " hidden"} '
         drawings.append(Markup(str(draw(chart)).replace("<svg ", marked, 1)))
     none = Markup(
-        f'<p class="note no-axis"{" hidden" if axis in compared.charts else ""}>No variant has this x axis.</p>'
+        f'<p class="note no-axis"{" hidden" if axis in compared.charts else ""}>No variant recorded this x axis.</p>'
     )
-    # the page's script writes the values and shows the crosshair from what `curve_values` tells
+    # the page's script reads the values for CSV and crosshair from `curve_values`
     svg = Markup("").join([*drawings, none])
     return replace(shown, name=compared.metric.compared, svg=svg, csv="", hover=None)
 
 
 def curve_values(variants: Sequence[Variant], axes: VariantAxes, figures: Sequence[ComparedChart]) -> dict[str, Any]:
-    """The values of all figures for the page's script: each list of x once, however many curves lie over it."""
+    """Return the values of all figures for the page's script, each list of x only once."""
     lists: dict[tuple[float, ...], int] = {}
 
     def x_lists(tables: Mapping[Axis, Mapping[float, float]], steps: Sequence[float]) -> dict[str, int]:
-        """By axis, which list of x holds these steps."""
+        """Return by axis the index of the list of x for these steps."""
         whole = {axis: at for axis, at in tables.items() if all(step in at for step in steps)}
         return {a: lists.setdefault(tuple(_digits(at[s] for s in steps)), len(lists)) for a, at in whole.items()}
 
@@ -346,22 +331,276 @@ def curve_values(variants: Sequence[Variant], axes: VariantAxes, figures: Sequen
         for slot, (variant, curve) in enumerate(zip(variants, figure.curves, strict=True)):
             if curve.points:
                 steps, means, lows, highs, runs = zip(*curve.points, strict=True)
-                at: dict[Axis, Mapping[float, float]] = {a: axes.variants[a][slot] for a in axes.scales}
+                at: dict[Axis, Mapping[float, float]] = {a: axes.variants[a][slot] for a in axes.names}
                 entry = {"label": variant.name, "color": slot % len(PALETTE), "runs": runs[0], "x": x_lists(at, steps)}
                 ends = {"low": _digits(lows), "high": _digits(highs)} if max(runs) > 1 else {}
                 curves[key].append(entry | {"y": _digits(means)} | ends)
             for run, points in curve.tails:
                 steps, values = zip(*points, strict=True)
-                at = {a: axes.runs[a][slot][run] for a in axes.scales}
+                at = {a: axes.runs[a][slot][run] for a in axes.names}
                 tail = {"label": tail_label(variant, run), "alone": True, "runs": 1}
                 curves[key].append(tail | {"x": x_lists(at, steps), "y": _digits(values)})
         for axis, chart in figure.charts.items():
-            charts[chart.key] = plot_area(chart) | {"curves": key, "axis": axis}
-    words = {axis: "step" if axis == "steps" else scale.name for axis, scale in axes.scales.items()}
+            charts[chart.key] = hover_data(chart) | {"curves": key, "axis": axis}
+    words = {axis: "step" if axis == "steps" else name for axis, name in axes.names.items()}
     return {**charts, "#x": [list(values) for values in lists], "#curves": curves, "#axes": words}
 
 
 def _digits(values: Iterable[float]) -> list[float]:
-    """Six digits: what a table needs, at half the size."""
+    """Round to six digits, enough for a table at half the size."""
     short = [float(f"{value:.6g}") for value in values]
     return [int(value) if value == int(value) and abs(value) < 1e15 else value for value in short]
+
+
+# Evaluations of `magicrl eval`: scores, test-time scaling, Table 13, responses, settings.
+
+EXACT = "Exact only while the sampler does not know the limit and no forced answer is used."
+"""Required at every figure over limits that is computed from one set of samples."""
+
+WIDE = 5
+"""Ratio of the largest to the smallest x from which an axis is logarithmic."""
+
+
+def evaluation_blocks(evaluations: Sequence[RecordedEvaluation]) -> list[PageBlock | None]:
+    """Return the sections of these evaluations. The others are compared with the first."""
+    names = evaluation_names(evaluations)
+    browsers = evaluation_browsers(evaluations, names)
+    responses = {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None
+    return [
+        _scores(evaluations, names),
+        _scaling(evaluations, names),
+        _table13(evaluations, names),
+        block("responses", "Responses", responses, template="samples"),
+        _evaluation_settings(evaluations, names),
+    ]
+
+
+def evaluation_names(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
+    """Return a name for each evaluation: its model, and the differing settings where a model occurs several times."""
+    models = [e.model for e in evaluations]
+    distinct = list(dict.fromkeys(models))
+    short = dict(zip(distinct, path_labels([_named(model) for model in distinct]), strict=True))
+    names = [short[model] for model in models]
+    for model in distinct:
+        members = [i for i, other in enumerate(models) if other == model]
+        if len(members) > 1:
+            tables = [_settings_of(evaluations[i]) for i in members]
+            folders = path_labels([evaluations[i].path for i in members])
+            suffixes = setting_names(tables) if differing(tables) else folders
+            for i, suffix in zip(members, suffixes, strict=True):
+                names[i] = f"{short[model]}, {suffix}"
+    return names
+
+
+def _named(model: str) -> Path:
+    """Return a model's path; for the model of a run, the run folder."""
+    path = Path(model)
+    while path.name in ("model", "run") and path.parent.name:
+        path = path.parent
+    return path
+
+
+def _settings_of(evaluation: RecordedEvaluation) -> dict[str, Any]:
+    """Return the settings that determined the samples, except problems, seed and the checksums of the weights."""
+    first = next(iter(evaluation.benchmarks.values()), None)
+    flat = {} if first is None else leaves({**first.settings, "samples": first.samples})
+    left_out = ("problems.", "benchmark", "sampling.seed", "engine.model")
+    return {k: v for k, v in flat.items() if not k.startswith(left_out) and not k.endswith("sha256")}
+
+
+def _scores(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> PageBlock | None:
+    found = by_benchmark(evaluations)
+    sets: list[dict[str, Any]] = []
+    for position, (benchmark, results) in enumerate(found.items(), start=1):
+        folders = [evaluations[i].path for i, _ in results]
+        against = ["", *(_against(folders[0], folder, benchmark) for folder in folders[1:])]
+        rows = [
+            {
+                "sign": variant_swatch(i),
+                "name": names[i],
+                "result": result,
+                "passes": max(result.pass_at.items(), default=None, key=lambda item: item[0]),
+                "votes": max(result.majority_at.items(), default=None, key=lambda item: item[0]),
+                "against": difference,
+            }
+            for (i, result), difference in zip(results, against, strict=True)
+        ]
+        samples = {result.samples for _, result in results}
+        word = f"avg@{samples.pop()}" if len(samples) == 1 else "avg@k"
+        view = intervals_view(
+            "scores" if len(found) == 1 else f"scores_{position}",
+            f"Accuracy, {word}",
+            [IntervalRow(names[i], None, result.accuracy) for i, result in results],
+            "Bars are 95 % intervals over problems, not over samples.",
+            words=("", word),
+        )
+        sets.append(
+            {
+                "name": benchmark,
+                "title": results[0][1].title,
+                "view": view,
+                "rows": rows,
+                "compared": any(isinstance(difference, Mapping) for difference in against),
+                "graded": any(result.reward for _, result in results),
+                "notes": _score_notes(rows),
+            }
+        )
+    return block("scores", "Scores", {"sets": sets})
+
+
+def _against(first: Path, other: Path, benchmark: str) -> Any:
+    """Return the paired comparison with the first evaluation of the benchmark, or the reason why there is none."""
+    try:
+        row = compare(first, other)["benchmarks"][benchmark]
+    except ValueError as error:
+        return str(error)
+    return row if row["comparable"] else str(row["why"])
+
+
+def _score_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    unjudged = [(row["name"], row["result"].not_judged) for row in rows]
+    notes = [f"{name}: {count} samples could not be judged and are not counted." for name, count in unjudged if count]
+    for row in rows:
+        name, difference = row["name"], row["against"]
+        if isinstance(difference, Mapping) and difference["settings_differ"]:
+            differ = "; ".join(difference["settings_differ"])
+            notes.append(f"{name}: settings differ too and may explain a part of the difference: {differ}.")
+        elif isinstance(difference, str) and difference:
+            notes.append(f"{name}: no difference, {difference}.")
+    return notes
+
+
+def _scaling(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> PageBlock | None:
+    found = by_benchmark(evaluations)
+    sets: list[dict[str, Any]] = []
+    for position, (benchmark, results) in enumerate(found.items(), start=1):
+        curves = [(names[i], i, result.scaling) for i, result in results]
+        charts = scaling_charts(curves, "" if len(found) == 1 else f"{position}_")
+        if charts:
+            sets.append({"name": benchmark, "panels": [[chart_view(chart)] for chart in charts]})
+    hover = crosshairs(view for one in sets for panel in one["panels"] for view in panel)
+    data = {"sets": sets, "several": len(found) > 1}
+    shown = PageBlock(key="scaling", title="Test-time scaling", template="scaling.html.j2", data=data, hover=hover)
+    return shown if sets else None
+
+
+def _table13(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> PageBlock | None:
+    """Return the report's Table 13 with a row for each of these evaluations that has one of its three sets."""
+    own: list[dict[str, Any]] = []
+    for evaluation, name in zip(evaluations, names, strict=True):
+        scores = {s: evaluation.benchmarks[s] for s in TABLE13_SETS if s in evaluation.benchmarks}
+        if scores:
+            row = Table13Row(model=name, **{s: 100 * result.accuracy.mean for s, result in scores.items()})
+            differs = {s: ", ".join(result.table13.get("differs") or ()) for s, result in scores.items()}
+            own.append(
+                {
+                    "row": row,
+                    "average": average(row),
+                    "intervals": {s: result.accuracy for s, result in scores.items()},
+                    "differs": [f"{s}: {reasons}" for s, reasons in differs.items() if reasons],
+                }
+            )
+    paper = [{"row": row, "average": average(row)} for row in table13().rows]
+    data = {"paper": paper, "own": own, "sets": TABLE13_SETS, "note": table13().note}
+    return block("table13", "Next to Table 13", data if own else None)
+
+
+def _evaluation_settings(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> PageBlock | None:
+    """Return the settings that differ, then all recorded facts of each evaluation."""
+    tables = [
+        leaves({name: {**result.settings, "samples": result.samples} for name, result in e.benchmarks.items()})
+        for e in evaluations
+    ]
+    rows = setting_rows([[table] for table in tables], lambda key: not key.endswith(("seed", "sha256")))
+    whole: list[dict[str, Any]] = []
+    for evaluation, name in zip(evaluations, names, strict=True):
+        facts: dict[str, Any] = {}
+        for benchmark, result in evaluation.benchmarks.items():
+            first = {key: getattr(result, key) for key in ("scored_sha256", "whole_set", "samples")}
+            last = {"model": result.model, "environment": result.environment}
+            facts[benchmark] = leaves({**first, **result.settings, **last})
+        head = {"name": name, "path": str(evaluation.path), "written": evaluation.written}
+        whole.append(head | {"benchmarks": facts})
+    return block("eval_settings", "Settings and provenance", {"names": names, "rows": rows, "whole": whole})
+
+
+# Test-time scaling.
+
+NamedScaling: TypeAlias = tuple[str, int, Mapping[str, Any]]
+"""Name of an evaluation, its index of the palette, and its ``scaling`` in ``results.json``."""
+
+
+def scaling_charts(curves: Sequence[NamedScaling], key: str = "") -> tuple[Chart, ...]:
+    """Return the scaling figures with data: accuracy by response limit and by mean length, pass@k and maj@k by k.
+
+    Args:
+        curves: one per evaluation.
+        key: prefix of the file names of the exports.
+    """
+    limits: list[Series] = []
+    for name, slot, scaling in curves:
+        limits.append(_line(name, slot, _curve(scaling, "over_limits", "limit")))
+        if scaling.get("fresh"):
+            limits.append(_line(name, slot, _curve(scaling, "fresh", "limit"), fresh=True))
+    inexact = [name for name, _, scaling in curves if not scaling.get("exact", True)]
+    computed = f"Computed from one set of long samples: a response longer than a limit counts as wrong there. {EXACT}"
+    computed += f" Not exact for: {'; '.join(inexact)}." if inexact else ""
+    spent = f"Mean tokens of a response as the limit grows, and the accuracy at that limit. {EXACT}"
+    # older results have no curve of efficiency, but the mean tokens at each limit
+    lengths = [
+        _line(name, slot, _curve(s, "efficiency", "mean_tokens") or _curve(s, "over_limits", "mean_tokens"))
+        for name, slot, s in curves
+    ]
+    passed = [_line(name, slot, _curve(scaling, "over_samples", "k", "pass")) for name, slot, scaling in curves]
+    voted = [_line(name, slot, _curve(scaling, "over_samples", "k", "majority")) for name, slot, scaling in curves]
+    one = "Probability that at least one of k samples is right (unbiased)."
+    most = "Probability that the most frequent answer of k samples is right."
+    by_limit, by_length = "Accuracy by response limit", "Accuracy by mean length"
+    charts = (
+        _scaling_chart(f"{key}over_limits", by_limit, limits, "response limit, tokens", "limit", computed),
+        _scaling_chart(f"{key}efficiency", by_length, lengths, "mean tokens of a response", "tokens", spent),
+        _scaling_chart(f"{key}pass_at_k", "pass@k by samples", passed, "samples k", "samples", one),
+        _scaling_chart(f"{key}maj_at_k", "maj@k by samples", voted, "samples k", "samples", most),
+    )
+    return tuple(chart for chart in charts if not chart.empty)
+
+
+def _curve(scaling: Mapping[str, Any], curve: str, x: str, y: str = "accuracy") -> list[tuple[float, Interval]]:
+    """Return (x, interval) of the points of a curve that have both."""
+    points: list[Mapping[str, Any]] = list(scaling.get(curve) or ())
+    found = [(point.get(x), point.get(y)) for point in points]
+    # at each limit, the mean tokens are an interval themselves
+    means = [(a["mean"] if isinstance(a, Mapping) else a, b) for a, b in found if a is not None and b is not None]
+    return [(float(a), Interval.model_validate(b)) for a, b in means]
+
+
+def _line(name: str, slot: int, points: Iterable[tuple[float, Interval]], *, fresh: bool = False) -> Series:
+    ordered = sorted(((x, value) for x, value in points if x > 0), key=lambda point: point[0])
+    return Series(
+        label=f"{name}, new samples" if fresh else name,
+        points=tuple((x, value.mean) for x, value in ordered),
+        band=tuple((x, value.low, value.high) for x, value in ordered),
+        color=slot % len(PALETTE),
+        style="marks" if fresh else "line",
+        dots=not fresh,
+    )
+
+
+def _scaling_chart(key: str, title: str, series: Sequence[Series], x_name: str, x_word: str, note: str) -> Chart:
+    xs = sorted({x for s in series for x, _ in s.points})
+    by_factors = len(xs) > 1 and xs[-1] >= WIDE * xs[0]
+    if not all(x == int(x) for x in xs):  # round ticks: 1, 2 and 5 times powers of ten
+        xs = [m * 10.0**e for e in range(8) for m in (1, 2, 5) if xs[0] <= m * 10.0**e <= xs[-1]]
+    return Chart(
+        key=key,
+        title=title,
+        series=tuple(series),
+        unit="percent",
+        y_low=0.0,
+        note=note + " Bands are 95 % intervals over problems.",
+        x_name=x_name,
+        x_word=x_word,
+        x_log=by_factors,
+        x_whole=False,
+        x_ticks=tuple(xs) if by_factors else (),
+    )

@@ -1,10 +1,10 @@
-"""Charts from the metrics of runs, as the table of metrics says: of one run, and of the variants of a comparison.
+"""Charts of the metrics of one run, and of the variants of a comparison. Pure functions, no HTML.
 
-The table is ``metrics.toml``: what each metric of a training step is, how it is written, which way is better, where it
-is drawn. A further figure is a row there.
+``metrics.toml`` defines each metric of a training step: its unit, which direction is better, and where it is drawn. To
+add a figure, add a row there.
 
-A comparison has a line a variant: the mean over its runs with a band from the smallest to the largest, over several x
-axes. Pure functions, no HTML.
+A comparison has one line per variant: the mean over its runs with a band from the smallest to the largest run, over
+several x axes.
 """
 
 from __future__ import annotations
@@ -21,54 +21,54 @@ from pydantic import BeforeValidator
 from magicrl.config.loader import shipped_table
 from magicrl.config.schema import Section
 from magicrl.evaluation.statistics import Z95
-from magicrl.reporting.variants import Variant
 from magicrl.reporting.charts import PALETTE, Band, Chart, Mark, Points, Series, Unit, evenly
 from magicrl.reporting.read_folders import RecordedRun
 from magicrl.reporting.scores import comparisons
+from magicrl.reporting.variants import Variant
 from magicrl.training.diagnosis import ACCURACY, REWARD, Measure
 
 Axis: TypeAlias = Literal["steps", "tokens", "wall", "gpu-hours"]
 AXES: tuple[Axis, ...] = ("steps", "tokens", "wall", "gpu-hours")
 
 MOST_POINTS = 160
-"""Steps of one curve; of a longer run evenly spaced ones are taken, the first and the last among them."""
+"""Maximum number of steps of a compared curve. A longer run is thinned to evenly spaced steps, with both ends."""
 
 ON_POLICY = "On-policy: each batch is used once, so the probability ratio ρ is exactly 1 and no token is clipped."
 
 
 Low = Annotated[float | None, BeforeValidator(lambda value: None if value == "data" else value)]
-"""The lower end of a y axis; ``"data"``: from the data."""
+"""Lower end of a y axis. ``"data"`` stands for the smallest value."""
 
 
 class Metric(Section):
-    """A metric as pages show it. ``key`` is that of ``metrics.jsonl``."""
+    """A metric of a training step. ``key`` is its key in ``metrics.jsonl``."""
 
     key: str
     label: str = ""  # in the legend and the CSV of a figure
     unit: Unit = "number"
-    title: str = ""  # title and note where it has a figure of its own
+    title: str = ""  # title and note of a figure with only this metric
     note: str = ""
     better: Literal["higher", "lower", ""] = ""
-    figure: str = ""  # of a run's page, in which it is a line
-    color: int = 0  # slot of the palette
-    # smooth: a running mean before the raw values; dots: each measurement is marked
+    figure: str = ""  # figure of a run's page that has this metric as a line
+    color: int = 0  # index of the palette
+    # smooth: a running mean in front of the raw values; dots: each measurement is marked
     look: Literal["smooth", "line", "steps", "dots"] = "line"
-    error: str | None = None  # metric of its standard error, drawn as a 95 % band; of a share inside [0, 1]
+    error: str | None = None  # metric of the standard error, drawn as a 95 % band; clipped to [0, 1] for shares
     ends: tuple[str, str] | None = None  # metrics of the ends of a band
     share_of: str | None = None  # metric that the values are divided by
     unlike: str | None = None  # left out where it equals this metric at every step
-    silent: float | None = None  # left out where all its values (and ends) are this one
+    silent: float | None = None  # left out where all its values (and ends) equal this number
     compared: str = ""  # key of its figure in a comparison
-    instead: str = ""  # metric that a comparison takes at steps without this one
-    exact: bool = False  # a comparison shows its values as they are, without running mean
+    instead: str = ""  # metric that replaces it in a comparison at steps without this one
+    exact: bool = False  # drawn in a comparison without running mean
     y_low: Low = 0.0  # ends of the y axis in a comparison
     y_high: float | None = None
 
 
 class Figure(Section):
-    """A figure of a run's page; its lines are the metrics that name it, its other fields those of ``Chart``.
+    """A figure of a run's page. Its lines are the metrics that name it, its other fields those of ``Chart``.
 
-    Without ``title`` and ``note`` it has those of its only metric.
+    ``title`` and ``note`` default to those of its only metric.
     """
 
     key: str
@@ -79,11 +79,11 @@ class Figure(Section):
     target: str | None = None  # a metric
     stacked: bool = False
     compact: bool = False
-    tests: bool = False  # the test's scores are in it too
+    tests: bool = False  # includes the scores of the test set
 
 
-class Group(Section):
-    """Metrics and figures under one heading. ``panels`` holds figures that share a card and its x axis."""
+class MetricGroup(Section):
+    """Metrics and figures under one heading. The figures of one panel share a card and its x axis."""
 
     key: str
     title: str
@@ -91,15 +91,13 @@ class Group(Section):
     panels: tuple[tuple[Figure, ...], ...]
 
 
-class _Groups(Section):
-    groups: tuple[Group, Group, Group]
-
-
-METRICS = LEARNING, POLICY, TIME = shipped_table("reporting/metrics.toml", _Groups).groups
+METRICS = LEARNING, POLICY, TIME = shipped_table(
+    "reporting/metrics.toml", dict[str, tuple[MetricGroup, MetricGroup, MetricGroup]]
+)["groups"]
 
 
 class FigureGroup(NamedTuple):
-    """A group with a run's values in it."""
+    """The charts of one run under one heading."""
 
     key: str
     title: str
@@ -108,7 +106,7 @@ class FigureGroup(NamedTuple):
 
 
 def figure_groups(run: RecordedRun) -> tuple[FigureGroup, ...]:
-    """Every chart that the run has data for, with its stage marks and a common x axis."""
+    """Return every chart that the run has data for, with its stage marks and a common x axis."""
     found: list[FigureGroup] = []
     for group in METRICS:
         charts = [tuple(_chart(run, figure, group.metrics) for figure in panel) for panel in group.panels]
@@ -121,7 +119,7 @@ def figure_groups(run: RecordedRun) -> tuple[FigureGroup, ...]:
 
 
 def stage_marks(run: RecordedRun) -> tuple[Mark, ...]:
-    """A mark where each stage after the first began, labelled with its limit."""
+    """Return a mark where each stage after the first began, labelled with its T."""
     stages = list(enumerate(run.stages, start=1))[1:]
     return tuple(
         Mark(float(s.first_step), f"stage {i}" + ("" if s.max_tokens is None else f": T = {s.max_tokens}"))
@@ -130,7 +128,7 @@ def stage_marks(run: RecordedRun) -> tuple[Mark, ...]:
 
 
 def steps_range(run: RecordedRun) -> tuple[float, float] | None:
-    """The x axis of a run's figures; it begins at 0 where the start was tested."""
+    """Return the x range of a run's figures. It begins at 0 where there is an evaluation before training."""
     steps = [float(row.step) for row in run.metrics]
     return (0.0 if run.sets else min(steps), max(steps)) if steps else None
 
@@ -157,7 +155,7 @@ def _chart(run: RecordedRun, figure: Figure, metrics: Sequence[Metric]) -> Chart
 
 
 def _values(run: RecordedRun, metric: Metric, *others: str) -> Points:
-    """The (step, value) points of one run, as shares where the metric is one; ``others`` fill steps without it."""
+    """Return (step, value) of one run, divided by ``metric.share_of``. ``others`` fill steps without the metric."""
     points = run.points(metric.key, *others)
     if metric.share_of is None:
         return points
@@ -191,7 +189,7 @@ def _band(run: RecordedRun, metric: Metric, points: Points) -> Band:
 
 
 def _tests(run: RecordedRun, measure: Measure) -> tuple[Series, ...]:
-    """The first test set before (step 0) and after training, at the temperature of training."""
+    """Return the scores of the first test set before (step 0) and after training, at the temperature of training."""
     found = comparisons(run)
     at = found[0].training_temperature if found else None
     if at is None:
@@ -210,10 +208,10 @@ def _tests(run: RecordedRun, measure: Measure) -> tuple[Series, ...]:
 
 
 def running_mean(points: Points, window: int) -> Points:
-    """Least-squares line through the ``window`` (odd) points around each point, read there.
+    """Smooth by a least-squares line through the ``window`` (odd) points around each point.
 
-    Away from the ends that is the centred mean, which does not lag. Near an end the window stays whole and
-    moves inward, so that the last values are smooth too; no value leaves the range of its window.
+    Away from the ends this is the centred mean, which does not lag. Near an end the window keeps its size and moves
+    inward, so that the last values are smooth too. No value leaves the range of its window.
     """
     count, size = len(points), min(window, len(points))
     if not count:
@@ -229,12 +227,12 @@ def running_mean(points: Points, window: int) -> Points:
 
 
 def smoothing_window(count: int) -> int:
-    """An odd window of about a twentieth of the run: 1 (none) below 30 points, at most 25."""
+    """Return an odd window of about a twentieth of the run: 1 (none) below 30 points, at most 25."""
     return 1 if count < 30 else min(25, 2 * (count // 40) + 3)
 
 
 def smoothed(points: Points, breaks: Sequence[float]) -> Points:
-    """The running mean as in a run's own report; never across ``breaks``, the x at which a stage began."""
+    """Return the running mean, never across ``breaks``, the x at which a stage began."""
     window = smoothing_window(len(points))
     if window == 1:
         return points
@@ -244,18 +242,18 @@ def smoothed(points: Points, breaks: Sequence[float]) -> Points:
 
 
 def with_running_mean(label: str, points: Points, color: int, breaks: Sequence[float] = ()) -> tuple[Series, ...]:
-    """A noisy line as faint raw values behind their running mean; as it is where it is short."""
+    """Return faint raw values behind their running mean, or only the raw line where it is short."""
     line = Series(label=label, points=smoothed(points, breaks), color=color)
     if smoothing_window(len(points)) == 1:
         return (line,)
     return line, Series(label=f"{label} (each step)", points=points, color=color, style="faint")
 
 
-# Comparisons: a line a variant.
+# Comparisons: one line per variant.
 
 
 class VariantPoint(NamedTuple):
-    """One training step of a variant: the mean over its runs and their smallest and largest value."""
+    """One training step of a variant: the mean, the smallest and the largest value of its runs."""
 
     step: float
     mean: float
@@ -265,49 +263,39 @@ class VariantPoint(NamedTuple):
 
 
 class VariantCurve(NamedTuple):
-    """One metric of a variant: the steps that all its runs have; then (run's index, points) of each run that goes on
-    after the shortest has ended, from the last common step."""
+    """One metric of a variant.
+
+    ``points`` has the steps that all its runs have. ``tails`` has (index, points) of each run that is longer than the
+    shortest, from the last common step on.
+    """
 
     points: tuple[VariantPoint, ...]
     tails: tuple[tuple[int, Points], ...]
 
 
-class Scale(NamedTuple):
-    """The unit of an x axis: ``name`` for its title, and what its values are divided by."""
-
-    name: str
-    divisor: float
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VariantAxes:
-    """Where the steps of all variants lie on every x axis that at least one variant has recorded, read once."""
+    """The positions of the steps of all variants on every x axis that at least one variant has recorded."""
 
-    scales: Mapping[Axis, Scale]
+    names: Mapping[Axis, str]  # title with unit
     runs: Mapping[Axis, Sequence[Sequence[Mapping[float, float]]]]  # by variant and run: step -> x
-    variants: Mapping[
-        Axis, Sequence[Mapping[float, float]]
-    ]  # by variant: step -> mean x; empty where a run recorded none
+    # by variant: step -> mean x; empty where a run recorded none
+    variants: Mapping[Axis, Sequence[Mapping[float, float]]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedChart:
-    """One metric with the variants in it."""
+    """One metric of all variants."""
 
     metric: Metric
-    curves: tuple[VariantCurve, ...]  # one a variant; without points where no run of the variant has the metric
-    charts: Mapping[Axis, Chart]  # over each x axis that has at least one variant
+    curves: tuple[VariantCurve, ...]  # one per variant; empty where no run of the variant has the metric
+    charts: Mapping[Axis, Chart]  # over each x axis that at least one variant has
 
 
 def compared_charts(variants: Sequence[Variant], metrics: Sequence[Metric], axes: VariantAxes) -> list[ComparedChart]:
-    """The metrics with a figure in comparisons that at least one variant has, with all variants over every x axis."""
+    """Return the charts of ``metrics`` in a comparison that at least one variant has, over every x axis."""
     marks = [[stage_marks(run) for run in variant.runs] for variant in variants]
-    begun = [
-        m
-        for variant, ms in zip(variants, marks, strict=True)
-        for run, m in zip(variant.runs, ms, strict=True)
-        if run.metrics
-    ]
+    begun = [stage_marks(run) for variant in variants for run in variant.runs if run.metrics]
     common = begun[0] if begun and all(other == begun[0] for other in begun) else ()
     found: list[ComparedChart] = []
     for metric in metrics:
@@ -315,23 +303,20 @@ def compared_charts(variants: Sequence[Variant], metrics: Sequence[Metric], axes
             continue
         others = [metric.instead] if metric.instead else []
         of_variants = [[_values(run, metric, *others) for run in variant.runs] for variant in variants]
-        if metric.unlike and of_variants == [
-            [run.points(metric.unlike) for run in variant.runs] for variant in variants
-        ]:
+        if metric.unlike and of_variants == [[run.points(metric.unlike) for run in v.runs] for v in variants]:
             continue
         if not metric.exact:
             of_variants = [
                 [smoothed(points, [mark.x for mark in m]) for points, m in zip(runs, ms, strict=True)]
                 for runs, ms in zip(of_variants, marks, strict=True)
             ]
-        if metric.silent is not None and all(
-            y == metric.silent for runs in of_variants for run in runs for _, y in run
-        ):
+        shown = [y for runs in of_variants for run in runs for _, y in run]
+        if metric.silent is not None and all(y == metric.silent for y in shown):
             continue
         curves = tuple(variant_curve(runs) for runs in of_variants)
         if any(curve.points for curve in curves):
             charts: dict[Axis, Chart] = {}
-            for axis in axes.scales:
+            for axis in axes.names:
                 chart = _compared_chart(variants, metric, curves, axes, axis, common)
                 charts |= {} if chart.empty else {axis: chart}
             found.append(ComparedChart(metric=metric, curves=curves, charts=charts))
@@ -360,7 +345,7 @@ def _compared_chart(
             tails.append(Series(label=tail_label(variant, run), points=beyond, color=color, style="faint"))
     ends = [x for at in axes.variants[axis] if at for x in (min(at.values()), max(at.values()))]
     shown = [x for series in (*lines, *tails) for x, _ in series.points]
-    steps, scale = axis == "steps", axes.scales[axis]
+    steps, name = axis == "steps", axes.names[axis]
     return Chart(
         key=f"{metric.compared}@{axis}",
         title=metric.title,
@@ -370,24 +355,24 @@ def _compared_chart(
         y_high=metric.y_high,
         series=(*lines, *tails),
         marks=marks if steps else (),  # stage changes, where every run changed at the same step
-        x_name=scale.name,
-        x_word="step" if steps else scale.name,
+        x_name=name,
+        x_word="step" if steps else name,
         x_whole=steps,
         x_range=(min([*ends, *shown]) if steps else 0.0, max([*ends, *shown])) if shown else None,
     )
 
 
 def tail_label(variant: Variant, index: int) -> str:
-    """The name of a run that is drawn by itself."""
-    return f"{variant.name}, run {index + 1} of {len(variant.runs)} alone"
+    """Return the label of a run that is drawn by itself."""
+    return f"{variant.name}, run {index + 1} of {len(variant.runs)}"
 
 
 def variant_curve(runs: Sequence[Points]) -> VariantCurve:
-    """The variant's curve from the (step, value) points of its runs that have the metric.
+    """Return a variant's curve from the (step, value) points of each of its runs.
 
-    The mean is taken over the same runs at every step, so that no jump comes from a run that ended earlier: beyond the
-    end of the shortest run each other one goes on by itself. Steps are never interpolated; with one run the band has
-    no width.
+    The mean is over the same runs at every step, so that a run that ended earlier causes no jump. Beyond the end of
+    the shortest run each longer one is a line of its own. Steps are never interpolated. With one run the band has no
+    width. Runs without points are ignored.
     """
     tables = {i: dict(points) for i, points in enumerate(runs) if points}
     common = sorted(set.intersection(*(set(table) for table in tables.values()))) if tables else []
@@ -403,32 +388,26 @@ def variant_curve(runs: Sequence[Points]) -> VariantCurve:
     return VariantCurve(tuple(points), tuple(tails))
 
 
-def devices(run: RecordedRun) -> int:
-    """Accelerators (or CPU machines) that a run held: ``devices`` of run.json, 1 where a run records none."""
-    recorded = run.run.get("devices")
-    return recorded if isinstance(recorded, int) and recorded > 0 else 1
-
-
 def positions(run: RecordedRun, axis: Axis) -> dict[float, float]:
-    """Training step -> x of its end, in steps, response tokens, seconds or device hours; empty if it was not recorded.
+    """Return by training step the x at its end: steps, response tokens, seconds or device hours.
 
-    Tokens are all response tokens sampled so far (``tokens/sampled``), also those of rejected groups. Wall time is the
-    sum of the steps' wall clocks (``time/step``): tests, the start and pauses between sessions are not in it. Device
-    hours are wall time in hours times ``devices(run)``.
+    Tokens are all response tokens sampled so far (``tokens/sampled``), including those of rejected groups. Wall time
+    is the sum of the steps' wall clocks (``time/step``), without evaluations, startup and pauses between sessions.
+    Device hours are wall time in hours times ``run.devices``. Empty where a step did not record it.
     """
     if axis == "steps":
         return {float(row.step): float(row.step) for row in run.metrics}
     points = run.points("tokens/sampled" if axis == "tokens" else "time/step")
     if len(points) < len(run.metrics):
         return {}  # a sum with gaps would be too small
-    factor = devices(run) / 3600 if axis == "gpu-hours" else 1.0
+    factor = run.devices / 3600 if axis == "gpu-hours" else 1.0
     sums = itertools.accumulate(value * factor for _, value in points)
     return {step: total for (step, _), total in zip(points, sums, strict=True)}
 
 
 def variant_axes(variants: Sequence[Variant]) -> VariantAxes:
-    """All axes of a comparison."""
-    scales: dict[Axis, Scale] = {}
+    """Return all x axes of a comparison."""
+    names: dict[Axis, str] = {}
     runs: dict[Axis, list[list[dict[float, float]]]] = {}
     means: dict[Axis, list[dict[float, float]]] = {}
     for axis in AXES:
@@ -436,14 +415,14 @@ def variant_axes(variants: Sequence[Variant]) -> VariantAxes:
         largest = max((x for variant in tables for run in variant for x in run.values()), default=None)
         if largest is None:
             continue
-        scale = scales[axis] = axis_scale(axis, largest)
-        runs[axis] = [[{step: x / scale.divisor for step, x in run.items()} for run in variant] for variant in tables]
+        names[axis], divisor = axis_scale(axis, largest)
+        runs[axis] = [[{step: x / divisor for step, x in run.items()} for run in variant] for variant in tables]
         means[axis] = []
         for of_variant, variant in zip(runs[axis], variants, strict=True):
             begun = [at for at, run in zip(of_variant, variant.runs, strict=True) if run.metrics]
             common = set(begun[0]).intersection(*begun[1:]) if begun else ()
             means[axis].append({step: sum(at[step] for at in begun) / len(begun) for step in sorted(common)})
-    return VariantAxes(scales=scales, runs=runs, variants=means)
+    return VariantAxes(names=names, runs=runs, variants=means)
 
 
 _UNITS: Mapping[Axis, tuple[str, tuple[tuple[str, float], ...]]] = {
@@ -454,8 +433,8 @@ _UNITS: Mapping[Axis, tuple[str, tuple[tuple[str, float], ...]]] = {
 }
 
 
-def axis_scale(axis: Axis, largest: float) -> Scale:
-    """A unit in which the largest x is a readable number."""
+def axis_scale(axis: Axis, largest: float) -> tuple[str, float]:
+    """Return the title of an x axis with a unit in which ``largest`` is readable, and the divisor of its values."""
     words, units = _UNITS[axis]
     name, divisor = next((unit for unit in units if largest >= 2 * unit[1]), units[-1])
-    return Scale(words.format(name), divisor)
+    return words.format(name), divisor

@@ -1,6 +1,6 @@
-"""The picture of a run in a terminal: of its own for ``magicrl train``, of another's for ``magicrl watch``.
+"""The progress display of a run in a terminal, for ``magicrl train`` and ``magicrl watch``.
 
-A panel that is redrawn where that is possible, plain lines anywhere else; with a cluster, a row a worker.
+It is a panel where the terminal can redraw it, and plain lines elsewhere. With a cluster it has a row per worker.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -21,60 +20,57 @@ from rich.table import Table
 from rich.text import Text
 
 from magicrl.records import StepMetrics
-from magicrl.reporting.wording import number, percent, visible
+from magicrl.reporting.wording import number_text, percent, visible
 from magicrl.training.diagnosis import ACCURACY, REWARD, Measure, measure_of
 from magicrl_verifiers.progress import TimeLeft, duration
 
-MOST_REPLICAS, MOST_VERIFIERS = 4, 2  # rows; of more there are the slowest replicas and the busiest verifiers
+MOST_REPLICAS, MOST_VERIFIERS = 4, 2  # rows: the slowest replicas and the busiest verifiers
 COLUMN_GAP = 2
 COLUMNS = ("tokens/s", "busy", "queue", "memory", "MFU", "per device")
-"""The first ones stay where there is little room. ``queue``: now (most in the step); ``per device``: of tokens/s."""
+"""Columns in order of importance: the last ones are dropped in a narrow terminal. ``queue`` is the current length and
+the largest of the step, ``per device`` is tokens/s per device."""
 _LOST = (("replicas", "replica"), ("learner", "learner rank"), ("verifiers", "verifier node"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerRow:
-    """One worker, or all of a kind: its name and the cells that were measured, by column."""
-
-    name: str
-    cells: Mapping[str, str]
+WorkerRow: TypeAlias = tuple[str, Mapping[str, str]]
+"""Name of a worker, or of all workers of a kind, and its measured cells by column."""
 
 
 def worker_rows(metrics: StepMetrics) -> tuple[list[WorkerRow], Text]:
-    """The rows of a step and a note below them; none where the run has no cluster."""
+    """Return the rows of a step and a note below them; empty where the run has no cluster."""
     replicas, verifiers = _workers(metrics, "replica", "tokens"), _workers(metrics, "verifier", "judged")
     if not replicas and not verifiers:
         return [], Text()
     slowest = sorted(replicas, key=lambda n: figure(metrics, f"{n}/tokens_per_second") or 0.0)[:MOST_REPLICAS]
     busiest = sorted(verifiers, key=lambda n: -(figure(metrics, f"{n}/busy_seconds") or 0.0))[:MOST_VERIFIERS]
-    # learner and engine as a whole; they work while the step is in these parts
+    # learner and engine as a whole, which work during these parts of a step
     rows = [
         _worker(metrics, "learner", "speed/learner", "memory/learner", ("time/train", "time/other/old_logprobs")),
         _worker(metrics, "engine", "speed/engine", "memory/engine", ("time/rollout",)),
     ]
     for kind, shown in (("replica", slowest), ("verifier", busiest)):
-        for number_, key in sorted((int(key.rpartition("_")[2]), key) for key in shown):
-            rows.append(_worker(metrics, f"{kind} {number_}", key, key, (f"{key}/busy_seconds",)))
+        for index, key in sorted((int(key.rpartition("_")[2]), key) for key in shown):
+            rows.append(_worker(metrics, f"{kind} {index}", key, key, (f"{key}/busy_seconds",)))
     left_out = [
         f"{len(shown)} {which} of {len(there)}"
         for shown, there, which in ((slowest, replicas, "slowest replicas"), (busiest, verifiers, "busiest verifiers"))
         if len(shown) < len(there)
     ]
     lost = [(int(figure(metrics, f"cluster/{key}/lost") or 0), name) for key, name in _LOST]
-    told = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in lost if count]
+    losses = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in lost if count]
     notes = [Text(", ".join(left_out), style="dim")] if left_out else []
-    notes += [Text(f"lost: {', '.join(told)}", style="yellow")] if told else []
-    return [row for row in rows if row.cells], Text("; ").join(notes)
+    notes += [Text(f"lost: {', '.join(losses)}", style="yellow")] if losses else []
+    return [row for row in rows if row[1]], Text("; ").join(notes)
 
 
 def _workers(metrics: StepMetrics, kind: str, measured: str) -> list[str]:
-    """Keys of the workers of a kind, ``cluster/replica_0``."""
+    """Return the keys of the workers of a kind: ``cluster/replica_0``, ..."""
     pattern = re.compile(rf"(cluster/{kind}_\d+)/{measured}")
     return [match[1] for match in map(pattern.fullmatch, metrics.values) if match]
 
 
 def _worker(metrics: StepMetrics, name: str, speed: str, memory_key: str, busy: Sequence[str]) -> WorkerRow:
-    """What was measured under these keys; ``busy``: metrics whose seconds are its work."""
+    """Return a row with the metrics under these keys. ``busy`` has the metrics of the seconds of work."""
     found = {key: figure(metrics, f"{speed}/{key}") for key in ("tokens_per_second", "mfu", "queue", "queue_max")}
     each, peak = figure(metrics, f"{speed}/tokens_per_second_per_device"), figure(metrics, f"{memory_key}/peak_mb")
     step, seconds = figure(metrics, "time/step"), [s for part in busy if (s := figure(metrics, part)) is not None]
@@ -85,34 +81,34 @@ def _worker(metrics: StepMetrics, name: str, speed: str, memory_key: str, busy: 
     if step and seconds:
         cells["busy"] = percent(min(1.0, sum(seconds) / step), 0)
     if peak:
-        cells["memory"] = memory(peak)
+        cells["memory"] = memory_text(peak)
     if found["mfu"] is not None:
         cells["MFU"] = percent(found["mfu"], 0)
     if found["queue"] is not None:
         most = found["queue_max"]
         cells["queue"] = f"{found['queue']:.0f}" + ("" if most is None else f" ({most:.0f})")
-    return WorkerRow(name=name, cells=cells)
+    return name, cells
 
 
 def worker_table(rows: Sequence[WorkerRow], width: int) -> Table:
-    """The rows with as many columns as fit into ``width`` characters."""
-    columns = [column for column in COLUMNS if any(column in row.cells for row in rows)]
-    wide = {column: max(len(column), *(len(row.cells.get(column, "")) for row in rows)) for column in columns}
-    name = max(len(row.name) for row in rows)
-    while len(columns) > 1 and name + sum(COLUMN_GAP + wide[column] for column in columns) > width:
+    """Return a table of the rows with as many columns as fit into ``width`` characters."""
+    columns = [column for column in COLUMNS if any(column in cells for _, cells in rows)]
+    wide = {column: max(len(column), *(len(cells.get(column, "")) for _, cells in rows)) for column in columns}
+    longest = max(len(name) for name, _ in rows)
+    while len(columns) > 1 and longest + sum(COLUMN_GAP + wide[column] for column in columns) > width:
         columns.pop()
     table = Table.grid(padding=(0, COLUMN_GAP))
     table.add_column(no_wrap=True)
     for _ in columns:
         table.add_column(justify="right", no_wrap=True)
     table.add_row("", *(Text(column, style="dim") for column in columns))
-    for row in rows:
-        table.add_row(Text(row.name, style="dim"), *(row.cells.get(column, "") for column in columns))
+    for name, cells in rows:
+        table.add_row(Text(name, style="dim"), *(cells.get(column, "") for column in columns))
     return table
 
 
-def memory(mebibytes: float) -> str:
-    """``1536.0`` as ``1.5 GiB``, below one GiB whole MiB."""
+def memory_text(mebibytes: float) -> str:
+    """Write ``1536.0`` as ``1.5 GiB``, and less than one GiB in whole MiB."""
     return f"{mebibytes / 1024:.1f} GiB" if mebibytes >= 1024 else f"{mebibytes:.0f} MiB"
 
 
@@ -121,18 +117,18 @@ SPARK_WIDTH = 32
 BAR_WIDTH = 24
 FRAME = 4  # columns of a panel's border and padding
 GAP = 3
-RECENT_STEPS = 10  # steps whose mean time foretells the rest
+RECENT_STEPS = 10  # steps whose mean time predicts the rest
 STYLES = {"info": "cyan", "warning": "yellow", "critical": "bold red"}
 
 
 class RunPanel:
-    """Everything that is shown of a run, and the panel, which fits the width it is drawn at.
+    """The state of the display, and a panel that adapts to the width of the terminal.
 
     Args:
         title: the run's name.
-        max_steps: most training steps of the whole run; None where that makes no sense.
-        stage_steps: most steps of each stage: makes the time left tighter after a stage that ended early.
-        elapsed: seconds since the run began, asked for each time the panel is drawn.
+        max_steps: maximum number of training steps of the run; None where there is no such limit.
+        stage_steps: maximum number of steps of each stage. Improves the time left after a stage that ended early.
+        elapsed: returns the seconds since the run began; called whenever the panel is drawn.
     """
 
     def __init__(
@@ -156,14 +152,14 @@ class RunPanel:
         self._stage_began: dict[int, int] = {0: 1}
 
     def step(self, metrics: StepMetrics, seconds: float | None) -> bool:
-        """Take in a step that took ``seconds``; True if it is the first shown, or the first of its stage."""
+        """Record a step that took ``seconds``. Return True for the first step and the first step of a stage."""
         first = self.metrics is None or metrics.stage not in self._stage_began
         self._stage_began.setdefault(metrics.stage, metrics.step)
         self.metrics = metrics
         self.phase = None
         if seconds is not None:
             self._step_seconds.append(seconds)
-        if self._measure is ACCURACY:  # a step without a right answer or a reward does not tell
+        if self._measure is ACCURACY:  # rewards may be graded although accuracy and reward agreed so far
             self._measure = measure_of([metrics])
         for key, scores in self._scores.items():
             scores += [value] if (value := figure(metrics, f"train/{key}/mean")) is not None else []
@@ -175,7 +171,7 @@ class RunPanel:
 
     @property
     def most_steps_left(self) -> int | None:
-        """Upper bound on the training steps to come; a stage may end early. None if no limit is known."""
+        """Upper bound on the remaining training steps, since a stage may end early; None if no limit is known."""
         done = self.metrics
         if done is None:
             return sum(self._stage_steps) or self._max_steps
@@ -186,14 +182,14 @@ class RunPanel:
 
     @property
     def time_left(self) -> str:
-        """``at most 3 min 20 s``; empty before the first step, after the last, and where no limit is known."""
+        """Text such as ``at most 3 min 20 s``; empty before the first and after the last step and without a limit."""
         left = self.most_steps_left
         if not left or not self._step_seconds:
             return ""
         return f"at most {duration(left * sum(self._step_seconds) / len(self._step_seconds))}"
 
     def step_line(self) -> str:
-        """The last step in one plain line."""
+        """Return the last step in one plain line."""
         metrics = self.metrics
         if metrics is None:
             return ""
@@ -210,7 +206,7 @@ class RunPanel:
         if self.metrics is not None:
             parts.append(self._curve(width, plain=options.ascii_only))
             rows, note = worker_rows(self.metrics)
-            elsewhere = {self._measure.name, *(["memory"] if rows else [])}  # in a line or a column of its own
+            elsewhere = {self._measure.name, *(["memory"] if rows else [])}  # in another line or column
             measured = [fact for fact in facts(self.metrics, self._measure) if fact[0] not in elsewhere]
             parts.append(_grid([Text.assemble((f"{label} ", "dim"), value) for label, value in measured], width))
             parts += [worker_table(rows, width)] if rows else []
@@ -231,7 +227,7 @@ class RunPanel:
         step = f"step {self.metrics.step}{most}"
         short = step if left is None else f"{self.metrics.step}/{self.metrics.step + left}"
         headings = (f"{self._title} · {stage} · {step}", f"{stage} · {step}", step, short)
-        room = width - 2  # the border's own columns beside a title
+        room = width - 2  # without the border's columns next to a title
         return next((heading for heading in headings if len(heading) <= room), short)
 
     def _curve(self, width: int, *, plain: bool) -> Text:
@@ -253,17 +249,13 @@ class RunPanel:
         elapsed = self._elapsed()
         words = [] if elapsed is None else [f"elapsed {duration(elapsed)}"]
         if self._step_seconds:
-            words.append(f"{duration(sum(self._step_seconds) / len(self._step_seconds))} a step")
+            words.append(f"{duration(sum(self._step_seconds) / len(self._step_seconds))} per step")
         left = self.time_left
         return Text(" · ".join([*words, *([f"left {left}"] if left else [])]), style="dim")
 
 
 def facts(metrics: StepMetrics, measure: Measure) -> list[tuple[str, str]]:
-    """Label and value of what a step measured; what it did not measure is left out."""
-
-    def share(value: float) -> str:
-        return percent(value, 0)
-
+    """Return label and text of the metrics that a step has."""
     found: dict[str, float | None] = {key: figure(metrics, key) for key in metrics.values}
     target = found.get("entropy/target")
     found["entropy"] = found.get("entropy/exact/mean")
@@ -276,20 +268,20 @@ def facts(metrics: StepMetrics, measure: Measure) -> list[tuple[str, str]]:
     shown: tuple[tuple[str, str, Callable[[float], str]], ...] = (
         (measure.name, f"train/{measure.key}/mean", measure.value),
         ("entropy", "entropy", lambda e: f"{e:.3f}" + (f" (target {target:g})" if target is not None else "")),
-        ("alpha", "entropy/alpha", number),
-        ("length", "length/mean", number),
-        ("staleness", "staleness/mean", number),
-        ("truncated", "train/truncation/ratio", share),
-        ("rejected", "groups/rejected/ratio", share),
+        ("alpha", "entropy/alpha", number_text),
+        ("length", "length/mean", number_text),
+        ("staleness", "staleness/mean", number_text),
+        ("truncated", "train/truncation/ratio", lambda share: percent(share, 0)),
+        ("rejected", "groups/rejected/ratio", lambda share: percent(share, 0)),
         ("clipped", "learner/clip_ratio", percent),
         ("tokens/s", "tokens/per_second", lambda speed: f"{speed:,.0f}"),
-        ("memory", "memory", memory),
+        ("memory", "memory", memory_text),
     )
     return [(label, form(value)) for label, key, form in shown if (value := found.get(key)) is not None]
 
 
 def event_text(event: Mapping[str, object]) -> Text:
-    """A line of ``events.jsonl`` in words, a finding with its remedy below."""
+    """Return the text of a line of ``events.jsonl``, with the remedy below a finding."""
     kind = str(event.get("kind", "event"))
     if kind == "health":
         style = STYLES.get(str(event.get("severity")), "")
@@ -304,7 +296,7 @@ def event_text(event: Mapping[str, object]) -> Text:
 
 
 def sparkline(shares: Sequence[float], width: int) -> str:
-    """The whole series of shares in [0, 1] in at most ``width`` characters: means of neighbours, fixed scale."""
+    """Return shares in [0, 1] as at most ``width`` block characters: means of neighbours on a fixed scale."""
     if not shares:
         return ""
     count = min(width, len(shares))
@@ -315,13 +307,13 @@ def sparkline(shares: Sequence[float], width: int) -> str:
 
 
 def figure(metrics: StepMetrics, key: str) -> float | None:
-    """A finite or infinite number of a step; None where it has none."""
+    """Return a finite or infinite number of a step, None where it has none."""
     value = metrics.values.get(key)
     return float(value) if isinstance(value, (int, float)) and value == value else None
 
 
 def _grid(cells: Sequence[Text], width: int) -> RenderableType:
-    """The cells in as many columns, up to three, as fit without breaking a cell."""
+    """Return the cells in up to three columns, as many as fit without breaking a cell."""
     for columns in (3, 2):
         widest = [max((len(c) for c in cells[i::columns]), default=0) for i in range(columns)]
         if sum(widest) + GAP * (columns - 1) <= width:
@@ -348,26 +340,25 @@ def _bar(phase: str, done: int, total: int, left: str, width: int) -> Renderable
 
 
 def _clean(value: object) -> str:
-    """Foreign text without terminal control characters."""
+    """Return foreign text without terminal control characters."""
     return visible("" if value is None else str(value))
 
 
-SILENCE_SECONDS = 10.0  # without a terminal, longest time without a line while work goes on
+SILENCE_SECONDS = 10.0  # without a terminal, maximum time without a line during work
 
 
 class LiveDisplay:
-    """A ``RunObserver`` for people.
+    """A ``RunObserver`` that displays progress in a terminal.
 
-    Use it as a context manager; it may be updated before and after, too. It only reads, and holds a number
-    or two a step.
+    Use it as a context manager. It may also be updated outside. It stores only one or two numbers per step.
 
     Args:
-        console: where to write; default standard output.
+        console: output. Default: standard output.
         title: the run's name.
-        max_steps: most training steps of the whole run; None where that makes no sense.
-        stage_steps: most steps of each stage: makes the time left tighter after a stage that ended early.
-        interval: without a terminal, seconds between lines of steps (the first and a stage's first always show).
-        clock: seconds; a test puts its own here.
+        max_steps: maximum number of training steps of the run; None where there is no such limit.
+        stage_steps: maximum number of steps of each stage. Improves the time left after a stage that ended early.
+        interval: without a terminal, seconds between lines. The first line of a stage is always shown.
+        clock: returns seconds; for tests.
     """
 
     def __init__(
@@ -404,24 +395,24 @@ class LiveDisplay:
             self._live = None
 
     def step(self, metrics: StepMetrics) -> None:
-        """A training step is over."""
+        """Show a finished training step."""
         now = self._clock()
         # from one step's end to the next, validation and checkpoints included
         seconds = now - self._last_step_end if self._last_step_end is not None else figure(metrics, "time/step")
         self._last_step_end = now
         first = self.panel.step(metrics, seconds)
         validated = figure(metrics, "validation/accuracy/mean") is not None
-        # measured from the last step's line: a progress line just before must not silence the step itself
+        # measured from the last line of a step, so that a progress line just before does not suppress the step
         if self._live is None and (first or validated or now - self._last_step_line >= self._interval):
             self._last_step_line = now
             self._line(Text(self.panel.step_line()))
 
     def event(self, event: Mapping[str, object]) -> None:
-        """Something rarer happened: a line of its own, above the panel."""
+        """Print an event as a line above the panel."""
         self._line(event_text(event))
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """Work inside a step or a test goes on."""
+        """Show the progress of work inside a step or an evaluation."""
         left = self._left.words(phase, done, total)
         self.panel.phase = (phase, done, total, left)
         if self._live is None and self._clock() - self._last_line >= SILENCE_SECONDS:
@@ -433,7 +424,7 @@ class LiveDisplay:
 
 
 def start_panel(console: Console, panel: Callable[[], RunPanel]) -> Live | None:
-    """Draw the panel four times a second; None where nothing can be redrawn (a file, a pipe, a dumb terminal)."""
+    """Draw the panel four times per second; None where nothing can be redrawn (a file, a pipe, a dumb terminal)."""
     if not console.is_terminal or console.is_dumb_terminal:
         return None
     live = Live(console=console, get_renderable=panel, refresh_per_second=4, vertical_overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""One self-contained HTML page from a run folder: no server, no network, no third-party script."""
+"""One self-contained HTML page: no server, no network, no third-party script."""
 
 from __future__ import annotations
 
@@ -22,52 +22,54 @@ from magicrl.reporting.samples import clipped
 from magicrl_verifiers.progress import duration
 
 SCRIPTS = ("values.js", "crosshair.js", "save.js", "browse.js")
-"""Parts of the page's one script, in order."""
+"""Parts of the page's script, in order."""
 
 MOST_CHARACTERS = 20_000
-"""Of one response on the page; the evaluation's file has it whole."""
+"""Maximum number of characters of one text on the page. The file of the evaluation has the whole text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class PageBlock:
     """One section of a page."""
 
-    key: str  # its anchor
+    key: str  # anchor of the section
     title: str
-    template: str  # of templates/blocks, shows ``data``
+    template: str  # file in templates/blocks that shows ``data``
     data: Mapping[str, Any]
     hover: Mapping[str, Any] = field(default_factory=dict[str, Any])  # chart -> values for the crosshair
 
 
-def block(key: str, title: str, data: Mapping[str, Any] | None, template: str = "") -> Block | None:
-    """The section that the template (default: of the same name) shows; None without data."""
+def block(key: str, title: str, data: Mapping[str, Any] | None, template: str = "") -> PageBlock | None:
+    """Return the section that ``template`` (default: ``key``) shows; None without data."""
     if data is None:
         return None
-    return Block(key=key, title=title, template=f"{template or key}.html.j2", data=data)
+    return PageBlock(key=key, title=title, template=f"{template or key}.html.j2", data=data)
 
 
-def figures_block(key: str, title: str, panels: Sequence[Sequence[FigureView]], note: str = "") -> Block:
-    """A section of figures; those of one panel share a card."""
+def figures_block(key: str, title: str, panels: Sequence[Sequence[FigureView]], note: str = "") -> PageBlock:
+    """Return a section of figures. Those of one panel share a card."""
     hover = crosshairs(view for panel in panels for view in panel)
     data = {"panels": panels, "axes": (), "note": note}
-    return Block(key=key, title=title, template="figures.html.j2", data=data, hover=hover)
+    return PageBlock(key=key, title=title, template="figures.html.j2", data=data, hover=hover)
 
 
 def crosshairs(views: Iterable[FigureView]) -> dict[str, Any]:
-    """Chart -> values for the crosshair."""
+    """Return by chart the data for the crosshair."""
     return {view.name: view.hover for view in views if view.hover is not None}
 
 
 def write_page(page: str, target: Path) -> Path:
-    """Write a page whole or not at all.
+    """Write a page atomically and return its path.
 
     Raises:
-        ValueError: it cannot be written, or its folder does not exist.
+        ValueError: the page cannot be written, or its folder does not exist.
     """
     if not target.parent.is_dir():
-        raise ValueError(f"{target}: there is no folder {target.parent}; make it, or choose another --output")
+        raise ValueError(f"{target}: there is no folder {target.parent}; create it, or choose another --output")
     try:
-        write_atomically(target, page.encode("utf-8", "replace"))  # no lone surrogate of hostile text stops a report
+        write_atomically(
+            target, page.encode("utf-8", "replace")
+        )  # lone surrogates in hostile text must not stop a report
     except OSError as error:
         raise ValueError(f"{target}: the report cannot be written: {error}; choose another output") from None
     return target
@@ -76,29 +78,46 @@ def write_page(page: str, target: Path) -> Path:
 def render_page(
     title: str,
     facts: Sequence[tuple[str, str]],
-    blocks: Sequence[Block],
+    blocks: Sequence[PageBlock | None],
     command: str = "",
     kind: str = "run report",
 ) -> str:
-    """A page of ``blocks`` under ``title`` with a line of (label, value) ``facts``; ``command`` made it.
+    """Return a page. Everything but the drawings is escaped.
 
-    Everything but our own drawings is escaped; besides, the page's content policy allows no script but
-    ours (by its hash) and no request at all.
+    The page's content security policy allows no other script (by hash) and no request.
+
+    Args:
+        title: title of the page.
+        facts: (label, value) of the page's head; empty values are left out.
+        blocks: sections in order; None is left out.
+        command: command that made the page, for its foot.
+        kind: kind of page, above the title.
     """
-    loader = PackageLoader("magicrl.reporting")
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("magicrl.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    words = ("percent", "points", "number", "temperature", "visible")
-    environment.filters.update({name: getattr(wording, name) for name in words})
-    environment.filters.update(shortened=shortened, clipped=clipped, duration=duration)
+    environment.filters.update(
+        percent=wording.percent,
+        points=wording.points,
+        number=wording.number_text,
+        temperature=wording.temperature_text,
+        visible=wording.visible,
+        shortened=shortened,
+        clipped=clipped,
+        duration=duration,
+    )
+    shown = [block for block in blocks if block is not None]
     script = "".join(_asset(name) for name in SCRIPTS)
-    hover = {"#style": file_css()} | {key: value for block in blocks for key, value in block.hover.items()}
+    hover = {"#style": file_css()} | {key: value for block in shown for key, value in block.hover.items()}
     return environment.get_template("page.html.j2").render(
         title=title,
         kind=kind,
-        facts=facts,
-        blocks=blocks,
+        facts=[(label, value) for label, value in facts if value],
+        blocks=shown,
         command=command,
         version=importlib.metadata.version("magicrl"),
         style=Markup(page_css() + _asset("page.css")),
@@ -109,7 +128,7 @@ def render_page(
 
 
 def shortened(text: str) -> str:
-    """``text`` up to a length that a page can show, with a note on what is left out."""
+    """Return the first ``MOST_CHARACTERS`` of ``text``, with a note on what is left out."""
     if len(text) <= MOST_CHARACTERS:
         return text
     return f"{text[:MOST_CHARACTERS]}\n[… {len(text) - MOST_CHARACTERS} more characters in the evaluation's file]"

@@ -1,4 +1,4 @@
-"""Reading the folders of `magicrl train` and `magicrl eval`: typed, or an error that names the file and the place."""
+"""Readers of the folders that `magicrl train` and `magicrl eval` write. An error names the file and the place in it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, AskedProblem, EvaluationFolder, SampleRow
 from magicrl.records import StepMetrics
 from magicrl.training.diagnosis import SUCCESS, Measure, measure_of
 
 RUN_SCHEMA_VERSION = 1
+LAST_STEPS = 5
+"""Number of steps that the final value of a metric is averaged over."""
 
 
 class RunFolderError(ValueError):
-    """A run folder that cannot be read; the text names the file, the place in it and the remedy."""
+    """A folder that cannot be read. The text names the file, the place in it and the remedy."""
 
 
 class _Document(BaseModel):
-    """A part of an evaluation file. Further keys are left alone: newer versions may write more."""
+    """Base of what is read from a file. Unknown keys are ignored, since newer versions may write more."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
@@ -34,7 +36,7 @@ Document = TypeVar("Document", bound=_Document)
 
 
 class Interval(_Document):
-    """A share or a mean reward (or a difference of them) with its 95 % interval."""
+    """A share, a mean reward, or a difference of two, with its 95 % interval."""
 
     mean: float
     low: float
@@ -42,104 +44,80 @@ class Interval(_Document):
 
 
 class TemperatureScore(_Document):
-    """The test at one temperature."""
+    """The score of a test set at one temperature."""
 
     accuracy: Interval
-    reward: Interval | None = None  # where rewards are graded
+    reward: Interval | None = None  # only where rewards are graded
     problems: int
-    samples: int
+    samples: int  # per problem
     length_mean: float | None = None  # tokens
     truncation: float | None = None
     entropy: float | None = None  # nats per token
-    # the share that ended by itself and holds a box
+    # share of the responses that ended without truncation and contain a box
     boxed: float | None = Field(default=None, validation_alias=AliasChoices("boxed", "boxed_and_stopped"))
-    per_problem: tuple[float | None, ...]  # share of right responses, None where none was judged
-    reward_per_problem: tuple[float | None, ...] = ()  # mean reward of its responses, where rewards are graded
+    per_problem: tuple[float | None, ...]  # share of correct responses, None where none was judged
+    reward_per_problem: tuple[float | None, ...] = ()  # mean reward, where rewards are graded
     clusters: tuple[int, ...] = ()  # equal for problems of one prompt or template
     pass_at: dict[int, Interval] = Field(default_factory=dict[int, Interval])
 
     def score(self, measure: Measure) -> Interval | None:
-        """Its score in this measure, None where it was not told."""
+        """Return the score in this measure, None where it was not recorded."""
         return getattr(self, measure.key)
 
     def by_problem(self, measure: Measure) -> tuple[float | None, ...]:
-        """The same by problem."""
+        """Return the scores of the problems in this measure."""
         return getattr(self, measure.per_problem)
 
 
-class SampledResponse(_Document):
-    """One recorded response with its verdict; it is shown like a ``SampleRow``."""
-
-    temperature: float
-    text: str
-    outcome: str
-    status: str = ""
-    decided_by: str = ""
-    reason: str = ""
-    extracted: str | None = None
-    finish_reason: str = ""
-    tokens: int | None = None
-    entropy: float | None = None
-
-    @property
-    def truncated(self) -> bool:
-        return self.finish_reason == "length"
-
-    @property
-    def correct(self) -> bool:
-        return self.outcome == "correct" and not self.truncated
+def _by_temperature(responses: object) -> object:
+    """Turn the list of responses of a file into rows of samples by temperature."""
+    if not isinstance(responses, list):
+        return responses
+    found: dict[object, list[dict[str, Any]]] = {}
+    for response in cast("list[dict[str, Any]]", responses):
+        # fields that only rows of `magicrl eval` have, or that old runs lack
+        row = {"status": "", "decided_by": "", "reason": "", "finish_reason": "", "tokens": 0} | response
+        row |= {"problem": "", "sample": 0, "seconds": 0.0}
+        found.setdefault(response.get("temperature"), []).append(row)
+    return found
 
 
-class EvaluatedSample(_Document):
-    """One test problem with some of its responses."""
+class EvaluatedProblem(_Document):
+    """A test problem with some of its responses."""
 
     problem_id: str
     prompt: str
-    reference: str | tuple[str, ...]
-    responses: tuple[SampledResponse, ...]
+    references: str | tuple[str, ...] = Field(validation_alias=AliasChoices("reference", "gold"))
+    responses: Annotated[dict[float, tuple[SampleRow, ...]], BeforeValidator(_by_temperature)]  # by temperature
 
 
-class Evaluation(_Document):
-    """One file of ``evaluations/``: a test set, before or after training."""
+class SetEvaluation(_Document):
+    """One file of ``evaluations/``: the scores of a test set, before or after training."""
 
     name: str
     set_name: str = Field(alias="set", default="test")
     model: str = ""
     temperatures: dict[float, TemperatureScore]
-    samples: tuple[EvaluatedSample, ...] = ()
-
-
-class _Answers(_Document):
-    mixed: float
-    truncated: float
-    answered: float | None = None
-
-
-class _LearningFacts(_Document):
-    steps: int
-    updates: int
-    weights_changed: bool | None = None
-    tokens_share: float | None = None
-    answers: _Answers | None = None
+    samples: tuple[EvaluatedProblem, ...] = ()
 
 
 class Learning(_Document):
-    """The verdict on a run (``training.diagnosis``), as ``run.json`` has it."""
+    """The verdict on a run in ``run.json``, written by ``training.diagnosis.Conclusion.as_dict``."""
 
     outcome: str
     title: str
     reason: str
     advice: tuple[str, ...] = ()
-    facts: _LearningFacts
+    facts: dict[str, Any]
 
     @property
     def failed(self) -> bool:
-        """The run went to its end and learned nothing."""
+        """Whether the run reached its end without learning anything."""
         return self.outcome not in SUCCESS
 
 
 class StageSpan(NamedTuple):
-    """The steps of one stage: first and last training step, and T (None if it was not recorded)."""
+    """First and last training step of a stage, and its T (None if it was not recorded)."""
 
     stage: int
     first_step: int
@@ -149,19 +127,19 @@ class StageSpan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRun:
-    """A run as its folder tells it."""
+    """The contents of a run folder."""
 
     path: Path
     run: Mapping[str, Any]  # run.json
     config_text: str  # config.toml as written; empty if there is none
     config: Mapping[str, Any]
-    metrics: tuple[StepMetrics, ...]  # one a training step, in order
+    metrics: tuple[StepMetrics, ...]  # one per training step, in order
     events: tuple[Mapping[str, Any], ...]
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[SetEvaluation, ...]
 
     @property
     def name(self) -> str:
-        """The recipe's name for the run, else the folder's."""
+        """The recipe's name for the run, else the folder's name."""
         return str(self.run.get("name") or self.path.resolve().name)
 
     @property
@@ -170,35 +148,41 @@ class RecordedRun:
 
     @property
     def environments(self) -> list[Mapping[str, Any]]:
-        """Versions, machine and commit of each session, the start first."""
+        """Versions, machine and commit of each session, the first session first."""
         recorded = cast("list[Any]", self.run.get("environments") or [])
         return [cast("Mapping[str, Any]", e) for e in recorded if isinstance(e, Mapping)]
 
     @property
+    def devices(self) -> int:
+        """Number of accelerators (or CPU machines) of the run; 1 where it was not recorded."""
+        recorded = self.run.get("devices")
+        return recorded if isinstance(recorded, int) and recorded > 0 else 1
+
+    @property
     def learning(self) -> Learning | None:
-        """Did it learn? None while it runs, and for runs of versions that did not say.
+        """The verdict on the run; None while it is running, and for runs of versions without a verdict.
 
         Raises:
-            RunFolderError: ``run.json`` holds no such verdict.
+            RunFolderError: ``run.json`` has an invalid verdict.
         """
         document: object = self.run.get("learning")
         return None if document is None else _validated(Learning, document, f"{self.path / 'run.json'}: learning.")
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """Names of the test sets: in the order of the recipe, then those that it does not name."""
+        """Names of the test sets: those of the recipe in its order, then the others."""
         measured = dict.fromkeys(e.set_name for e in self.evaluations if e.name in ("before", "after"))
         data: object = self.config.get("data")
         named: object = cast("Mapping[str, object]", data).get("test") if isinstance(data, Mapping) else None
         order = list(cast("Mapping[str, object]", named)) if isinstance(named, Mapping) else []
         return tuple(sorted(measured, key=lambda name: order.index(name) if name in order else len(order)))
 
-    def evaluation(self, name: str, set_name: str) -> Evaluation | None:
-        """The test ``before`` or ``after`` on a set."""
+    def evaluation(self, name: str, set_name: str) -> SetEvaluation | None:
+        """Return the evaluation of a test set ``before`` or ``after`` training."""
         return next((e for e in self.evaluations if (e.name, e.set_name) == (name, set_name)), None)
 
     def points(self, *keys: str) -> tuple[tuple[float, float], ...]:
-        """(step, value) of the first of ``keys`` that a step has; steps without any are left out."""
+        """Return (step, value) of the first of ``keys`` that a step has. Steps without any are left out."""
         found: list[tuple[float, float]] = []
         for row in self.metrics:
             value = next((v for v in (row.values.get(k) for k in keys) if isinstance(v, (int, float))), None)
@@ -206,30 +190,40 @@ class RecordedRun:
                 found.append((float(row.step), float(value)))
         return tuple(found)
 
+    def last_mean(self, *keys: str) -> float | None:
+        """Return the mean of a metric over the last ``LAST_STEPS`` steps that have it, None where no step has it."""
+        values = [value for _, value in self.points(*keys)[-LAST_STEPS:]]
+        return sum(values) / len(values) if values else None
+
+    @property
+    def training_seconds(self) -> float | None:
+        """Sum of the wall clocks of the training steps of all sessions; None where no step recorded it."""
+        steps = self.points("time/step")
+        return sum(seconds for _, seconds in steps) if steps else None
+
     @property
     def measure(self) -> Measure:
-        """What its training steps' success is told in."""
+        """The measure of success in training: accuracy or mean reward."""
         return measure_of(self.metrics)
 
     @property
     def stages(self) -> tuple[StageSpan, ...]:
-        """The stages that the recorded steps went through."""
+        """The stages of the recorded steps."""
         spans: list[StageSpan] = []
         for stage, group in groupby(self.metrics, key=lambda row: row.stage):
             rows = list(group)
-            told = (row.values.get("stage/max_tokens") for row in rows)
-            limits = [int(limit) for limit in told if isinstance(limit, (int, float))]
+            limits = [int(t) for row in rows if isinstance(t := row.values.get("stage/max_tokens"), (int, float))]
             spans.append(StageSpan(stage, rows[0].step, rows[-1].step, limits[-1] if limits else None))
         return tuple(spans)
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """Read the run folder at ``folder``, finished or not.
+    """Read the run folder at ``folder``, whether the run has finished or not.
 
-    ``run.json`` must be there; what a young run has not written yet is empty.
+    Only ``run.json`` must exist. Whatever a young run has not written yet is empty.
 
     Raises:
-        RunFolderError: no run folder, or a file in it that is corrupt.
+        RunFolderError: not a run folder, or a file in it is corrupt.
     """
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such folder; give the run folder that `magicrl train` wrote")
@@ -250,14 +244,14 @@ def read_run(folder: Path) -> RecordedRun:
         metrics=read_metrics(folder / "metrics.jsonl"),
         events=tuple(row for _, row in read_lines(folder / "events.jsonl")),
         evaluations=tuple(
-            _validated(Evaluation, _read_object(path), f"{path}: ")
+            _validated(SetEvaluation, _read_object(path), f"{path}: ")
             for path in sorted((folder / "evaluations").glob("*.json"))
         ),
     )
 
 
 def _validated(model: type[Document], document: object, place: str) -> Document:
-    """``document`` as the model has it; an error names ``place`` and the field behind it."""
+    """Return ``document`` as ``model``. An error names ``place`` and the invalid field."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -273,7 +267,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_object(path: Path, version: int | None = None) -> dict[str, Any]:
-    """A JSON object whose ``schema_version`` is at most ``version``."""
+    """Read a JSON object whose ``schema_version`` is at most ``version``."""
     try:
         document: object = json.loads(_read_text(path))
     except json.JSONDecodeError as error:
@@ -281,14 +275,16 @@ def _read_object(path: Path, version: int | None = None) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RunFolderError(f"{path}: expected a JSON object, found {type(document).__name__}")
     table = cast("dict[str, Any]", document)
-    told = table.get("schema_version", version)
-    if version is not None and (not isinstance(told, int) or told > version):
-        raise RunFolderError(f"{path}: schema_version {told!r} is newer than this magicrl reads ({version}); update it")
+    found = table.get("schema_version", version)
+    if version is not None and (not isinstance(found, int) or found > version):
+        raise RunFolderError(
+            f"{path}: schema_version {found!r} is newer than this magicrl reads ({version}); update magicrl"
+        )
     return table
 
 
 def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Line numbers and objects of a JSON Lines file. A last line torn by a kill is left out."""
+    """Read line numbers and objects of a JSON Lines file, without an incomplete last line."""
     if not path.exists():
         return []
     rows: list[tuple[int, dict[str, Any]]] = []
@@ -299,9 +295,9 @@ def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
         try:
             row: object = json.loads(line)
         except json.JSONDecodeError as error:
-            if number == len(lines):  # no line end after it: the writer was killed in the middle
+            if number == len(lines):  # without a line end: the process was killed while it wrote the line
                 break
-            raise RunFolderError(f"{path}:{number}: not valid JSON: {error.msg}; mend or remove the line") from None
+            raise RunFolderError(f"{path}:{number}: not valid JSON: {error.msg}; repair or remove the line") from None
         if not isinstance(row, dict):
             raise RunFolderError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
         rows.append((number, cast("dict[str, Any]", row)))
@@ -309,7 +305,7 @@ def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def read_metrics(path: Path) -> tuple[StepMetrics, ...]:
-    """The steps in order; where a resumed run recorded a step again, what it recorded last."""
+    """Read the steps in order. Where a resumed run recorded a step again, the later record counts."""
     rows: list[StepMetrics] = []
     for number, row in read_lines(path):
         step, stage, values = row.get("step"), row.get("stage"), row.get("values")
@@ -321,48 +317,12 @@ def read_metrics(path: Path) -> tuple[StepMetrics, ...]:
     return tuple(rows)
 
 
-class LimitPoint(_Document):
-    """Accuracy, truncation and mean tokens at one response limit; ``samples`` where they were drawn anew."""
-
-    limit: int
-    accuracy: Interval
-    truncation: Interval | None = None
-    mean_tokens: Interval | None = None
-    samples: int | None = None
-
-
-class SamplePoint(_Document):
-    """pass@k and maj@k of one k."""
-
-    k: int
-    passed: Interval = Field(alias="pass")
-    majority: Interval | None = None
-
-
-class LengthPoint(_Document):
-    """Accuracy at the limit at which a response costs ``mean_tokens`` on average."""
-
-    mean_tokens: float
-    accuracy: Interval
-    limit: int | None = None
-
-
-class Scaling(_Document):
-    """The curves of test-time scaling; ``exact``: the sampler did not know the limit."""
-
-    over_limits: tuple[LimitPoint, ...] = ()
-    exact: bool = True
-    over_samples: tuple[SamplePoint, ...] = ()
-    fresh: tuple[LimitPoint, ...] = ()
-    efficiency: tuple[LengthPoint, ...] = ()
-
-
 class BenchmarkResult(_Document):
-    """One benchmark of ``results.json``."""
+    """The result of one benchmark in ``results.json``, written by ``evaluation.results.result_of``."""
 
     title: str = ""
     problems: int
-    samples: int
+    samples: int  # per problem
     accuracy: Interval
     reward: Interval | None = None
     pass_at: dict[int, Interval] = Field(default_factory=dict[int, Interval])
@@ -376,12 +336,12 @@ class BenchmarkResult(_Document):
     model: Mapping[str, Any] = Field(default_factory=dict[str, Any])
     environment: Mapping[str, Any] = Field(default_factory=dict[str, Any])
     table13: Mapping[str, Any] = Field(default_factory=dict[str, Any])
-    scaling: Scaling = Scaling()
+    scaling: Mapping[str, Any] = Field(default_factory=dict[str, Any])  # curves of test-time scaling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedEvaluation:
-    """An evaluation as its folder tells it: its benchmarks by name, in the order of the results."""
+    """The contents of an evaluation folder: its benchmarks by name, in the order of the results."""
 
     path: Path
     written: str
@@ -389,12 +349,12 @@ class RecordedEvaluation:
 
     @property
     def model(self) -> str:
-        """What was evaluated, as it was named."""
+        """The evaluated model as the command named it."""
         return next((str(b.model["model"]) for b in self.benchmarks.values() if b.model.get("model")), self.path.name)
 
 
 def read_evaluation_folder(folder: Path) -> RecordedEvaluation:
-    """Read ``results.json`` of an evaluation's folder.
+    """Read ``results.json`` of an evaluation folder.
 
     Raises:
         RunFolderError: no results, or a file that this version cannot read.
@@ -414,11 +374,11 @@ def read_evaluation_folder(folder: Path) -> RecordedEvaluation:
     return RecordedEvaluation(path=folder, written=str(document.get("written", "")), benchmarks=benchmarks)
 
 
-def evaluated(folder: Path, samples: int) -> tuple[list[AskedProblem], list[SampleRow]]:
-    """One benchmark's folder: its problems, and the samples that were scored, each once; empty where files are missing.
+def scored_samples(folder: Path, samples: int) -> tuple[list[AskedProblem], list[SampleRow]]:
+    """Read one benchmark's problems and its scored samples, each once. Both are empty where the files are missing.
 
     Raises:
-        RunFolderError: a broken line.
+        RunFolderError: a line is corrupt.
     """
     try:
         return EvaluationFolder(folder).problems(), EvaluationFolder(folder).rows(samples)
@@ -427,7 +387,7 @@ def evaluated(folder: Path, samples: int) -> tuple[list[AskedProblem], list[Samp
 
 
 def by_benchmark(evaluations: Sequence[RecordedEvaluation]) -> dict[str, list[tuple[int, BenchmarkResult]]]:
-    """Each benchmark with the (index, result) of the evaluations that have it, in the order of first appearance."""
+    """Return by benchmark the (index, result) of the evaluations that have it, in the order of first appearance."""
     found: dict[str, list[tuple[int, BenchmarkResult]]] = {}
     for i, evaluation in enumerate(evaluations):
         for name, result in evaluation.benchmarks.items():

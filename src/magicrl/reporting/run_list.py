@@ -1,7 +1,7 @@
-"""Many runs at once: what each came to and what was changed in it, to be filtered, sorted, and compared.
+"""Lists of runs with their results and changed settings, to be filtered, sorted and compared.
 
-A run is known by its columns (``COLUMNS``), its settings (``optimizer.learning_rate``) and the last values of its
-metrics (``entropy/exact/mean``); filters and orders name any of these.
+Filters and sort orders name a column (``COLUMNS``), a setting (``optimizer.learning_rate``) or a metric
+(``entropy/exact/mean``), of which the last value counts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import leaves, load_train_recipe, to_toml
 from magicrl.config.paths import shipped_recipe
 from magicrl.config.schema import TrainConfig
-from magicrl.reporting.variants import decides, differing, path_labels, run_settings
-from magicrl.reporting.comparison_page import LeftOut, last_mean
 from magicrl.reporting.read_folders import RecordedRun, read_run
-from magicrl.reporting.scores import comparisons, training_seconds
-from magicrl.training.diagnosis import Measure
+from magicrl.reporting.scores import comparisons
+from magicrl.reporting.variants import decides, differing, path_labels, run_settings
 
 COLUMNS = ("run", "recipe", "status", "steps", "best", "last", "train", "test", "verdict", "started", "seconds")
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -42,21 +40,16 @@ _CONDITION = re.compile(r"\s*([\w./@-]+)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*")
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run among others."""
+    """One run of a list."""
 
-    label: str  # as short as tells it from the others
+    label: str  # the shortest end of its path that distinguishes it
     recorded: RecordedRun
-    changed: Mapping[str, Any]  # settings that are not its recipe's, or not those of other runs of its name
-
-    @property
-    def measure(self) -> Measure:
-        """What its scores are told in."""
-        return self.recorded.measure
+    changed: Mapping[str, Any]  # settings that differ from its recipe, or from other runs of the same name
 
     @cached_property
     def columns(self) -> dict[str, Any]:
-        """Value by column, None where it was not measured; scores are shares or mean rewards, ``started`` ISO 8601."""
-        run, key = self.recorded, self.measure.key
+        """Value by column, None where it is missing. Scores are shares or mean rewards, ``started`` is ISO 8601."""
+        run, key = self.recorded, self.recorded.measure.key
         validated = run.points(f"validation/{key}/mean")
         tests = comparisons(run)
         after = [pair.scores[1] for pair in tests[0].pairs] if tests else []
@@ -68,20 +61,20 @@ class ListedRun:
             "steps": run.metrics[-1].step if run.metrics else 0,
             "best": max((value for _, value in validated), default=None),
             "last": validated[-1][1] if validated else None,
-            "train": last_mean(run, f"train/{key}/mean"),
+            "train": run.last_mean(f"train/{key}/mean"),
             "test": next((score.mean for score in reversed(after) if score is not None), None),
             "verdict": None if learning is None else learning.outcome,
             "started": (run.environments or [{}])[0].get("started"),
-            "seconds": training_seconds(run),
+            "seconds": run.training_seconds,
         }
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Every setting of its recipe."""
+        """All settings of its recipe."""
         return leaves(self.recorded.config)
 
     def value(self, key: str) -> Any:
-        """Of a column, a setting, or the last value of a metric; None where this run has none."""
+        """Return a column, a setting, or the last value of a metric; None where this run does not have it."""
         if key in COLUMNS:
             return self.columns[key]
         if key in self.settings:
@@ -90,28 +83,36 @@ class ListedRun:
         return points[-1][1] if points else None
 
     def as_json(self) -> dict[str, Any]:
-        """Its columns, path and changed settings."""
+        """Return columns, path and changed settings."""
         changed = {key: json.loads(json.dumps(value, default=str)) for key, value in self.changed.items()}
-        return {**self.columns, "path": str(self.recorded.path), "measure": self.measure.key, "changed": changed}
+        return {
+            **self.columns,
+            "path": str(self.recorded.path),
+            "measure": self.recorded.measure.key,
+            "changed": changed,
+        }
 
 
-def list_runs(folder: Path) -> tuple[list[ListedRun], list[LeftOut]]:
-    """Every run in ``folder`` and below it, the newest first, and those that cannot be read.
+def list_runs(folder: Path) -> tuple[list[ListedRun], list[tuple[str, str]]]:
+    """Read every run in and below ``folder``.
+
+    Returns:
+        The runs, the newest first, and (folder, reason) of those that cannot be read.
 
     Raises:
         RecipeError: there is no such folder.
     """
     if not folder.is_dir():
-        raise RecipeError(f"{folder}: no such folder; magicrl train makes runs/ where it is started")
+        raise RecipeError(f"{folder}: no such folder; magicrl train creates runs/ in its working directory")
     runs: list[RecordedRun] = []
-    left_out: list[LeftOut] = []
+    left_out: list[tuple[str, str]] = []
     for path in run_folders(folder):
         try:
             run = read_run(path)
-            run.learning  # noqa: B018 - a verdict that cannot be read is told here
+            run.learning  # noqa: B018 - raises for an invalid verdict
             runs.append(run)
         except ValueError as error:
-            left_out.append(LeftOut(str(path), str(error)))
+            left_out.append((str(path), str(error)))
     changed = changed_settings(runs)
     labels = path_labels([run.path for run in runs]) if len(runs) > 1 else [run.path.resolve().name for run in runs]
     listed = [ListedRun(*of) for of in zip(labels, runs, changed, strict=True)]
@@ -119,7 +120,7 @@ def list_runs(folder: Path) -> tuple[list[ListedRun], list[LeftOut]]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Folders with a ``run.json``, by name; what lies inside a run is not looked at."""
+    """Return the folders with a ``run.json``, by name. Folders inside a run are not searched."""
     found: list[Path] = []
     for place, inner, names in os.walk(folder):
         if "run.json" in names:
@@ -130,8 +131,10 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def changed_settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
-    """Of each run the settings that are not those of the shipped recipe of its name; where none is shipped, those in
-    which the runs of one name differ."""
+    """Return the settings of each run that differ from the shipped recipe of its name.
+
+    Without a shipped recipe, these are the settings that differ between the runs of one name.
+    """
     settings = run_settings(runs)
     found: list[dict[str, Any]] = []
     for run, table in zip(runs, settings, strict=True):
@@ -141,7 +144,7 @@ def changed_settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
             keys = differing(same)
         else:
             keys = differing([base, table])
-        # what it does not have was not changed: another version of magicrl wrote it
+        # a missing setting was not changed: the run is of another version of magicrl
         found.append({key: table[key] for key in keys if key in table and (decides(key) or key == "run.seed")})
     return found
 
@@ -159,17 +162,21 @@ def _loaded(recipe: Path) -> TrainConfig:
 
 
 def where(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
-    """The runs that meet every condition: ``status=finished``, ``best>=0.8``, ``optimizer.learning_rate<1e-4``,
-    ``run~seed`` (holds the text).
+    """Return the runs that meet every condition.
+
+    Args:
+        runs: the runs to filter.
+        conditions: ``status=finished``, ``best>=0.8``, ``optimizer.learning_rate<1e-4``, ``run~seed`` (contains the
+            text), ...
 
     Raises:
-        RecipeError: a condition that is none, or a name that no run has.
+        RecipeError: not a condition, or a name that no run has.
     """
     kept = list(runs)
     for text in conditions:
         match = _CONDITION.fullmatch(text)
         if match is None:
-            raise RecipeError(f"--where {text}: a condition is NAME=VALUE, or with != < <= > >= ~ (holds the text)")
+            raise RecipeError(f"--where {text}: a condition is NAME=VALUE, or with != < <= > >= ~ (contains the text)")
         name, sign, wanted = match.groups()
         known_name(name, runs, "--where")
         kept = [run for run in kept if _meets(run.value(name), sign, wanted)]
@@ -178,7 +185,7 @@ def where(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRu
 
 def _meets(value: Any, sign: str, wanted: str) -> bool:
     if value is None:
-        return sign == "!="  # what was not measured is not equal to anything
+        return sign == "!="  # a missing value equals nothing
     if sign == "~":
         return wanted.lower() in str(value).lower()
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -186,15 +193,14 @@ def _meets(value: Any, sign: str, wanted: str) -> bool:
             return _COMPARISONS[sign](value, float(wanted))
         except ValueError:
             return sign == "!="
-    told = str(value).lower() if isinstance(value, bool) else str(value)
-    return _COMPARISONS[sign](told, wanted)
+    return _COMPARISONS[sign](str(value).lower() if isinstance(value, bool) else str(value), wanted)
 
 
 def ordered(runs: Sequence[ListedRun], name: str, *, reverse: bool) -> list[ListedRun]:
-    """By a column, a setting or a metric, ascending; runs without it last.
+    """Sort the runs by a column, a setting or a metric, ascending unless ``reverse``. Runs without a value come last.
 
     Raises:
-        RecipeError: a name that no run has.
+        RecipeError: no run has ``name``.
     """
     known_name(name, runs, "--sort")
     having = [run for run in runs if run.value(name) is not None]
@@ -204,7 +210,11 @@ def ordered(runs: Sequence[ListedRun], name: str, *, reverse: bool) -> list[List
 
 
 def known_name(name: str, runs: Sequence[ListedRun], option: str) -> None:
-    """Raises ``RecipeError`` where neither a column nor a setting nor a metric of these runs has the name."""
+    """Check that ``name`` is a column, or a setting or a metric of one of these runs.
+
+    Raises:
+        RecipeError: it is none of these.
+    """
     known = {*COLUMNS, *(key for run in runs for key in run.settings)}
     known |= {key for run in runs for row in run.recorded.metrics[-1:] for key in row.values}
     if name not in known and not any(run.recorded.points(name) for run in runs):
@@ -213,11 +223,11 @@ def known_name(name: str, runs: Sequence[ListedRun], option: str) -> None:
         raise RecipeError(f"{option} {name}: no run has such a column, setting or metric; {hint}")
 
 
-def named(runs: Sequence[ListedRun], name: str) -> ListedRun:
-    """The run of this label, folder, or unique part of its path.
+def find_run(runs: Sequence[ListedRun], name: str) -> ListedRun:
+    """Return the run with this label, folder, or unique part of its path.
 
     Raises:
-        RecipeError: none or several.
+        RecipeError: no run or several runs match.
     """
     path = Path(name).resolve()
     found = [run for run in runs if name == run.label or path == run.recorded.path.resolve()]

@@ -1,26 +1,29 @@
-"""The page of a training run: its sections, each a template and the data it shows.
+"""The page of a training run as a file and on a local server: its sections, each a template and its data.
 
-Among them what every worker did inside the training steps (``timeline.jsonl``): bars of a few steps, idle time of all.
+One of them shows the work of every process inside the training steps (``timeline.jsonl``): bars of a few steps, and
+the idle time of all steps.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple, cast
+from threading import Lock
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from magicrl.config.loader import leaves
 from magicrl.config.schema import STAGE_SETTINGS
 from magicrl.records import StepMetrics
-from magicrl.reporting.variants import of_stage
 from magicrl.reporting.charts import (
     PALETTE,
     WIDTH,
     Chart,
-    Entry,
     FigureView,
+    LegendEntry,
     Points,
     bars_view,
     box,
@@ -31,22 +34,25 @@ from magicrl.reporting.charts import (
     x_grid,
 )
 from magicrl.reporting.curves import FigureGroup, figure_groups, stage_marks, steps_range, with_running_mean
-from magicrl.reporting.page import Block, block, figures_block, render_page, write_page
+from magicrl.reporting.page import PageBlock, block, figures_block, render_page, write_page
 from magicrl.reporting.read_folders import RecordedRun, RunFolderError, read_lines, read_run
 from magicrl.reporting.samples import LEVELS, MOST_PROBLEMS, run_browsers, shown_rollouts
-from magicrl.reporting.scores import headline, run_verdict, training_seconds
-from magicrl.reporting.wording import moment, number, percent
+from magicrl.reporting.scores import headline, run_verdict
+from magicrl.reporting.variants import stage_setting_name
+from magicrl.reporting.wording import moment, number_text, percent
 from magicrl.training.health import RULES
 from magicrl_verifiers.progress import duration
 
 
-def write_report(run_folder: Path, output: Path | None = None) -> Path:
-    """Write the report of ``run_folder`` to ``output`` (default: its ``report.html``) and return that path.
+def write_run_page(run_folder: Path, output: Path | None = None) -> Path:
+    """Write the report of a run, finished or not, and return its path.
 
-    A run that is not finished has a report too, of what there is.
+    Args:
+        run_folder: the run.
+        output: path of the page. Default: ``report.html`` in the run folder.
 
     Raises:
-        RunFolderError: no run folder, or a corrupt file in it.
+        RunFolderError: not a run folder, or a file in it is corrupt.
         ValueError: the page cannot be written.
     """
     page = report_page(read_run(run_folder), f" --output {output}" if output is not None else "")
@@ -54,32 +60,31 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
 
 
 def report_page(run: RecordedRun, options: str = "") -> str:
-    """The page of a run; ``options`` of the command that made it stand at its foot.
+    """Return the page of a run. ``options`` are those of the command, for the page's foot.
 
     Raises:
-        RunFolderError: a corrupt file in the run's folder.
+        RunFolderError: a file in the run folder is corrupt.
     """
     return render_page(run.name, run_facts(run), run_blocks(run), f"magicrl report {run.path}{options}")
 
 
 def run_facts(run: RecordedRun) -> list[tuple[str, str]]:
-    """(label, value) of what the head of a run's page tells."""
+    """Return (label, value) of the head of a run's page; values may be empty."""
     recorded = {**run.run, **next(iter(run.environments), {})}
-    facts = [
+    return [
         ("status", run.status),
         ("training steps", str(len(run.metrics))),
-        ("time in training steps", duration(training_seconds(run))),
+        ("time in training steps", duration(run.training_seconds)),
         ("seed", str(run.run.get("seed", "–"))),
         ("started", moment(str(recorded.get("started") or ""))),
         ("ended", moment(str(run.run.get("ended") or ""))),
         ("error", str(run.run.get("error") or "")),
         ("machine", str(recorded.get("machine") or "")),
     ]
-    return [(label, value) for label, value in facts if value]
 
 
-def run_blocks(run: RecordedRun) -> tuple[Block, ...]:
-    """The blocks of a run's report, in order; those without data are left out."""
+def run_blocks(run: RecordedRun) -> tuple[PageBlock, ...]:
+    """Return the sections of a run's report in order, without those that have no data."""
     browsers = run_browsers(run)
     rollouts = [step for step in shown_rollouts(run) if step]
     findings = [event for event in run.events if event.get("kind") == "health"]
@@ -98,7 +103,7 @@ def run_blocks(run: RecordedRun) -> tuple[Block, ...]:
     return tuple(block for block in blocks if block is not None)
 
 
-def _figures(run: RecordedRun, group: FigureGroup) -> Block:
+def _figures(run: RecordedRun, group: FigureGroup) -> PageBlock:
     panels = [[chart_view(chart) for chart in panel] for panel in group.panels]
     if group.key == "time" and (spans := read_timeline(run.path / "timeline.jsonl")):
         idle = idle_shares(run, spans)
@@ -110,7 +115,7 @@ def _figures(run: RecordedRun, group: FigureGroup) -> Block:
     return figures_block(group.key, group.title, panels, group.note)
 
 
-def _stages(run: RecordedRun) -> Block | None:
+def _stages(run: RecordedRun) -> PageBlock | None:
     configured = cast("list[dict[str, Any]]", run.config.get("stages") or [])
     rows: list[dict[str, Any]] = []
     key = f"train/{run.measure.key}/mean"
@@ -123,7 +128,7 @@ def _stages(run: RecordedRun) -> Block | None:
             {
                 "span": span,
                 "recipe": recipe,
-                "own": ", ".join(f"{of_stage(key)} {recipe[key]}" for key in STAGE_SETTINGS if key in recipe),
+                "own": ", ".join(f"{stage_setting_name(key)} {recipe[key]}" for key in STAGE_SETTINGS if key in recipe),
                 "first": mean(first) if first else None,
                 "last": mean(last) if last else None,
                 "seconds": sum(_numbers(steps, "time/step")),
@@ -138,7 +143,7 @@ def _numbers(steps: Sequence[StepMetrics], key: str) -> list[float]:
     return [float(value) for row in steps if isinstance(value := row.values.get(key), (int, float))]
 
 
-def _events(run: RecordedRun) -> Block | None:
+def _events(run: RecordedRun) -> PageBlock | None:
     rows: list[dict[str, Any]] = []
     for event in run.events:
         known = ("kind", "step", "stage", "message", "time", "remedy")
@@ -148,9 +153,9 @@ def _events(run: RecordedRun) -> Block | None:
 
 
 def provenance(run: RecordedRun) -> dict[str, Any]:
-    """The data of the provenance's template."""
-    told_apart = ("environments", "data", "schema_version")
-    rest = leaves({key: value for key, value in run.run.items() if key not in told_apart})
+    """Return the data of the provenance's template."""
+    separate = ("environments", "data", "schema_version")
+    rest = leaves({key: value for key, value in run.run.items() if key not in separate})
     facts = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in rest.items()}
     return {
         "sessions": [_session(environment) for environment in run.environments],
@@ -162,7 +167,7 @@ def provenance(run: RecordedRun) -> dict[str, Any]:
 
 
 def _session(environment: Mapping[str, Any]) -> dict[str, str]:
-    """One start or resumption: when, where, which commit."""
+    """Return time, machine and commit of a session."""
     machine = [str(environment["machine"])] if environment.get("machine") else []
     machine += [f"{environment['threads']} threads"] if environment.get("threads") else []
     started, git = moment(str(environment.get("started", ""))), str(environment.get("git") or "")
@@ -170,7 +175,7 @@ def _session(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _software(environments: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Versions by package; where a resumption had another one, in order, with an arrow."""
+    """Return the versions by package. Where a later session had another one, an arrow joins them in order."""
     seen: dict[str, list[str]] = {}
     for environment in environments:
         for name, version in {"python": environment.get("python"), **(environment.get("versions") or {})}.items():
@@ -181,7 +186,7 @@ def _software(environments: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]
 
 
 def _sets(data: object) -> list[dict[str, str]]:
-    """The problem sets with their checksums."""
+    """Return the problem sets with their checksums."""
     rows: list[dict[str, str]] = []
     for name, facts in cast("dict[str, Any]", data if isinstance(data, dict) else {}).items():
         known = leaves(facts if isinstance(facts, dict) else {"sha256": facts})
@@ -193,19 +198,19 @@ def _sets(data: object) -> list[dict[str, str]]:
     return rows
 
 
-# Inside the training steps.
+# The timeline inside the training steps.
 
 LOCAL = "local"
-"""The worker that is the run's own process."""
+"""Name of the run's own process among the workers."""
 MOST_ROWS = 8
 MOST_WORKERS = 12
-"""Of a step, beside the run's own process; of more there are those that worked longest and shortest."""
+"""Maximum number of workers of a step in addition to the run's own process: those that worked longest and shortest."""
 MOST_BARS = 24
 _COLORS = {"rollout": 0, "train": 1, "verify": 2, "old_logprobs": 3, "ref_logprobs": 5}
 
 
-class Span(NamedTuple):
-    """Work of one worker: ``start`` and ``end`` in seconds since its step began."""
+class WorkSpan(NamedTuple):
+    """Work of one worker. ``start`` and ``end`` are in seconds since its step began."""
 
     worker: str
     what: str
@@ -214,24 +219,21 @@ class Span(NamedTuple):
     end: float
 
 
-class TimelineRow(NamedTuple):
-    """One step of the drawing: its label and its lanes; work of a lane does not overlap."""
-
-    label: str
-    lanes: tuple[tuple[Span, ...], ...]
+Lanes: TypeAlias = tuple[tuple[WorkSpan, ...], ...]
+"""Work in lanes. The spans of a lane do not overlap."""
 
 
-def read_timeline(path: Path) -> tuple[Span, ...]:
-    """The spans of a run; none if it recorded none.
+def read_timeline(path: Path) -> tuple[WorkSpan, ...]:
+    """Read the spans of a run; empty if it recorded none.
 
     Raises:
-        RunFolderError: a line that is no span.
+        RunFolderError: a line is not a span.
     """
-    spans: list[Span] = []
+    spans: list[WorkSpan] = []
     for line, row in read_lines(path):
         try:
             worker, what = str(row.get("worker", LOCAL)), str(row.get("what") or row["kind"])
-            spans.append(Span(worker, what, int(row["step"]), float(row["start"]), float(row["end"])))
+            spans.append(WorkSpan(worker, what, int(row["step"]), float(row["start"]), float(row["end"])))
         except (KeyError, TypeError, ValueError):
             raise RunFolderError(
                 f"{path}:{line}: a span needs step (a whole number), start and end (seconds) and what or kind"
@@ -239,8 +241,8 @@ def read_timeline(path: Path) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def timeline_rows(run: RecordedRun, spans: Sequence[Span]) -> list[TimelineRow]:
-    """The drawing's rows: of every stage the typical and the slowest step."""
+def timeline_rows(run: RecordedRun, spans: Sequence[WorkSpan]) -> list[tuple[str, Lanes]]:
+    """Return (label, lanes) of the typical and the slowest step of every stage."""
     by_step = _by_step(spans)
     ends = {step: max(span.end for span in inside) for step, inside in by_step.items()}
     chosen: dict[int, str] = {}
@@ -250,23 +252,23 @@ def timeline_rows(run: RecordedRun, spans: Sequence[Span]) -> list[TimelineRow]:
             middle = median(length.values())
             chosen.setdefault(min(length, key=lambda step: abs(length[step] - middle)), "typical")
             chosen.setdefault(max(length, key=lambda step: length[step]), "slowest")
-    rows: list[TimelineRow] = []
+    rows: list[tuple[str, Lanes]] = []
     for step, word in sorted(chosen.items())[-MOST_ROWS:]:
         shown, left_out = _extremes(by_step[step])
         label = f"step {step}, {word}" + (f" (without {left_out} workers in between)" if left_out else "")
-        rows.append(TimelineRow(label, _lanes(shown)))
+        rows.append((label, _lanes(shown)))
     return rows
 
 
-def _by_step(spans: Iterable[Span]) -> dict[int, list[Span]]:
-    found: dict[int, list[Span]] = {}
+def _by_step(spans: Iterable[WorkSpan]) -> dict[int, list[WorkSpan]]:
+    found: dict[int, list[WorkSpan]] = {}
     for span in spans:
         found.setdefault(span.step, []).append(span)
     return dict(sorted(found.items()))
 
 
-def _extremes(spans: Sequence[Span]) -> tuple[list[Span], int]:
-    """The spans of at most ``MOST_WORKERS`` workers and the run's own process; how many workers are left out."""
+def _extremes(spans: Sequence[WorkSpan]) -> tuple[list[WorkSpan], int]:
+    """Return the spans of at most ``MOST_WORKERS`` workers and the run's own process, and the number left out."""
     seconds: dict[str, float] = {}
     for span in spans:
         if span.worker != LOCAL:
@@ -277,9 +279,9 @@ def _extremes(spans: Sequence[Span]) -> tuple[list[Span], int]:
     return [span for span in spans if span.worker not in left_out], len(left_out)
 
 
-def _lanes(spans: Sequence[Span]) -> tuple[tuple[Span, ...], ...]:
-    """A worker's spans in one lane, or in as many as overlap."""
-    lanes: list[list[Span]] = []
+def _lanes(spans: Sequence[WorkSpan]) -> Lanes:
+    """Return each worker's spans in one lane, or in several where they overlap."""
+    lanes: list[list[WorkSpan]] = []
     for span in sorted(spans, key=lambda s: (_natural(s.worker), s.start)):
         free = next((lane for lane in lanes if lane[-1].worker == span.worker and lane[-1].end <= span.start), None)
         if free is None:
@@ -290,27 +292,27 @@ def _lanes(spans: Sequence[Span]) -> tuple[tuple[Span, ...], ...]:
 
 
 def _natural(worker: str) -> tuple[str, int]:
-    """By name and number: ``replica 2`` before ``replica 10``."""
+    """Return a sort key that puts ``replica 2`` before ``replica 10``."""
     name, _, number = worker.rpartition(" ")
     return (name, int(number)) if number.isdecimal() else (worker, 0)
 
 
-def timeline_view(rows: Sequence[TimelineRow]) -> FigureView:
-    """A row a step, seconds to the right; what no bar covers is bookkeeping."""
+def timeline_view(rows: Sequence[tuple[str, Lanes]]) -> FigureView:
+    """Return a figure with a row per step and seconds on the x axis. Time without a bar is bookkeeping."""
     left, right, top, lane_height, gap = 112, 20, 8, 15, 9
-    spans = [span for row in rows for lane in row.lanes for span in lane]
+    spans = [span for _, lanes in rows for lane in lanes for span in lane]
     longest = max((span.end for span in spans), default=1.0)
     scale = (WIDTH - left - right) / longest
     bars: list[str] = []
     y = top + gap / 2
-    for row in rows:
-        # lanes of several workers carry their names, below a line with the step's
-        named = len({lane[0].worker for lane in row.lanes}) > 1
-        middle = y + lane_height * (1 if named else len(row.lanes)) / 2 + 4
-        bars.append(text(4 if named else left - 8, middle, row.label, "start" if named else "end"))
+    for label, lanes in rows:
+        # lanes of several workers have the workers' names, below a line with the step
+        named = len({lane[0].worker for lane in lanes}) > 1
+        middle = y + lane_height * (1 if named else len(lanes)) / 2 + 4
+        bars.append(text(4 if named else left - 8, middle, label, "start" if named else "end"))
         y += lane_height * named
         shown = ""
-        for lane in row.lanes:
+        for lane in lanes:
             if named and lane[0].worker != shown:
                 shown = lane[0].worker
                 words = shown if len(shown) <= 15 else shown[:14] + "…"
@@ -323,28 +325,28 @@ def timeline_view(rows: Sequence[TimelineRow]) -> FigureView:
             y += lane_height
         y += gap
     bottom = y - gap / 2
-    ticks = [(left + tick * scale, number(tick)) for tick in nice_ticks(0.0, longest, 5) if tick <= longest]
+    ticks = [(left + tick * scale, number_text(tick)) for tick in nice_ticks(0.0, longest, 5) if tick <= longest]
     parts = [*x_grid(ticks, top, bottom), *bars, text((left + WIDTH - right) / 2, bottom + 32, "seconds of the step")]
     names = dict.fromkeys(span.what for span in spans)
     return figure_view(
         "timeline",
         "Inside a step",
         (bottom + 38, parts),
-        told=[_words(row) for row in rows],
-        legend=[Entry(name.replace("_", " "), "area", _COLORS.get(name, 4)) for name in names],
+        described=[_description(label, lanes) for label, lanes in rows],
+        legend=[LegendEntry(name.replace("_", " "), "area", _COLORS.get(name, 4)) for name in names],
         rows=[["step", "worker", "what", "start", "end"], *([s.step, s.worker, s.what, s.start, s.end] for s in spans)],
-        note="The step of median length and the slowest one of each stage. Judging that hid behind generation has no "
-        "bar of its own; what no bar covers is bookkeeping.",
+        note="The step of median length and the slowest one of each stage. Judging during generation has no bar of "
+        "its own. Time without a bar is bookkeeping.",
     )
 
 
-def _words(row: TimelineRow) -> str:
-    spans = [span for lane in row.lanes for span in lane]
-    return f"{row.label}: " + ", ".join(f"{s.what} {duration(s.end - s.start)}" for s in spans[:6])
+def _description(label: str, lanes: Lanes) -> str:
+    spans = [span for lane in lanes for span in lane]
+    return f"{label}: " + ", ".join(f"{s.what} {duration(s.end - s.start)}" for s in spans[:6])
 
 
-def busy_seconds(spans: Iterable[Span], end: float) -> float:
-    """Seconds up to ``end`` that at least one of the spans covers."""
+def busy_seconds(spans: Iterable[WorkSpan], end: float) -> float:
+    """Return the seconds up to ``end`` that at least one of the spans covers."""
     busy = reached = 0.0
     for span in sorted(spans, key=lambda s: s.start):
         begin, stop = max(span.start, reached), min(span.end, end)
@@ -354,10 +356,10 @@ def busy_seconds(spans: Iterable[Span], end: float) -> float:
     return busy
 
 
-def idle_shares(run: RecordedRun, spans: Sequence[Span]) -> dict[str, Points]:
-    """Worker -> (step, share of the step's wall clock without work of it), the most idle worker first.
+def idle_shares(run: RecordedRun, spans: Sequence[WorkSpan]) -> dict[str, Points]:
+    """Return by worker (step, share of the step's wall clock without work), the most idle worker first.
 
-    A worker that did nothing in a step idled through it. Steps whose length was not recorded end with the last span.
+    A worker without work in a step was idle in all of it. A step without recorded length ends with its last span.
     """
     lengths = dict(run.points("time/step"))
     found: dict[str, list[tuple[float, float]]] = {worker: [] for worker in sorted({s.worker for s in spans})}
@@ -371,12 +373,12 @@ def idle_shares(run: RecordedRun, spans: Sequence[Span]) -> dict[str, Points]:
 
 
 def idle_chart(run: RecordedRun, shares: Mapping[str, Points]) -> Chart:
-    """Idle share of the most idle workers, step by step."""
+    """Return a chart of the idle share of the most idle workers by step."""
     marks, most = stage_marks(run), len(PALETTE)
     note = "Share of the step's wall clock in which a worker had no measured work."
-    alone = len(shares) == 1  # raw values of many would hide each other
-    if alone:
-        note += " One process does everything in turn: what is left is bookkeeping."
+    single = len(shares) == 1  # raw values of many workers would hide each other
+    if single:
+        note += " One process does everything in turn: the rest is bookkeeping."
     elif len(shares) > most:
         note += f" The {most} most idle of {len(shares)} workers."
     breaks = [mark.x for mark in marks]
@@ -388,18 +390,107 @@ def idle_chart(run: RecordedRun, shares: Mapping[str, Points]) -> Chart:
         y_low=0.0,
         compact=True,
         note=note,
-        series=tuple(series for lines in drawn for series in lines[: 2 if alone else 1]),
+        series=tuple(series for lines in drawn for series in lines[: 2 if single else 1]),
         marks=marks,
         x_range=steps_range(run),
     )
 
 
 def idle_bars(shares: Mapping[str, Points]) -> FigureView:
-    """Each worker's mean over all steps."""
+    """Return a figure of each worker's mean over all steps."""
     means = [(worker, _mean(points), percent(_mean(points))) for worker, points in list(shares.items())[:MOST_BARS]]
-    title, x_name, note = "Idle time, mean over the run", "share of the steps' wall clock", "The most idle first."
+    title, x_name, note = (
+        "Idle time, mean over the run",
+        "share of the steps' wall clock",
+        "The most idle worker first.",
+    )
     return bars_view("idle_by_worker", title, x_name, means, note, unit="percent", color=4)
 
 
 def _mean(points: Points) -> float:
     return mean(y for _, y in points) if points else 0.0
+
+
+# The page on a local server, rendered again whenever the run has written.
+
+HOST = "127.0.0.1"
+REFRESH_SECONDS = 10
+"""Interval at which the browser reloads the page while the run is in progress."""
+_WATCHED = ("run.json", "metrics.jsonl", "events.jsonl", "timeline.jsonl", "evaluations", "rollouts")
+
+
+class LiveReport:
+    """The current page of a run folder.
+
+    Raises:
+        RunFolderError: not a run folder, or a file in it is corrupt.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = Lock()
+        self._written: object = None
+        self.running = True
+        self.page = ""
+        self.refresh()
+
+    def refresh(self) -> str:
+        """Return the page, rendered again if a file of the run has changed."""
+        with self._lock:
+            paths = [path for name in _WATCHED if (path := self._folder / name).exists()]
+            written = [(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
+            if written != self._written:
+                run = read_run(self._folder)
+                self.page, self.running, self._written = report_page(run), run.status == "running", written
+            return self.page
+
+
+def report_server(folder: Path, port: int) -> ThreadingHTTPServer:
+    """Return a server of the run's page at ``/`` on the loopback interface. The caller runs and closes it.
+
+    Args:
+        folder: the run folder.
+        port: 0 for a free one.
+
+    Raises:
+        RunFolderError: not a run folder, or a file in it is corrupt.
+        ValueError: the port is taken.
+    """
+    report = LiveReport(folder)
+    try:
+        return ThreadingHTTPServer((HOST, port), _handler(report))
+    except OSError as error:
+        raise ValueError(
+            f"port {port} of {HOST} cannot be opened: {error.strerror}; --port 0 takes a free one"
+        ) from None
+
+
+def _handler(report: LiveReport) -> Callable[..., BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            # a foreign page may send a browser here under another host name (DNS rebinding)
+            if (self.headers.get("Host") or "").rpartition(":")[0] not in (HOST, "localhost"):
+                self.send_error(HTTPStatus.FORBIDDEN)
+            elif self.path != "/":
+                self.send_error(HTTPStatus.NOT_FOUND)
+            else:
+                self._page()
+
+        def _page(self) -> None:
+            try:
+                page = report.refresh().encode("utf-8", "replace")
+            except RunFolderError:  # a file is being written at this moment: the previous page
+                page = report.page.encode("utf-8", "replace")
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(page)))
+            self.send_header("Cache-Control", "no-store")
+            if report.running:
+                self.send_header("Refresh", str(REFRESH_SECONDS))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Do not log requests."""
+
+    return Handler

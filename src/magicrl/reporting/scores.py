@@ -1,24 +1,34 @@
-"""A run's test scores, before against after: the comparison, the page's headline, the terminal's last words."""
+"""Test scores of runs before and after training: of one run (page and terminal), and of the variants of a comparison.
+
+Two kinds of chance affect a difference between variants: which problems are in the test set, and how training went.
+The intervals of ``variant_scores`` are over problems (clustered as in ``evaluation.statistics``), given the trained
+models. The effect of the seed shows in the smallest and the largest difference of the variant's single runs.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from magicrl.evaluation.statistics import paired_scores
+from magicrl.evaluation.statistics import mean_of, paired_difference, paired_scores, share
 from magicrl.reporting.charts import IntervalRow, intervals_view
-from magicrl.reporting.read_folders import Evaluation, Interval, RecordedRun, TemperatureScore
-from magicrl.reporting.wording import number, percent, temperature, visible
+from magicrl.reporting.read_folders import Interval, RecordedRun, SetEvaluation, TemperatureScore
+from magicrl.reporting.variants import Variant
+from magicrl.reporting.wording import number_text, percent, temperature_text, visible
 from magicrl.training.diagnosis import ACCURACY, REWARD, Measure, measure_of
 from magicrl_verifiers.progress import duration
 
 
 class ScorePair(NamedTuple):
-    """One temperature: the start's score and the trained model's, where they were measured."""
+    """The scores before and after training at one temperature, where they were measured."""
 
     temperature: float
     before: TemperatureScore | None
@@ -37,114 +47,96 @@ class ScorePair(NamedTuple):
         return None if self.before is None or self.after is None else rise(self.before, self.after, self.measure)
 
 
-class PassPair(NamedTuple):
-    """pass@k of the start and of the trained model; ``temperature`` is the start's where both were measured."""
-
-    k: int
-    temperature: float
-    before: Interval | None
-    after: Interval | None
-
-
-class Rise(NamedTuple):
-    """The trained model at one temperature against the start at another."""
-
-    before_temperature: float
-    after_temperature: float
-    before: Interval
-    after: Interval
-    change: Interval
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval of the change lies above zero."""
-        return self.change.low > 0
-
-
 class Comparison(NamedTuple):
-    """A test set before and after training; either may be missing while a run goes on."""
+    """A test set before and after training. Either may be missing while a run is in progress."""
 
     set_name: str
-    before: Evaluation | None
-    after: Evaluation | None
+    before: SetEvaluation | None
+    after: SetEvaluation | None
 
     @property
     def measure(self) -> Measure:
-        """What its scores are told in."""
+        """The measure of the scores: accuracy or mean reward."""
         tests = [side for side in (self.before, self.after) if side is not None]
         return measure_of(rewards=[score.reward for test in tests for score in test.temperatures.values()])
 
     @property
     def pairs(self) -> tuple[ScorePair, ...]:
-        """One a temperature, ascending."""
+        """One pair per temperature, ascending."""
         old, new = ({} if side is None else side.temperatures for side in (self.before, self.after))
         return tuple(ScorePair(t, old.get(t), new.get(t), self.measure) for t in sorted({*old, *new}))
 
     @property
-    def start_best(self) -> tuple[float, Interval] | None:
-        """The temperature at which the start is best, and its score there. It is chosen as the highest, so the rise
-        over it is if anything too small."""
-        told = [(p.temperature, p.scores[0]) for p in self.pairs]
-        return max(((t, score) for t, score in told if score is not None), key=lambda item: item[1].mean, default=None)
+    def initial_best(self) -> tuple[float, Interval] | None:
+        """The temperature with the best score before training, and that score.
+
+        It is selected as the highest one, so a rise over it is underestimated if anything.
+        """
+        found = [(p.temperature, score) for p in self.pairs if (score := p.scores[0]) is not None]
+        return max(found, key=lambda item: item[1].mean, default=None)
 
     @property
     def training_temperature(self) -> float | None:
-        """The highest temperature measured (after training, if it was): the one it sampled at, in every preset."""
-        measured = self.after or self.before
-        return max(measured.temperatures, default=None) if measured is not None else None
+        """The highest measured temperature (after training, if available): in every preset that of training."""
+        evaluation = self.after or self.before
+        return max(evaluation.temperatures, default=None) if evaluation is not None else None
 
-    def rise_over_best(self, after_temperature: float | None) -> Rise | None:
-        """The rise at ``after_temperature`` over the start's best temperature."""
-        best, sides = self.start_best, {pair.temperature: pair for pair in self.pairs}
+    def rise_over_best(self, after_temperature: float | None) -> tuple[Interval, Interval] | None:
+        """Return the score at ``after_temperature`` after training, and its rise over ``initial_best``."""
+        best, sides = self.initial_best, {pair.temperature: pair for pair in self.pairs}
         at = None if after_temperature is None else sides.get(after_temperature)
         if best is None or at is None or at.scores[1] is None:
             return None
         change = at._replace(before=sides[best[0]].before).rise
-        return None if change is None else Rise(best[0], at.temperature, best[1], at.scores[1], change)
+        return None if change is None else (at.scores[1], change)
 
     @property
-    def passes(self) -> tuple[PassPair, ...]:
-        """One a k, ascending; each side at the highest temperature that has it."""
+    def passes(self) -> list[tuple[int, float, Interval | None, Interval | None]]:
+        """(k, temperature, pass@k before, after) by k. The temperature is the highest that has pass@k, of ``before``
+        where both do."""
         sides: list[dict[int, tuple[float, Interval]]] = []
         for evaluation in (self.before, self.after):
             scores = sorted((evaluation.temperatures if evaluation else {}).items())
             sides.append({k: (t, value) for t, score in scores for k, value in score.pass_at.items()})
-        found: list[PassPair] = []
+        found: list[tuple[int, float, Interval | None, Interval | None]] = []
         for k in sorted({*sides[0], *sides[1]}):
             old, new = (side.get(k) for side in sides)
-            at = (old or new or (0.0,))[0]
-            found.append(PassPair(k, at, old[1] if old else None, new[1] if new else None))
-        return tuple(found)
+            found.append((k, (old or new or (0.0,))[0], old[1] if old else None, new[1] if new else None))
+        return found
 
 
 def rise(before: TemperatureScore, after: TemperatureScore, measure: Measure = ACCURACY) -> Interval | None:
-    """``after - before`` with a 95 % interval, paired by problem; None for fewer than two problems judged in both."""
+    """Return ``after - before`` with a 95 % interval, paired by problem.
+
+    None where fewer than two problems were judged in both.
+    """
     old, new = before.by_problem(measure), after.by_problem(measure)
     change = paired_scores(new, old, after.clusters or None, span=measure.span(old, new))
     return None if change is None else Interval(mean=change.mean, low=change.low, high=change.high)
 
 
 def comparisons(run: RecordedRun) -> tuple[Comparison, ...]:
-    """One a test set, in the order of the files."""
+    """Return one comparison per test set, in the order of ``run.sets``."""
     return tuple(Comparison(name, run.evaluation("before", name), run.evaluation("after", name)) for name in run.sets)
 
 
 def run_verdict(run: RecordedRun) -> dict[str, Any] | None:
-    """The data of the verdict's template, as the run's end recorded it; None for a run that has not ended."""
+    """Return the data of the verdict's template; None for a run that has not ended."""
     learning = run.learning
     if learning is None:
         return None
-    facts, answers = learning.facts, learning.facts.answers
-    inputs = [f"{facts.updates} SGD updates in {facts.steps} training steps"]
-    if facts.weights_changed is not None:
-        inputs.append("the weights changed" if facts.weights_changed else "no weight changed")
-    if answers is not None:
-        inputs.append(f"{percent(answers.mixed)} of the groups gave a gradient")
-    if facts.tokens_share is not None:
-        inputs.append(f"{percent(facts.tokens_share)} of the sampled tokens were learnt from")
-    if answers is not None and answers.answered is not None:
-        inputs.append(f"{percent(answers.answered)} of the answers ended and could be read")
-        inputs.append(f"{percent(answers.truncated)} were cut at T")
+    facts = learning.facts
+    inputs = [f"{facts.get('updates', 0)} SGD updates in {facts.get('steps', 0)} training steps"]
+    if (changed := facts.get("weights_changed")) is not None:
+        inputs.append("the weights changed" if changed else "no weight changed")
+    answers = facts.get("answers") or {}
+    if answers:
+        inputs.append(f"{percent(answers['mixed'])} of the groups gave a gradient")
+    if facts.get("tokens_share") is not None:
+        inputs.append(f"{percent(facts['tokens_share'])} of the sampled tokens were used in an update")
+    if answers.get("answered") is not None:
+        inputs.append(f"{percent(answers['answered'])} of the responses ended and had a readable answer")
+        inputs.append(f"{percent(answers['truncated'])} were truncated at T")
     return {
         "title": learning.title,
         "reason": learning.reason,
@@ -156,26 +148,31 @@ def run_verdict(run: RecordedRun) -> dict[str, Any] | None:
 
 
 def headline(run: RecordedRun) -> dict[str, Any] | None:
-    """The data of the headline's template: tiles of the run, and a table and a figure a test set."""
+    """Return the data of the headline's template: tiles of the run, and a table and a figure per test set."""
     found = comparisons(run)
     sets: list[dict[str, Any]] = []
     for i, comparison in enumerate(found):
+        best, measure = comparison.initial_best, comparison.measure
         sides = [side for pair in comparison.pairs for side in (pair.before, pair.after) if side is not None]
         view = intervals_view(
             "test" if len(found) == 1 else f"test_{i + 1}",
-            f"{comparison.measure.name.capitalize()} by temperature",
+            f"{measure.name.capitalize()} by temperature",
             interval_rows(comparison),
-            "Bars are 95 % intervals; the unit of each is the problem, not the sample.",
-            best=None if comparison.start_best is None else comparison.start_best[1].mean,
-            measure=comparison.measure,
+            "Bars are 95 % intervals over problems, not over samples.",
+            best=None if best is None else best[1].mean,
+            measure=measure,
         )
-        tiles = _score_tiles(comparison) + (_run_tiles(run) if i == 0 else [])
-        told: dict[str, Any] = {
-            "shares": ACCURACY,
-            "boxed": any(s.boxed is not None for s in sides),
-            "graded": comparison.measure is REWARD,
-        }
-        sets.append({"comparison": comparison, "view": view, "passes": comparison.passes, "tiles": tiles, **told})
+        sets.append(
+            {
+                "comparison": comparison,
+                "view": view,
+                "passes": comparison.passes,
+                "tiles": _score_tiles(comparison) + (_run_tiles(run) if i == 0 else []),
+                "shares": ACCURACY,
+                "boxed": any(side.boxed is not None for side in sides),
+                "graded": measure is REWARD,
+            }
+        )
     return {"sets": sets} if sets else None
 
 
@@ -184,28 +181,34 @@ def _tile(value: str, label: str, detail: str) -> dict[str, str]:
 
 
 def _score_tiles(comparison: Comparison) -> list[dict[str, str]]:
-    """The score at the temperature of training, and the rise over the start at its best."""
-    rise, measure = comparison.rise_over_best(comparison.training_temperature), comparison.measure
-    if rise is None:
+    """Return tiles of the score at the temperature of training, and of the rise over the initial checkpoint's best."""
+    at, best, measure = comparison.training_temperature, comparison.initial_best, comparison.measure
+    found = comparison.rise_over_best(at)
+    if found is None or best is None or at is None:
         return []
-    at = rise.after_temperature
+    after, change = found
     old = next(p for p in comparison.pairs if p.temperature == at).scores[0]
-    best = f"{temperature(rise.before_temperature)}: {measure.value(rise.before.mean)}"
-    label, over = f"{measure.name} at temperature {temperature(at)}", f"over the start's best temperature, {best}"
-    interval = f"95 %: {measure.change(rise.change.low)} to {measure.change(rise.change.high)}"
-    before = measure.value(None if old is None else old.mean)
+    over = f"over the initial checkpoint's best temperature, {temperature_text(best[0])}: {measure.value(best[1].mean)}"
     return [
-        _tile(f"{before} → {measure.value(rise.after.mean)}", label, "before and after training"),
-        _tile(f"{measure.change(rise.change.mean)}{measure.unit}", over, interval),
+        _tile(
+            f"{measure.value(None if old is None else old.mean)} → {measure.value(after.mean)}",
+            f"{measure.name} at temperature {temperature_text(at)}",
+            "before and after training",
+        ),
+        _tile(
+            f"{measure.change(change.mean)}{measure.unit}",
+            over,
+            f"95 %: {measure.change(change.low)} to {measure.change(change.high)}",
+        ),
     ]
 
 
 def _run_tiles(run: RecordedRun) -> list[dict[str, str]]:
-    """Entropy and length over the training."""
+    """Return tiles of entropy and length over the training."""
     tiles: list[dict[str, str]] = []
     entropy, target = run.points("entropy/exact/mean", "entropy/sampled/mean"), run.points("entropy/target")
     if entropy:
-        value = f"{number(entropy[0][1], 2)} → {number(entropy[-1][1], 2)}"
+        value = f"{number_text(entropy[0][1], 2)} → {number_text(entropy[-1][1], 2)}"
         tiles.append(_tile(value, "entropy, nats per token", f"target {target[-1][1]:g}" if target else "no target"))
     lengths = run.points("length/mean")
     if lengths:
@@ -215,17 +218,17 @@ def _run_tiles(run: RecordedRun) -> list[dict[str, str]]:
 
 
 def interval_rows(comparison: Comparison) -> list[IntervalRow]:
-    """A row a temperature, then a row a pass@k, which is on the scale of shares alone."""
-    rows = [IntervalRow(temperature(pair.temperature), *pair.scores) for pair in comparison.pairs]
+    """Return a row per temperature, then, for shares only, a row per pass@k."""
+    rows = [IntervalRow(temperature_text(pair.temperature), *pair.scores) for pair in comparison.pairs]
     passes = enumerate(comparison.passes if comparison.measure is ACCURACY else ())
-    return rows + [IntervalRow(f"pass@{p.k}", p.before, p.after, apart=i == 0) for i, p in passes]
+    return rows + [IntervalRow(f"pass@{k}", before, after, apart=i == 0) for i, (k, _, before, after) in passes]
 
 
-# The terminal's last words.
+# The summary in the terminal at the end of a run.
 
 
 def summary(run: RecordedRun) -> RenderableType:
-    """A table a test set, the rise in words, cost, and the paths of what was made."""
+    """Return a table per test set, the rise in words, the cost, and the paths of the outputs."""
     parts: list[RenderableType] = []
     for comparison in comparisons(run):
         parts += [_score_table(comparison), *_rise_lines(comparison), _cost_table(comparison)]
@@ -234,7 +237,7 @@ def summary(run: RecordedRun) -> RenderableType:
         verdict = (visible(learning.title), style)
         parts.append(Text.assemble(("Did it learn? ", "bold"), verdict, f": {visible(learning.reason)}."))
         parts += [Text(f"  remedy: {visible(sentence)}", style="dim") for sentence in learning.advice]
-    parts.append(Text(f"{len(run.metrics)} training steps in {duration(training_seconds(run))} ({run.status})"))
+    parts.append(Text(f"{len(run.metrics)} training steps in {duration(run.training_seconds)} ({run.status})"))
     for label, name in (("model", "model"), ("report", "report.html"), ("metrics", "metrics.jsonl")):
         path = run.path / name
         if path.exists():
@@ -242,14 +245,8 @@ def summary(run: RecordedRun) -> RenderableType:
     return Group(*parts)
 
 
-def training_seconds(run: RecordedRun) -> float | None:
-    """Wall clock of the training steps together, over every resumption; None where no step recorded it."""
-    steps = run.points("time/step")
-    return sum(seconds for _, seconds in steps) if steps else None
-
-
 def _score_table(comparison: Comparison) -> Table:
-    """The score by temperature with 95 % intervals, the rise, and pass@k."""
+    """Return the score by temperature with 95 % intervals, the rise, and pass@k."""
     measure = comparison.measure
     shares = measure is ACCURACY
     name = f"{measure.name} in %" if shares else measure.name
@@ -267,54 +264,206 @@ def _score_table(comparison: Comparison) -> Table:
         sides = (_interval_words(score, measure) for score in pair.scores)
         style = "green" if pair.rise is not None and pair.rise.low > 0 else ""
         change = Text(_change_words(pair.rise, measure), style=style)
-        table.add_row(temperature(pair.temperature), *sides, change)
-    for passed in comparison.passes:
-        words = (_interval_words(side, ACCURACY) + ("" if shares else " %") for side in (passed.before, passed.after))
-        table.add_row(f"pass@{passed.k}, {passed.temperature:g}", *words, "")
+        table.add_row(temperature_text(pair.temperature), *sides, change)
+    for k, temperature, *sides in comparison.passes:
+        words = (_interval_words(side, ACCURACY) + ("" if shares else " %") for side in sides)
+        table.add_row(f"pass@{k}, {temperature:g}", *words, "")
     return table
 
 
 def _cost_table(comparison: Comparison) -> Table:
-    """Entropy, length and truncation by temperature, before and after."""
+    """Return entropy, length and truncation by temperature, before and after."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column("temperature", no_wrap=True)
     for name in ("entropy", "mean length", "truncated"):
         table.add_column(name, justify="right", no_wrap=True)
     for pair in comparison.pairs:
-        old, new = (_cost_words(side) for side in (pair.before, pair.after))
-        both = [f"{a} → {b}" for a, b in zip(old, new, strict=True)]
-        table.add_row(temperature(pair.temperature), *both)
+        old, new = (
+            ("–",) * 3
+            if side is None
+            else (number_text(side.entropy), number_text(side.length_mean), percent(side.truncation))
+            for side in (pair.before, pair.after)
+        )
+        table.add_row(temperature_text(pair.temperature), *(f"{a} → {b}" for a, b in zip(old, new, strict=True)))
     return table
 
 
-def _cost_words(score: TemperatureScore | None) -> list[str]:
-    if score is None:
-        return ["–"] * 3
-    return [number(score.entropy), number(score.length_mean), percent(score.truncation)]
-
-
 def _rise_lines(comparison: Comparison) -> list[Text]:
-    """The rise over the start's best temperature, in words."""
-    rise, measure = comparison.rise_over_best(comparison.training_temperature), comparison.measure
-    if rise is None:
+    """Return the rise over the initial checkpoint's best temperature in words."""
+    at, best, measure = comparison.training_temperature, comparison.initial_best, comparison.measure
+    found = comparison.rise_over_best(at)
+    if found is None or best is None or at is None:
         return []
+    after, change = found
     text = (
-        f"At temperature {temperature(rise.after_temperature)}: {measure.value(rise.after.mean)}, "
-        f"{_change_words(rise.change, measure)}{measure.unit} against the start's best temperature "
-        f"({temperature(rise.before_temperature)}: {measure.value(rise.before.mean)})"
+        f"At temperature {temperature_text(at)}: {measure.value(after.mean)}, "
+        f"{_change_words(change, measure)}{measure.unit} compared with the initial checkpoint's best temperature "
+        f"({temperature_text(best[0])}: {measure.value(best[1].mean)})"
     )
-    return [Text(text, style="bold green" if rise.clear else "bold")]
+    return [Text(text, style="bold green" if change.low > 0 else "bold")]
 
 
 def _interval_words(interval: Interval | None, measure: Measure) -> str:
-    """``45.7 (43.1–48.3)``, in per cent."""
+    """Write ``45.7 (43.1–48.3)``, in per cent."""
     if interval is None:
         return "–"
     return f"{measure.bare(interval.mean)} ({measure.bare(interval.low)}–{measure.bare(interval.high)})"
 
 
 def _change_words(change: Interval | None, measure: Measure) -> str:
-    """``+45.1 (+41.9 to +48.0)``, in percentage points."""
+    """Write ``+45.1 (+41.9 to +48.0)``, in percentage points."""
     if change is None:
         return "–"
     return f"{measure.change(change.mean)} ({measure.change(change.low)} to {measure.change(change.high)})"
+
+
+# Test scores of variants.
+
+Spread: TypeAlias = tuple[float, float]
+"""Smallest and largest value over the runs of a variant."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VariantScore:
+    """One variant on one test set at one temperature. Intervals are over problems; None: not measured."""
+
+    variant: str
+    before: Interval | None  # mean over the variant's runs and problems
+    after: Interval | None
+    spread: Spread | None  # of ``after`` over the runs
+    rise: Interval | None  # after minus before, paired by problem
+    against: Interval | None  # minus the first variant after training, paired by problem; None for the first variant
+    against_spread: Spread | None  # of that difference over the runs, against the first variant's mean
+    unpaired: str  # why there is no paired difference; empty where there is one, and for the first variant
+    tested: int  # runs with an evaluation after training
+    runs: int
+    problems: int
+    samples: int  # per problem
+
+
+class SetScores(NamedTuple):
+    """All variants on one test set at one temperature."""
+
+    set_name: str
+    temperature: float
+    variants: tuple[VariantScore, ...]
+    measure: Measure
+
+
+_Tested: TypeAlias = Sequence[tuple[RecordedRun, TemperatureScore]]
+
+
+def variant_scores(variants: Sequence[Variant]) -> tuple[SetScores, ...]:
+    """Return the scores of every test set of any run; temperatures in descending order, that of training first."""
+    found: list[SetScores] = []
+    for name in dict.fromkeys(name for variant in variants for run in variant.runs for name in run.sets):
+        tests = [e for variant in variants for run in variant.runs for e in run.evaluations if e.set_name == name]
+        for at in sorted({t for e in tests for t in e.temperatures}, reverse=True):
+            before, after = (
+                [_tested(variant, which, name, at) for variant in variants] for which in ("before", "after")
+            )
+            scores = [e.temperatures[at] for e in tests if at in e.temperatures]
+            # comparable only in a measure that every evaluation has
+            graded = all(score.reward and score.reward_per_problem for score in scores)
+            measure = measure_of(rewards=[score.reward for score in scores] if graded else ())
+            rows = [
+                _score(variant, name, before[i], after[i], after[0] if i else None, measure)
+                for i, variant in enumerate(variants)
+            ]
+            found.append(SetScores(name, at, tuple(rows), measure))
+    return tuple(found)
+
+
+def _tested(variant: Variant, which: str, set_name: str, temperature: float) -> _Tested:
+    pairs = ((run, run.evaluation(which, set_name)) for run in variant.runs)
+    return [(run, e.temperatures[temperature]) for run, e in pairs if e is not None and temperature in e.temperatures]
+
+
+def _score(
+    variant: Variant, set_name: str, before: _Tested, after: _Tested, first: _Tested | None, measure: Measure
+) -> VariantScore:
+    """Return one variant's scores; ``first`` has the first variant's after training, None for that variant itself."""
+    against: Interval | None = None
+    spread: Spread | None = None
+    why = ""
+    if first is not None:
+        if not after or not first:
+            why = "not tested after training" if not after else "the first variant was not tested after training"
+        elif not (why := _not_paired([*first, *after], set_name)):
+            base = mean_per_problem([score for _, score in first], measure)
+            clusters = _clusters([score for _, score in (*first, *after)])
+            against = _paired(mean_per_problem([score for _, score in after], measure), base, clusters, measure)
+            why = "" if against is not None else "no problem was judged in both"
+            changes = (_paired(mean_per_problem([score], measure), base, clusters, measure) for _, score in after)
+            spread = _spread([change.mean for change in changes if change is not None])
+    old, new = ([score for _, score in tested] for tested in (before, after))
+    change = None
+    if old and new and not _not_paired([*before, *after], set_name):
+        means = mean_per_problem(new, measure), mean_per_problem(old, measure)
+        change = _paired(*means, _clusters([*old, *new]), measure)
+    newest = next(iter((*new, *old)), None)
+    return VariantScore(
+        variant=variant.name,
+        before=_mean_score(old, measure),
+        after=_mean_score(new, measure),
+        spread=_spread([interval.mean for score in new if (interval := score.score(measure)) is not None]),
+        rise=change,
+        against=against,
+        against_spread=spread,
+        unpaired=why,
+        tested=len(after),
+        runs=len(variant.runs),
+        problems=newest.problems if newest else 0,
+        samples=newest.samples if newest else 0,
+    )
+
+
+def _spread(values: Sequence[float]) -> Spread | None:
+    return (min(values), max(values)) if len(values) > 1 else None
+
+
+def _not_paired(tested: _Tested, set_name: str) -> str:
+    """Return why the problems of these evaluations cannot be paired; empty where they can."""
+    if len({len(score.per_problem) for _, score in tested}) > 1:
+        return "the test sets have different numbers of problems"
+    recorded: list[Any] = [run.run.get("data") for run, _ in tested]
+    facts = [data.get(f"test/{set_name}") for data in recorded if isinstance(data, dict)]
+    checksums = {fact["sha256"] for fact in facts if isinstance(fact, dict) and "sha256" in fact}
+    return "the test sets have different problems (by checksum)" if len(checksums) > 1 else ""
+
+
+def _clusters(scores: Sequence[TemperatureScore]) -> NDArray[np.int64]:
+    """Return each problem's cluster as the first score with clusters has it, else a cluster per problem."""
+    found = next((score.clusters for score in scores if score.clusters), None)
+    return np.asarray(range(len(scores[0].per_problem)) if found is None else found)
+
+
+def mean_per_problem(scores: Sequence[TemperatureScore], measure: Measure) -> NDArray[np.float64]:
+    """Return each problem's mean score over several runs; NaN where no run judged it."""
+    table = np.array([score.by_problem(measure) for score in scores], dtype=np.float64)  # None becomes NaN
+    counts = (~np.isnan(table)).sum(axis=0)
+    return np.divide(np.nansum(table, axis=0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
+
+
+def _mean_score(scores: Sequence[TemperatureScore], measure: Measure) -> Interval | None:
+    """Return the mean over runs and problems with an interval over problems; None where the test sets differ."""
+    if len({len(score.per_problem) for score in scores}) != 1:
+        return None
+    values = mean_per_problem(scores, measure)
+    judged = ~np.isnan(values)
+    if not judged.any():
+        return None
+    estimate = (share if measure is ACCURACY else mean_of)(values[judged], _clusters(scores)[judged].tolist())
+    return Interval(mean=estimate.mean, low=estimate.low, high=estimate.high)
+
+
+def _paired(
+    after: NDArray[np.float64], before: NDArray[np.float64], clusters: NDArray[np.int64], measure: Measure
+) -> Interval | None:
+    """Return ``after - before`` over the problems judged in both, with a clustered interval; None without any."""
+    both = ~(np.isnan(after) | np.isnan(before))
+    if not both.any():
+        return None
+    span = measure.span(after[both].tolist(), before[both].tolist())
+    change = paired_difference(after[both], before[both], clusters[both].tolist(), span=span)
+    return Interval(mean=change.mean, low=change.low, high=change.high)

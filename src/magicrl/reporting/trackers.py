@@ -1,8 +1,8 @@
-"""Trackers: places that a run's figures are copied to, and the observer that copies them.
+"""Experiment trackers, and the observer that copies a run's metrics to them.
 
-TensorBoard, Weights & Biases and trackio come with magicrl; one's own is named in the recipe as ``file.py:Class`` and
-does what ``Tracker`` says (examples/tracker.py). Each package is an extra, imported as its tracker is made. What else
-they need comes from their own settings, keys too: ``wandb login`` or WANDB_API_KEY, WANDB_MODE, WANDB_ENTITY,
+TensorBoard, Weights & Biases and trackio are built in. A custom tracker implements ``Tracker`` and is named in the
+recipe as ``file.py:Class`` (examples/tracker.py). Each tracker's package is an extra and is imported when the tracker
+is made. Trackers read their own settings and keys: ``wandb login`` or WANDB_API_KEY, WANDB_MODE, WANDB_ENTITY,
 WANDB_BASE_URL; TRACKIO_DIR, TRACKIO_SPACE_ID, TRACKIO_SERVER_URL.
 """
 
@@ -28,11 +28,11 @@ from magicrl.config.loader import leaves
 from magicrl.files import write_atomically
 from magicrl.records import StepMetrics
 from magicrl.registry import is_builtin, resolve
-from magicrl.reporting.read_folders import Evaluation, RecordedRun, read_run
+from magicrl.reporting.read_folders import RecordedRun, SetEvaluation, read_run
 from magicrl_verifiers.secrets import without_secrets
 
 STATE_FILE = "trackers.json"
-"""File in the run folder: the run's ``id`` in trackers, and the last training step that each was sent, as ``last``."""
+"""File in the run folder with the run's ``id`` in trackers and, as ``last``, the last step sent to each tracker."""
 Report = Callable[[Mapping[str, object]], None]
 
 
@@ -41,18 +41,18 @@ class TrackedRun:
     """The run that a tracker opens."""
 
     recorded: RecordedRun  # the run folder
-    project: str  # groups runs, where a tracker knows groups
-    identity: str  # 16 hex digits that name this run folder in every tracker, the same after a resume
+    project: str  # group of runs, for trackers with groups
+    identity: str  # 16 hex digits that identify this run folder in every tracker, the same after a resume
 
     @property
     def title(self) -> str:
-        """The recipe's name, with the folder's where that says more."""
+        """The recipe's name, and the folder's name if it differs."""
         name, folder = self.recorded.name, self.recorded.path.resolve().name
         return name if folder == name else f"{name} ({folder})"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The resolved configuration with the run's provenance under ``provenance``."""
+        """The resolved configuration, with the run's provenance as ``provenance``."""
         run, last = self.recorded.run, (self.recorded.environments or [{}])[-1]
         provenance = {key: run.get(key) for key in ("config_hash", "start_model", "data")}
         provenance |= {key: last.get(key) for key in ("git", "versions")}
@@ -60,41 +60,37 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """A place that a run's figures are copied to. Any error it raises ends it, never the run.
+    """A destination for a run's metrics. Any error that it raises ends the tracker, never the run.
 
-    ``logging.trackers`` names a class (or a function without arguments) that makes one, before anything is trained.
+    ``logging.trackers`` names a class (or a function without arguments) that makes it before training.
     """
 
     def open(self, run: TrackedRun) -> None:
-        """Begin a run, or continue the one of this identity. The steps that follow were not sent before."""
+        """Begin a run, or continue the one of this identity. Steps are sent only once."""
         ...
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """The figures of one training step, keys ``area/name/stat``."""
+        """Record the metrics of one training step. Keys are ``area/name/stat``."""
         ...
 
     def event(self, step: int, kind: str, message: str) -> None:
-        """A stage mark, a test, a warning: text at a step."""
+        """Record an event (stage, evaluation, warning) as text at a step."""
         ...
 
     def results(self, step: int, values: Mapping[str, float]) -> None:
-        """Test results, keys as ``result_figures`` gives them; step 0 before training, the last one after it."""
+        """Record test results (keys of ``result_figures``), at step 0 before and at the last step after training."""
         ...
 
     def close(self, status: str) -> None:
-        """The run is over: ``finished``, ``stopped`` or ``failed``."""
+        """End the run. ``status`` is ``finished``, ``stopped`` or ``failed``."""
         ...
 
 
-def scalars(metrics: StepMetrics) -> dict[str, float]:
-    """The figures of a step that a curve can show: finite numbers."""
-    numbers = {key: float(v) for key, v in metrics.values.items() if isinstance(v, (int, float))}
-    return {key: value for key, value in numbers.items() if math.isfinite(value)}
+def result_figures(evaluations: tuple[SetEvaluation, ...]) -> dict[str, float]:
+    """Return the test scores with their 95 % intervals: ``test_after/held_out_t0.6/mean``, ``/low``, ``/high``.
 
-
-def result_figures(evaluations: tuple[Evaluation, ...]) -> dict[str, float]:
-    """Accuracies of the tests, and mean rewards (``held_out_reward_t0.6``) where they are graded, with their 95 %
-    intervals: ``test_after/held_out_t0.6/mean``, ``/low``, ``/high``."""
+    Where rewards are graded, the mean rewards are included (``held_out_reward_t0.6``).
+    """
     found: dict[str, float] = {}
     for evaluation in evaluations:
         if evaluation.name not in ("before", "after"):
@@ -110,11 +106,11 @@ def result_figures(evaluations: tuple[Evaluation, ...]) -> dict[str, float]:
 
 
 def make_trackers(references: Sequence[str]) -> dict[str, Tracker]:
-    """The trackers that ``logging.trackers`` names, before anything is trained.
+    """Make the trackers that ``logging.trackers`` names, by name.
 
     Raises:
-        ValueError: one is not installed or cannot be made, does not do what ``Tracker`` says, or W&B has nobody
-            logged in.
+        ValueError: a tracker is not installed, cannot be made or lacks a method of ``Tracker``, or there is no login
+            for W&B.
     """
     made: dict[str, Tracker] = {}
     for reference in dict.fromkeys(references):
@@ -140,16 +136,17 @@ class TrackerMirror:
     """A ``RunObserver`` that copies steps, events and test results to trackers.
 
     The trackers open at the first step or event, when the run folder is complete. ``trackers.json`` there has the last
-    training step that each was sent. A resumed run sends only later steps, those of its folder first: a tracker that is
-    new or that failed gets all that it has missed. After a kill between sending and writing a step appears twice.
+    training step sent to each tracker. A resumed run sends only later steps, beginning with those in its folder: a new
+    tracker, or one that had failed, gets everything that it missed. If the process is killed between sending a step
+    and writing the file, the step appears twice.
 
-    A tracker that raises is dropped with one warning event.
+    A tracker that raises an error is dropped with one warning event.
 
     Args:
         folder: the run folder.
-        trackers: by their references, as ``make_trackers`` gives them.
-        project: groups runs, where a tracker knows groups.
-        report: called with the warning event, which this class adds to ``events.jsonl``.
+        trackers: result of ``make_trackers``.
+        project: group of runs, for trackers with groups.
+        report: called with the warning event, which is also written to ``events.jsonl``.
     """
 
     def __init__(self, folder: Path, trackers: Mapping[str, Tracker], *, project: str, report: Report) -> None:
@@ -159,9 +156,9 @@ class TrackerMirror:
         self._trackers = dict(trackers)
         self._begun = False
         self._identity = secrets.token_hex(8)
-        self._last: dict[str, int] = {}  # last training step that each tracker was sent
-        self._earlier: dict[str, int] = {}  # the same, of the processes before this one
-        self._results: set[str] = set()  # keys of the test results that were sent
+        self._last: dict[str, int] = {}  # last training step sent to each tracker
+        self._earlier: dict[str, int] = {}  # the same, by earlier processes
+        self._results: set[str] = set()  # keys of the test results already sent
         self._step = 0
 
     def __enter__(self) -> Self:
@@ -176,7 +173,7 @@ class TrackerMirror:
         self._trackers.clear()
 
     def step(self, metrics: StepMetrics) -> None:
-        """A training step is over."""
+        """Send a training step."""
         self._step = metrics.step
         if self._begin() or not self._trackers:
             return
@@ -185,7 +182,7 @@ class TrackerMirror:
         self._save()
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """A stage mark, a test, a finding."""
+        """Send a stage, an evaluation or a finding."""
         if self._begin() or not self._trackers:
             return
         for name in [*self._trackers]:
@@ -198,10 +195,10 @@ class TrackerMirror:
                 self._send_results(name, new)
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """Trackers show no progress inside a step."""
+        """Ignore progress inside a step."""
 
     def _begin(self) -> bool:
-        """Open the trackers and send them what the run folder holds; True if that happened now."""
+        """Open the trackers and send them the contents of the run folder. Return False if they were open already."""
         if self._begun:
             return False
         self._begun = True
@@ -219,7 +216,7 @@ class TrackerMirror:
         self._step = rows[-1][0] if rows else 0
         figures = result_figures(recorded.evaluations)
         self._results = set(figures)
-        # before the trackers open: a kill from here on leaves no second run in them
+        # before the trackers open, so that a kill from here on does not make a second run in them
         self._save()
         run = TrackedRun(recorded=recorded, project=self._project, identity=self._identity)
         for name in [*self._trackers]:
@@ -235,11 +232,12 @@ class TrackerMirror:
         write_atomically(self._folder / STATE_FILE, json.dumps({"id": self._identity, "last": self._last}))
 
     def _send(self, name: str, step: int, row: StepMetrics | Mapping[str, Any]) -> None:
-        """Send a step's figures or an event, unless an earlier process sent that step."""
+        """Send a step's metrics or an event, unless an earlier process sent that step."""
         if step <= self._earlier.get(name, -1):
             return
         if isinstance(row, StepMetrics):
-            self._call(name, "step", step, scalars(row))
+            numbers = {key: float(v) for key, v in row.values.items() if isinstance(v, (int, float))}
+            self._call(name, "step", step, {key: value for key, value in numbers.items() if math.isfinite(value)})
             if name in self._trackers:
                 self._last[name] = step
         else:
@@ -254,17 +252,17 @@ class TrackerMirror:
                 self._call(name, "results", step, values)
 
     def _call(self, name: str, method: str, *arguments: Any) -> None:
-        """Call a method of a tracker; drop one that raises with a warning. One that was dropped is not called."""
+        """Call a method of a tracker, unless it was dropped. Drop a tracker that raises an error, with a warning."""
         try:
             if name in self._trackers:
                 getattr(self._trackers[name], method)(*arguments)
-        except Exception as error:  # noqa: BLE001 - foreign code with a network and a disk behind it; the run goes on
+        except Exception as error:  # noqa: BLE001 - foreign code with network and disk; the run must continue
             del self._trackers[name]
             warning: dict[str, object] = {
                 "kind": "warning",
                 "step": self._step,
                 "message": f"tracker {name} ended ({without_secrets(f'{type(error).__name__}: {error}')}); "
-                "training and metrics.jsonl go on, and a resumed run brings the tracker up to date",
+                "training and metrics.jsonl continue, and a resumed run brings the tracker up to date",
             }
             with (self._folder / "events.jsonl").open("a", encoding="utf-8") as file:
                 row = {"time": datetime.now(tz=UTC).isoformat(timespec="seconds"), **warning}
@@ -272,14 +270,14 @@ class TrackerMirror:
             self._report(warning)
 
 
-# Those that come with magicrl.
+# Built-in trackers.
 
 
 class TensorBoardTracker:
-    """Event files in ``<run>/tensorboard``: one event a step, flushed at once, so that it survives a kill."""
+    """Event files in ``<run>/tensorboard``. Each event is flushed at once, so that it survives a kill."""
 
     def __init__(self) -> None:
-        # generated modules make their classes as they are imported, where no type checker sees them
+        # generated modules create their classes on import, invisible to type checkers
         protocol: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         self._event: Any = protocol.Event
@@ -321,13 +319,17 @@ _SERVICE = "WANDB_SERVICE"
 
 
 class WandbTracker:
-    """One W&B run per run folder: online, or offline in ``<run>/wandb`` for a later ``wandb sync``.
+    """One W&B run per run folder, online or offline in ``<run>/wandb`` for a later ``wandb sync``.
 
-    Offline, each process writes a file of its own, all with the same run id: sync all of them.
+    Offline, each process writes its own file with the same run id. Sync all of them.
     """
 
     def __init__(self) -> None:
-        """Raises ValueError without an API key."""
+        """Import W&B and check the login.
+
+        Raises:
+            ValueError: no API key.
+        """
         self._wandb: Any = importlib.import_module("wandb")
         self._run: Any = None
         with _service_of_this_process():
@@ -336,7 +338,7 @@ class WandbTracker:
     def open(self, run: TrackedRun) -> None:
         settings: dict[str, Any] = {"console": "off", "silent": True}
         if "WANDB_FINISH_TIMEOUT" not in os.environ:
-            settings["finish_timeout"] = _FINISH_SECONDS  # a dead network must not hold up the report for ever
+            settings["finish_timeout"] = _FINISH_SECONDS  # a dead network must not block the report forever
         with _service_of_this_process():
             self._run = self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT") or run.project,
@@ -365,10 +367,10 @@ class WandbTracker:
 
 @contextmanager
 def _service_of_this_process() -> Generator[None]:
-    """Leave no address of W&B's service behind in the environment.
+    """Remove the address of W&B's service from the environment at the end.
 
-    W&B puts it there for its own child processes. A run that this process starts later would share the service, which
-    outlives a kill of that run and then refuses to resume it ("run ID is in use").
+    W&B sets it for its child processes. A run that this process starts later would share the service, which survives a
+    kill of that run and then refuses to resume it ("run ID is in use").
     """
     given = os.environ.get(_SERVICE)
     try:
@@ -379,7 +381,7 @@ def _service_of_this_process() -> Generator[None]:
 
 
 def _check_login(wandb: Any) -> None:
-    """Log in to W&B, unless it is offline; asks in a terminal.
+    """Log in to W&B unless it is offline. In a terminal, W&B asks for the key.
 
     Raises:
         ValueError: no API key.
@@ -388,7 +390,7 @@ def _check_login(wandb: Any) -> None:
         return
     known, reason = False, ""
     try:
-        known = wandb.login(verify=False)  # whether the key is right shows as the run opens
+        known = wandb.login(verify=False)  # an invalid key fails when the run opens
     except wandb.errors.UsageError as error:
         reason = f" ({error})"
     if not known:
@@ -401,8 +403,8 @@ def _check_login(wandb: Any) -> None:
 class TrackioTracker:
     """A local database (TRACKIO_DIR, default ``~/.cache/huggingface/trackio``), shown by ``trackio show``.
 
-    One trackio run per run folder, also over resumes. Nothing leaves the machine unless
-    TRACKIO_SPACE_ID or TRACKIO_SERVER_URL says so.
+    One trackio run per run folder, continued by resumes. Nothing leaves the machine unless TRACKIO_SPACE_ID or
+    TRACKIO_SERVER_URL is set.
     """
 
     def __init__(self) -> None:
@@ -433,10 +435,10 @@ class TrackioTracker:
     def close(self, status: str) -> None:
         if self._run is not None:
             with _silence():
-                self._trackio.finish()  # not the run's own: trackio would finish that again at exit, aloud
+                self._trackio.finish()  # not `self._run.finish`: trackio would finish it again at exit and print
             self._run = None
 
 
 def _silence() -> contextlib.redirect_stdout[io.StringIO]:
-    """trackio prints where it logs to; the display of the run owns the terminal."""
+    """Suppress trackio's output, since the terminal belongs to the display of the run."""
     return contextlib.redirect_stdout(io.StringIO())

@@ -1,4 +1,4 @@
-"""How numbers and foreign text are put into words, alike on the page, in figures and in the terminal."""
+"""The text form of numbers, dates and foreign text on pages, in figures and in the terminal."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _SHOWN = {
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """``0.4567`` as ``45.7 %``; a dash for what was not measured."""
+    """Write ``0.4567`` as ``45.7 %``, and None (not measured) as a dash."""
     return "–" if share is None else f"{100 * share:.{digits}f} %"
 
 
 def points(difference: float) -> str:
-    """``0.123`` as ``+12.3``: a difference of two shares in percentage points."""
+    """Write ``0.123``, a difference of two shares, in percentage points: ``+12.3``."""
     text = f"{100 * difference:+.1f}".replace("-", "−")
     return "0.0" if text in ("+0.0", "−0.0") else text
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """A number with about ``digits`` significant figures, no exponent where it can be avoided."""
+def number_text(value: float | None, digits: int = 3) -> str:
+    """Write a number with about ``digits`` significant figures, without an exponent where possible."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
@@ -41,24 +41,24 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def measured(value: float, unit: str) -> str:
-    """A value of a figure, as its table and its crosshair write it: a share in per cent, seconds with their unit."""
+    """Write a value of a figure as its table and its crosshair show it: ``percent``, ``seconds`` or ``number``."""
     if unit == "percent":
         return percent(value)
-    return f"{number(value)} s" if unit == "seconds" else number(value)
+    return f"{number_text(value)} s" if unit == "seconds" else number_text(value)
 
 
-def temperature(value: float) -> str:
-    """``0.0`` as ``0 (greedy)``, others as they are written in a recipe."""
+def temperature_text(value: float) -> str:
+    """Write ``0.0`` as ``0 (greedy)``, and other temperatures as in a recipe."""
     return "0 (greedy)" if value == 0 else f"{value:g}"
 
 
 def checkpoint_name(step: int) -> str:
-    """The weights after ``step`` steps; 0 are those that the run began with."""
-    return f"the checkpoint of step {step}" if step else "the start"
+    """Return a name for the weights after ``step`` steps; 0 stands for the initial checkpoint."""
+    return f"the checkpoint of step {step}" if step else "the initial checkpoint"
 
 
 def moment(iso: str) -> str:
-    """``2026-11-20T09:30:11+00:00`` as ``2026-11-20 09:30 UTC``; what is no ISO time, as it is."""
+    """Write ``2026-11-20T09:30:11+00:00`` as ``2026-11-20 09:30 UTC``, and other text unchanged."""
     try:
         return f"{datetime.fromisoformat(iso).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except ValueError:
@@ -66,9 +66,9 @@ def moment(iso: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Foreign text with everything that acts instead of showing made visible.
+    """Replace characters of foreign text that have an effect instead of a shape.
 
-    Control characters (terminal escapes, NUL) become their pictures, direction overrides and lone surrogates become
-    code points in angle brackets. Line ends and tabs stay. Escaping for HTML is the template's work.
+    Control characters (terminal escapes, NUL) become their pictures, direction overrides and lone surrogates their
+    code points in angle brackets. Line ends and tabs stay. The template escapes HTML.
     """
     return text.replace("\r\n", "\n").translate(_SHOWN)
