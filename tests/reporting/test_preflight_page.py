@@ -37,7 +37,7 @@ def test_the_figures_are_those_of_the_labels(found: dict[str, Any]) -> None:
     assert figures["reference answers read"] == "37 of 40"
     assert figures["pass@1"] == "50.0 % (95 %: 25.0 % to 75.0 %)"
     assert figures["truncated"] == "12.5 % at T = 24"
-    assert figures["problems × answers"] == "8 × 4"
+    assert figures["problems × responses"] == "8 × 4"
 
 
 def test_one_finding_that_stops_makes_the_recipe_unsound(found: dict[str, Any], tmp_path: Path) -> None:
