@@ -122,7 +122,7 @@ def test_the_panel_knows_the_stages_and_how_long_the_run_took(run: Run) -> None:
     run.say("finished", ended="2026-01-02T04:06:05+00:00")
     text = shown_once(run.folder, terminal=True)
     assert "demo · stage 2 (T = 32) · step 14 of at most 42" in text
-    assert "elapsed 1 h 2 min · 2.0 s a step · left at most 56 s" in text
+    assert "elapsed 1 h 2 min · 2.0 s per step · left at most 56 s" in text
     twice = [{"started": STARTED}, {"started": "2026-03-02T03:04:05+00:00"}]
     run.say("finished", environments=twice, ended="2026-03-02T03:07:05+00:00")
     assert "elapsed 3 min" in shown_once(run.folder, terminal=True), "of the process that continued the run"

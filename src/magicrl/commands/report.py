@@ -41,7 +41,7 @@ def report(
     x
         The x axis that a comparison shows first; the page can change it.
     group_by
-        Settings whose values make the arms, e.g. entropy.target; default: all that differ but seed and bookkeeping.
+        Settings whose values define the variants, e.g. entropy.target; default: all but seed and bookkeeping.
     serve
         Show the page of one run on 127.0.0.1 instead of writing it; it re-reads itself while the run goes on. Ctrl-C
         ends it and leaves the run alone.
