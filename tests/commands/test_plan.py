@@ -77,7 +77,7 @@ def test_what_cannot_fit_exits_1_and_says_what_would(
         (["--gpu", "H200", "--compare", "gpus"], "is not KEY=VALUE"),
         (["--gpu", "H200", "--compare", "gpus=many"], "needs a whole number"),
         (["--gpu", "H200", "--hours", "-1"], "--hours must be above 0"),
-        (["--gpu", "H200", "--mean-length", "20000"], "does not go with T = 16384"),
+        (["--gpu", "H200", "--mean-length", "20000"], "does not fit T = 16384"),
     ],
 )
 def test_mistakes_name_their_value(words: list[str], message: str) -> None:

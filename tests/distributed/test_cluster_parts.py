@@ -238,7 +238,7 @@ def test_ranks_share_as_few_nodes_as_they_can(three_nodes: Any, make_recipe: Cal
             run={"name": "wide", "device": "auto"},
             rollout={"engine": "vllm"},
         )
-        with pytest.raises(RecipeError, match=r"1 replicas of 4 GPUs and 1 CPUs do not fit, 0 do: beside 6 learner"):
+        with pytest.raises(RecipeError, match=r"1 replicas of 4 GPUs and 1 CPUs do not fit, 0 do: next to 6 learner"):
             ClusterParts(refused)
 
         @ray.remote(num_gpus=4, num_cpus=1)

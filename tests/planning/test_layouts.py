@@ -20,7 +20,6 @@ from magicrl.planning.hardware import GIB, load_hardware
 from magicrl.planning.layouts import (
     Demand,
     Placed,
-    accelerators,
     candidates,
     check_stated,
     fitting_layouts,
@@ -69,8 +68,8 @@ def test_a_refusal_says_what_is_missing() -> None:
     assert not fitting_layouts(FORTY_K, 1)
     text = refusal(FORTY_K, 1, ["--gpus 16"])
     assert "does not fit on 1 x H800-80G" in text
-    assert "everything computed again" in text
-    assert "What would make it fit, each alone: --gpus 16" in text
+    assert "everything recomputed" in text
+    assert "Any one of these would make it fit: --gpus 16" in text
     tiny_machine = replace(THIRTY_TWO.hardware, memory=1 * GIB)
     assert "Nothing tried makes it fit" in refusal(replace(THIRTY_TWO, hardware=tiny_machine), 8, [])
 
@@ -155,7 +154,8 @@ def test_released_recipes_fit_as_they_state(path: Path) -> None:
     if config.cluster is None:
         assert make_plan(config, _shape(config), H800, Options(gpus=1), what_if=False).stated is None
         return
-    needs = accelerators(config.cluster)
+    learner, rollout = config.cluster.learner, config.cluster.rollout
+    needs = learner.ranks + (0 if rollout.colocated else rollout.replicas * rollout.tensor_parallel)
     stated = make_plan(config, _shape(config), H800, Options(gpus=needs), what_if=False).stated
     assert stated is not None
     assert stated.faults == ()
@@ -170,14 +170,14 @@ def _shape(config: object) -> object:
 @pytest.mark.parametrize(
     ("parts", "gpus", "words"),
     [
-        ({"learner": {"ranks": 8}, "rollout": {"replicas": 8}}, 12, "need 16 accelerators, there are 12"),
+        ({"learner": {"ranks": 8}, "rollout": {"replicas": 8}}, 12, "need 16 accelerators, but there are 12"),
         ({"rollout": {"replicas": 1, "tensor_parallel": 3}}, 8, "must divide the 28 query heads"),
         ({"learner": {"ranks": 7, "sequence_parallel": 7}}, 64, "28 query heads and the 4 key/value heads"),
         ({"learner": {"ranks": 2}, "rollout": {"replicas": 1, "tensor_parallel": 14}}, 64, "more than the 8"),
         (
             {"learner": {"ranks": 2}, "rollout": {"replicas": 8, "tensor_parallel": 7}},
             58,
-            "6 do: beside 2 learner ranks, which fill as few nodes as they can, there are nodes of 1 x 6, 6 x 8, 1 x 2",
+            "next to 2 learner ranks, which fill as few nodes as possible, there are nodes of 1 x 6, 6 x 8, 1 x 2",
         ),
         # sixteen are left, as 2, 8 and 6
         ({"learner": {"ranks": 14}, "rollout": {"replicas": 4, "tensor_parallel": 4}}, 30, "4 replicas of 4 GPUs"),
@@ -217,7 +217,7 @@ def test_a_cache_too_small_for_one_sample_asks_for_tensor_parallelism() -> None:
 
 def test_colocated_replicas_need_no_accelerators_and_live_beside_the_learners_state() -> None:
     parts = {"learner": {"ranks": 16}, "rollout": {"replicas": 16, "colocated": True}}
-    assert accelerators(cluster(**parts)) == 16
+    assert check_stated(demand(CONFIG, SEVEN, H800, Options(gpus=16)), cluster(**parts), 16).needs == 16
     placed = placed_of(parts, 16)
     assert placed.engine.learner == placed.learner.resident > 0
     split = placed_of({"learner": {"ranks": 16}, "rollout": {"replicas": 16}}, 32)

@@ -26,7 +26,7 @@ from magicrl.planning.memory import (
     placement_fault,
     replicas_held,
     shards_by_default,
-    unit_moments,
+    unit_transients,
 )
 from magicrl.planning.shapes import ModelShape, load_shape
 
@@ -77,20 +77,20 @@ SMALL = ModelShape(
 def test_what_is_whole_in_a_backward_pass_by_hand() -> None:
     """Bytes by the order of FSDP2: `tests/distributed/learner/test_unit_memory.py` holds it against FSDP2 itself."""
     setup = LearnerSetup(gpus=4, micro_batch_tokens=1, longest=1, checkpointing=False, head_chunk_tokens=1)
-    head, layers, sending = unit_moments(SMALL, setup)
+    head, layers, sending = unit_transients(SMALL, setup)
     assert (head.gathered, head.reduced, head.head) == (2 * 32 + 2 * 168, 2 * 32, 3 * 4 * 8)
     # two layers; the last one's gradient beside what the head sends, an inner one's beside what a layer sends
     assert (layers.gathered, layers.reduced) == (4 * 168, max(4 * 32 + 2 * 168, (2 + 4) * 168))
     assert (sending.gathered, sending.reduced) == (2 * 168, 2 * 32 + 4 * 32 * 1.25)
-    _, layers, adding, sending = unit_moments(replace(SMALL, tied=True), setup)
+    _, layers, adding, sending = unit_transients(replace(SMALL, tied=True), setup)
     assert (layers.gathered, layers.reduced) == (2 * 32 + 4 * 168, 2 * 32 + (2 + 4) * 168)
     assert (adding.gathered, adding.reduced) == (2 * 32, 3 * 2 * 32 + 4 * 168)
     assert (sending.gathered, sending.reduced) == (0, 2 * 32 + 4 * 32 * 1.25)
-    narrow = unit_moments(SMALL, replace(setup, reduce_bytes=2.0))
+    narrow = unit_transients(SMALL, replace(setup, reduce_bytes=2.0))
     assert narrow[2].reduced == 2 * 32 + 2 * 32 + (2 + 4) * 32 / 4
-    once = unit_moments(SMALL, replace(setup, reduce_once=True))
+    once = unit_transients(SMALL, replace(setup, reduce_once=True))
     assert once[0].reduced == 2 * 32 + 4 * SMALL.parameters
-    adapted = unit_moments(SMALL, replace(setup, adapters=10))
+    adapted = unit_transients(SMALL, replace(setup, adapters=10))
     assert [moment.reduced for moment in adapted] == [0, (2 + 4) * 5, 0]
 
 
@@ -223,9 +223,9 @@ def test_what_fits(nodes: list[NodeRoom], wanted: ClusterConfig) -> None:
             [EIGHT, EIGHT],
             cluster(6, 3, 4),
             [
-                "3 replicas of 4 GPUs do not fit, 2 do: beside 6 learner ranks, which fill as few nodes as they can, "
+                "3 replicas of 4 GPUs do not fit, 2 do: next to 6 learner ranks, which fill as few nodes as possible, "
                 "there are nodes of 1 x 2, 1 x 8 GPUs",
-                "each alone: cluster.rollout.replicas = 2; cluster.learner.ranks = 4; 1 more node of 8 GPUs",
+                "would make it fit: cluster.rollout.replicas = 2; cluster.learner.ranks = 4; 1 more node of 8 GPUs",
             ],
         ),
         # sequences are shared by four ranks: two ranks fewer would do, four have to go
@@ -238,7 +238,7 @@ def test_what_fits(nodes: list[NodeRoom], wanted: ClusterConfig) -> None:
             cluster(12, 3, 4, colocated=True),
             ["2 do: there are nodes of 2 x 6 GPUs", "replicas = 2 with cluster.learner.ranks = 8; 1 more node of 6"],
         ),
-        ([EIGHT], cluster(12, 1), ["12 learner ranks, each of a GPU and a CPU, do not fit", "; ", "1 more node"]),
+        ([EIGHT], cluster(12, 1), ["12 learner ranks, each with a GPU and a CPU, do not fit", "; ", "1 more node"]),
         ([EIGHT, EIGHT], cluster(1, 1, 16), ["tensor_parallel 16 is more than the 8 GPUs of the largest node"]),
         # two ranks' CPUs and 6 x 2: only 12 of 13 are there
         (
@@ -246,7 +246,7 @@ def test_what_fits(nodes: list[NodeRoom], wanted: ClusterConfig) -> None:
             cluster(2, 6),
             ["6 replicas of 1 GPUs and 2 CPUs do not fit, 5 do", "1 x 6 (with 11 CPUs)", "cluster.learner.ranks = 1"],
         ),
-        ([NodeRoom(gpus=8, cpus=1)], cluster(1, 1), ["0 do", "each alone: nodes with more CPUs, or smaller"]),
+        ([NodeRoom(gpus=8, cpus=1)], cluster(1, 1), ["0 do", "would make it fit: nodes with more CPUs, or smaller"]),
     ],
 )
 def test_what_does_not(nodes: list[NodeRoom], wanted: ClusterConfig, words: list[str]) -> None:

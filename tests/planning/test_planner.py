@@ -129,7 +129,7 @@ def test_overlap_pays_and_the_schedules_are_ordered() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(DoesNotFit, match=r"does not fit on 1 x H800-80G.*What would make it fit, each alone: --gpus 1"):
+    with pytest.raises(DoesNotFit, match=r"does not fit on 1 x H800-80G.*Any one of these would make it fit: --gpus 1"):
         make_plan(CONFIG, SEVEN, H800, Options(gpus=1))
     for options, text in (
         ({"gpus": 0}, "--gpus"),
@@ -229,9 +229,10 @@ def test_what_would_fit_fits_and_no_fewer_accelerators_do(model: str, gpu: str, 
     ways = refused.value.ways
     assert ways
     for way in ways:
-        changed = load_train_recipe(PAPER, list(way.sets))
-        assert make_plan(changed, shape, hardware, replace(options, gpus=way.gpus), what_if=False).placed.fits
-    fewest = next(way.gpus for way in ways if not way.sets)
+        _, count, *sets = way.split()  # --gpus N --set KEY=VALUE ...
+        changed = load_train_recipe(PAPER, sets[1::2])
+        assert make_plan(changed, shape, hardware, replace(options, gpus=int(count)), what_if=False).placed.fits
+    fewest = next(int(way.split()[1]) for way in ways if "--set" not in way)
     with pytest.raises(DoesNotFit):
         make_plan(CONFIG, shape, hardware, replace(options, gpus=fewest - 1))
 
@@ -253,7 +254,7 @@ def test_table_nines_curve_falls_ever_less(made: Plan) -> None:
 
 
 def test_what_does_not_fit_is_told_and_one_machine_has_one_point(made: Plan) -> None:
-    assert over_gpus(CONFIG, made, factors=(1 / 16,))[1] is None
+    assert over_gpus(CONFIG, replace(made, options=replace(made.options, gpus=4)))[1] is None
     quick = load_train_recipe(ROOT / "src/magicrl/recipes/smollm2.toml")
     alone = make_plan(quick, load_shape("SmolLM2-135M"), load_hardware("cpu-2core"), Options(gpus=1))
     assert over_gpus(quick, alone) == {1: max(alone.stages, key=lambda stage: stage.hours)}

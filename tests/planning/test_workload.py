@@ -35,7 +35,7 @@ def test_a_mean_is_met_and_a_larger_t_only_adds_tokens(share: float, sigma: floa
 
 
 def test_impossible_means_are_refused() -> None:
-    with pytest.raises(ValueError, match="mean length of 9000 tokens does not go with T = 8192"):
+    with pytest.raises(ValueError, match="mean length of 9000 tokens does not fit T = 8192"):
         lengths_of_mean(9000, 8192)
     with pytest.raises(ValueError, match="median > 0"):
         Lengths(median=0, sigma=1, limit=10)

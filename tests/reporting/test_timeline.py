@@ -15,7 +15,7 @@ import pytest
 from magicrl.reporting.read_folders import RunFolderError, read_run
 from magicrl.reporting.run_page import (
     Lanes,
-    WorkSpan,
+    TimelineSpan,
     busy_seconds,
     idle_bars,
     idle_chart,
@@ -95,8 +95,8 @@ def test_lanes_of_several_workers_carry_their_names(rich_run: Path) -> None:
     assert bars[0] < heights["judge"] < bars[0] + 15
 
 
-def span(worker: str, start: float, end: float, step: int = 1) -> WorkSpan:
-    return WorkSpan(worker=worker, what="rollout", step=step, start=start, end=end)
+def span(worker: str, start: float, end: float, step: int = 1) -> TimelineSpan:
+    return TimelineSpan(worker=worker, what="rollout", step=step, start=start, end=end)
 
 
 def test_overlapping_work_is_busy_once_and_only_inside_the_step() -> None:

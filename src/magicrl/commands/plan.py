@@ -105,7 +105,7 @@ def plan(
     except DoesNotFit as error:
         words = ["magicrl", "plan", str(recipe), "--gpu", str(gpu), *(() if name is None else ("--model", name))]
         words += [word for one in overrides for word in ("--set", one if isinstance(one, str) else one.words)]
-        commands = (f"{shlex.join(words)} {way.words}" for way in error.ways)
+        commands = (f"{shlex.join(words)} {way}" for way in error.ways)
         raise ValueError("\n  ".join((str(error), *commands))) from None
     facts = plan_facts(main, hours, cost_per_gpu_hour)
     facts["compare"] = [

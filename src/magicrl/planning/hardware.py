@@ -1,4 +1,4 @@
-"""Machines: memory, arithmetic, bandwidths and links of one accelerator, from the package's file or a user's."""
+"""Machines: memory, arithmetic, bandwidths and links of one accelerator, from the package's or a user's file."""
 
 from __future__ import annotations
 
@@ -26,51 +26,53 @@ GIB = 2.0**30
 
 
 def _times(unit: float) -> AfterValidator:
-    """A hardware file has the units that data sheets use."""
-
-    def scaled(value: float) -> float:
-        return value * unit
-
-    return AfterValidator(scaled)
+    """Return a validator that converts the unit of a data sheet to a base unit."""
+    return AfterValidator(lambda value: value * unit)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """One accelerator and its links, in base units; links count one direction. Validated as a table of a file."""
+    """One accelerator and its links in base units, validated from a table of a file. Links count one direction."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str  # as on the command line
     memory: Annotated[PositiveFloat, Field(validation_alias="memory_gib"), _times(GIB)]
-    usable: Annotated[float, Field(gt=0, le=1)] = 0.92  # share of ``memory`` that can be planned with
+    usable: Annotated[float, Field(gt=0, le=1)] = 0.92  # share of ``memory`` available to plans
     flops: Annotated[PositiveFloat, Field(validation_alias="bf16_tflops"), _times(1e12)]  # dense
     bandwidth: Annotated[PositiveFloat, Field(validation_alias="memory_tb_s"), _times(1e12)]
     link: Annotated[PositiveFloat, Field(validation_alias="link_gb_s"), _times(1e9)]  # inside a node
     # between nodes, for each accelerator
     network: Annotated[PositiveFloat, Field(validation_alias="network_gb_s"), _times(1e9)]
-    # between an accelerator and its host's memory, which is taken to be no slower for each of them
+    # between an accelerator and its host's memory, assumed to be independent for each accelerator
     host: Annotated[PositiveFloat, Field(validation_alias="host_gb_s"), _times(1e9)] = 31.5e9
     gpus_per_node: PositiveInt
-    # contexts, communication buffers and the allocator's gaps
+    # contexts, communication buffers and fragmentation
     runtime: Annotated[NonNegativeFloat, Field(validation_alias="runtime_gib"), _times(GIB)] = 3.0 * GIB
-    source: str = ""  # where the figures are from
-    cuda_names: tuple[str, ...] = ()  # what CUDA calls the accelerators that have this arithmetic rate
+    source: str = ""  # source of the figures
+    cuda_names: tuple[str, ...] = ()  # CUDA's names of the accelerators with this arithmetic rate
 
     @property
     def budget(self) -> float:
-        """Bytes that can be planned with."""
+        """Bytes available to plans."""
         return self.memory * self.usable
 
 
 def load_hardware(name: str) -> Hardware:
-    """The accelerator called ``name``, or the only one of a TOML file of the same form.
+    """Return the accelerator called ``name``, or the only one of a TOML file of the same form.
 
     Raises:
-        ValueError: no such name; the text lists the known ones. Or a file that does not hold one valid table.
+        ValueError: an unknown name, or a file without exactly one valid table.
     """
     path = Path(name)
     if path.suffix == ".toml":
-        return _from_file(path)
+        try:
+            found = _by_name(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+            raise ValueError(f"{path}: not a hardware file: {error}") from None
+        if len(found) != 1:
+            raise ValueError(f"{path}: must hold exactly one table, [name], but has {len(found)}")
+        return found.popitem()[1]
     known = known_hardware()
     if name not in known:
         holding = [key for key in known if name and name.lower() in key.lower()]
@@ -82,30 +84,20 @@ def load_hardware(name: str) -> Hardware:
 
 
 def known_hardware() -> dict[str, Hardware]:
-    """All accelerators that the package knows."""
-    return _named(shipped_table("planning/hardware.toml", dict[str, dict[str, Any]]))
+    """Return all accelerators that the package knows, by name."""
+    return _by_name(shipped_table("planning/hardware.toml", dict[str, dict[str, Any]]))
 
 
-@cache  # asked for every step's metrics
+@cache  # called for every step's metrics
 def peak_flops(cuda_name: str) -> float | None:
-    """Dense bf16 FLOP/s of the device that CUDA calls so, from its maker; None where the package does not know it.
+    """Return the manufacturer's dense bf16 FLOP/s of the device with this CUDA name; None for an unknown device.
 
-    Only the exact name counts: the PCIe card of a generation is slower than the one with NVLink.
+    The name must match exactly, since the PCIe card of a generation is slower than the one with NVLink.
     """
     return next((known.flops for known in known_hardware().values() if cuda_name in known.cuda_names), None)
 
 
-def _from_file(path: Path) -> Hardware:
-    try:
-        found = _named(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
-        raise ValueError(f"{path}: not a hardware file: {error}") from None
-    if len(found) != 1:
-        raise ValueError(f"{path}: must hold exactly one table, [name], but has {len(found)}")
-    return found.popitem()[1]
-
-
-def _named(tables: dict[str, Any]) -> dict[str, Hardware]:
-    """Tables as accelerators, each called as its table."""
+def _by_name(tables: dict[str, Any]) -> dict[str, Hardware]:
+    """Validate tables as accelerators with the names of the tables."""
     whole = TypeAdapter(dict[str, dict[str, Any]]).validate_python(tables)
     return TypeAdapter(dict[str, Hardware]).validate_python({n: {**table, "name": n} for n, table in whole.items()})

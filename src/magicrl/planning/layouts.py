@@ -1,8 +1,8 @@
-"""Ways to lay a step over accelerators, which of them fit, and what would make one fit.
+"""Layouts of a step over accelerators, which of them fit, and what would make one fit.
 
-A colocated layout gives every accelerator to engine and learner in turn: while the engine generates, the learner's
-master weights and moments stay; while the learner learns, the engine is asleep. A split layout gives each its own.
-A recipe's ``[cluster]`` may state its layout (``Stated``): it is checked, and compared with the best.
+In a colocated layout engine and learner take turns on every accelerator: while the engine generates, the learner's
+master weights and moments remain; while the learner trains, the engine sleeps. In a split layout each has its own
+accelerators. The layout of a recipe's ``[cluster]`` (``Stated``) is checked, and compared with the best.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from magicrl.config.cluster_schema import ClusterConfig, LearnerPlacement, RolloutPlacement
 from magicrl.planning.costs import BF16, FLOAT32, Exchange, kv_capacity
@@ -31,91 +30,66 @@ from magicrl.planning.memory import (
 from magicrl.planning.shapes import ModelShape
 from magicrl.planning.workload import Layout
 
-MOST_GPUS = 4096  # where the search for enough accelerators ends
-SPLITS = (0.25, 0.5, 0.75, 0.875)  # shares of the accelerators that a split layout may give to the engine
+MOST_GPUS = 4096  # end of the search for enough accelerators
+SPLITS = (0.25, 0.5, 0.75, 0.875)  # shares of the accelerators for the engine of a split layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand(LearnerSetup):
-    """What of a recipe decides memory; a layout says how many accelerators share the learner."""
+    """Settings of a recipe that determine memory. The layout determines the accelerators of the learner."""
 
     shape: ModelShape
-    hardware: Hardware  # of one accelerator
-    shard_ranks: int | None = None  # accelerators that hold the model once; None is the learner's own default
+    hardware: Hardware
+    shard_ranks: int | None = None  # accelerators that share one copy of the model; None: the learner's default
     rows: int = 256  # sequences that a replica decodes at once
-    cache_limit: float = float("inf")  # bytes that the engine's cache may take at most
+    cache_limit: float = float("inf")  # maximum bytes of the engine's cache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
     """A layout and its memory."""
 
-    layout: Layout  # which accelerators do what
+    layout: Layout
     learner: LearnerMemory  # bytes on one of the learner's accelerators, by term
-    engine: EngineMemory  # bytes on one of the engine's
-    missing: float  # bytes that the worse of the two lacks; 0 or less where both fit
+    engine: EngineMemory  # bytes on one of the engine's accelerators
+    missing: float  # missing bytes of the worse side; 0 or less where both fit
 
     @property
     def fits(self) -> bool:
-        """Both sides fit, and the cache holds the longest sample."""
+        """Whether both sides fit and the cache has room for the longest sample."""
         return self.missing <= 0
 
 
 def degrees(limit: int) -> Iterator[int]:
-    """1, 2, 4, ... up to ``limit``."""
+    """Yield 1, 2, 4, ... up to ``limit``."""
     degree = 1
     while degree <= limit:
         yield degree
         degree *= 2
 
 
-class Side(NamedTuple):
-    """Accelerators of engine and learner, and the engine's possible tensor-parallel degrees."""
+def candidates(demand: Demand, gpus: int) -> list[Placed]:
+    """Return layouts of ``gpus`` accelerators with the demand's learner settings, those that fit first.
 
-    rollout_gpus: int
-    learner_gpus: int
-    colocated: bool
-    degrees: tuple[int, ...]
-
-
-def sides(demand: Demand, gpus: int) -> Iterator[Side]:
-    """Ways to give ``gpus`` accelerators to engine and learner, in turn or apart.
-
-    A tensor-parallel degree divides the query heads, and as many replicas fit, each inside a node.
+    Engine and learner are colocated, or the engine has a share of `SPLITS`. The tensor-parallel degrees divide the
+    query heads and leave each replica inside a node. The Ulysses degree divides query heads and ranks and is at most
+    the number of key/value heads; it is the smallest that fits, or the one with the fewest missing bytes.
     """
-    nodes = nodes_of(gpus, demand.hardware.gpus_per_node)
+    shape, node = demand.shape, demand.hardware.gpus_per_node
+    found: list[Placed] = []
+    nodes = nodes_of(gpus, node)
     engines = {round(gpus * share) for share in SPLITS} - {0, gpus}
     for engine in (gpus, *sorted(engines)):
         learner = gpus if engine == gpus else gpus - engine
         room = nodes if engine == gpus else beside_ranks(nodes, learner)
-        assert room is not None, "the learner's are a part of all"
-        fitting = tuple(
-            tp
-            for tp in degrees(min(demand.hardware.gpus_per_node, engine))
-            if demand.shape.heads % tp == 0 and engine % tp == 0 and replicas_held(room, tp) >= engine // tp
-        )
-        yield Side(engine, learner, engine == gpus, fitting)
-
-
-def sequence_degrees(demand: Demand, ranks: int) -> list[int]:
-    """Ulysses degrees: they divide the query heads and the ranks, and are at most the key/value heads."""
-    shape, node = demand.shape, demand.hardware.gpus_per_node
-    found = degrees(min(shape.kv_heads, node, ranks))
-    return [sp for sp in found if not (shape.heads % sp or shape.kv_heads % sp or ranks % sp)]
-
-
-def candidates(demand: Demand, gpus: int) -> list[Placed]:
-    """Layouts of ``gpus`` accelerators with the demand's own learner settings, those that fit first.
-
-    In turn on all accelerators, or apart with a share of `SPLITS` for the engine; each tensor-parallel degree; of the
-    sequence-parallel degrees the smallest that fits, or the one that lacks least.
-    """
-    found: list[Placed] = []
-    for side in sides(demand, gpus):
-        for tp in side.degrees:
+        assert room is not None, "the learner has only a part of all accelerators"
+        for tp in degrees(min(node, engine)):
+            if shape.heads % tp or engine % tp or replicas_held(room, tp) < engine // tp:
+                continue
             ways = [
-                place(demand, side.rollout_gpus, side.learner_gpus, tp, sp, colocated=side.colocated)
-                for sp in sequence_degrees(demand, side.learner_gpus)
+                place(demand, engine, learner, tp, sp, colocated=engine == gpus)
+                for sp in degrees(min(shape.kv_heads, node, learner))
+                if not (shape.heads % sp or shape.kv_heads % sp or learner % sp)
             ]
             fitting = next((placed for placed in ways if placed.fits), None)
             found.append(fitting or min(ways, key=lambda placed: placed.missing))
@@ -123,9 +97,9 @@ def candidates(demand: Demand, gpus: int) -> list[Placed]:
 
 
 def lean_settings(demand: Demand, gpus: int) -> Iterator[Demand]:
-    """The recipe's own learner settings, then ones that take less and less memory.
+    """Yield the recipe's learner settings, then settings that need less and less memory.
 
-    Recomputation, a micro-batch of one longest sample, and at last the optimizer state in the host's memory.
+    These are recomputation, a micro-batch of one longest sample, and the optimizer state in the host's memory.
     """
     yield demand
     demand = replace(demand, checkpointing=True)
@@ -137,13 +111,13 @@ def lean_settings(demand: Demand, gpus: int) -> Iterator[Demand]:
 
 
 def fitting_layouts(demand: Demand, gpus: int) -> list[Placed]:
-    """Layouts that fit with the first of `lean_settings` with which any does; empty where none fits."""
+    """Return the layouts that fit with the first of `lean_settings` for which any fits; empty where none fits."""
     ways = ([placed for placed in candidates(way, gpus) if placed.fits] for way in lean_settings(demand, gpus))
     return next((way for way in ways if way), [])
 
 
 def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int, *, colocated: bool) -> Placed:
-    """One layout with its memory."""
+    """Return one layout with its memory."""
     hardware, shape = demand.hardware, demand.shape
     shards = demand.shard_ranks or default_shards(demand, learner_gpus, colocated=colocated)
     setup = replace(demand, gpus=shards, sequence_parallel=sp)
@@ -169,7 +143,7 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
 
 
 def default_shards(demand: Demand, learner_gpus: int, *, colocated: bool) -> int:
-    """Accelerators that hold the model once by default, ranks being placed as `beside_ranks` says."""
+    """Return the default number of accelerators per copy of the model, for the placement of `beside_ranks`."""
     if colocated:
         return learner_gpus
     node = demand.hardware.gpus_per_node
@@ -180,19 +154,15 @@ def default_shards(demand: Demand, learner_gpus: int, *, colocated: bool) -> int
 
 
 def cache_short(demand: Demand, engine: EngineMemory, tensor_parallel: int) -> float:
-    """Bytes that a replica's cache lacks, on each of its accelerators, to hold the longest sample; 0 where it does."""
+    """Return the missing bytes on each accelerator of a replica for the longest sample in its cache, else 0."""
     shape = demand.shape
     if kv_capacity(shape, engine.cache, tensor_parallel) >= demand.longest:
         return 0.0
     return demand.longest * shape.kv_bytes_per_token() / min(tensor_parallel, shape.kv_heads) - engine.cache
 
 
-def _doubled(gpus: int) -> list[int]:
-    return [gpus * 2**k for k in range(1, 13) if gpus * 2**k <= MOST_GPUS]
-
-
 def refusal(demand: Demand, gpus: int, ways: Iterable[str]) -> str:
-    """Why nothing fits, by term, and what would make it fit."""
+    """Return why nothing fits, by term, and what would make it fit."""
     *_, demand = lean_settings(demand, gpus)
     best = min(candidates(demand, gpus), key=lambda placed: placed.missing)
     layout, learner_short = best.layout, best.learner.total > demand.hardware.budget
@@ -208,52 +178,47 @@ def refusal(demand: Demand, gpus: int, ways: Iterable[str]) -> str:
     return (
         f"{demand.shape.name} with samples of {demand.longest} tokens does not fit on {gpus} x {demand.hardware.name}: "
         f"in the best layout ({split}, tensor parallel {layout.tensor_parallel}, sequence parallel "
-        f"{layout.sequence_parallel}, everything computed again{spared}) {lacking}"
+        f"{layout.sequence_parallel}, everything recomputed{spared}) {lacking}"
     )
 
 
 def _lacking(who: str, short: float, terms: dict[str, float], needed: Demand, ways: Iterable[str]) -> str:
     shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in terms.items() if abs(value) >= 0.05 * GIB)
     changes = "; ".join(ways)
-    cure = f"What would make it fit, each alone: {changes}" if changes else "Nothing tried makes it fit"
-    return f"{who} lacks {short / GIB:.1f} GiB of {needed.hardware.budget / GIB:.1f} an accelerator ({shown}). {cure}"
+    cure = f"Any one of these would make it fit: {changes}" if changes else "Nothing tried makes it fit"
+    budget = needed.hardware.budget / GIB
+    return f"{who} lacks {short / GIB:.1f} GiB of {budget:.1f} per accelerator ({shown}). {cure}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stated:
-    """What a plan says of ``[cluster]``."""
+    """The layout of a recipe's ``[cluster]`` in a plan."""
 
     needs: int  # accelerators
-    placed: Placed | None  # the layout with its memory; None where the numbers themselves do not go together
-    faults: tuple[str, ...]  # what would stop the run, each with what to change; empty where nothing would
-    seconds: float | None = None  # of all stages under this layout; None where it does not fit
+    placed: Placed | None  # the layout with its memory; None where the degrees do not divide the heads
+    faults: tuple[str, ...]  # what would stop the run, each with a remedy; empty where the layout fits
+    seconds: float | None = None  # of all stages with this layout; None where it does not fit
 
     @property
     def fits(self) -> bool:
-        """Nothing stands in its way."""
+        """Whether there is no fault."""
         return not self.faults
 
 
-def accelerators(cluster: ClusterConfig) -> int:
-    """Accelerators that ``[cluster]`` asks for."""
-    if cluster.rollout.colocated:
-        return cluster.learner.ranks
-    return cluster.learner.ranks + cluster.rollout.replicas * cluster.rollout.tensor_parallel
-
-
 def check_stated(needed: Demand, cluster: ClusterConfig, gpus: int) -> Stated:
-    """Placement and memory of ``[cluster]`` on ``gpus`` accelerators; its time is left to the caller.
+    """Check placement and memory of ``[cluster]``, without its time.
 
     Args:
-        needed: what of the recipe decides memory.
+        needed: settings of the recipe that determine memory.
         cluster: the recipe's section.
-        gpus: accelerators that there are, all nodes together.
+        gpus: available accelerators of all nodes together.
     """
-    needs = accelerators(cluster)
-    faults = list(_misplaced(needed.shape, needed.hardware, cluster, gpus))
+    learner, rollout = cluster.learner, cluster.rollout
+    needs = learner.ranks + (0 if rollout.colocated else rollout.replicas * rollout.tensor_parallel)
+    faults = list(_misplaced(needed.shape, needed.hardware, cluster, gpus, needs))
     if any("must divide" in fault for fault in faults):
         return Stated(needs=needs, placed=None, faults=tuple(faults))
-    placed = placed_as(needed, cluster.learner, cluster.rollout)
+    placed = placed_as(needed, learner, rollout)
     if (short := _short_learner(needed, placed)) > 0:
         ways = _ways(needed, cluster, _short_learner)
         faults.append(_lacking("a learner rank", short, placed.learner.terms(), needed, ways))
@@ -264,7 +229,7 @@ def check_stated(needed: Demand, cluster: ClusterConfig, gpus: int) -> Stated:
 
 
 def placed_as(needed: Demand, learner: LearnerPlacement, rollout: RolloutPlacement) -> Placed:
-    """The stated layout with its memory."""
+    """Return the stated layout with its memory."""
     return place(
         replace(
             needed,
@@ -281,13 +246,13 @@ def placed_as(needed: Demand, learner: LearnerPlacement, rollout: RolloutPlaceme
     )
 
 
-def _misplaced(shape: ModelShape, hardware: Hardware, cluster: ClusterConfig, gpus: int) -> Iterator[str]:
-    learner, rollout, needs = cluster.learner, cluster.rollout, accelerators(cluster)
+def _misplaced(shape: ModelShape, hardware: Hardware, cluster: ClusterConfig, gpus: int, needs: int) -> Iterator[str]:
+    learner, rollout = cluster.learner, cluster.rollout
     if needs > gpus:
         yield (
             f"{learner.ranks} learner ranks and {rollout.replicas} replicas of {rollout.tensor_parallel} need {needs} "
-            f"accelerators, there are {gpus}: fewer cluster.rollout.replicas or cluster.learner.ranks, or --gpus "
-            f"{needs}"
+            f"accelerators, but there are {gpus}: use fewer cluster.rollout.replicas or cluster.learner.ranks, or "
+            f"--gpus {needs}"
         )
     tensor, sequence, node = rollout.tensor_parallel, learner.sequence_parallel, hardware.gpus_per_node
     if shape.heads % tensor:
@@ -310,7 +275,7 @@ def _short_cache(needed: Demand, placed: Placed) -> float:
 
 
 def _ways(needed: Demand, cluster: ClusterConfig, short: Callable[[Demand, Placed], float]) -> Iterator[str]:
-    """Settings that would each, alone, leave nothing short; of each kind the smallest change that does."""
+    """Yield settings of which each one would make the layout fit; of each kind the smallest change."""
     learner, rollout, heads = cluster.learner, cluster.rollout, needed.shape.heads
 
     def helps(learner: LearnerPlacement, rollout: RolloutPlacement, needed: Demand = needed) -> bool:
@@ -318,8 +283,8 @@ def _ways(needed: Demand, cluster: ClusterConfig, short: Callable[[Demand, Place
 
     if not needed.checkpointing and helps(learner, rollout, replace(needed, checkpointing=True)):
         yield "model.gradient_checkpointing = true"
-    for ranks in _doubled(learner.ranks):
-        # colocated replicas live on the ranks' accelerators
+    for ranks in (learner.ranks * factor for factor in degrees(MOST_GPUS // learner.ranks) if factor > 1):
+        # colocated replicas share the ranks' accelerators
         beside = rollout.model_copy(update={"replicas": max(1, ranks // rollout.tensor_parallel)})
         if helps(learner.model_copy(update={"ranks": ranks}), beside if rollout.colocated else rollout):
             both = f" with cluster.rollout.replicas = {beside.replicas}" if rollout.colocated else ""

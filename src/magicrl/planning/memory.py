@@ -1,10 +1,10 @@
-"""Memory of one accelerator, of one machine and of a cluster's nodes: what each part takes, and whether it fits.
+"""Memory of one accelerator, of one machine and of a cluster's nodes, by term, and whether a run fits.
 
-The learner shards parameters, gradients and moments over all its accelerators; activations are those of one
-micro-batch, divided over a sequence-parallel group. The engine holds its weights, and its cache takes what is left.
+The learner shards parameters, gradients and moments over all its accelerators. Activations are those of one
+micro-batch, divided over a sequence-parallel group. The engine has its weights, and its cache uses the rest.
 
-On a cluster a replica stays inside one node and learner ranks take room beside the replicas. The sum over the nodes
-says too little: 2 nodes of 8 GPUs have 10 left beside 6 ranks, but hold only two replicas of 4.
+On a cluster each replica is inside one node, next to learner ranks. The total over the nodes is not sufficient: 2 nodes
+of 8 GPUs have 10 GPUs left next to 6 ranks, but room for only two replicas of 4.
 """
 
 from __future__ import annotations
@@ -25,69 +25,62 @@ from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.shapes import ModelShape
 
 WORKING_WIDTHS = 10
-"""Values of width d a token that a layer keeps for its backward pass, beside three of the feed-forward's width."""
-LOGIT_COPIES = 3  # Float32 tensors of logits' size that exist at once in the chunked head
+"""Values of width d per token that a layer keeps for its backward pass, in addition to three of the feed-forward's
+width."""
+LOGIT_COPIES = 3  # float32 tensors of the logits' size that exist at once in the chunked head
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerSetup:
-    """How the learner lays out its state."""
+    """Settings that determine the learner's memory."""
 
-    gpus: int = 1  # accelerators that shard parameters, gradients and moments: of one copy of the model
-    reduce_bytes: float = FLOAT32  # of a value of the gradients that are summed over accelerators
-    reduce_once: bool = False  # that sum waits for the last micro-batch; whole gradients add up until then
+    gpus: int = 1  # accelerators that share one copy of parameters, gradients and moments
+    reduce_bytes: float = FLOAT32  # bytes per value of the gradients that are summed over accelerators
+    reduce_once: bool = False  # sum only after the last micro-batch; whole gradients accumulate until then
     sequence_parallel: int = 1  # accelerators that share a sequence
-    micro_batch_tokens: int  # tokens of a forward/backward; a longer sample goes alone
+    micro_batch_tokens: int  # tokens of a forward/backward; a longer sample has its own micro-batch
     longest: int  # tokens of the longest sample, prompt and T
     checkpointing: bool  # only the layers' inputs are kept
-    checkpoint_above: int | None = None  # the same in micro-batches of more tokens than this
+    checkpoint_above: int | None = None  # the same only in micro-batches of more tokens than this
     head_chunk_tokens: int  # rows of logits that exist at once
-    # AdamW's moments, master weights and gradients live in the host's memory; a bf16 shard of the weights stays
+    # AdamW's moments, master weights and gradients are in the host's memory; a bf16 shard of the weights stays
     offload_optimizer: bool = False
     reference: bool = False  # a frozen reference model is kept, sharded, in bf16
-    adapters: int = 0  # parameters of LoRA adapters, which alone are trained; 0: everything is
+    adapters: int = 0  # parameters of LoRA adapters; 0: all parameters are trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerMemory:
-    """Bytes on one accelerator at the fullest moment of an update."""
+    """Bytes on one accelerator at the peak of an update."""
 
     master: float  # float32 weights (shard)
     gradients: float  # float32 (shard)
     moments: float  # AdamW's two, float32 (shard); 0 when offloaded
     reference: float  # bf16 (shard)
-    frozen: float  # weights that LoRA leaves as they are, bf16 (shard)
-    gathered: float  # weights that are whole, bf16
-    reduced: float  # gradients that are whole, and what is on its way between accelerators
+    frozen: float  # weights that LoRA does not train, bf16 (shard)
+    gathered: float  # whole weights, bf16
+    reduced: float  # whole gradients, and buffers of communication
     activations: float  # of one micro-batch
     head: float  # logits of one chunk
     runtime: float  # contexts and buffers
 
     @property
     def resident(self) -> float:
-        """Bytes that stay while the engine generates: master weights, moments, reference, frozen weights, runtime."""
+        """Bytes that remain while the engine generates: master weights, moments, reference, frozen weights, runtime."""
         return self.master + self.moments + self.reference + self.frozen + self.runtime
 
     @property
     def total(self) -> float:
-        """All terms together."""
+        """Sum of all terms."""
         return sum(self.terms().values())
 
     def terms(self) -> dict[str, float]:
-        """Term to bytes."""
+        """Return the bytes by term."""
         return asdict(self)
 
 
-def activation_bytes(shape: ModelShape, tokens: float, *, checkpointing: bool) -> float:
-    """Activations of one micro-batch in bf16: every layer's, or their inputs and one layer's."""
-    layer = tokens * (WORKING_WIDTHS * shape.hidden + 3 * shape.chosen * shape.intermediate) * BF16
-    if not checkpointing:
-        return shape.layers * layer
-    return shape.layers * tokens * shape.hidden * BF16 + layer
-
-
-class Moment(NamedTuple):
-    """What of an accelerator's memory comes and goes within a micro-batch; bytes, as in `LearnerMemory`."""
+class Transient(NamedTuple):
+    """Bytes that an accelerator needs only at one point of a micro-batch, with the terms of `LearnerMemory`."""
 
     gathered: float
     reduced: float
@@ -96,19 +89,21 @@ class Moment(NamedTuple):
 
 
 def _micro_batch(shape: ModelShape, setup: LearnerSetup) -> tuple[float, float, float]:
-    """Tokens of one accelerator's largest micro-batch; bytes of its activations and of the head's logits."""
-    # a sample that is longer than a micro-batch is not cut, it goes alone
+    """Return the tokens of one accelerator's largest micro-batch, and the bytes of its activations and logits."""
+    # a sample that is longer than a micro-batch is not split
     tokens = max(setup.micro_batch_tokens, setup.longest) / setup.sequence_parallel
-    activations = activation_bytes(shape, tokens, checkpointing=setup.checkpointing)
+    layer = tokens * (WORKING_WIDTHS * shape.hidden + 3 * shape.chosen * shape.intermediate) * BF16
+    activations = shape.layers * tokens * shape.hidden * BF16 + layer if setup.checkpointing else shape.layers * layer
     return tokens, activations, LOGIT_COPIES * FLOAT32 * min(setup.head_chunk_tokens, tokens) * shape.vocabulary
 
 
-def unit_moments(shape: ModelShape, setup: LearnerSetup) -> list[Moment]:
-    """Where in a backward pass over shards the peak may be: the head's products, a layer's, what the ends send.
+def unit_transients(shape: ModelShape, setup: LearnerSetup) -> list[Transient]:
+    """Return the candidates for the peak in a backward pass over shards: at the head, at a layer, at the ends.
 
-    FSDP2's order, a unit a layer: a unit's weights are gathered while the one before computes and dropped when its
-    gradient is whole; this is then copied into what is sent, which stays until the next unit's is made. Embedding and
-    head are units of their own; a tied one stays whole from the first layer to the last, its gradient from the head on.
+    The order is that of FSDP2 with one unit per layer. A unit's weights are gathered while the previous one computes
+    and dropped when its gradient is whole. The gradient is then copied into the send buffer, which exists until that of
+    the next unit is made. Embedding and head are separate units. A tied one is whole from the first layer to the last,
+    and its gradient from the head on.
     """
     tokens, activations, logits = _micro_batch(shape, setup)
     ends, layer = float(shape.vocabulary * shape.hidden), float(shape.layer_parameters)
@@ -117,27 +112,30 @@ def unit_moments(shape: ModelShape, setup: LearnerSetup) -> list[Moment]:
     summed = setup.reduce_bytes * (setup.adapters or shape.parameters) if setup.reduce_once else 0.0
     sent = 0.0 if setup.reduce_once else setup.reduce_bytes
     inputs = shape.layers * tokens * shape.hidden * BF16 if setup.checkpointing else activations
-    # what the head leaves: a tied one its gradient, another what it sends
+    # what remains after the head: the gradient of a tied head, the send buffer of another
     left = (BF16 if shape.tied else sent) * trained_ends
     last = left + BF16 * trained_layer
     inner = (left if shape.tied else 0.0) + (BF16 + sent) * trained_layer
-    # with this accelerator's shard of the sum, and that in float32
+    # with this accelerator's shard of the sum, also in float32
     back = setup.reduce_bytes + (FLOAT32 if setup.reduce_bytes != FLOAT32 else 0.0)
     sending = (BF16 + setup.reduce_bytes + back / setup.gpus) * trained_ends
     found = [
-        Moment(BF16 * (ends + layer), BF16 * trained_ends + summed, inputs, logits),
-        Moment(whole + 2 * BF16 * layer, max(last, inner) + summed, activations, 0.0),
+        Transient(BF16 * (ends + layer), BF16 * trained_ends + summed, inputs, logits),
+        Transient(whole + 2 * BF16 * layer, max(last, inner) + summed, activations, 0.0),
     ]
     if not shape.tied:
-        return [*found, Moment(BF16 * layer, sending + summed, inputs, 0.0)]
+        return [*found, Transient(BF16 * layer, sending + summed, inputs, 0.0)]
     adding = 3 * BF16 * trained_ends + sent * trained_layer  # the head's gradient, the embedding's and their sum
-    return [*found, Moment(whole, adding + summed, 0.0, 0.0), Moment(0.0, sending + summed, 0.0, 0.0)]
+    return [*found, Transient(whole, adding + summed, 0.0, 0.0), Transient(0.0, sending + summed, 0.0, 0.0)]
 
 
 def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> LearnerMemory:
-    """Bytes on one accelerator by term. One accelerator holds everything and a bf16 copy of the trained weights."""
+    """Return the bytes on one accelerator by term.
+
+    A single accelerator has everything, and a bf16 copy of the trained weights.
+    """
     above, largest = setup.checkpoint_above, max(setup.micro_batch_tokens, setup.longest)
-    if above is not None:  # the fullest of those that keep everything, and the fullest of those that do not
+    if above is not None:  # the largest micro-batch with, and the largest without checkpointing
         short = min(above, largest)
         ways = [replace(setup, longest=short, micro_batch_tokens=short, checkpoint_above=None)]
         if largest > above:
@@ -147,9 +145,9 @@ def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> Le
     shard = trained / setup.gpus
     if setup.gpus == 1:
         _, activations, logits = _micro_batch(shape, setup)
-        fullest = Moment(BF16 * trained, 0.0, activations, logits)
+        fullest = Transient(BF16 * trained, 0.0, activations, logits)
     else:
-        fullest = max(unit_moments(shape, setup), key=sum)
+        fullest = max(unit_transients(shape, setup), key=sum)
     return LearnerMemory(
         master=(BF16 if setup.offload_optimizer else FLOAT32) * shard,
         gradients=0.0 if setup.offload_optimizer else FLOAT32 * shard,
@@ -166,42 +164,41 @@ class EngineMemory:
     """Bytes on one accelerator while it generates."""
 
     weights: float  # bf16, divided by the tensor-parallel degree
-    learner: float  # what the learner leaves resident there (0 where the engine has its own accelerators)
-    runtime: float  # contexts and buffers, where the learner's are not counted already
-    cache: float  # what is left for keys and values; negative where nothing is
+    learner: float  # the learner's resident bytes (0 where the engine has its own accelerators)
+    runtime: float  # contexts and buffers, unless included in ``learner``
+    cache: float  # remaining bytes for keys and values; negative if nothing remains
 
     def terms(self) -> dict[str, float]:
-        """Term to bytes."""
+        """Return the bytes by term."""
         return asdict(self)
 
 
 def engine_memory(shape: ModelShape, hardware: Hardware, tensor_parallel: int, learner: float) -> EngineMemory:
-    """The engine's memory beside ``learner`` resident bytes; the cache is what the budget leaves."""
+    """Return the engine's memory next to the learner's resident bytes. The cache is the rest of the budget."""
     weights = BF16 * shape.parameters / tensor_parallel
-    own = 0.0 if learner else hardware.runtime  # else the learner's resident bytes hold it already
+    own = 0.0 if learner else hardware.runtime  # else included in the learner's resident bytes
     return EngineMemory(weights=weights, learner=learner, runtime=own, cache=hardware.budget - weights - learner - own)
 
 
 _NODE_SHARE = 0.25
-"""Of an accelerator's memory: what a learner's state may take for each node to hold a copy of it."""
+"""Maximum share of an accelerator's memory for the learner's state, if each node is to have a copy of it."""
 
 
 def learner_state(parameters: int, *, lora: bool) -> float:
-    """Bytes that all shards of a model take: master, gradient and two moments of each parameter in float32; with LoRA
-    the frozen weights in bf16."""
+    """Return the bytes of all shards together: four float32 values per parameter, or with LoRA frozen bf16 weights."""
     return (BF16 if lora else 4 * FLOAT32) * parameters
 
 
 def shards_by_default(ranks: int, node: int, state: float, memory: float) -> int:
-    """Ranks that hold the model once, where ``cluster.learner.shard_ranks`` does not say.
+    """Return the default of ``cluster.learner.shard_ranks``, the ranks that share one copy of the model.
 
-    Those of a node, since weights are gathered many times a step and links inside a node are the fast ones; all, where
-    the shards of so few would leave activations too little room.
+    These are the ranks of a node, since weights are gathered many times per step and links inside a node are fast. If
+    their shards would leave too little memory for activations, these are all ranks.
 
     Args:
-        ranks: of the learner; ``node`` of them, which divides them, run on each node.
-        node: see ``ranks``.
-        state: bytes of master weights, gradients and moments, all together.
+        ranks: learner ranks.
+        node: ranks per node, a divisor of ``ranks``.
+        state: bytes of master weights, gradients and moments together.
         memory: bytes of an accelerator.
     """
     return node if state / node <= _NODE_SHARE * memory else ranks
@@ -212,7 +209,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def host_memory() -> float:
-    """Bytes that this machine, or the container that this process lives in, has."""
+    """Return the bytes of this machine, or of the container that this process runs in."""
     limits = [float(psutil.virtual_memory().total)]
     for place in _LIMITS:
         try:
@@ -226,14 +223,14 @@ def host_memory() -> float:
 def learner_terms(
     model: ModelConfig, shape: ModelShape, *, batch_tokens: int, longest: int, reference: bool = False
 ) -> dict[str, float]:
-    """Bytes of this process's learner by term.
+    """Return the bytes of this process's learner by term.
 
     Args:
         model: precision, micro-batches, checkpointing, LoRA.
-        shape: of the model.
-        batch_tokens: of a mini-batch; no micro-batch has more.
+        shape: shape of the model.
+        batch_tokens: tokens of a mini-batch, an upper bound of a micro-batch.
         longest: tokens of the longest sample.
-        reference: a frozen reference is kept.
+        reference: whether a frozen reference is kept.
     """
     setup = LearnerSetup(
         micro_batch_tokens=min(model.micro_batch_tokens, batch_tokens),
@@ -245,17 +242,16 @@ def learner_terms(
         adapters=0 if model.lora is None else shape.adapter_parameters(model.lora.rank, model.lora.target_modules),
     )
     found = learner_memory(shape, setup, RUNTIME).terms()
-    # weights and moments once more, while they are written beside the next update
+    # a second copy of weights and moments while a checkpoint is written during the next update
     found["checkpoint"] = 3 * FLOAT32 * (setup.adapters or shape.parameters)
-    if (
-        model.dtype == "float32"
-    ):  # the planner counts 16 bits a weight; in float32 the masters themselves are computed with
+    # the terms are for 16 bits per weight; in float32 the forward uses the master weights
+    if model.dtype == "float32":
         found |= {name: 2 * found[name] for name in ("reference", "frozen", "activations")} | {"gathered": 0.0}
     return found
 
 
 def run_terms(config: TrainConfig, model: ModelConfig, shape: ModelShape, longest_prompt: int) -> dict[str, float]:
-    """Bytes of a run whose learner and in-process engine share this machine; of the cache one sample's."""
+    """Return the bytes by term of a run on this machine with an in-process engine and a cache for one sample."""
     longest = longest_prompt + max(stage.max_tokens for stage in config.stages)
     batch = max(
         (stage.mini_batch or stage.rollout_batch) * stage.group_size * (longest_prompt + stage.max_tokens)
@@ -265,7 +261,7 @@ def run_terms(config: TrainConfig, model: ModelConfig, shape: ModelShape, longes
         model, shape, batch_tokens=batch, longest=longest, reference=config.reference.mode != "none"
     )
     width = FLOAT32 if (config.rollout.dtype or model.dtype) == "float32" else BF16
-    # a float32 head of narrower weights decodes over a copy of them
+    # a float32 head of narrower weights decodes with a copy of them
     head = FLOAT32 * shape.vocabulary * shape.hidden if model.head_dtype == "float32" and width != FLOAT32 else 0
     return learner | {"engine": width * shape.parameters + head, "cache": longest * shape.kv_bytes_per_token(width)}
 
@@ -273,13 +269,13 @@ def run_terms(config: TrainConfig, model: ModelConfig, shape: ModelShape, longes
 def memory_fault(
     section: str, model: ModelConfig, terms: Callable[[ModelConfig], Mapping[str, float]], memory: float
 ) -> str | None:
-    """Why a run does not fit this machine, and what would make it fit; None where it does.
+    """Return why a run does not fit this machine and what would make it fit; None where it fits.
 
     Args:
-        section: of the recipe that holds ``model``'s settings.
-        model: those settings.
-        terms: bytes by term under such settings.
-        memory: bytes that there are.
+        section: section of the recipe with the settings ``model``.
+        model: the settings.
+        terms: returns the bytes by term with such settings.
+        memory: available bytes.
     """
     needed = terms(model)
     if sum(needed.values()) <= memory:
@@ -287,16 +283,16 @@ def memory_fault(
     ways = [f"{section}.{name}" for name, changed in _smaller(model) if sum(terms(changed).values()) <= memory]
     shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in needed.items() if value >= 0.05 * GIB)
     cure = (
-        f"what would make it fit, each alone: {'; '.join(ways)}" if ways else "take a smaller model or a larger machine"
+        f"any one of these would make it fit: {'; '.join(ways)}" if ways else "use a smaller model or a larger machine"
     )
     return (
-        f"the run needs about {sum(needed.values()) / GIB:.1f} GiB of memory ({shown}), and there are "
-        f"{memory / GIB:.1f}; {cure}"
+        f"the run needs about {sum(needed.values()) / GIB:.1f} GiB of memory ({shown}), and "
+        f"{memory / GIB:.1f} are available; {cure}"
     )
 
 
 def _smaller(model: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
-    """Settings that take less memory, each with what was changed."""
+    """Yield settings that need less memory, each with its change."""
     if not model.gradient_checkpointing:
         yield "gradient_checkpointing = true", model.model_copy(update={"gradient_checkpointing": True})
     for tokens in (4096, 1024):
@@ -314,22 +310,22 @@ _MOST_NODES = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRoom:
-    """What a node may give out: GPUs, and CPUs where they are known."""
+    """Available GPUs of a node, and CPUs where they are known."""
 
     gpus: float
     cpus: float = math.inf
 
 
 def nodes_of(gpus: int, each: int) -> list[NodeRoom]:
-    """``gpus`` accelerators as nodes of ``each``; what is over is a smaller one."""
+    """Return ``gpus`` accelerators as nodes of ``each``, with the rest in a smaller node."""
     whole, rest = divmod(gpus, each)
     return [NodeRoom(gpus=each)] * whole + ([NodeRoom(gpus=rest)] if rest else [])
 
 
 def beside_ranks(nodes: Sequence[NodeRoom], ranks: int) -> list[NodeRoom] | None:
-    """What the nodes have left, in their order, beside learner ranks of a GPU and a CPU each; None: these do not fit.
+    """Return what remains of the nodes next to learner ranks of one GPU and one CPU each; None if these do not fit.
 
-    Ray's PACK fills the node with the largest shares left after one rank, then the next (its `LeastResourceScorer`).
+    Ray's PACK fills the node with the largest remaining shares after one rank, then the next (`LeastResourceScorer`).
     """
     left = list(nodes)
     usable = (index for index, node in enumerate(nodes) if _ranks_in(node))
@@ -341,14 +337,14 @@ def beside_ranks(nodes: Sequence[NodeRoom], ranks: int) -> list[NodeRoom] | None
 
 
 def replicas_held(nodes: Sequence[NodeRoom], gpus: int, cpus: float = 0.0) -> int:
-    """Replicas of ``gpus`` GPUs and ``cpus`` CPUs that fit, each inside one node."""
+    """Return the number of replicas of ``gpus`` GPUs and ``cpus`` CPUs that fit, each inside one node."""
     return sum(math.floor(min(node.gpus / gpus, node.cpus / cpus if cpus else math.inf)) for node in nodes)
 
 
 def placement_fault(nodes: Sequence[NodeRoom], cluster: ClusterConfig) -> str | None:
-    """Why ranks and replicas on GPUs do not fit these nodes together, and what to change; None where they do.
+    """Return why ranks and replicas on GPUs do not fit these nodes together and what to change; None where they fit.
 
-    Colocated, a replica's GPUs and CPUs are its ranks' too. CPUs are left out where a node's are not known.
+    If colocated, replicas and ranks share GPUs and CPUs. CPUs are ignored on nodes where they are not known.
     """
     learner, rollout = cluster.learner, cluster.rollout
     gpus, wanted, ranks = rollout.tensor_parallel, rollout.replicas, 0 if rollout.colocated else learner.ranks
@@ -356,7 +352,7 @@ def placement_fault(nodes: Sequence[NodeRoom], cluster: ClusterConfig) -> str | 
     if gpus > largest:
         return (
             f"cluster.rollout.tensor_parallel {gpus} is more than the {largest:g} GPUs of the largest node; a replica "
-            "stays inside a node"
+            "must be inside one node"
         )
 
     def held(ranks: int, among: Sequence[NodeRoom] = nodes) -> int:
@@ -367,12 +363,13 @@ def placement_fault(nodes: Sequence[NodeRoom], cluster: ClusterConfig) -> str | 
     if now >= wanted:
         return None
     left = beside_ranks(nodes, ranks)
-    taken = f"beside {ranks} learner ranks, which fill as few nodes as they can, " if ranks else ""
+    taken = f"next to {ranks} learner ranks, which fill as few nodes as possible, " if ranks else ""
     if left is None:
-        told = f"{ranks} learner ranks, each of a GPU and a CPU, do not fit: {_told(nodes)}"
+        fault = f"{ranks} learner ranks, each with a GPU and a CPU, do not fit: {_room_text(nodes)}"
     else:
         each = f"{gpus} GPUs" + (f" and {rollout.cpus:g} CPUs" if any(math.isfinite(n.cpus) for n in nodes) else "")
-        told = f"{wanted} replicas of {each} do not fit, {now} do: {taken}{_told(left)}; a replica stays inside a node"
+        fault = f"{wanted} replicas of {each} do not fit, {now} do: {taken}{_room_text(left)}"
+        fault += "; a replica must be inside one node"
     ways = [f"cluster.rollout.replicas = {now}"] if now > 0 and not rollout.colocated else []
     if now > 0 and rollout.colocated:
         ways.append(f"cluster.rollout.replicas = {now} with cluster.learner.ranks = {now * gpus}")
@@ -381,7 +378,7 @@ def placement_fault(nodes: Sequence[NodeRoom], cluster: ClusterConfig) -> str | 
     if enough is not None:
         ways.append(f"cluster.learner.ranks = {enough}")
     ways += _more_nodes(nodes, lambda among: held(ranks, among) >= wanted)
-    return f"{told}. What would make it fit, each alone: {'; '.join(ways)}"
+    return f"{fault}. Any one of these would make it fit: {'; '.join(ways)}"
 
 
 def _ranks_in(node: NodeRoom) -> int:
@@ -392,8 +389,8 @@ def _share_left(node: NodeRoom) -> float:
     return (node.gpus - 1) / node.gpus + (1.0 if math.isinf(node.cpus) else (node.cpus - RANK_CPUS) / node.cpus)
 
 
-def _told(nodes: Sequence[NodeRoom]) -> str:
-    """Each node's room, equal ones counted."""
+def _room_text(nodes: Sequence[NodeRoom]) -> str:
+    """Return the room of the nodes in words, with a count of equal nodes."""
     words = (
         f"{count} x {node.gpus:g}" + ("" if math.isinf(node.cpus) else f" (with {node.cpus:g} CPUs)")
         for node, count in Counter(nodes).items()
@@ -402,7 +399,7 @@ def _told(nodes: Sequence[NodeRoom]) -> str:
 
 
 def _more_nodes(nodes: Sequence[NodeRoom], fits: Callable[[Sequence[NodeRoom]], bool]) -> list[str]:
-    """The least number of further nodes like the largest that suffices; more CPUs where even many do not."""
+    """Return the smallest sufficient number of additional nodes like the largest, or the advice to use more CPUs."""
     largest = max(nodes, key=lambda node: (node.gpus, node.cpus))
     for count in range(1, _MOST_NODES + 1):
         if fits([*nodes, *[largest] * count]):

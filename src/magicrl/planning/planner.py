@@ -1,4 +1,4 @@
-"""Make the plan of a recipe on a number of accelerators: memory, layout, time by stage, and what changes would do."""
+"""The plan of a recipe on a number of accelerators: memory, layout, time by stage, and the effect of changes."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from magicrl.planning.workload import (
     timing,
 )
 
-LONG_CONTEXT = 4096  # from this T on, lengths are taken to be those of an R1-distilled model; below, half of T
+LONG_CONTEXT = 4096  # from this T on, assumed lengths are those of an R1-distilled model; below, half of T
 PROMPT = 256
 
 Setting = bool | int | float | str
-"""Value of a recipe's setting."""
+"""Value of a setting of a recipe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a plan assumes beside the recipe."""
+    """Assumptions of a plan in addition to the recipe."""
 
     gpus: int  # accelerators
-    staleness: int = 0  # updates that rollouts may be behind; 0 synchronous, 1 one step off, more fully asynchronous
+    staleness: int = 0  # maximum age of rollouts in updates: 0 synchronous, 1 one step off, more fully asynchronous
     mean_length: float | None = None  # mean response tokens at the recipe's largest T; None: assumed
-    prompt: int | None = None  # mean prompt tokens; None: 256, or T where that is less
-    # share of groups that survive rejection; None: that of ``measured``, or 0.6 where the recipe rejects
+    prompt: int | None = None  # mean prompt tokens; None: 256, or T if that is less
+    # share of groups that are kept after rejection; None: that of ``measured``, or 0.6 where the recipe rejects
     kept: float | None = None
-    measured: Measured | None = None  # lengths and survivors of a run that exists, instead of assumed ones
-    other: float | None = None  # seconds a response outside rollout and GPU passes; None: the calibration's
+    measured: Measured | None = None  # lengths and kept groups of an existing run instead of assumed ones
+    other: float | None = None  # seconds per response outside rollout and GPU passes; None: from the calibration
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -52,7 +52,7 @@ class Options:
         if self.measured is not None and self.mean_length is not None:
             raise ValueError("--mean-length and --lengths-from both give lengths: use one of them")
         if self.other is not None and self.other < 0:
-            raise ValueError(f"--other must be 0 or more seconds a response, got {self.other:g}")
+            raise ValueError(f"--other must be 0 or more seconds per response, got {self.other:g}")
         if self.kept is not None and not 0 < self.kept <= 1:
             raise ValueError(f"--kept is a share, above 0 and at most 1, got {self.kept:g}")
 
@@ -64,7 +64,7 @@ class StagePlan:
     work: Workload  # of a step, with T, D_R, M and lengths
     steps: int  # the stage's ``max_steps``
     parts: StepTime  # seconds of rollout, updates and everything else
-    seconds: float  # per step, overlapped where the schedule overlaps
+    seconds: float  # per step, with the overlap of the schedule
 
     @property
     def hours_per_1000(self) -> float:
@@ -79,7 +79,7 @@ class StagePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All that ``magicrl plan`` says."""
+    """The result of ``magicrl plan``."""
 
     shape: ModelShape
     hardware: Hardware
@@ -87,11 +87,9 @@ class Plan:
     calibration: Calibration
     placed: Placed
     stages: tuple[StagePlan, ...]
-    what_if: Mapping[str, float | None]  # a change, and seconds of the longest stage's step then; None: does not fit
-    settings: Mapping[str, Setting]
-    """What the recipe has to set to run so, where it differs: dotted keys to values."""
-    stated: Stated | None = None
-    """What becomes of the recipe's own ``[cluster]``; None where there is none, or the accelerators are CPUs."""
+    what_if: Mapping[str, float | None]  # by change the seconds of the longest stage's step; None: does not fit
+    settings: Mapping[str, Setting]  # changes of the recipe for this layout: dotted keys to values
+    stated: Stated | None = None  # the recipe's ``[cluster]``; None where there is none, or on CPUs
 
     @property
     def hours(self) -> float:
@@ -100,7 +98,7 @@ class Plan:
 
 
 def stage_lengths(stage: StageConfig, longest: int, options: Options) -> Lengths:
-    """Lengths under a stage's T: measured, of the given mean at the recipe's largest T, or assumed."""
+    """Return the lengths for a stage's T: measured, with the given mean at the recipe's largest T, or assumed."""
     if options.measured is not None:
         return options.measured.lengths.at(stage.max_tokens)
     if options.mean_length is not None:
@@ -111,9 +109,9 @@ def stage_lengths(stage: StageConfig, longest: int, options: Options) -> Lengths
 
 
 def workload(config: TrainConfig, stage: StageConfig, options: Options, lengths: Lengths) -> Workload:
-    """A stage's step as the cost model sees it; ``old_logprobs`` are computed only where there are several updates.
+    """Return the work of a stage's step. Old log-probs are computed only if there are several updates.
 
-    ``config`` is the recipe as it is in this stage.
+    ``config`` is the recipe with the settings of this stage.
     """
     mini = stage.mini_batch or stage.rollout_batch
     sgd_steps = max(1, ceil(stage.rollout_batch / mini)) * config.algorithm.reuse
@@ -132,9 +130,9 @@ def workload(config: TrainConfig, stage: StageConfig, options: Options, lengths:
 
 
 def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: Options) -> Demand:
-    """What of the recipe decides memory; one accelerator runs the in-process engine with the recipe's limits."""
+    """Return the settings that determine memory. One accelerator runs the in-process engine with its limits."""
     longest = max(stage.max_tokens for stage in config.stages)
-    alone, lora = options.gpus == 1, config.model.lora
+    single, lora = options.gpus == 1, config.model.lora
     prompt = config.data.max_prompt_tokens if longest >= LONG_CONTEXT else (options.prompt or PROMPT)
     return Demand(
         shape=shape,
@@ -145,30 +143,30 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
         checkpoint_above=config.model.checkpoint_above_tokens,
         head_chunk_tokens=config.model.head_chunk_tokens,
         reference=config.reference.mode != "none",
-        rows=config.rollout.max_rows if alone else 256,
-        cache_limit=config.rollout.memory_limit_mb * 2.0**20 if alone else float("inf"),
+        rows=config.rollout.max_rows if single else 256,
+        cache_limit=config.rollout.memory_limit_mb * 2.0**20 if single else float("inf"),
         adapters=0 if lora is None else shape.adapter_parameters(lora.rank, lora.target_modules),
     )
 
 
 def flops_bound(shape: ModelShape, hardware: Hardware, work: Workload, gpus: int) -> dict[str, float]:
-    """Seconds of rollout, update and step where FLOPs at the data sheet's peak were all: no plan can be below."""
+    """Return the seconds of rollout, update and step for only FLOPs at the peak rate, a lower bound of every plan."""
     a_pass = forward_flops(shape, work.tokens, work.mean_context) / (gpus * hardware.flops)
     update = 3.0 * a_pass * work.kept * work.reuse
     return {"rollout": a_pass, "update": update, "step": (1 + work.forwards) * a_pass + update}
 
 
 Job = Sequence[tuple[Workload, int]]
-"""A recipe's stages as workloads, with how many steps each has."""
+"""The stages of a recipe as (work of a step, number of steps)."""
 
 
 def total_seconds(system: System, job: Job, layout: Layout, staleness: int) -> float:
-    """Seconds of all stages on a layout."""
+    """Return the seconds of all stages on a layout."""
     return sum(steps * timing(system, work, layout, staleness)[1] for work, steps in job)
 
 
 def best_layout(needed: Demand, system: System, gpus: int, staleness: int, job: Job) -> Placed | None:
-    """The fitting layout that takes least time over all stages; None where none fits."""
+    """Return the fastest fitting layout over all stages; None where none fits."""
     found = fitting_layouts(needed, gpus)
     return min(found, key=lambda placed: total_seconds(system, job, placed.layout, staleness), default=None)
 
@@ -176,17 +174,17 @@ def best_layout(needed: Demand, system: System, gpus: int, staleness: int, job: 
 def best_step(
     needed: Demand, system: System, gpus: int, staleness: int, work: Workload
 ) -> tuple[StepTime, float] | None:
-    """Parts and seconds of one step on the layout that is best for it; None where none fits."""
+    """Return parts and seconds of one step on its best layout; None where none fits."""
     placed = best_layout(needed, system, gpus, staleness, [(work, 1)])
     return None if placed is None else timing(system, work, placed.layout, staleness)
 
 
-RANK = LoraConfig().rank  # of adapters that a remedy proposes
-SHORTEST = 256  # T that a remedy proposes
+RANK = LoraConfig().rank  # of adapters in a remedy
+SHORTEST = 256  # smallest T in a remedy
 
 
 def recipe_settings(config: TrainConfig, needed: Demand, placed: Placed, staleness: int) -> dict[str, Setting]:
-    """What a recipe has to set to run as ``placed``, where it differs: dotted keys to values."""
+    """Return the changes of a recipe for the layout ``placed``: dotted keys to values."""
     layout, cluster = placed.layout, config.cluster or ClusterConfig()
     learner, rollout, model = cluster.learner, cluster.rollout, config.model
     found: dict[str, tuple[Setting | None, Setting | None]] = {
@@ -217,30 +215,19 @@ def recipe_settings(config: TrainConfig, needed: Demand, placed: Placed, stalene
     return {key: new for key, (old, new) in found.items() if new is not None and new != old}
 
 
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """A number of accelerators, and settings over the recipe's, with which it fits."""
-
-    gpus: int
-    sets: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> str:
-        """As flags of the command line."""
-        return " ".join((f"--gpus {self.gpus}", *(f"--set {one}" for one in self.sets)))
-
-
 class DoesNotFit(ValueError):
-    """No layout fits; ``ways`` has the least of each kind of change that would make one fit."""
+    """No layout fits. ``ways`` has flags of ``magicrl plan``, for each kind of change the smallest that fits."""
 
-    def __init__(self, text: str, ways: tuple[Remedy, ...]) -> None:
+    def __init__(self, text: str, ways: Sequence[str]) -> None:
         super().__init__(text)
         self.ways = ways
 
 
-def remedies(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: Options) -> Iterator[Remedy]:
-    """LoRA, the longest T by halves, both, on these accelerators; the fewest for the recipe as it is. Of each kind
-    the first that fits."""
+def remedies(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: Options) -> Iterator[str]:
+    """Yield command line flags with which the recipe fits, for each kind of change the first that fits.
+
+    The kinds are LoRA, a T halved several times, and both, on these accelerators; and more accelerators.
+    """
     lora = config.model.model_copy(update={"lora": LoraConfig()})
     adapted = [] if config.model.lora else [(config.model_copy(update={"model": lora}), (f"model.lora.rank={RANK}",))]
     longest = max(stage.max_tokens for stage in config.stages)
@@ -260,7 +247,7 @@ def remedies(config: TrainConfig, shape: ModelShape, hardware: Hardware, options
         first = next((sets for needed, sets in needs if fitting_layouts(needed, options.gpus)), None)
         if first is not None and found < 2:
             found += 1
-            yield Remedy(options.gpus, first)
+            yield " ".join((f"--gpus {options.gpus}", *(f"--set {one}" for one in first)))
     if hardware.gpus_per_node > 1:
         node = hardware.gpus_per_node
         counts = [
@@ -269,17 +256,24 @@ def remedies(config: TrainConfig, shape: ModelShape, hardware: Hardware, options
         ]
         for count in counts:
             if fitting_layouts(demand(config, shape, hardware, replace(options, gpus=count)), count):
-                yield Remedy(count)
+                yield f"--gpus {count}"
                 return
 
 
 def make_plan(
     config: TrainConfig, shape: ModelShape, hardware: Hardware, options: Options, *, what_if: bool = True
 ) -> Plan:
-    """The plan of a recipe; ``what_if`` False leaves out what changes would do.
+    """Return the plan of a recipe.
+
+    Args:
+        config: the recipe.
+        shape: shape of the model.
+        hardware: the accelerators.
+        options: assumptions in addition to the recipe.
+        what_if: include the effect of changes.
 
     Raises:
-        DoesNotFit: nothing fits; the text says by how much, and what would make it fit.
+        DoesNotFit: nothing fits. The text says what is missing and what would make it fit.
     """
     calibration = load_calibration(hardware.name, shape.hidden)
     if options.other is not None:
@@ -292,17 +286,19 @@ def make_plan(
     ]
     placed = best_layout(needed, system, options.gpus, options.staleness, job)
     if placed is None:
-        ways = tuple(remedies(config, shape, hardware, options))
-        raise DoesNotFit(refusal(needed, options.gpus, [way.words for way in ways]), ways)
-    timed = [(work, steps, *timing(system, work, placed.layout, options.staleness)) for work, steps in job]
-    stages = tuple(StagePlan(work=w, steps=steps, parts=parts, seconds=s) for w, steps, parts, s in timed)
+        ways = list(remedies(config, shape, hardware, options))
+        raise DoesNotFit(refusal(needed, options.gpus, ways), ways)
+    stages: list[StagePlan] = []
+    for work, steps in job:
+        parts, seconds = timing(system, work, placed.layout, options.staleness)
+        stages.append(StagePlan(work=work, steps=steps, parts=parts, seconds=seconds))
     return Plan(
         shape=shape,
         hardware=hardware,
         options=options,
         calibration=calibration,
         placed=placed,
-        stages=stages,
+        stages=tuple(stages),
         what_if=_what_if(needed, system, options, stages[longest_stage(stages)].work) if what_if else {},
         settings=recipe_settings(config, needed, placed, options.staleness),
         stated=_stated(config, needed, system, options, job),
@@ -310,7 +306,7 @@ def make_plan(
 
 
 def _stated(config: TrainConfig, needed: Demand, system: System, options: Options, job: Job) -> Stated | None:
-    """The recipe's own split, checked; with its time where it fits."""
+    """Return the checked ``[cluster]`` of the recipe, with its time where it fits."""
     if config.cluster is None or needed.hardware.name.startswith("cpu"):
         return None
     found = check_stated(needed, config.cluster, options.gpus)
@@ -320,15 +316,17 @@ def _stated(config: TrainConfig, needed: Demand, system: System, options: Option
 
 
 def _what_if(needed: Demand, system: System, options: Options, work: Workload) -> Mapping[str, float | None]:
-    """Seconds per step with twice the accelerators, one update of staleness more, twice D_R and twice the group size,
-    each on its own best layout; None where nothing fits."""
+    """Return the seconds per step with twice the accelerators, more staleness, twice D_R, and twice the group size.
+
+    Each is on its own best layout; None where nothing fits.
+    """
 
     def seconds(changed: Workload, gpus: int = options.gpus, staleness: int = options.staleness) -> float | None:
         step = best_step(needed, system, gpus, staleness, changed)
         return None if step is None else step[1]
 
     found: dict[str, float | None] = {}
-    if needed.hardware.gpus_per_node > 1:  # else this machine has no second accelerator
+    if needed.hardware.gpus_per_node > 1:  # else the machine has only one accelerator
         found[f"{2 * options.gpus} accelerators"] = seconds(work, gpus=2 * options.gpus)
         if options.gpus > 1:
             found[f"staleness {options.staleness + 1}"] = seconds(work, staleness=options.staleness + 1)
@@ -337,22 +335,20 @@ def _what_if(needed: Demand, system: System, options: Options, work: Workload) -
     return found
 
 
-FACTORS = (0.25, 0.5, 1, 2, 4, 8)  # multiples of the plan's number of accelerators
-
-
 def longest_stage(stages: Sequence[StagePlan]) -> int:
-    """Index of the stage that takes most hours: changes and sweeps are about it."""
+    """Return the index of the stage with the most hours, the subject of changes and sweeps."""
     return max(range(len(stages)), key=lambda i: stages[i].hours)
 
 
-def over_gpus(config: TrainConfig, plan: Plan, factors: Sequence[float] = FACTORS) -> dict[int, StagePlan | None]:
-    """Table 9's curve for this recipe: accelerators to a step of the longest stage on them, None where nothing fits.
+def over_gpus(config: TrainConfig, plan: Plan) -> dict[int, StagePlan | None]:
+    """Return the curve of Table 9 for this recipe: by number of accelerators a step of the longest stage.
 
-    The plan's own number is among them; a machine with one accelerator gives its own alone.
+    The numbers are a quarter to eight times that of the plan; on a machine with one accelerator only that of the plan.
+    None where nothing fits.
     """
     now, options = plan.stages[longest_stage(plan.stages)], plan.options
     system = System(plan.shape, plan.hardware, plan.calibration.efficiency)
-    counts = {round(options.gpus * f) for f in factors if options.gpus * f >= 1}
+    counts = {round(options.gpus * f) for f in (0.25, 0.5, 1, 2, 4, 8) if options.gpus * f >= 1}
     found: dict[int, StagePlan | None] = {options.gpus: now}
     for count in (counts - {options.gpus}) if plan.hardware.gpus_per_node > 1 else ():
         needed = demand(config, plan.shape, plan.hardware, replace(options, gpus=count))

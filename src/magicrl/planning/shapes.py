@@ -1,6 +1,4 @@
-"""Shapes of decoder models, dense or mixtures of experts: what parameters, cache and arithmetic need, read from a
-Hugging Face config.
-"""
+"""Shapes of decoder models, dense or mixtures of experts, from a Hugging Face config: parameters, cache, arithmetic."""
 
 from __future__ import annotations
 
@@ -20,13 +18,13 @@ COLUMNS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings", "num_experts", "num_experts_per_tok",
 )  # fmt: skip
-"""Keys of a config.json that a line of ``models.toml`` gives; the last two of mixtures alone."""
-TINY_VOCABULARY = 32  # symbols of a generated task, about
+"""Keys of a config.json in a line of ``models.toml``; the last two only for mixtures."""
+TINY_VOCABULARY = 32  # approximate number of symbols of a generated task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """A decoder with grouped-query attention and a gated feed-forward part, or several of these (experts) a layer."""
+    """A decoder with grouped-query attention and a gated feed-forward part, or several (experts) per layer."""
 
     name: str  # for people
     hidden: int  # width d
@@ -39,8 +37,8 @@ class ModelShape:
     tied: bool  # the output head is the embedding
     qkv_bias: bool = False  # query, key and value projections have a bias (Qwen2)
     qk_norm: bool = False  # a norm over each query and key head (Qwen3)
-    experts: int = 0  # of a layer, with a router; 0: one feed-forward part
-    chosen: int = 1  # experts that a token goes through
+    experts: int = 0  # experts per layer, with a router; 0: one feed-forward part
+    chosen: int = 1  # experts per token
 
     @property
     def layer_parameters(self) -> int:
@@ -58,24 +56,24 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All parameters, embeddings included, a tied head once."""
+        """All parameters with embeddings; a tied head counts once."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return self.layers * self.layer_parameters + embeddings + self.hidden
 
     @property
     def multiplied_parameters(self) -> int:
-        """Parameters that a token is multiplied with: all but the embedding's look-up and experts that others go to."""
+        """Parameters that a token is multiplied with: all but the embedding and the experts of other tokens."""
         return self.read_parameters - self.layers * max(0, self.experts - self.chosen) * self.expert_parameters
 
     @property
     def read_parameters(self) -> int:
-        """Parameters that a decode step reads: all but the embedding's look-up; a batch goes to every expert."""
+        """Parameters that a decode step reads: all but the embedding. A batch uses every expert."""
         return self.layers * self.layer_parameters + self.vocabulary * self.hidden
 
     def adapter_parameters(self, rank: int, modules: Collection[str]) -> int:
-        """Parameters of LoRA adapters of ``rank`` on these linear layers: ``rank * (inputs + outputs)`` each.
+        """Return the parameters of LoRA adapters on these linear layers: ``rank * (inputs + outputs)`` each.
 
-        Experts are one tensor a layer, not linear layers: they get none.
+        Experts are one tensor per layer instead of linear layers, and have no adapters.
         """
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         ends = {"q_proj": q, "k_proj": kv, "v_proj": kv, "o_proj": q}
@@ -84,19 +82,19 @@ class ModelShape:
         return self.layers * rank * sum(self.hidden + ends[name] for name in modules if name in ends)
 
     def kv_bytes_per_token(self, bytes_per_value: float = 2.0) -> float:
-        """Bytes of keys and values that one token of context takes."""
+        """Return the bytes of keys and values of one token of context."""
         return 2.0 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
 
     def attention_flops_per_token(self, context: float) -> float:
-        """FLOPs of scores and weighted sums of one token that sees ``context`` tokens, forward."""
+        """Return the forward FLOPs of scores and weighted sums of one token that attends to ``context`` tokens."""
         return 4.0 * self.layers * self.heads * self.head_dim * context
 
 
 def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
-    """The shape that a Hugging Face ``config.json`` describes.
+    """Return the shape of a Hugging Face ``config.json``.
 
     Raises:
-        ValueError: an architecture or a key that the planner does not know, or a mixture with dense layers between.
+        ValueError: an unknown architecture, a missing key, or a mixture with some dense layers.
     """
     family = str(config.get("model_type", ""))
     experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
@@ -129,7 +127,7 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def shape_of_tiny(config: TinyModelConfig) -> ModelShape:
-    """The shape of a tiny reasoner made by an SFT recipe; its vocabulary, a few dozen symbols, is the task's."""
+    """Return the shape of a tiny reasoner made by an SFT recipe. Its vocabulary has a few dozen symbols."""
     return ModelShape(
         name="tiny",
         hidden=config.hidden_size,
@@ -144,18 +142,19 @@ def shape_of_tiny(config: TinyModelConfig) -> ModelShape:
 
 
 def known_models() -> dict[str, ModelShape]:
-    """The models that the package knows by name."""
+    """Return the models that the package knows, by name."""
     rows = shipped_table("planning/models.toml", dict[str, list[Any]])
     return {name: shape_from_config(dict(zip(COLUMNS, row, strict=False)), name) for name, row in rows.items()}
 
 
 def load_shape(name: str) -> ModelShape:
-    """A model by folder, by ``config.json``, or by name; of a hub name (``owner/name``) the last part counts.
+    """Load a model's shape by folder, ``config.json`` or name.
 
-    ``SmolLM2-135M-Instruct`` is ``SmolLM2-135M``: a suffix after a known name does not change the shape.
+    Of a hub name (``owner/name``) the last part counts. A suffix after a known name does not change the shape:
+    ``SmolLM2-135M-Instruct`` is ``SmolLM2-135M``.
 
     Raises:
-        ValueError: neither a readable config nor a known name; the text says what to pass.
+        ValueError: neither a readable config nor a known name. The text says what to pass.
     """
     path = Path(name)
     config = path / "config.json" if path.is_dir() else path

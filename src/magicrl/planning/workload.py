@@ -1,8 +1,8 @@
-"""The work of a training step, the seconds that it takes, and the response lengths that it depends on.
+"""The work and the time of a training step, and the response lengths that both depend on.
 
-Lengths follow a log-normal distribution truncated at T. `read_measured` reads lengths and the share of groups that
-survive rejection from the ``metrics.jsonl`` of an existing run. A step takes t_R for the rollout, t_T for the updates
-and t_O for everything else, as in section 5 of the report; each has a closed form.
+Lengths follow a log-normal distribution truncated at T. `read_measured` reads lengths and the share of kept groups from
+the ``metrics.jsonl`` of an existing run. A step takes t_R for the rollout, t_T for the updates and t_O for everything
+else, as in section 5 of the report. Each has a closed form.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from magicrl.planning.costs import (
 )
 
 NORMAL = NormalDist()
-MEAN_AT_32K = 12_500  # mean response of R1-Distill-Qwen-7B trained from scratch at T = 32K, tokens: published
-SIGMA = 0.8  # spread of the logarithm of lengths, where no run has been measured: assumed, since not published
-SHARED = 0.5  # correlation of the lengths in a group: assumed
-KEPT = 0.6  # share of the groups that survive rejection: assumed
+MEAN_AT_32K = 12_500  # tokens, mean response of R1-Distill-Qwen-7B trained from scratch at T = 32K (published)
+SIGMA = 0.8  # standard deviation of the logarithm of lengths, without a measured run (assumed, not published)
+SHARED = 0.5  # correlation of the lengths in a group (assumed)
+KEPT = 0.6  # share of the groups that are kept after rejection (assumed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Lengths of responses in tokens, end token included."""
+    """Distribution of response lengths in tokens, with the end token."""
 
-    median: float  # of the untruncated distribution
+    median: float  # of the distribution without truncation
     sigma: float  # standard deviation of the logarithm
-    limit: int  # T; longer responses have exactly this length
+    limit: int  # T; longer responses are truncated to this length
 
     def __post_init__(self) -> None:
         if not (self.median > 0 and self.sigma > 0 and self.limit >= 1):
@@ -50,7 +50,7 @@ class Lengths:
 
     @property
     def truncated(self) -> float:
-        """Share of the responses that end at T."""
+        """Share of truncated responses."""
         return NORMAL.cdf(-(log(self.limit / self.median)) / self.sigma)
 
     @property
@@ -60,7 +60,7 @@ class Lengths:
 
     @property
     def mean_square(self) -> float:
-        """E[min(X, T) squared], which attention's cost goes with."""
+        """E[min(X, T) squared], proportional to the cost of attention."""
         return self._moment(2)
 
     def _moment(self, order: int) -> float:
@@ -70,28 +70,28 @@ class Lengths:
 
     @property
     def mean_context(self) -> float:
-        """Response tokens that a response token sees on average: half of E[L^2] / E[L]."""
+        """Mean number of response tokens that a response token attends to: half of E[L^2] / E[L]."""
         return self.mean_square / self.mean / 2
 
     def at(self, limit: int) -> Lengths:
-        """The same responses under another T."""
+        """Return the same distribution with another T."""
         return replace(self, limit=limit)
 
     def longest(self, count: float) -> float:
-        """Expected length of the longest of ``count`` independent responses; never below the mean."""
+        """Return the expected length of the longest of ``count`` independent responses, at least the mean."""
         return max(self.mean, min(self.limit, self.median * exp(self.sigma * largest_normal(count))))
 
 
 def lengths_of_mean(mean: float, limit: int, sigma: float = SIGMA) -> Lengths:
-    """The distribution whose mean after truncation at ``limit`` is ``mean``.
+    """Return the distribution whose mean after truncation at ``limit`` is ``mean``.
 
     Raises:
-        ValueError: no distribution below T has such a mean.
+        ValueError: ``mean`` is not below T.
     """
     if not 0 < mean < 0.999 * limit:
-        raise ValueError(f"a mean length of {mean:g} tokens does not go with T = {limit}: it must be below T")
+        raise ValueError(f"a mean length of {mean:g} tokens does not fit T = {limit}: it must be below T")
 
-    # The mean grows with the median from almost 0 to almost T, so that halving the interval finds the only solution.
+    # The mean grows with the median from almost 0 to almost T, so that bisection finds the only solution.
     low, high = log(mean) - 5 * sigma - sigma**2, log(limit) + 6 * sigma
     for _ in range(60):
         middle = (low + high) / 2
@@ -102,26 +102,26 @@ def lengths_of_mean(mean: float, limit: int, sigma: float = SIGMA) -> Lengths:
 
 @cache
 def reasoning_lengths(limit: int) -> Lengths:
-    """Lengths of an R1-distilled model in training from scratch, under another T."""
+    """Return the lengths of an R1-distilled model trained from scratch, for T = ``limit``."""
     return lengths_of_mean(MEAN_AT_32K, 32768).at(limit)
 
 
-WINDOW = 20  # last steps that are averaged
+WINDOW = 20  # number of last steps to average over
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a run's last steps looked like."""
+    """Measurements of a run's last steps."""
 
-    lengths: Lengths  # under the T of those steps
-    kept: float  # share of the groups that was trained on
+    lengths: Lengths  # for the T of those steps
+    kept: float  # share of the groups used in training
 
 
 def read_measured(folder: Path) -> Measured:
-    """The last steps of a run folder.
+    """Read the last steps of a run folder.
 
     Raises:
-        ValueError: no metrics, or fewer than one step.
+        ValueError: no metrics, or no step.
     """
     path = folder / "metrics.jsonl"
     try:
@@ -135,7 +135,7 @@ def read_measured(folder: Path) -> Measured:
     keys = ("length/mean", "length/q50", "length/q90", "groups/trained", "groups/sampled")
     mean = {key: fmean(values[key] for values in last) for key in keys}
     median, ninth = mean["length/q50"], mean["length/q90"]
-    inside = 0 < median < ninth < limit  # a decile at T says nothing of the spread
+    inside = 0 < median < ninth < limit  # a decile at T does not determine the spread
     sigma = min(2.0, max(0.05, log(ninth / median) / NORMAL.inv_cdf(0.9))) if inside else SIGMA
     lengths = lengths_of_mean(min(mean["length/mean"], 0.99 * limit), limit, sigma)
     return Measured(lengths=lengths, kept=min(1.0, max(mean["groups/trained"] / mean["groups/sampled"], 0.01)))
@@ -149,11 +149,11 @@ class Workload:
     prompt: int  # tokens
     rollout_batch: int  # D_R
     group_size: int  # M
-    sgd_steps: int = 1  # N_SGD, passes counted
+    sgd_steps: int = 1  # N_SGD, over all passes
     reuse: int = 1  # passes over the buffer
-    kept: float = 1.0  # share of the groups that survive rejection
-    forwards: int = 0  # further forwards over tokens: 1 for old log-probs of all responses, 1 for a reference
-    shared_prompts: bool = False  # learner and log-prob passes compute a prompt once for its group
+    kept: float = 1.0  # share of the groups that are kept after rejection
+    forwards: int = 0  # additional forwards over tokens: 1 for old log-probs of all responses, 1 for a reference
+    shared_prompts: bool = False  # learner and log-prob passes compute a prompt once per group
 
     @property
     def responses(self) -> int:
@@ -168,12 +168,12 @@ class Workload:
 
     @property
     def mean_context(self) -> float:
-        """Tokens that a token of a sample sees on average in learner and log-prob passes."""
+        """Mean number of tokens that a token of a sample attends to in learner and log-prob passes."""
         square = self.lengths.mean_square + 2 * self.prompt * self.lengths.mean + self.prompt**2
         return square / (self.prompt + self.lengths.mean) / 2
 
     def beyond(self, tokens: float) -> tuple[float, float]:
-        """Shares of the samples, and of tokens, that samples of more tokens than these have, prompt included."""
+        """Return the share of samples with more than ``tokens`` tokens, prompt included, and their share of tokens."""
         lengths, left = self.lengths, tokens - self.prompt
         if left >= lengths.limit:
             return 0.0, 0.0
@@ -185,37 +185,37 @@ class Workload:
         return share, (share * self.prompt + lengths.mean - shorter) / (self.prompt + lengths.mean)
 
     def micro_batch(self, tokens: int) -> float:
-        """Mean tokens of a micro-batch that may have so many; longer samples go alone."""
+        """Return the mean tokens of a micro-batch of at most ``tokens``. A longer sample has its own micro-batch."""
         share, alone = self.beyond(tokens)
         return 1.0 / ((1.0 - alone) / tokens + share / (self.prompt + self.lengths.mean))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Which accelerators do what, and the learner's micro-batches and state."""
+    """Assignment of accelerators to engine and learner, and the learner's micro-batches and state."""
 
     rollout_gpus: int  # of the engine
-    tensor_parallel: int  # accelerators of one replica
+    tensor_parallel: int  # accelerators per replica
     learner_gpus: int  # of the learner
-    sequence_parallel: int  # that share a sequence in the learner
-    colocated: bool  # engine and learner are the same accelerators, one after the other
+    sequence_parallel: int  # accelerators that share a sequence in the learner
+    colocated: bool  # engine and learner take turns on the same accelerators
     cache_bytes: float  # for keys and values on each of the engine's accelerators
     rows: int = 256  # sequences that a replica decodes at once
-    micro_batch_tokens: int = 16384  # most tokens of one forward/backward; a longer sample goes alone
-    checkpointing: bool = False  # layers are computed again in the backward pass
-    checkpoint_above: int | None = None  # the same in micro-batches of more tokens than this
+    micro_batch_tokens: int = 16384  # maximum of one forward/backward; a longer sample has its own micro-batch
+    checkpointing: bool = False  # layers are recomputed in the backward pass
+    checkpoint_above: int | None = None  # the same only in micro-batches of more tokens than this
     offload: bool = False  # the learner's state is in the host's memory
     exchange: Exchange = field(default_factory=Exchange)  # of the learner's weights and gradients
 
     def recomputed(self, work: Workload) -> float:
-        """Share of the tokens whose layers are computed again."""
+        """Return the share of the tokens whose layers are recomputed."""
         if self.checkpointing or self.checkpoint_above is None:
             return float(self.checkpointing)
         return 1.0 if self.checkpoint_above < self.micro_batch_tokens else work.beyond(self.checkpoint_above)[1]
 
     @property
     def shards(self) -> int:
-        """Accelerators that hold the learner's state once."""
+        """Accelerators that share one copy of the learner's state."""
         return self.exchange.shards or self.learner_gpus
 
     @property
@@ -225,21 +225,21 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """Of the engine."""
+        """Replicas of the engine."""
         return self.rollout_gpus // self.tensor_parallel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """Seconds of each part of one step, each part alone on its accelerators."""
+    """Seconds of each part of one step, without overlap."""
 
-    rollout: float  # t_R: every response of the step, the longest included
+    rollout: float  # t_R: every response of the step, including the longest
     learn: float  # t_T: all updates
     logprobs: float  # old and reference log-probs
     sync: float  # new weights to the engine
     outside: float  # judging, data handling
-    busy: float  # rollout of as many tokens where the next steps' responses keep the engine's batch full
-    batch: float  # sequences that a replica decodes at once, mean over the rollout
+    busy: float  # rollout of as many tokens if the next steps' responses keep the engine's batch full
+    batch: float  # mean number of sequences that a replica decodes at once
 
     @property
     def other(self) -> float:
@@ -252,10 +252,10 @@ class StepTime:
         return self.learn + self.other
 
     def seconds(self, staleness: int) -> float:
-        """Seconds per step where rollouts may be ``staleness`` updates behind.
+        """Return the seconds per step where rollouts may be ``staleness`` updates old.
 
         Synchronous: t_R + t_T + t_O. One step off-policy: the slower side, and a pause for the new weights. More: the
-        slower side with a full batch, and the rollout of the longest response spread over the steps that it may span.
+        slower side with a full batch, or the rollout of the longest response divided by the steps that it may span.
         """
         if staleness == 0:
             return self.rollout + self.learner
@@ -275,19 +275,19 @@ def rollout_seconds(
     prompts: float,
     prompt: float,
 ) -> tuple[float, float]:
-    """Seconds in which one replica generates ``responses``, and its mean batch over that time.
+    """Return the seconds in which one replica generates ``responses``, and its mean batch over that time.
 
-    While responses wait, each place in the batch decodes one after the other; afterwards the longest response is
-    decoded to its end, so that there are ``(responses / batch - 1) * mean + longest`` decode steps. Each costs the
-    overhead and the larger of reading the weights and the arithmetic of the mean batch. Each token adds the read of
-    its context, each distinct prompt its prefill.
+    While responses are waiting, each place in the batch decodes one after the other. Then the longest response is
+    decoded to its end. This makes ``(responses / batch - 1) * mean + longest`` decode steps. Each costs the overhead
+    and the larger of reading the weights and the arithmetic of the mean batch. Each token adds the read of its context,
+    each distinct prompt its prefill.
 
     Args:
         cost: decode step of the replica.
         responses: responses of the replica.
-        batch: sequences that it decodes at once at most; no more than ``responses``.
+        batch: maximum number of sequences decoded at once, at most ``responses``.
         mean: mean response length, tokens.
-        mean_context: response tokens that a response token sees on average.
+        mean_context: mean number of response tokens that a response token attends to.
         longest: length of the longest response.
         prompts: distinct prompts, each prefilled once.
         prompt: mean prompt length, tokens.
@@ -307,7 +307,7 @@ def rollout_seconds(
 
 
 def step_time(system: System, work: Workload, layout: Layout) -> StepTime:
-    """Seconds of each part of a step on a layout."""
+    """Return the seconds of each part of a step on a layout."""
     lengths, replicas = work.lengths, layout.replicas
     cost = decode_cost(system, layout.tensor_parallel)
     context = work.prompt + lengths.mean_context
@@ -315,8 +315,8 @@ def step_time(system: System, work: Workload, layout: Layout) -> StepTime:
     room = max(1.0, min(layout.rows, capacity / context))
     each, longest = max(1.0, work.responses / replicas), lengths.longest(work.responses)
     deviation = sqrt(max(0.0, lengths.mean_square - lengths.mean**2))
-    # A step waits for the replica with the most tokens. Those of a group stay together, and hard problems are long in
-    # every response, so that a replica averages over fewer independent lengths than it has responses.
+    # A step waits for the replica with the most tokens. The responses of a group stay together, and those to hard
+    # problems are all long, so that a replica averages over fewer independent lengths than it has responses.
     independent = each / (1 + (min(each, work.group_size) - 1) * SHARED)
     fullest = each * min(straggling(replicas, independent, deviation / lengths.mean), longest / lengths.mean)
     rollout, batch = rollout_seconds(
@@ -329,7 +329,7 @@ def step_time(system: System, work: Workload, layout: Layout) -> StepTime:
         prompts=max(1.0, work.rollout_batch / replicas),
         prompt=work.prompt,
     )
-    # with staleness, responses of the next steps fill the places of those that have ended
+    # with staleness, responses of the next steps replace those that have ended
     full = min(room, 2 * each)
     busy = each * lengths.mean / full * cost.step(full, full * context)
     learner = LearnerWork(
@@ -355,6 +355,6 @@ def step_time(system: System, work: Workload, layout: Layout) -> StepTime:
 
 
 def timing(system: System, work: Workload, layout: Layout, staleness: int) -> tuple[StepTime, float]:
-    """Parts of a step, and its seconds under the schedule; engine and learner that share accelerators take turns."""
+    """Return the parts of a step and its seconds under the schedule. Colocated engine and learner take turns."""
     parts = step_time(system, work, layout)
     return parts, parts.seconds(0 if layout.colocated else staleness)

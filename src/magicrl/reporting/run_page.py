@@ -209,7 +209,7 @@ MOST_BARS = 24
 _COLORS = {"rollout": 0, "train": 1, "verify": 2, "old_logprobs": 3, "ref_logprobs": 5}
 
 
-class WorkSpan(NamedTuple):
+class TimelineSpan(NamedTuple):
     """Work of one worker. ``start`` and ``end`` are in seconds since its step began."""
 
     worker: str
@@ -219,21 +219,21 @@ class WorkSpan(NamedTuple):
     end: float
 
 
-Lanes: TypeAlias = tuple[tuple[WorkSpan, ...], ...]
+Lanes: TypeAlias = tuple[tuple[TimelineSpan, ...], ...]
 """Work in lanes. The spans of a lane do not overlap."""
 
 
-def read_timeline(path: Path) -> tuple[WorkSpan, ...]:
+def read_timeline(path: Path) -> tuple[TimelineSpan, ...]:
     """Read the spans of a run; empty if it recorded none.
 
     Raises:
         RunFolderError: a line is not a span.
     """
-    spans: list[WorkSpan] = []
+    spans: list[TimelineSpan] = []
     for line, row in read_lines(path):
         try:
             worker, what = str(row.get("worker", LOCAL)), str(row.get("what") or row["kind"])
-            spans.append(WorkSpan(worker, what, int(row["step"]), float(row["start"]), float(row["end"])))
+            spans.append(TimelineSpan(worker, what, int(row["step"]), float(row["start"]), float(row["end"])))
         except (KeyError, TypeError, ValueError):
             raise RunFolderError(
                 f"{path}:{line}: a span needs step (a whole number), start and end (seconds) and what or kind"
@@ -241,7 +241,7 @@ def read_timeline(path: Path) -> tuple[WorkSpan, ...]:
     return tuple(spans)
 
 
-def timeline_rows(run: RecordedRun, spans: Sequence[WorkSpan]) -> list[tuple[str, Lanes]]:
+def timeline_rows(run: RecordedRun, spans: Sequence[TimelineSpan]) -> list[tuple[str, Lanes]]:
     """Return (label, lanes) of the typical and the slowest step of every stage."""
     by_step = _by_step(spans)
     ends = {step: max(span.end for span in inside) for step, inside in by_step.items()}
@@ -260,14 +260,14 @@ def timeline_rows(run: RecordedRun, spans: Sequence[WorkSpan]) -> list[tuple[str
     return rows
 
 
-def _by_step(spans: Iterable[WorkSpan]) -> dict[int, list[WorkSpan]]:
-    found: dict[int, list[WorkSpan]] = {}
+def _by_step(spans: Iterable[TimelineSpan]) -> dict[int, list[TimelineSpan]]:
+    found: dict[int, list[TimelineSpan]] = {}
     for span in spans:
         found.setdefault(span.step, []).append(span)
     return dict(sorted(found.items()))
 
 
-def _extremes(spans: Sequence[WorkSpan]) -> tuple[list[WorkSpan], int]:
+def _extremes(spans: Sequence[TimelineSpan]) -> tuple[list[TimelineSpan], int]:
     """Return the spans of at most ``MOST_WORKERS`` workers and the run's own process, and the number left out."""
     seconds: dict[str, float] = {}
     for span in spans:
@@ -279,9 +279,9 @@ def _extremes(spans: Sequence[WorkSpan]) -> tuple[list[WorkSpan], int]:
     return [span for span in spans if span.worker not in left_out], len(left_out)
 
 
-def _lanes(spans: Sequence[WorkSpan]) -> Lanes:
+def _lanes(spans: Sequence[TimelineSpan]) -> Lanes:
     """Return each worker's spans in one lane, or in several where they overlap."""
-    lanes: list[list[WorkSpan]] = []
+    lanes: list[list[TimelineSpan]] = []
     for span in sorted(spans, key=lambda s: (_natural(s.worker), s.start)):
         free = next((lane for lane in lanes if lane[-1].worker == span.worker and lane[-1].end <= span.start), None)
         if free is None:
@@ -345,7 +345,7 @@ def _description(label: str, lanes: Lanes) -> str:
     return f"{label}: " + ", ".join(f"{s.what} {duration(s.end - s.start)}" for s in spans[:6])
 
 
-def busy_seconds(spans: Iterable[WorkSpan], end: float) -> float:
+def busy_seconds(spans: Iterable[TimelineSpan], end: float) -> float:
     """Return the seconds up to ``end`` that at least one of the spans covers."""
     busy = reached = 0.0
     for span in sorted(spans, key=lambda s: s.start):
@@ -356,7 +356,7 @@ def busy_seconds(spans: Iterable[WorkSpan], end: float) -> float:
     return busy
 
 
-def idle_shares(run: RecordedRun, spans: Sequence[WorkSpan]) -> dict[str, Points]:
+def idle_shares(run: RecordedRun, spans: Sequence[TimelineSpan]) -> dict[str, Points]:
     """Return by worker (step, share of the step's wall clock without work), the most idle worker first.
 
     A worker without work in a step was idle in all of it. A step without recorded length ends with its last span.
