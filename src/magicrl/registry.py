@@ -40,7 +40,7 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "group": "magicrl.algorithms.advantages:group_relative",
             "rloo": "magicrl.algorithms.advantages:leave_one_out",
             "maxrl": "magicrl.algorithms.advantages:max_likelihood",
-            "pass_at_k": "magicrl.algorithms.advantages:pass_at_k",
+            "pass_at_k": "magicrl.algorithms.advantages:pass_at_k_gradient",
             "batch_std": "magicrl.algorithms.advantages:batch_deviation",
             "reinforce_pp": "magicrl.algorithms.advantages:reinforce_pp",
             "reinforce_pp_baseline": "magicrl.algorithms.advantages:reinforce_pp_baseline",

@@ -19,7 +19,7 @@ from magicrl.algorithms.advantages import (
     max_at_k,
     max_likelihood,
     overlong_penalty,
-    pass_at_k,
+    pass_at_k_gradient,
     reinforce_pp,
     reinforce_pp_baseline,
     reject_zero_advantage,
@@ -150,7 +150,7 @@ HAND = {
     # 1 of 4: n / K - 1 = 3
     max_likelihood: ([1, 0, 0, 0, 1, 1], {"groups": [0, 0, 0, 0, 1, 1]}, [3, -1, -1, -1, 0, 0]),
     # each of two right ones adds 1 to 2 of the 6 pairs; 0.5 adds 0.3 to {0.2}, 1 adds 0.5 and 0.8, of 3 pairs
-    pass_at_k: (
+    pass_at_k_gradient: (
         [1, 0, 1, 0, 0.5, 0.25, 1],
         {"groups": [0] * 4 + [1] * 3, "k": 2},
         [4 / 3, 0, 4 / 3, 0, 0.25, 0, 1.25],
@@ -221,8 +221,8 @@ REWARDS = [0.0, 1.0, 0.0]
     ("function", "objective"),
     [
         (leave_one_out, lambda p: p),
-        (lambda a: pass_at_k(a._replace(k=2)), lambda p: 1 - (1 - p) ** 2),
-        (lambda a: pass_at_k(a._replace(k=9)), lambda p: 1 - (1 - p) ** N),  # as many as there are
+        (lambda a: pass_at_k_gradient(a._replace(k=2)), lambda p: 1 - (1 - p) ** 2),
+        (lambda a: pass_at_k_gradient(a._replace(k=9)), lambda p: 1 - (1 - p) ** N),  # as many as there are
         (max_likelihood, lambda p: -sum((1 - p) ** j / j for j in range(1, N))),  # log p to order n - 1
     ],
     ids=["rloo", "pass@2", "pass@n", "maxrl"],

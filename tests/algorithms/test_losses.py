@@ -26,11 +26,16 @@ from magicrl.algorithms.losses import (
     CorrectionInputs,
     binary_kl,
     binary_tv,
+    constant,
     correction_of,
     correction_weights,
+    global_tokens,
     loss_row,
+    reducer_of,
+    response_mean,
     response_weights,
     second_moment_mask,
+    sequence_sum,
     unclipped_ratio,
 )
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
@@ -152,9 +157,9 @@ MUTATIONS = {
     "inverted ratio": lambda: hand_loss("magic", hand_case(old_logprobs=-2.0 - hand_case().old_logprobs)),
     "ratio forgotten": lambda: hand_loss("magic", hand_case(old_logprobs=None)),
     "mask": lambda: hand_loss("magic", hand_case(loss_mask=torch.tensor([True] * 7 + [False]))),
-    "response mean": lambda: hand_loss("magic", reducer="response_mean"),
-    "sequence sum": lambda: hand_loss("magic", reducer="sequence_sum"),
-    "constant": lambda: hand_loss("magic", reducer="constant"),
+    "response mean": lambda: hand_loss("magic", reducer=response_mean),
+    "sequence sum": lambda: hand_loss("magic", reducer=sequence_sum),
+    "constant": lambda: hand_loss("magic", reducer=constant),
     "sequence ratio": lambda: hand_loss("magic", row=dataclasses.replace(LOSSES["magic"], ratio_level="sequence")),
 }
 
@@ -207,7 +212,7 @@ def test_every_row_is_inert_at_ratio_one(name):
 
 def test_sapo_fades_with_the_distance_of_the_ratio():
     inputs = hand_case()
-    hand_loss("sapo", inputs, reducer="global_tokens").loss.backward()
+    hand_loss("sapo", inputs, reducer=global_tokens).loss.backward()
     gate = [4 * sigmoid(tau * (rho - 1)) * sigmoid(-tau * (rho - 1)) for rho, tau in zip(RHO, SAPO_TAUS, strict=True)]
     expected = [g * rho * a for g, rho, a in zip(gate, RHO, hand_case().advantages.tolist(), strict=True)]
     assert (-8 * inputs.logprobs.grad).tolist() == pytest.approx(expected, rel=1e-12)
@@ -351,7 +356,7 @@ def test_sampler_corrections_by_hand(kind, expected):
     sampler = torch.full((3,), -1.0, dtype=torch.float64)
     old = sampler + torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64).log()
     old.requires_grad_()
-    found = correction_weights(kind, CorrectionInputs(old, sampler, 2.0))
+    found = correction_weights(correction_of(kind), CorrectionInputs(old, sampler, 2.0))
     assert found.tolist() == pytest.approx(expected, rel=1e-12)
     assert not found.requires_grad
 
@@ -369,7 +374,7 @@ def test_the_correction_multiplies_the_policy_term_only():
 
 def test_correction_errors():
     with pytest.raises(ValueError, match="'is'"):
-        correction_weights("is", CorrectionInputs(torch.zeros(1), torch.zeros(1), 2.0))
+        correction_weights(correction_of("is"), CorrectionInputs(torch.zeros(1), torch.zeros(1), 2.0))
 
 
 FOUR_LENGTHS = torch.tensor([3, 5, 4, 2])
@@ -387,40 +392,40 @@ TWO_GROUPS = torch.tensor([7, 7, 1, 1])
     ],
 )
 def test_hand_computed_weights(reducer, expected):
-    found = response_weights(reducer, FOUR_LENGTHS, TWO_GROUPS, num_loss_tokens=14, max_tokens=8)
+    found = response_weights(reducer_of(reducer), FOUR_LENGTHS, TWO_GROUPS, num_loss_tokens=14, max_tokens=8)
     assert found.dtype == torch.float64
     assert found.tolist() == pytest.approx(expected, rel=1e-15)
 
 
 def test_groups_of_unequal_size_weigh_the_same():
     groups = torch.tensor([0, 0, 0, 1])
-    found = response_weights("sequence_sum", FOUR_LENGTHS, groups, num_loss_tokens=14)
+    found = response_weights(reducer_of("sequence_sum"), FOUR_LENGTHS, groups, num_loss_tokens=14)
     assert found.tolist() == pytest.approx([1 / 6] * 3 + [1 / 2])
-    means = response_weights("response_mean", FOUR_LENGTHS, groups, num_loss_tokens=14)
+    means = response_weights(reducer_of("response_mean"), FOUR_LENGTHS, groups, num_loss_tokens=14)
     assert (means * FOUR_LENGTHS).tolist() == pytest.approx([1 / 6] * 3 + [1 / 2])
-    fixed = response_weights("constant", FOUR_LENGTHS, groups, num_loss_tokens=14, max_tokens=8)
+    fixed = response_weights(reducer_of("constant"), FOUR_LENGTHS, groups, num_loss_tokens=14, max_tokens=8)
     assert (fixed * 8).tolist() == pytest.approx([1 / 6] * 3 + [1 / 2])
-    prompts = response_weights("prompt_mean", FOUR_LENGTHS, groups, num_loss_tokens=14)
+    prompts = response_weights(reducer_of("prompt_mean"), FOUR_LENGTHS, groups, num_loss_tokens=14)
     assert prompts.tolist() == pytest.approx([1 / 24] * 3 + [1 / 4])
 
 
 def test_a_response_without_loss_tokens_has_no_weight():
-    found = response_weights("response_mean", torch.tensor([0, 2]), torch.tensor([0, 0]), num_loss_tokens=2)
+    found = response_weights(reducer_of("response_mean"), torch.tensor([0, 2]), torch.tensor([0, 0]), num_loss_tokens=2)
     assert found.tolist() == [0.0, 0.25]
 
 
 def test_a_share_of_the_mini_batch_is_refused():
     with pytest.raises(AssertionError, match="T_k"):
-        response_weights("global_tokens", FOUR_LENGTHS[:2], TWO_GROUPS[:2], num_loss_tokens=14)
+        response_weights(reducer_of("global_tokens"), FOUR_LENGTHS[:2], TWO_GROUPS[:2], num_loss_tokens=14)
 
 
 def test_reducer_errors():
     with pytest.raises(ValueError, match="max_tokens"):
-        response_weights("constant", FOUR_LENGTHS, TWO_GROUPS, num_loss_tokens=14)
+        response_weights(reducer_of("constant"), FOUR_LENGTHS, TWO_GROUPS, num_loss_tokens=14)
     with pytest.raises(ValueError, match="'median'"):
-        response_weights("median", FOUR_LENGTHS, TWO_GROUPS, num_loss_tokens=14)  # pyright: ignore[reportArgumentType]
+        response_weights(reducer_of("median"), FOUR_LENGTHS, TWO_GROUPS, num_loss_tokens=14)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="without loss tokens"):
-        response_weights("global_tokens", torch.tensor([0]), torch.tensor([0]), num_loss_tokens=0)
+        response_weights(reducer_of("global_tokens"), torch.tensor([0]), torch.tensor([0]), num_loss_tokens=0)
 
 
 # pi_old / pi_sampler: 0.5, 1, 1.5, 4
@@ -438,16 +443,17 @@ OLD = SAMPLER + WEIGHTS.log()
     ],
 )
 def test_weights_by_hand(kind: str, expected: list[float]) -> None:
-    assert correction_weights(kind, CorrectionInputs(OLD, SAMPLER, 2.0)).tolist() == pytest.approx(expected)
+    found = correction_weights(correction_of(kind), CorrectionInputs(OLD, SAMPLER, 2.0))
+    assert found.tolist() == pytest.approx(expected)
 
 
 def test_m2po_takes_the_kept_weights_as_they_are() -> None:
     mask = torch.tensor([True, True, False, True])
-    assert correction_weights("m2po", CorrectionInputs(OLD, SAMPLER, 2.0, mask)).tolist() == pytest.approx(
-        [0.5, 1.0, 0.0, 4.0]
-    )
+    assert correction_weights(
+        correction_of("m2po"), CorrectionInputs(OLD, SAMPLER, 2.0, mask)
+    ).tolist() == pytest.approx([0.5, 1.0, 0.0, 4.0])
     with pytest.raises(ValueError, match="needs the mini-batch's second-moment mask"):
-        correction_weights("m2po", CorrectionInputs(OLD, SAMPLER, 2.0))
+        correction_weights(M2PO, CorrectionInputs(OLD, SAMPLER, 2.0))
 
 
 def test_the_second_moment_by_hand() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from magicrl.algorithms.advantages import score_group, scored_advantages
 from magicrl.algorithms.entropy import measure_entropy
 from magicrl.algorithms.loss_terms import LossInputs, loss_terms
-from magicrl.algorithms.losses import LOSSES, LossRow, correction_of, response_weights
+from magicrl.algorithms.losses import LOSSES, LossRow, correction_of, reducer_of, response_weights
 
 MAX_TOKENS = 12
 FLOAT64_TOLERANCE = 1e-10
@@ -77,7 +77,7 @@ def tabular_inputs(logits: Tensor, ref: Tensor | None = None) -> tuple[LossInput
 
 
 def sequence_weights(inputs: LossInputs, lengths: Tensor, group_index: Tensor) -> Tensor:
-    weights = response_weights("sequence_sum", lengths, group_index, num_loss_tokens=int(lengths.sum()))
+    weights = response_weights(reducer_of("sequence_sum"), lengths, group_index, num_loss_tokens=int(lengths.sum()))
     return weights[inputs.sample_index]
 
 

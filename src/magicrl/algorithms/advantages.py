@@ -1,6 +1,7 @@
-"""From verdicts to what the learner reads: rewards, group-relative advantages (Eq. 2.5), rejection, mini-batches.
+"""Rewards, group-relative advantages (Eq. 2.5), rejection of groups and mini-batches: from verdicts to training
+samples.
 
-``algorithm.advantage`` names a function of `AdvantageInputs`: one of those of this page, or a user's own.
+``algorithm.advantage`` names a function of `AdvantageInputs`: one of this module's or a custom one.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from magicrl.registry import resolve
 def score_group(group: RolloutGroup, verdicts: Sequence[Verdict]) -> ScoredGroup:
     """Attach verdicts and rewards to a group (recipe, section 2).
 
-    A completion that ended by itself earns 1 when it is correct and else 0, or the score of a graded reward; one cut at
-    T earns 0 whatever the verifier says of its text (or its score, if that is less: being cut must not pay). A
-    completion that was not judged, or that was aborted before its end, is not counted: it takes no part in the group's
-    statistics and must not become a training sample.
+    A response that ended by itself earns 1 if it is correct and 0 otherwise, or the score of a graded reward. A
+    response truncated at T earns 0 whatever its verdict, or its score if that is lower: truncation must not pay. A
+    response that was not judged, or that was aborted, is not counted. It is left out of the group's statistics and must
+    not become a training sample.
 
     Args:
-        group: the rollouts, ``G`` completions.
+        group: The rollouts, ``G`` completions.
         verdicts: ``G`` verdicts in the same order.
 
     Raises:
-        ValueError: the numbers of completions and verdicts differ (a verifier lost an item).
+        ValueError: The numbers of completions and verdicts differ (a verifier lost an item).
     """
     if len(verdicts) != len(group.completions):
         raise ValueError(
@@ -43,13 +44,13 @@ def score_group(group: RolloutGroup, verdicts: Sequence[Verdict]) -> ScoredGroup
     pairs = list(zip(group.completions, verdicts, strict=True))
     counted = np.array(
         [
-            # an aborted response has no end, so its text is neither right nor wrong
+            # An aborted response is incomplete, so a verdict on its text means nothing.
             verdict.outcome is not Outcome.NOT_JUDGED and completion.finish_reason is not FinishReason.ABORTED
             for completion, verdict in pairs
         ],
         dtype=np.bool_,
     )
-    # read-only as all arrays of records: metrics, filters and samples share it
+    # Read-only like all arrays of records, since metrics, filters and samples share it.
     counted.flags.writeable = False
     earned = [verdict.earned(truncated=completion.truncated) for completion, verdict in pairs]
     rewards = frozen_floats(np.where(counted, earned, 0.0))
@@ -59,22 +60,22 @@ def score_group(group: RolloutGroup, verdicts: Sequence[Verdict]) -> ScoredGroup
 AdvantageMask: TypeAlias = Literal["none", "before", "after"]
 
 STD_EPSILON = 1e-6
-"""Added to the standard deviation, as the released code does."""
+"""Term added to the standard deviation, as in the released code."""
 
 
 class AdvantageInputs(NamedTuple):
-    """The responses of all surviving groups of a step, ``[N]``, group after group.
+    """Responses of all surviving groups of a step, ``[N]``, group after group.
 
     Attributes:
-        rewards_N: the rewards, with `overlong_penalty` where the recipe asks for it; ``groups`` have them without.
-        group_index_N: group of each response, 0 and up.
-        counted_N: bool; responses that were not judged are False, and no sample is made of them.
+        rewards_N: Rewards, including `overlong_penalty` if the recipe sets it. The rewards in ``groups`` exclude it.
+        group_index_N: Group of each response, from 0.
+        counted_N: bool. False for responses that were not judged. They do not become samples.
         truncated_N: bool.
-        lengths_N: tokens that the model wrote.
-        mask: the recipe's ``advantage_mask``.
-        normalise_std: whether the loss row wants a division by the deviation.
-        k: of `pass_at_k`.
-        groups: the records themselves: problems, completions with their log-probs and versions, verdicts.
+        lengths_N: Number of tokens that the model sampled.
+        mask: The recipe's ``advantage_mask``.
+        normalise_std: Whether the loss row requires division by the standard deviation.
+        k: The k of `pass_at_k_gradient`.
+        groups: The records: problems, completions with log-probs and versions, verdicts.
     """
 
     rewards_N: Tensor
@@ -89,44 +90,45 @@ class AdvantageInputs(NamedTuple):
 
     @property
     def members_N(self) -> Tensor:
-        """``[N]`` bool: who is in a mean and a deviation. The mask `before` leaves truncated responses out."""
+        """Responses that enter a mean or a standard deviation, ``[N]`` bool. `before` excludes truncated ones."""
         return self.counted_N & ~self.truncated_N if self.mask == "before" else self.counted_N
 
     def given(self, advantages_N: Tensor) -> Tensor:
-        """``advantages_N`` of the members, 0 of all others; the mask `after` takes them from truncated responses."""
+        """Return ``advantages_N`` with 0 for non-members. With the mask `after` truncated responses get 0 too."""
         kept = self.members_N & ~self.truncated_N if self.mask == "after" else self.members_N
         return torch.where(kept, advantages_N, 0.0)
 
 
 Advantage: TypeAlias = Callable[[AdvantageInputs], Tensor]
-"""Gives one number a response, ``[N]``, the same for all its tokens; `AdvantageInputs.given` makes 0 of some."""
+"""Function that returns one advantage per response, ``[N]``, for all of its tokens. `AdvantageInputs.given` then sets
+some to 0."""
 
 
 # --- within each group -------------------------------------------------------------------------------------------
 
 
 def over_groups(a: AdvantageInputs, of: Callable[[Tensor], Tensor]) -> Tensor:
-    """``of`` the rewards of each group's members, ``[members]`` float64 to one number a member.
+    """Apply ``of`` to the rewards of each group's members: ``[members]`` float64 in, one number per member out.
 
-    What the recipe's ``advantage_mask`` does to truncated responses (section 2):
+    The recipe's ``advantage_mask`` decides what happens to truncated responses (section 2):
 
-    * ``none``: nothing, they are members with reward 0;
-    * ``before``: they are no members, and get 0;
+    * ``none``: they are ordinary members with reward 0.
+    * ``before``: they are not members, and get 0.
     * ``after``: they are members here, and get 0 at the end (`AdvantageInputs.given`).
 
-    A group with one member or none left, or with equal rewards, has advantages of exactly 0, never NaN. A group is a
-    draw, not a prompt.
+    A group with fewer than two members, or with equal rewards, gets advantages of exactly 0, never NaN. A group is one
+    draw of a prompt: two draws of a prompt are two groups.
 
     Returns:
         ``[N]`` float64.
     """
     rewards, members = a.rewards_N.to(torch.float64), a.members_N
     advantages = torch.zeros_like(rewards)
-    # one by one: members differ in number, and there are at most some hundred groups a step
+    # One group at a time: groups differ in size, and a step has at most a few hundred.
     for group in torch.unique(a.group_index_N):
         inside = members & (a.group_index_N == group)
         values = rewards[inside]
-        # Equal rewards are recognised as such, not by a float that should have come out as 0.
+        # Equality is tested on the rewards, because a float mean may not cancel to exactly 0.
         if len(values) < 2 or values.min() == values.max():
             continue
         advantages[inside] = of(values)
@@ -134,38 +136,40 @@ def over_groups(a: AdvantageInputs, of: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def centred(values: Tensor) -> Tensor:
-    """r - mean."""
+    """Return r - mean."""
     return values - values.mean()
 
 
 def group_relative(a: AdvantageInputs) -> Tensor:
-    """A = (r - mean) / (std + 1e-6) within each group (Eq. 2.5), or r - mean for rows like Dr. GRPO.
+    """Return A = (r - mean) / (std + 1e-6) within each group (Eq. 2.5), or r - mean for rows such as Dr. GRPO.
 
     Example: rewards 1, 0, 0, 1 have mean 0.5 and unbiased std 0.577, so A is about +-0.866.
     """
     if not a.normalise_std:
         return over_groups(a, centred)
-    # torch's std is the unbiased one, as in the released code
+    # torch computes the unbiased standard deviation, as the released code does.
     return over_groups(a, lambda values: centred(values) / (values.std() + STD_EPSILON))
 
 
 def leave_one_out(a: AdvantageInputs) -> Tensor:
-    """r_i minus the mean of the other members: RLOO (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740).
+    """Return r_i minus the mean of the other members: RLOO (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740).
 
-    That is n / (n - 1) times r - mean, an unbiased estimate: no response is in its own baseline.
+    This equals n / (n - 1) times r - mean. It is unbiased, because no response is in its own baseline.
     """
     return over_groups(a, lambda values: centred(values) * len(values) / (len(values) - 1))
 
 
 def max_likelihood(a: AdvantageInputs) -> Tensor:
-    """(r - mean) / mean: MaxRL (Tajwar et al. 2026, arXiv 2602.02710), towards the gradient of the log pass rate.
+    """Return (r - mean) / mean: MaxRL (Tajwar et al. 2026, arXiv 2602.02710), an estimate of the gradient of the log
+    pass rate.
 
-    With K of n right a right response has n / K - 1 and a wrong one -1: the mean of the right ones' gradients, less the
-    mean of all as a baseline. As a group without a right one has 0, the expectation is the gradient of log p, expanded
-    at 1, to order n - 1: (1 + (1-p) + ... + (1-p)^(n-2)) grad p. Problems that are solved rarely weigh most.
+    With K of n responses correct, a correct one gets n / K - 1 and a wrong one -1: the mean gradient of the correct
+    ones, with the mean over all as baseline. A group without a correct response gets 0. The expectation is therefore
+    the gradient of log p, expanded at 1, to order n - 1: (1 + (1-p) + ... + (1-p)^(n-2)) grad p. Rarely solved problems
+    get the largest weight.
 
     Raises:
-        ValueError: a negative reward; a pass rate has none.
+        ValueError: A reward is negative. A pass rate is never negative.
     """
     lowest = float(a.rewards_N[a.members_N].min()) if bool(a.members_N.any()) else 0.0
     if lowest < 0:
@@ -176,36 +180,39 @@ def max_likelihood(a: AdvantageInputs) -> Tensor:
     return over_groups(a, lambda values: centred(values) / values.mean())
 
 
-def pass_at_k(a: AdvantageInputs) -> Tensor:
-    """The unbiased gradient of pass@k, for graded rewards of max@k: PKPO's leave-one-out-minus-one form.
+def pass_at_k_gradient(a: AdvantageInputs) -> Tensor:
+    """Return the unbiased gradient of pass@k (of max@k for graded rewards): the leave-one-out-minus-one form of PKPO.
 
-    Walder and Karkhanis 2025, arXiv 2505.15201 (``sloo_minus_one``): over all sets of ``k`` members with i in it, the
-    mean of what i adds to the best of the others, n times as the reducers take a mean where the paper sums. All numbers
-    are 0 or positive: what adds nothing to any set has no gradient. A group with fewer than ``k`` members is taken with
-    as many as it has.
+    Walder and Karkhanis 2025, arXiv 2505.15201 (``sloo_minus_one``): over all sets of ``k`` members that contain i, the
+    mean of what i adds to the best of the others. It is multiplied by n, because the reducers take a mean where the
+    paper sums. No number is negative: a response that adds nothing to any set has no gradient. In a group with fewer
+    than ``k`` members, k is their number.
 
-    Example: one of four right and k = 2: the right one adds 1 in all 3 of the 6 pairs that it is in, 4 * 3 / 6 = 2.
+    Example: one of four is correct and k = 2. The correct one adds 1 in each of its 3 pairs, out of 6: 4 * 3 / 6 = 2.
     """
     return over_groups(a, lambda values: max_at_k(values, min(a.k, len(values))))
 
 
 def max_at_k(values: Tensor, k: int) -> Tensor:
-    """What each of n values adds to the best of k - 1 others: sum over the sets of k, over C(n, k), times n."""
+    """Return what each of n values adds to the best of k - 1 others: the sum over sets of k, divided by C(n, k), times
+    n.
+    """
     rising, order = values.sort()
-    # i adds to a set where it is the best of it, and then its distance to the second, which is j in C(j, k - 2) of them
+    # Value i adds to a set where it is the largest. It adds its distance to the second largest, j, which is second in
+    # C(j, k - 2) of these sets.
     seconds = torch.tensor([math.comb(j, k - 2) for j in range(len(values))], dtype=torch.float64)
     added = (seconds * (rising[:, None] - rising)).tril(-1).sum(1)
     return torch.empty_like(values).index_copy(0, order, added * len(values) / math.comb(len(values), k))
 
 
 # --- over the whole step -----------------------------------------------------------------------------------------
-# All surviving groups of a step are the batch: not a mini-batch, so that the split into SGD steps changes nothing.
+# The batch is all surviving groups of a step. It is not a mini-batch, so the split into updates changes nothing.
 
 
 def batch_deviation(a: AdvantageInputs) -> Tensor:
-    """(r - the group's mean) / the deviation of these over the batch's responses: ScaleRL (arXiv 2510.13786).
+    """Return (r - the group's mean) / the standard deviation of these over the batch: ScaleRL (arXiv 2510.13786).
 
-    The deviation is the unbiased one. A group with one right response weighs as its rewards do, not more.
+    The standard deviation is the unbiased one. A group with a single correct response is not scaled up.
     """
     advantages = over_groups(a, centred)
     spread = advantages[a.members_N].std() if int(a.members_N.sum()) > 1 else advantages.new_zeros(())
@@ -213,7 +220,7 @@ def batch_deviation(a: AdvantageInputs) -> Tensor:
 
 
 def over_tokens(a: AdvantageInputs, values_N: Tensor) -> Tensor:
-    """(value - mean) / (std + 1e-6), both over the tokens of all members: a longer response counts more in them."""
+    """Return (value - mean) / (std + 1e-6), both over the tokens of all members. Long responses count more."""
     weights = torch.where(a.members_N, a.lengths_N, 0).to(torch.float64)
     total = weights.sum().clamp(min=1)
     apart = values_N.to(torch.float64) - (weights * values_N).sum() / total
@@ -222,25 +229,28 @@ def over_tokens(a: AdvantageInputs, values_N: Tensor) -> Tensor:
 
 
 def reinforce_pp(a: AdvantageInputs) -> Tensor:
-    """Rewards less their mean over the batch, over its deviation: REINFORCE++ (Hu et al. 2025, arXiv 2501.03262 v9).
+    """Return rewards minus their batch mean, divided by their standard deviation: REINFORCE++ (Hu et al. 2025, arXiv
+    2501.03262 v9).
 
-    Mean and deviation (the population's) are over tokens, as the paper indexes them; its KL penalty inside the reward
-    is left out, the recipe's ``reference`` has its own. A group of equal rewards has an advantage here: it takes part
-    with ``reject_zero_advantage = false``.
+    Mean and (population) standard deviation are over tokens, as in the paper's indexing. Its KL penalty inside the
+    reward is left out, because the recipe's ``reference`` adds one to the loss. A group of equal rewards gets
+    advantages here, and takes part with ``reject_zero_advantage = false``.
     """
     return over_tokens(a, a.rewards_N)
 
 
 def reinforce_pp_baseline(a: AdvantageInputs) -> Tensor:
-    """Rewards less their group's mean, then as `reinforce_pp`: REINFORCE++ with baseline (arXiv 2501.03262 v9)."""
+    """Return rewards minus their group mean, normalised as in `reinforce_pp`: REINFORCE++ with baseline (arXiv
+    2501.03262 v9).
+    """
     return over_tokens(a, over_groups(a, centred))
 
 
 def advantage_of(reference: str) -> Advantage:
-    """The function that ``algorithm.advantage`` names.
+    """Return the function that ``algorithm.advantage`` names.
 
     Raises:
-        ValueError: an unknown name (with the known ones), or what it names is no function.
+        ValueError: The name is unknown (the message lists the known ones), or does not name a function.
     """
     found = resolve("advantage", reference)
     if not callable(found):
@@ -249,9 +259,9 @@ def advantage_of(reference: str) -> Advantage:
 
 
 def overlong_penalty(lengths_N: Tensor, limits_N: Tensor, buffer: int) -> Tensor:
-    """The soft punishment of long responses: 0 up to T - buffer tokens, from there linearly to -1 at T.
+    """Return the soft penalty for long responses: 0 up to T - buffer tokens, then linear down to -1 at T.
 
-    DAPO (Yu et al. 2025, arXiv 2503.14476, Eq. 13). ``limits_N`` is T of each response.
+    DAPO (Yu et al. 2025, arXiv 2503.14476, Eq. 13). ``limits_N`` is the T of each response.
     """
     return ((limits_N - buffer - lengths_N) / buffer).clamp(-1.0, 0.0)
 
@@ -265,19 +275,19 @@ def scored_advantages(
     k: int = 4,
     overlong_buffer: int | None = None,
 ) -> list[NDArray[np.float64]]:
-    """The advantages of records: one ``[G]`` float64 array a group, in the order given.
+    """Return the advantages of scored groups: one ``[G]`` float64 array per group, in the given order.
 
     Args:
-        groups: the surviving ones.
-        mask: what a truncated response is to its group.
-        normalise_std: of the loss row.
-        advantage: the function.
-        k: of `pass_at_k`.
-        overlong_buffer: tokens before T in which `overlong_penalty` is added to the rewards; None: nowhere. The records
-            keep their rewards, by which groups were rejected.
+        groups: The surviving groups.
+        mask: How truncated responses enter their group's statistics.
+        normalise_std: As in the loss row.
+        advantage: The advantage function.
+        k: The k of `pass_at_k_gradient`.
+        overlong_buffer: Number of tokens before T over which `overlong_penalty` is added to the rewards. None adds
+            nothing. The records keep their rewards, which decided the rejection.
 
     Raises:
-        ValueError: an unknown mask, or ``advantage`` gave something else than a finite number a response.
+        ValueError: The mask is unknown, or ``advantage`` did not return one finite number per response.
     """
     if mask not in get_args(AdvantageMask):
         raise ValueError(f"advantage mask must be none, before or after, got {mask!r}")
@@ -290,7 +300,7 @@ def scored_advantages(
         limits = torch.tensor([group.group.request.sampling.max_tokens for group in groups])
         limits_N = torch.repeat_interleave(limits, torch.tensor(sizes))
         rewards = rewards.to(torch.float64) + overlong_penalty(lengths, limits_N, overlong_buffer)
-    # all groups in one call, so that a function may look across them
+    # One call for all groups, so that a function may use statistics across groups.
     inputs = AdvantageInputs(
         rewards_N=rewards,
         group_index_N=torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(sizes)),
@@ -303,18 +313,17 @@ def scored_advantages(
         groups=groups,
     )
     found = advantage(inputs).to(torch.float64)
-    # who is no member may have been given anything
+    # The values of non-members are arbitrary until `given` sets them to 0.
     if found.shape != (sum(sizes),) or not bool(found[inputs.members_N].isfinite().all()):
-        raise ValueError(f"an advantage function must give {sum(sizes)} finite numbers, one a response; got {found}")
-    found = inputs.given(found)
-    return [part.numpy() for part in torch.split(found, sizes)]
+        raise ValueError(f"an advantage must return {sum(sizes)} finite numbers, one per response; got {found}")
+    return [part.numpy() for part in torch.split(inputs.given(found), sizes)]
 
 
 MinibatchMode: TypeAlias = Literal["keep_n_sgd", "keep_d_t"]
 
 
 class Signal(StrEnum):
-    """What a group's rewards can teach. Only ``MIXED`` groups are kept."""
+    """Learning signal of a group's rewards. Only ``MIXED`` groups are kept."""
 
     MIXED = "mixed"
     ALL_CORRECT = "all_correct"
@@ -323,27 +332,33 @@ class Signal(StrEnum):
 
 
 def group_signal(group: ScoredGroup, mask: AdvantageMask = "none") -> Signal:
-    """Whether a group has any non-zero advantage, and if not, why.
+    """Return whether a group has a non-zero advantage, and if not, why.
 
-    Decided by max = min over the rewards that enter the group's mean, never by comparing float
-    advantages. Under the mask ``before`` those are the rewards of the responses that were not truncated.
+    The test is max > min over the rewards that enter the group's mean. Float advantages are never compared. Under the
+    mask ``before`` these are the rewards of the responses that were not truncated.
     """
     members = group.counted & ~group.truncated if mask == "before" else group.counted
     rewards = group.rewards[members]
-    # one member is its own mean: A = 0, and the unbiased deviation is 0/0
+    # A single member equals its mean: A = 0, and the unbiased standard deviation is 0/0.
     if len(rewards) < 2:
         return Signal.TOO_FEW
     low, high = float(rewards.min()), float(rewards.max())
     if high > low:
         return Signal.MIXED
-    # by verdict: a graded reward may be the same for all and still not be right
+    # Decided by verdict, because equal graded rewards need not mean correct.
     return Signal.ALL_CORRECT if group.correct[members].all() else Signal.ALL_WRONG
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejection:
-    """Indices of the surviving groups, ascending, and how many were dropped because every counted reward is the same
-    and every response right, the same otherwise (0, or another score), or because fewer than two members count."""
+    """Indices of the surviving groups, ascending, and the numbers of groups dropped, by reason.
+
+    Attributes:
+        kept: Indices of the groups with different rewards.
+        all_correct: Groups whose counted responses are all correct.
+        all_wrong: Other groups with equal rewards (0 or another score).
+        too_few: Groups with fewer than two counted members.
+    """
 
     kept: tuple[int, ...]
     all_correct: int
@@ -352,11 +367,12 @@ class Rejection:
 
     @property
     def rejected(self) -> int:
+        """Number of groups that were dropped."""
         return self.all_correct + self.all_wrong + self.too_few
 
 
 def reject_zero_advantage(groups: Sequence[ScoredGroup], mask: AdvantageMask = "none") -> Rejection:
-    """Drop groups without signal: through the entropy and KL terms they would still weigh in."""
+    """Drop zero-advantage groups, which would still contribute through the entropy and KL terms."""
     signals = [group_signal(group, mask) for group in groups]
     return Rejection(
         kept=tuple(i for i, signal in enumerate(signals) if signal is Signal.MIXED),
@@ -367,10 +383,11 @@ def reject_zero_advantage(groups: Sequence[ScoredGroup], mask: AdvantageMask = "
 
 
 def select_refill(groups: Sequence[ScoredGroup], wanted: int, mask: AdvantageMask = "none") -> list[int]:
-    """Indices of the first ``wanted`` groups with signal, by the order in which they were issued.
+    """Return the indices of the first ``wanted`` groups with non-zero advantages, in the order in which they were
+    issued.
 
-    Give it every group issued so far, finished in whatever order: the order of finishing would favour
-    short responses, so the caller waits for a whole round before it selects.
+    Pass every group issued so far, in any order. The order of completion would favour short responses, so the caller
+    waits for a whole round before it selects.
     """
     if wanted < 0:
         raise ValueError(f"cannot select {wanted} groups")
@@ -387,30 +404,30 @@ def split_minibatches(
     mode: MinibatchMode,
     rng: np.random.Generator,
 ) -> list[list[int]]:
-    """Split the surviving groups of one pass into the groups of its SGD steps.
+    """Split the surviving groups of one pass over the rollout batch into mini-batches, one per update.
 
     Call it once for each of the N_reuse passes: every call draws a new split from ``rng``.
 
-    * ``keep_n_sgd``: D_R/D_T parts whose sizes differ by at most one group, whatever was rejected;
-      fewer groups than parts give one part a group, never an empty one.
-    * ``keep_d_t``: parts of D_T groups, the last one perhaps smaller, so that rejection lowers the number
-      of SGD steps, as in the released code.
+    * ``keep_n_sgd``: D_R / D_T parts, whatever was rejected. Their sizes differ by at most one group. With fewer groups
+      than parts there is one part per group, never an empty one.
+    * ``keep_d_t``: parts of D_T groups, the last one possibly smaller. Rejection then lowers the number of updates, as
+      in the released code.
 
     Args:
-        num_groups: survivors.
+        num_groups: Number of surviving groups.
         num_parts: D_R / D_T.
         prompts_per_part: D_T.
-        mode: which of the two stays as configured.
-        rng: source of the draw.
+        mode: Which of the two stays as configured.
+        rng: Random generator of the split.
 
     Returns:
-        Group indices of each part, ascending within a part; no parts when nothing survived.
+        Group indices of each part, ascending within a part. Empty if no group survived.
     """
     if num_parts < 1 or prompts_per_part < 1:
         raise ValueError(f"mini-batches need num_parts and prompts_per_part >= 1, got {num_parts}, {prompts_per_part}")
     if num_groups == 0:
         return []
-    # groups stay whole, since D_T counts prompts; which of them meet in an update is drawn
+    # Groups are never split, because D_T counts prompts. Which groups share an update is random.
     order = rng.permutation(num_groups)
     if mode == "keep_n_sgd":
         parts = np.array_split(order, min(num_parts, num_groups))

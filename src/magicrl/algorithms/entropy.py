@@ -1,4 +1,4 @@
-"""Entropy of a step's rollout buffer in nats per token (section 4), and who decides its coefficient alpha_k (3.2.5).
+"""Entropy of a step's rollout buffer in nats per token (section 4), and controllers of its coefficient alpha_k (3.2.5).
 
 ``entropy.controller`` names a function that makes an `EntropyController` from `ControllerSettings`.
 """
@@ -22,8 +22,13 @@ EntropyEstimator: TypeAlias = Literal["exact", "sampled"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntropyEstimate:
-    """Token-weighted mean entropy in nats, its standard error with tokens clustered by response (infinite with one
-    response), and the response tokens it was taken over."""
+    """Token-weighted mean entropy of a buffer.
+
+    Attributes:
+        mean: In nats per token.
+        standard_error: Standard error with tokens clustered by response. Infinite with one response.
+        tokens: Number of response tokens.
+    """
 
     mean: float
     standard_error: float
@@ -31,13 +36,14 @@ class EntropyEstimate:
 
 
 def clustered_mean(totals_N: NDArray[np.float64], lengths_N: NDArray[np.int64]) -> EntropyEstimate:
-    """Mean over tokens from each response's total, with an error that lets tokens of a response correlate.
+    """Return the mean over tokens from the total of each response, with an error that allows for correlation within
+    one.
 
-    The mean is a ratio of two sums over responses, sum S / sum L; its error comes from the residuals
-    S_i - mean * L_i (linearised ratio estimator). ``totals_N`` are the S_i, ``lengths_N`` the L_i.
+    The mean is the ratio of two sums over responses, sum S / sum L. Its error comes from the residuals S_i - mean * L_i
+    (linearised ratio estimator). ``totals_N`` are the S_i, ``lengths_N`` the L_i.
 
     Raises:
-        ValueError: no tokens.
+        ValueError: There are no tokens.
     """
     tokens = int(lengths_N.sum())
     if tokens == 0:
@@ -45,60 +51,61 @@ def clustered_mean(totals_N: NDArray[np.float64], lengths_N: NDArray[np.int64]) 
     mean = float(totals_N.sum()) / tokens
     count = len(totals_N)
     residuals = totals_N - mean * lengths_N
-    # n / (n - 1) as in a sample variance; one response alone shows no spread between responses
+    # n / (n - 1) as in a sample variance. A single response shows no spread between responses.
     spread = math.sqrt(float((residuals**2).sum()) * count / (count - 1)) if count > 1 else math.inf
     return EntropyEstimate(mean=mean, standard_error=spread / tokens, tokens=tokens)
 
 
 def measure_entropy(completions: Sequence[Completion], estimator: EntropyEstimator) -> EntropyEstimate | None:
-    """e_k over all sampled tokens of the buffer; give it every completion of the step, before rejection.
+    """Estimate e_k over all sampled tokens of the buffer. Pass every completion of the step, before rejection.
 
-    ``exact`` averages the full distribution's entropies that the engine recorded; None when it recorded
-    none. ``sampled`` averages -log-prob of the sampled tokens: unbiased at top_p = 1 as long as nothing was
-    selected by what was sampled.
+    ``exact`` averages the entropies of the full distribution that the engine recorded, and returns None if a completion
+    has none. ``sampled`` averages -log-prob of the sampled tokens. That is unbiased at top_p = 1, if no completion was
+    selected by its content.
     """
     if estimator == "sampled":
         return mean_entropy([-c.of_sampled(c.sampler_logprobs) for c in completions])
     if estimator != "exact":
         raise ValueError(f"entropy estimator must be exact or sampled, got {estimator!r}")
     known = [c.of_sampled(c.sampler_entropies) for c in completions if c.sampler_entropies is not None]
-    # all or nothing: a mean over the responses that happen to have entropies is not the buffer's
+    # All or none: the completions that happen to have entropies do not represent the buffer.
     return mean_entropy(known) if len(known) == len(completions) else None
 
 
 def mean_entropy(entropies: Sequence[NDArray[np.floating[Any]]]) -> EntropyEstimate:
-    """Token-weighted mean of ``[T]`` entropies, an array a response: those that a learner measured, for one."""
+    """Return the token-weighted mean of ``[T]`` entropies, one array per response."""
     totals = np.array([float(a.sum(dtype=np.float64)) for a in entropies])
     return clustered_mean(totals, np.array([len(a) for a in entropies], dtype=np.int64))
 
 
 @runtime_checkable
 class EntropyController(Protocol):
-    """Asked for alpha_k with the step's measured entropy, told that entropy once the step is done.
+    """Controller of the entropy coefficient. It returns alpha_k for a measured entropy, and observes that entropy after
+    the step.
 
-    It may also have ``coefficients(entropy)``, a mapping of further ones by name: they go into `Controls`, from there
-    to the loss row's surrogate, and into the metrics as ``entropy/coefficient/<name>``.
+    It may also have a method ``coefficients(entropy)`` that returns further coefficients by name. They go into
+    `Controls` and from there to the loss row's surrogate, and into the metrics as ``entropy/coefficient/<name>``.
     """
 
     def coefficient(self, entropy: float) -> float:
-        """alpha_k >= 0 for a step whose buffer has this entropy (nats per token). Changes nothing."""
+        """Return alpha_k >= 0 for a step whose buffer has this entropy (nats per token). This changes no state."""
         ...
 
     def observe(self, entropy: float) -> None:
-        """The step is done: one update per training step, whatever N_SGD is."""
+        """Update the state after a step: once per training step, whatever N_SGD is."""
         ...
 
     def state(self) -> dict[str, float | None]:
-        """What a checkpoint must hold, as JSON scalars."""
+        """Return the state that a checkpoint must hold, as JSON scalars."""
         ...
 
     def restore(self, state: Mapping[str, float | None]) -> None:
-        """Inverse of ``state``."""
+        """Restore what ``state`` returned."""
         ...
 
 
 class FixedEntropyController:
-    """alpha_k = alpha always."""
+    """Controller with a constant alpha."""
 
     def __init__(self, alpha: float) -> None:
         if not alpha >= 0:
@@ -119,16 +126,16 @@ class FixedEntropyController:
 
 
 class AdaptiveEntropyController:
-    """alpha_k = c_k * 1{e_k <= target}; c grows by D below the target and shrinks by D above it.
+    """Controller with alpha_k = c_k * 1{e_k <= target}, where c grows by D below the target and shrinks by D above it.
 
     c starts at 0 and is clamped to [0, c_max].
 
     Args:
         target: tgt, nats per token.
         step: D, change of c per training step.
-        c_max: ceiling of c.
-        lagged: decide by the entropy of the step before (the released code); the first step has alpha 0.
-        decrease_at_equality: also shrink c at e_k = target (the released code).
+        c_max: Upper limit of c.
+        lagged: Decide by the entropy of the previous step, as the released code does. The first step has alpha 0.
+        decrease_at_equality: Also shrink c at e_k = target, as the released code does.
     """
 
     def __init__(
@@ -151,26 +158,26 @@ class AdaptiveEntropyController:
         self.c_max = c_max
         self.lagged = lagged
         self.decrease_at_equality = decrease_at_equality
-        self.c = 0.0  # c_k, before the indicator
+        self.c = 0.0  # c_k, without the indicator
         self._previous: float | None = None
 
     def coefficient(self, entropy: float) -> float:
         assert math.isfinite(entropy), f"measured entropy is {entropy}"
         decisive = self._previous if self.lagged else entropy
-        # the indicator of alpha_k: c moves in every step, but is paid out at or below the target only
+        # c changes in every step, but alpha is not 0 only at or below the target.
         if decisive is None or decisive > self.target:
             return 0.0
         return self.c
 
     def observe(self, entropy: float) -> None:
         assert math.isfinite(entropy), f"measured entropy is {entropy}"
-        change = 0.0  # at the target, unless the released code's preset says otherwise
+        change = 0.0  # at the target, unless the preset of the released code is used
         if entropy < self.target:
             change = self.step
         elif entropy > self.target or self.decrease_at_equality:
             change = -self.step
-        # Without the floor the steps above the target would wind c negative, and the bonus would be a penalty just
-        # when entropy falls too low.
+        # Without the lower limit, steps above the target would make c negative, and the bonus a penalty just when
+        # entropy falls too low.
         self.c = min(max(self.c + change, 0.0), self.c_max)
         self._previous = entropy
 
@@ -187,18 +194,18 @@ class AdaptiveEntropyController:
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "report": {"target": 0.2, "step": 0.005},
-        # a step late and down at equality, as the released code is; but measured before rejection on all workers (D2)
+        # Lagged, and decreasing at equality, as in the released code. Entropy is measured before rejection (D2).
         "code": {"target": 0.2, "step": 1e-4, "c_max": 0.005, "lagged": True, "decrease_at_equality": True},
-        # Measured here on models of 0.1M parameters: a smaller D cannot keep up within 100 steps.
+        # Measured on models of 0.1M parameters: with a smaller D, c cannot follow within 100 steps.
         "small": {"target": 0.2, "step": 0.01, "c_max": 0.1},
     }
 )
-"""Arguments of the adaptive controller. ``report``: the report's; ``code``: the released code's; ``small``: for models
-far below a billion parameters."""
+"""Arguments of the adaptive controller: ``report`` as in the report, ``code`` as in the released code, ``small`` for
+models far below a billion parameters."""
 
 
 class ControllerSettings(NamedTuple):
-    """The recipe's ``[entropy]`` table as a controller is made from it; None where it says nothing."""
+    """Values of the recipe's ``[entropy]`` table, from which a controller is made. None where it sets none."""
 
     preset: str = "report"
     alpha: float | None = None
@@ -208,47 +215,47 @@ class ControllerSettings(NamedTuple):
 
 
 def no_control(s: ControllerSettings) -> EntropyController:
-    """``entropy.controller = "none"``."""
+    """Return the controller of ``entropy.controller = "none"``."""
     return FixedEntropyController(0.0)
 
 
 def fixed_control(s: ControllerSettings) -> EntropyController:
-    """``entropy.controller = "fixed"``, which needs ``alpha``."""
+    """Return the controller of ``entropy.controller = "fixed"``, which requires ``alpha``."""
     if s.alpha is None:
         raise ValueError('entropy.controller = "fixed" needs entropy.alpha')
     return FixedEntropyController(s.alpha)
 
 
 def adaptive_control(s: ControllerSettings) -> EntropyController:
-    """``entropy.controller = "adaptive"``; ``target``, ``step`` and ``maximum`` override the preset's."""
+    """Return the controller of ``entropy.controller = "adaptive"``. The settings override the preset."""
     if s.preset not in PRESETS:
         raise ValueError(f"unknown entropy.preset {s.preset!r}; known: {', '.join(PRESETS)}")
-    own = {"target": s.target, "step": s.step, "c_max": s.maximum}
-    given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-    return AdaptiveEntropyController(**{**PRESETS[s.preset], **given})
+    own: dict[str, Any] = {"target": s.target, "step": s.step, "c_max": s.maximum}
+    return AdaptiveEntropyController(**{**PRESETS[s.preset], **{name: x for name, x in own.items() if x is not None}})
 
 
 def make_controller(reference: str, settings: ControllerSettings | None = None) -> EntropyController:
-    """The controller that a recipe asks for.
+    """Return the controller that a recipe names.
 
     Raises:
-        ValueError: an unknown name (with the known ones), something that makes no controller, or a value out of range.
+        ValueError: The name is unknown (the message lists the known ones), makes no controller, or a value is out of
+            range.
     """
     make = resolve("controller", reference)
     made = make(settings or ControllerSettings()) if callable(make) else make
     if not isinstance(made, EntropyController):
         raise ValueError(
-            f"controller {reference!r} gave a {type(made).__name__}; it must be a function of ControllerSettings that "
-            "returns an object with coefficient, observe, state and restore"
+            f"controller {reference!r} returned a {type(made).__name__}; it must be a function of ControllerSettings "
+            "that returns an object with coefficient, observe, state and restore"
         )
     return made
 
 
 def coefficients_of(controller: EntropyController, entropy: float) -> dict[str, float]:
-    """A controller's further coefficients, {} for one without ``coefficients(entropy)``.
+    """Return a controller's further coefficients, {} if it has no ``coefficients(entropy)``.
 
     Raises:
-        ValueError: one of them is no finite number.
+        ValueError: A coefficient is not a finite number.
     """
     ask = getattr(controller, "coefficients", None)
     found: dict[str, float] = {} if ask is None else {str(name): float(value) for name, value in ask(entropy).items()}

@@ -1,4 +1,4 @@
-"""Which problems are worth sampling: the offline and the online filter (recipe, section 3)."""
+"""Filters that drop problems not worth sampling: the offline and the online filter (recipe, section 3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from magicrl.records import ScoredGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassCount:
-    """Correct responses among those that were judged (a truncated response is judged, and wrong)."""
+    """Correct responses among the judged ones. A truncated response is judged, and wrong."""
 
     correct: int
     counted: int
@@ -20,23 +20,32 @@ class PassCount:
 
     @staticmethod
     def of(group: ScoredGroup) -> PassCount:
-        # `correct` is False where a response was cut or not judged
+        """Return the counts of one group."""
+        # `correct` is False for a response that was truncated or not judged.
         return PassCount(correct=int(group.correct.sum()), counted=int(group.counted.sum()))
 
     @property
     def all_correct(self) -> bool:
-        # 0 of 0 is not solved: nobody could judge it
+        """Whether all judged responses are correct. 0 of 0 does not count as solved."""
         return 0 < self.counted == self.correct
 
     @property
     def all_wrong(self) -> bool:
+        """Whether there are judged responses and all are wrong."""
         return self.counted > 0 and self.correct == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilterResult:
-    """Keys of the problems that stay and of those that go, in the order given; and why these go: how many were always
-    correct, never correct, not judged at all."""
+    """Keys of the problems that a filter keeps and removes, in the given order, and the reasons.
+
+    Attributes:
+        kept: Keys that remain.
+        removed: Keys that were removed.
+        all_correct: Number of removed problems that were always solved.
+        all_wrong: Number of removed problems that were never solved.
+        not_judged: Number of removed problems without a judged response.
+    """
 
     kept: tuple[str, ...]
     removed: tuple[str, ...]
@@ -46,38 +55,38 @@ class FilterResult:
 
 
 def offline_filter(counts: Mapping[str, PassCount]) -> FilterResult:
-    """Drop the problems on which the start model was right never (0/N) or always (N/N).
+    """Drop the problems that the initial checkpoint solved never (0/N) or always (N/N).
 
-    N is the number of judged responses. A problem with none is dropped too: nothing shows that it can be judged.
+    N is the number of judged responses. A problem without one is dropped too, because it may not be possible to judge
+    it.
 
     Raises:
-        ValueError: nothing is left.
+        ValueError: No problem remains.
     """
     return _without(counts, lambda c: c.all_correct or c.correct == 0, "offline difficulty filter")
 
 
 def online_filter(last_visits: Mapping[str, PassCount], problems: Iterable[str]) -> FilterResult:
-    """At a stage's start drop the prompts that the actor had wholly solved at their last visit.
+    """Drop, at the start of a stage, the prompts that the policy solved completely at their last visit.
 
-    A prompt is solved when every counted response of its last visit in the stage before was correct
-    (the report says "correctness was 1"; this is that at the sample level). Prompts that were not visited
-    stay.
+    A prompt is solved if every counted response of its last visit in the previous stage was correct (the report says
+    "correctness was 1", which this states per sample). Prompts without a visit stay.
 
     Args:
         last_visits: ``VisitRecord.last_visits()`` of the stage that ended.
-        problems: keys of the present training set; a key that stands twice is one problem.
+        problems: Keys of the current training set. A repeated key is one problem.
 
     Raises:
-        ValueError: nothing is left.
+        ValueError: No problem remains.
     """
-    # 0 of 0 is not all correct, so a prompt without a visit stays
+    # 0 of 0 is not all correct, so a prompt without a visit stays.
     nothing = PassCount(correct=0, counted=0)
     counts = {problem: last_visits.get(problem, nothing) for problem in problems}
     return _without(counts, lambda c: c.all_correct, "online filter")
 
 
 def _without(counts: Mapping[str, PassCount], unwanted: Callable[[PassCount], bool], what: str) -> FilterResult:
-    # in the order of the problems, so that what stays keeps its order
+    # In the order of the problems, so that the remaining ones keep it.
     gone = {problem: c for problem, c in counts.items() if unwanted(c)}
     result = FilterResult(
         kept=tuple(problem for problem in counts if problem not in gone),
@@ -95,31 +104,33 @@ def _without(counts: Mapping[str, PassCount], unwanted: Callable[[PassCount], bo
 
 
 class VisitRecord:
-    """Remembers, for the online filter, how each prompt fared at its last visit of the present stage."""
+    """Result of each prompt at its last visit in the current stage, for the online filter."""
 
     def __init__(self) -> None:
         self._visits: dict[str, tuple[int, PassCount]] = {}
 
     def observe(self, group: ScoredGroup) -> None:
-        """Note one scored group, kept or rejected. A visit without a judged response says nothing."""
+        """Record one scored group, kept or rejected. A visit without a judged response is ignored."""
         count, request = PassCount.of(group), group.group.request
         before = self._visits.get(request.problem.key)
-        # of two draws of a prompt the one with the larger number is the later visit, whichever finished first
+        # The draw with the larger number is the later visit, whichever finished first.
         if count.counted and (before is None or before[0] <= request.draw):
             self._visits[request.problem.key] = (request.draw, count)
 
     def last_visits(self) -> dict[str, PassCount]:
+        """Return the counts of the last visit by problem key."""
         return {problem: count for problem, (_, count) in self._visits.items()}
 
     def clear(self) -> None:
-        """A new stage begins."""
+        """Forget all visits, at the start of a stage."""
         self._visits.clear()
 
     def state(self) -> dict[str, list[int]]:
-        """JSON: problem key -> [draw, correct, counted]."""
+        """Return the visits as JSON: problem key -> [draw, correct, counted]."""
         return {problem: [draw, c.correct, c.counted] for problem, (draw, c) in self._visits.items()}
 
     def restore(self, state: Mapping[str, list[int]]) -> None:
+        """Restore what ``state`` returned."""
         self._visits = {
             problem: (draw, PassCount(correct=correct, counted=counted))
             for problem, (draw, correct, counted) in state.items()
@@ -127,14 +138,14 @@ class VisitRecord:
 
 
 def accuracy_over_all(accuracy: float, kept: int, *, removed_correct: int) -> float:
-    """Training accuracy as it would be had the online filter removed nothing.
+    """Return the training accuracy as it would be without the online filter.
 
-    A removed prompt counts as solved, so that taking the solved ones away does not look like a fall of accuracy.
+    A removed prompt counts as solved, so that removing solved prompts does not look like a loss of accuracy.
 
     Args:
-        accuracy: mean before rejection over the prompts that are still drawn.
-        kept: number of those prompts.
-        removed_correct: prompts removed as always correct.
+        accuracy: Mean before rejection over the prompts that are still drawn.
+        kept: Number of these prompts.
+        removed_correct: Number of prompts removed as always correct.
     """
     total = kept + removed_correct
     if total == 0:

@@ -1,7 +1,7 @@
-"""The loss of a micro-batch (Eq. 3.1), the same for every row of `magicrl.algorithms.losses`: k3, sums, metrics.
+"""The loss of a micro-batch (Eq. 3.1) for any row of `magicrl.algorithms.losses`: k3, weighted sums, metrics.
 
-Tokens are packed: all arrays are 1-D over the response tokens of a micro-batch, and ``sample_index`` says
-which response a token belongs to. A response is never split over two micro-batches.
+Tokens are packed: all arrays are 1-D over the response tokens of a micro-batch, and ``sample_index`` is the response of
+each token. A response is never split over two micro-batches.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,27 +26,30 @@ from magicrl.algorithms.losses import (
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Per-token k3 = r - log r - 1 with r = pi_ref / pi_theta, in nats (section 2).
+    """Return k3 = r - log r - 1 per token with r = pi_ref / pi_theta, in nats (section 2).
 
-    Its mean over tokens drawn from pi_theta is KL(pi_theta || pi_ref); it is never negative. Computed as
-    expm1(d) - d, which keeps its digits when the two policies nearly agree.
+    Its mean over tokens sampled from pi_theta is KL(pi_theta || pi_ref), and it is never negative. It is computed as
+    expm1(d) - d, which stays precise when the two policies nearly agree.
 
     Args:
-        logprobs: ``[tokens]`` of the policy in training; gradients flow through these.
-        ref_logprobs: ``[tokens]`` of the frozen reference.
+        logprobs: ``[tokens]`` of the policy in training, with gradient.
+        ref_logprobs: ``[tokens]`` of the frozen reference model.
     """
-    # from above alone: expm1 of a very negative number is -1, and the linear term must keep its gradient
+    # Clamped only from above: expm1 of a very negative number is -1, and the linear term must keep its gradient.
     log_r = (ref_logprobs - logprobs).clamp(max=MAX_LOG_RATIO)
     return log_r.expm1() - log_r
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossInputs:
-    """A micro-batch as the loss sees it, ``[tokens]`` each as in `SurrogateInputs`.
+    """Inputs of the loss of one micro-batch, ``[tokens]`` each as in `SurrogateInputs`. Log-probs are float32 or
+    float64.
 
-    ``old_logprobs`` is None with one SGD step a training step, where rho is exactly 1; ``sampler_logprobs`` where there
-    was no engine (supervised training). A token that ``policy_mask`` leaves out of the policy term stays in the entropy
-    and KL terms and in every denominator. Log-probs are float32 or float64.
+    Attributes:
+        old_logprobs: None with one update per training step, where rho is exactly 1.
+        sampler_logprobs: None without an engine (supervised fine-tuning).
+        policy_mask: A token that it excludes from the policy term stays in the entropy and KL terms and in every
+            denominator.
     """
 
     logprobs: Tensor
@@ -64,13 +67,13 @@ class LossInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossOutputs:
-    """What the loss of one micro-batch gives.
+    """Loss and metrics of one micro-batch.
 
     Attributes:
-        loss: 0-d with gradient: this micro-batch's additive share of the mini-batch's loss.
+        loss: 0-d with gradient: the micro-batch's additive share of the mini-batch's loss.
         clipped: ``[tokens]`` bool.
-        ratio: ``[tokens]`` rho (the response's for sequence-level rows), without gradient.
-        metrics: sums that add over micro-batches.
+        ratio: ``[tokens]`` rho (of the response for sequence-level rows), without gradient.
+        metrics: Sums that add up over micro-batches.
     """
 
     loss: Tensor
@@ -93,25 +96,37 @@ def loss_terms(
     correction: Correction = NONE,
     correction_cap: float = 2.0,
 ) -> LossOutputs:
-    """A micro-batch's share of Eq. 3.1: sum of w * [-(policy + alpha * H) + beta * k3].
+    """Return a micro-batch's share of Eq. 3.1: the sum of w * [-(policy + alpha * H) + beta * k3].
 
-    All three terms take the same weights, so a response whose advantage is 0 (a masked one) still
-    counts in the denominator and in the entropy and KL terms. With alpha or beta 0 these are only measured.
+    All three terms have the same weights. A response with advantage 0 (a masked one) thus still counts in the
+    denominator and in the entropy and KL terms. With alpha or beta 0 these terms are only measured.
 
     Args:
-        row: a row of ``LOSSES``.
-        inputs: the micro-batch.
-        token_weights: ``[tokens]`` weights of the whole mini-batch's reducer: ``response_weights`` of this
-            micro-batch's responses, indexed by ``sample_index``.
+        row: A row of ``LOSSES``, or a custom one.
+        inputs: The micro-batch.
+        token_weights: ``[tokens]`` reducer weights of the whole mini-batch: its ``response_weights``, indexed by
+            ``sample_index``.
+        alpha: Coefficient of the entropy.
+        beta: Coefficient of k3.
+        clip_low: eps_low.
+        clip_high: eps_high.
+        coefficients: Further coefficients of the controller, by name.
+        statistics: Result of the row's ``statistics`` for the mini-batch.
+        correction: Sampler correction.
+        correction_cap: Its cap.
 
     Raises:
-        ValueError: a term is asked for whose inputs are missing.
+        ValueError: The inputs of a requested term are missing.
     """
     _check(row, inputs, alpha=alpha, beta=beta, correction=correction)
     mask, own = inputs.loss_mask, _loss_tokens_only(inputs)
     assert own.old_logprobs is not None
     weights = torch.where(mask, token_weights, 0.0).to(own.logprobs.dtype)
-    ratio = _ratio(own.logprobs, own.old_logprobs, inputs, row.ratio_level)
+    log_ratio = (own.logprobs - own.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if row.ratio_level == "sequence":
+        # The geometric mean over the response takes the place of each token's ratio.
+        log_ratio = _response_mean(log_ratio, mask, inputs.sample_index)
+    ratio = log_ratio.exp()
     shared: dict[str, Any] = {name: getattr(own, name) for name in CorrectionInputs._fields if name != "cap"}
     surrogate = row.surrogate(
         SurrogateInputs(
@@ -130,7 +145,8 @@ def loss_terms(
     corrected = correction_weights(correction, CorrectionInputs(cap=correction_cap, **shared))
     kl = None if own.ref_logprobs is None else k3(own.logprobs, own.ref_logprobs)
 
-    # the correction weighs the policy term alone: what it leaves out stays in T_k and in the entropy and KL terms
+    # The correction applies only to the policy term. Tokens that it excludes stay in T_k and in the entropy and KL
+    # terms.
     policy_loss = -(weights * corrected * surrogate.values).sum()
     loss = policy_loss
     if alpha and own.entropy is not None:
@@ -145,14 +161,14 @@ def loss_terms(
 
 
 def _loss_tokens_only(inputs: LossInputs) -> LossInputs:
-    """The inputs with 0 at every token without loss, and all of the policies that the ratios compare."""
+    """Return the inputs with 0 at tokens without loss, and with log-probs of all policies that the ratios compare."""
 
-    # A select, not a product: whatever stands at a token without loss (even inf) must not reach the sum.
+    # A select, not a product: a value at a token without loss (even inf) must not reach the sum.
     def select(values: Tensor | None, otherwise: Tensor | None = None) -> Tensor | None:
         return otherwise if values is None else torch.where(inputs.loss_mask, values, 0.0)
 
     logprobs = torch.where(inputs.loss_mask, inputs.logprobs, 0.0)
-    # one SGD step: the policy is its own denominator, so rho is exactly 1 and its gradient is that of log pi
+    # With one update the policy is its own denominator: rho is exactly 1, and its gradient is that of log pi.
     old = select(inputs.old_logprobs, logprobs.detach())
     return replace(
         inputs,
@@ -166,7 +182,7 @@ def _loss_tokens_only(inputs: LossInputs) -> LossInputs:
 
 def _check(row: LossRow, inputs: LossInputs, *, alpha: float, beta: float, correction: Correction) -> None:
     tokens = inputs.logprobs.shape
-    for name in (each.name for each in fields(inputs)):
+    for name in (field.name for field in fields(inputs)):
         value = getattr(inputs, name)
         assert value is None or value.shape == tokens, f"{name} has shape {tuple(value.shape)}, not {tuple(tokens)}"
     assert inputs.logprobs.dtype in (torch.float32, torch.float64), f"log-probs must not be {inputs.logprobs.dtype}"
@@ -180,17 +196,9 @@ def _check(row: LossRow, inputs: LossInputs, *, alpha: float, beta: float, corre
         raise ValueError("the loss needs the reference's log-probs")
 
 
-def _ratio(logprobs: Tensor, old_logprobs: Tensor, inputs: LossInputs, level: Literal["token", "sequence"]) -> Tensor:
-    """rho of every token, or the geometric mean of its response's."""
-    log_ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    if level == "sequence":
-        log_ratio = _response_mean(log_ratio, inputs.loss_mask, inputs.sample_index)
-    return log_ratio.exp()
-
-
 def _response_mean(values: Tensor, mask: Tensor, sample_index: Tensor) -> Tensor:
-    """Each token gets the mean of ``values`` over the loss tokens of its response."""
-    # There are at most as many responses as tokens: no need to ask the device how many.
+    """Return for each token the mean of ``values`` over the loss tokens of its response."""
+    # The number of tokens bounds that of responses. Reading the exact number would synchronise with the device.
     zeros = torch.zeros_like(values)
     totals = zeros.index_add(0, sample_index, torch.where(mask, values, 0.0))
     counts = zeros.detach().index_add(0, sample_index, mask.to(values.dtype))
@@ -205,7 +213,7 @@ def _measure(
     *,
     corrected_by: Correction,
 ) -> LossMetrics:
-    """Sums and extremes over the loss tokens, in float64 so that their order does not show."""
+    """Return sums and extremes over the loss tokens, in float64 so that the order of addition does not matter."""
     mask, ratio, corrected = own.loss_mask, per_token["ratio"], per_token["correction"]
     assert own.old_logprobs is not None
     assert own.sampler_logprobs is not None
@@ -216,14 +224,14 @@ def _measure(
         return torch.where(mask, values.to(torch.float64), nothing)
 
     def padded(values: Tensor, nothing: float) -> Tensor:
-        # One entry more than there are tokens, so that an empty micro-batch has extremes too.
+        # One extra entry, so that an empty micro-batch has extremes too.
         return torch.nn.functional.pad(known(values, nothing), (0, 1), value=nothing)
 
     summed = {
         **per_token,
         "kl_tokens": None if per_token["kl"] is None else mask,
         "sampler_gap": log_gap.abs(),
-        # k3 with r = pi_old / pi_sampler: the sampler drew the tokens, so its mean is KL(sampler || learner)
+        # k3 with r = pi_old / pi_sampler. The sampler drew the tokens, so its mean is KL(sampler || learner).
         "sampler_kl": log_gap.clamp(max=MAX_LOG_RATIO).expm1() - log_gap,
         "corrected": None if corrected_by is NONE else corrected != log_gap.exp(),
     }
@@ -243,11 +251,12 @@ def _measure(
 class LossMetrics:
     """Sums and extremes over the loss tokens of one or more micro-batches.
 
-    0-d float64 tensors without gradient, left on their device: reading costs one synchronisation a mini-batch.
+    They are 0-d float64 tensors without gradient on their device, so that reading them costs one synchronisation per
+    mini-batch.
 
     Attributes:
-        sums: add over micro-batches: ``loss``, ``policy_loss`` (already weighted shares), and plain sums over
-            loss tokens: ``tokens``, ``clipped``, ``ratio``, ``entropy``, ``kl``, ``kl_tokens`` (those with a
+        sums: Values that add up over micro-batches: ``loss`` and ``policy_loss`` (weighted shares), and plain sums over
+            loss tokens: ``tokens``, ``clipped``, ``ratio``, ``entropy``, ``kl``, ``kl_tokens`` (tokens with a
             reference), ``sampler_gap``, ``sampler_kl``, ``correction``, ``corrected``.
         maxima: ``ratio``, ``sampler_gap``.
         minima: ``ratio``.
@@ -259,7 +268,7 @@ class LossMetrics:
 
     @staticmethod
     def merge(parts: Sequence[LossMetrics]) -> LossMetrics:
-        """The metrics of all parts together, in any order of the parts."""
+        """Merge the metrics of several parts, in any order."""
         assert parts, "nothing to merge"
         first = parts[0]
         return LossMetrics(
@@ -269,11 +278,11 @@ class LossMetrics:
         )
 
     def values(self) -> dict[str, float]:
-        """Readable numbers: means are over the loss tokens merged so far.
+        """Return the metrics as numbers. Means are over the loss tokens merged so far.
 
-        ``clip_ratio`` is the share of clipped tokens, ``sampler_gap_*`` the absolute difference of old and
-        sampler log-probs, ``sampler_kl`` the k3 estimate of KL(sampler || learner), ``corrected_ratio`` the
-        share of tokens that a sampler correction capped or masked. ``kl`` is there only with a reference.
+        ``clip_ratio`` is the share of clipped tokens, ``sampler_gap_*`` the absolute difference of old and sampler
+        log-probs, ``sampler_kl`` the k3 estimate of KL(sampler || learner), ``corrected_ratio`` the share of tokens
+        that a sampler correction capped or masked. ``kl`` exists only with a reference model.
         """
         total = {k: float(v) for k, v in self.sums.items()}
         tokens = max(total["tokens"], 1.0)
