@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from magicrl.models.packing import PackedContext, SharedLayout, SharedPromptContext
 from magicrl.models.scorer import PolicyScorer
 from magicrl.models.scores import PLAIN, ScoreRules
-from magicrl.models.varlen import capability_of, serves
+from magicrl.models.varlen import capability_of, supports_varlen
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 LENGTHS = (1, 700, 33, 1500, 64, 257, 128, 5)
@@ -33,7 +33,7 @@ def test_the_kernel_is_as_near_to_float32_as_buckets(
     dtype: torch.dtype, heads: int, kv_heads: int, width: int, rules: ScoreRules, shared: bool
 ) -> None:
     context, tokens = context_of(shared)
-    assert serves(capability_of(torch.device("cuda")), dtype, (width, width), rules, max(LENGTHS))
+    assert supports_varlen(capability_of(torch.device("cuda")), dtype, (width, width), rules, max(LENGTHS))
     generator = torch.Generator("cuda").manual_seed(0)
     given = [torch.randn(1, tokens, n, width, generator=generator, device="cuda") for n in (heads, kv_heads, kv_heads)]
     pull = torch.randn(1, tokens, heads, width, generator=generator, device="cuda")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from magicrl.models import cpu_kernels
-from magicrl.models.kv_cache import CacheShape, DecodeAttention, LayerShape, SlotCache
+from magicrl.models.kv_cache import CacheShape, DecodeAttention, SlotCache
 from magicrl.models.scores import ScoreRules
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ class Step:
         torch.manual_seed(0)
         random = np.random.default_rng(0)
         rows = len(prompts) * members
-        kind = LayerShape(kv_heads=kv_heads, key_dim=dim, value_dim=dim)
+        kind = (kv_heads, dim, dim)
         self.cache = SlotCache(CacheShape(attending={0: kind}, dtype=BF16), rows, max(prompts), longest + 1, CPU)
         for store in (self.cache.prompts, self.cache.responses):
             for block in store.keys[0] + store.values[0]:
@@ -220,11 +220,11 @@ def test_a_heads_gradient_is_the_formulas(width: int, slope: bool) -> None:
 
 
 def test_other_tensors_are_not_served() -> None:
-    assert not cpu_kernels.serves(torch.float32, CPU, 64)
-    assert not cpu_kernels.serves(BF16, torch.device("meta"), 64)
-    assert not cpu_kernels.serves(BF16, CPU, 48)
-    assert not cpu_kernels.serves(BF16, CPU, None)
-    shapes = {0: LayerShape(kv_heads=1, key_dim=64, value_dim=32)}
+    assert not cpu_kernels.has_kernels(torch.float32, CPU, 64)
+    assert not cpu_kernels.has_kernels(BF16, torch.device("meta"), 64)
+    assert not cpu_kernels.has_kernels(BF16, CPU, 48)
+    assert not cpu_kernels.has_kernels(BF16, CPU, None)
+    shapes = {0: (1, 64, 32)}
     assert CacheShape(attending=shapes, dtype=BF16).head_dim is None
 
 
@@ -278,7 +278,7 @@ class TestMaking:
     ) -> None:
         monkeypatch.setattr(cpu_kernels, "_FEATURES", ())
         if flag is None:
-            monkeypatch.setattr(cpu_kernels, "_PATIENCE", 1e-3)
+            monkeypatch.setattr(cpu_kernels, "_COMPILER_TIMEOUT", 1e-3)
         else:
             monkeypatch.setattr(cpu_kernels, "_FLAGS", (flag,))
         assert cpu_kernels.library() is None

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from magicrl.models import cpu_kernels, cpu_rows
-from magicrl.models.cpu_rows import KernelRow, attend_row, serves
+from magicrl.models.cpu_rows import CpuRow, attend_row, supports_row
 from magicrl.models.packing import PackedContext, SharedLayout, SharedPromptContext
 from magicrl.models.scorer import PolicyScorer
 from magicrl.models.scores import EXACT, PLAIN, ScoreRules
@@ -103,7 +103,7 @@ def test_bits_depend_on_neither_threads_nor_other_sequences() -> None:
 def test_a_prompts_keys_get_the_gradients_of_all_their_responses() -> None:
     """Families are told by their first key, in whatever order their sequences stand."""
     places = np.r_[0:2, 2:5, 0:2, 5, 2:5, 6:8, 0:2, 8:12]
-    _, source, bounds = KernelRow([2, 3, 1, 2, 4], [2, 3, 3, 5, 6], places)._tables
+    _, source, bounds = CpuRow([2, 3, 1, 2, 4], [2, 3, 3, 5, 6], places)._tables
     assert bounds.tolist() == [0, 3, 5], "the first prompt with its two responses, the second with its one"
     assert len(source) == 19
     given = row_of((2, 1, 32), 12)
@@ -138,14 +138,14 @@ def test_what_is_not_finite_reaches_who_sees_it_alone() -> None:
 def test_which_layers_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     q, _, v = row_of((2, 1, 64), 10)
     ours = cpu_kernels.missing() is None
-    assert serves(q, v, PLAIN, 10) is ours
-    assert serves(q, v, ScoreRules(window=10), 10) is ours
+    assert supports_row(q, v, PLAIN, 10) is ours
+    assert supports_row(q, v, ScoreRules(window=10), 10) is ours
     for rules in (EXACT, ScoreRules(window=9), ScoreRules(softcap=5.0), ScoreRules(sinks=torch.zeros(2))):
-        assert not serves(q, v, rules, 10)
-    assert not serves(q.float(), v.float(), PLAIN, 10)
-    assert not serves(q, v[..., :32], PLAIN, 10)
+        assert not supports_row(q, v, rules, 10)
+    assert not supports_row(q.float(), v.float(), PLAIN, 10)
+    assert not supports_row(q, v[..., :32], PLAIN, 10)
     monkeypatch.setattr(cpu_kernels, "library", lambda: None)
-    assert not serves(q, v, PLAIN, 10)
+    assert not supports_row(q, v, PLAIN, 10)
     out = PackedContext([10]).attend(0, *row_of((2, 1, 64), 10), 0.2)  # torch's
     torch.testing.assert_close(
         out.double(), reference(PackedContext([10]), row_of((2, 1, 64), 10), 0.2), rtol=2**-6, atol=2**-6
@@ -181,5 +181,5 @@ def test_layers_that_are_computed_anew_keep_attention(monkeypatch: pytest.Monkey
 def test_the_operator_is_sound() -> None:
     """torch's own checks of an operator: schema, autograd registration."""
     q, k, v = (x[0].detach().transpose(0, 1).requires_grad_() for x in row_of((2, 1, 32), 6))
-    tables = KernelRow([4, 2])._tables
+    tables = CpuRow([4, 2])._tables
     torch.library.opcheck(attend_row, (q, k, v, *tables, 0.2), test_utils=("test_schema", "test_autograd_registration"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from magicrl.models import kv_cache
 from magicrl.models.kv_cache import (
     DecodeAttention,
-    LayerShape,
     PrefillAttention,
-    PromptRun,
     SlotCache,
     probe_cache_shape,
 )
 from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.models.recurrent import State
+from magicrl.models.recurrent import RecurrentState
 
 CPU = torch.device("cpu")
 CONFIG = Qwen3Config(**SIZES | {"num_hidden_layers": 3}, head_dim=12)
@@ -42,7 +41,7 @@ def models() -> tuple[Any, Any]:
 
 def test_the_probe_finds_the_shape(models: tuple[Any, Any]) -> None:
     shape = probe_cache_shape(models[0], CPU)
-    assert shape.attending == dict.fromkeys(range(3), LayerShape(kv_heads=2, key_dim=12, value_dim=12))
+    assert shape.attending == dict.fromkeys(range(3), (2, 12, 12))
     assert shape.bytes_per_token == 3 * 2 * 24 * 8
 
 
@@ -67,13 +66,8 @@ class Sequences:
 
     def prefill(self) -> Tensor:
         """Logits of all prompts, which are packed by length."""
-        runs: list[PromptRun] = []
         packed: list[int] = sorted(range(len(self.prompts)), key=lambda slot: len(self.prompts[slot]))
-        start = 0
-        for length in sorted({len(p) for p in self.prompts}):
-            slots = tuple(slot for slot in packed if len(self.prompts[slot]) == length)
-            runs.append(PromptRun(start=start, length=length, slots=slots))
-            start += length * len(slots)
+        runs = [(length, list(slots)) for length, slots in groupby(packed, key=lambda slot: len(self.prompts[slot]))]
         ids = torch.cat([self.prompts[slot] for slot in packed])
         places = torch.cat([torch.arange(len(self.prompts[slot])) for slot in packed])
         found = logits_of(self.model, ids, places, PrefillAttention(self.cache, runs))
@@ -147,7 +141,7 @@ class Odd(torch.nn.Module):
         for layer, heads in ((1, 1), (3, 2)):
             x = torch.zeros(1, heads, 1, 4, dtype=getattr(self, "dtypes", {}).get(layer))
             attention_context.attend(layer, x, x, x, 1.0)
-        state = State(torch.zeros(1, 6, 3), torch.zeros(1, 2, 4, 5, dtype=torch.float64))
+        state = RecurrentState(torch.zeros(1, 6, 3), torch.zeros(1, 2, 4, 5, dtype=torch.float64))
         attention_context.carry(2, torch.zeros(1, 1, 8), lambda x, _: (x, state))
 
 

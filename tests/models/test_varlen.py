@@ -16,7 +16,7 @@ from varlen_kernel import Call, kernel_on_cpu
 from magicrl.models.packing import PackedContext, SharedLayout, SharedPromptContext
 from magicrl.models.scorer import PolicyScorer
 from magicrl.models.scores import EXACT, PLAIN, ScoreRules
-from magicrl.models.varlen import capability_of, serves
+from magicrl.models.varlen import capability_of, supports_varlen
 from magicrl.records import TrainSample
 
 Calls = tuple[list[Call], list[Call]]
@@ -59,7 +59,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
 )
 def test_which_layers_go_to_the_kernel(expected: bool, changed: dict[str, Any]) -> None:
     plain = {"capability": (9, 0), "dtype": torch.bfloat16, "widths": (128, 128), "rules": PLAIN, "longest": 100}
-    assert serves(**plain | changed) is expected
+    assert supports_varlen(**plain | changed) is expected
 
 
 def test_a_cpu_has_no_such_kernel() -> None:

@@ -1,1 +1,1 @@
-"""Loading and saving HF models, packed attention, the fused log-prob/entropy head, the tiny reasoner."""
+"""Hugging Face models for training and sampling: loading, packed attention, KV cache, decoding, fused head, kernels."""

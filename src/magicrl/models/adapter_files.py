@@ -1,7 +1,7 @@
-"""LoRA adapters as PEFT keeps them: a folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
+"""LoRA adapter folders in PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-PEFT, transformers and vLLM read it. Tensors are named after the layers, ``base_model.model.LAYER.lora_A.weight``
-(``[rank, inputs]``) and ``.lora_B.weight`` (``[outputs, rank]``); the layer gets ``alpha / rank * B A`` added.
+PEFT, transformers and vLLM read them. Tensors are named after the layers, ``base_model.model.LAYER.lora_A.weight``
+(``[rank, inputs]``) and ``.lora_B.weight`` (``[outputs, rank]``). A layer's weight becomes W + ``alpha / rank * B A``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from magicrl.config.schema import LoraConfig
 from magicrl.models.model_files import read_object
 
 ADAPTER = "adapter"
-"""Of the adapters, in the folder of the model that has them merged."""
+"""Name of the adapter folder inside the folder of the merged model."""
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-# what PEFT has beside plain LoRA; each changes what the tensors mean
+# Options of PEFT that are not plain LoRA. Each one changes the meaning of the tensors.
 _PLAIN: dict[str, Any] = {
     "bias": "none",
     "fan_in_fan_out": False,
@@ -41,12 +41,12 @@ _PLAIN: dict[str, Any] = {
 
 
 def tensor_name(layer: str, half: str) -> str:
-    """What PEFT calls ``half`` (``lora_A`` or ``lora_B``) of a layer's adapter."""
+    """Return PEFT's name of ``half`` (``lora_A`` or ``lora_B``) of a layer's adapter."""
     return f"{_PREFIX}{layer}.{half}.weight"
 
 
 def adapter_shapes(model: nn.Module, config: LoraConfig) -> dict[str, tuple[int, ...]]:
-    """What adapters of ``model``'s layers look like, by PEFT's names."""
+    """Return the tensor shapes of adapters for ``model``, by PEFT's names."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in config.target_modules:
@@ -56,7 +56,9 @@ def adapter_shapes(model: nn.Module, config: LoraConfig) -> dict[str, tuple[int,
 
 
 def write_adapters(folder: Path, tensors: Mapping[str, Tensor], config: LoraConfig, base: str) -> None:
-    """Write adapters by PEFT's names into ``folder``, which is made; ``base`` is the model that they belong to."""
+    """Write adapters (by PEFT's names) into ``folder``, which is created. ``base`` names the model that they belong
+    to.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     described = {
         "peft_type": "LORA",
@@ -74,13 +76,13 @@ def write_adapters(folder: Path, tensors: Mapping[str, Tensor], config: LoraConf
 
 
 def check_adapters(folder: Path, config: LoraConfig, base: str) -> None:
-    """Refuse a folder of adapters that are not of this kind, or of another model than ``base``.
+    """Raise unless a folder holds adapters of this configuration and of the model ``base``.
 
-    PEFT writes down the folder or hub name of the model; the same model may lie elsewhere here, so that the last part
-    of both names has to agree.
+    PEFT records the folder or hub name of the model. The same model may have another path here, so only the last part
+    of both names must agree.
 
     Raises:
-        RecipeError: says what differs (key "": the setting that holds the folder).
+        RecipeError: The message says what differs (key "", the setting that holds the folder).
     """
     if not (folder / CONFIG).is_file() or not (folder / TENSORS).is_file():
         raise RecipeError(f"{folder} holds no adapters in PEFT's format ({CONFIG} and {TENSORS})", key="")
@@ -96,27 +98,26 @@ def check_adapters(folder: Path, config: LoraConfig, base: str) -> None:
             f"{folder} holds adapters of {of}, and the start model is {base}; give adapters that were trained on it",
             key="",
         )
-    wanted = {"rank": config.rank, "alpha": config.alpha, "target_modules": sorted(config.target_modules)}
     modules = found.get("target_modules")
-    given = {
-        "rank": found.get("r"),
-        "alpha": found.get("lora_alpha"),
-        "target_modules": sorted(map(str, modules)) if isinstance(modules, list) else modules,
-    }
-    for name, value in wanted.items():
-        if given[name] != value:
+    given = sorted(map(str, modules)) if isinstance(modules, list) else modules
+    for name, value, wanted in (
+        ("rank", found.get("r"), config.rank),
+        ("alpha", found.get("lora_alpha"), config.alpha),
+        ("target_modules", given, config.target_modules),
+    ):
+        if value != (sorted(config.target_modules) if name == "target_modules" else wanted):
             raise RecipeError(
-                f"{folder} holds adapters with {name} = {given[name]}, and the recipe's model.lora.{name} is "
-                f"{config.target_modules if name == 'target_modules' else value}; set it to theirs",
+                f"{folder} holds adapters with {name} = {value}, and the recipe's model.lora.{name} is {wanted}; "
+                "set it to theirs",
                 key="",
             )
 
 
 def read_adapters(folder: Path, shapes: Mapping[str, Collection[int]], base: str) -> dict[str, Tensor]:
-    """The tensors of a folder by PEFT's names, which have to be those of ``shapes``.
+    """Return the tensors of a folder by PEFT's names, which must match ``shapes``.
 
     Raises:
-        RecipeError: a tensor is missing, unknown, or of another shape: they are another model's (key "").
+        RecipeError: A tensor is missing, unknown, or has another shape, so the adapters are another model's (key "").
     """
     try:
         tensors = load_file(folder / TENSORS)

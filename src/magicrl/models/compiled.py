@@ -1,8 +1,8 @@
 """Decoder layers compiled by torch: ``model.compile`` (docs/distributed-learner.md#compiled-layers).
 
-A layer's own forward is compiled and nothing around it, so that FSDP2's hooks and gradient checkpointing wrap it as
-before and no parameter has another name. All layers of a model share the graphs, in which the number of tokens is a
-symbol. A graph ends before attention, which is chosen in Python from the row's sequences, and a next one begins behind.
+Only a layer's own forward is compiled. FSDP2's hooks and gradient checkpointing therefore wrap it as usual, and no
+parameter changes its name. All layers of a model share the graphs, in which the number of tokens is a symbol. A graph
+ends before attention, which is selected in Python from the row's sequences, and the next one starts after it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from magicrl.models.scores import PLAIN, ScoreRules
 
 
 def check_compiler(device: torch.device) -> None:
-    """``ValueError`` where torch lacks what it compiles with: a C++ compiler on a CPU, Triton and a C one on CUDA."""
+    """Raise ``ValueError`` if torch lacks a compiler: a C++ compiler on a CPU, Triton and a C compiler on CUDA."""
     variable, usual = ("CC", ("gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++",))
     wanted = (os.environ[variable].split()[0],) if os.environ.get(variable, "").strip() else usual
     missing = None if any(map(shutil.which, wanted)) else " or ".join(wanted)
@@ -39,7 +39,7 @@ def check_compiler(device: torch.device) -> None:
 
 
 def check_compiled(config: PreTrainedConfig) -> None:
-    """``ValueError`` for layers whose shapes are not a matter of the number of tokens alone."""
+    """Raise ``ValueError`` for layers whose shapes depend on more than the number of tokens."""
     text: Any = config.get_text_config()
     what = "is a mixture of experts" if experts_of(text) else "has layers that carry a state"
     if experts_of(text) or "linear_attention" in (getattr(text, "layer_types", None) or []):
@@ -49,31 +49,28 @@ def check_compiled(config: PreTrainedConfig) -> None:
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Let each decoder layer's forward be compiled when it is first called.
+    """Compile each decoder layer's forward at its first call.
 
-    Before or after FSDP2 and checkpointing are put on: both stay outside.
+    Call it before or after FSDP2 and checkpointing are applied: both stay outside.
     """
+    # CPU code contains the number of threads. Without this entry, torch's cache key on disk does not.
+    options: dict[str, Any] = {"cpp.threads": torch.get_num_threads()}
+    # Reduction kernels must not be selected by measured time, which differs from run to run.
+    options |= {name: True for name in ("deterministic",) if name in list_options()}
     graphs: dict[Any, Callable[..., Any]] = {}
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             forward = type(layer).forward
             if forward not in graphs:
-                graphs[forward] = torch.compile(forward, dynamic=True, options=_options())
+                graphs[forward] = torch.compile(forward, dynamic=True, options=options)
             layer.forward = _Compiled(layer, graphs[forward])
 
 
-def _options() -> dict[str, Any]:
-    # threads are written into a CPU's code, and without this not into the key by which torch finds it on disk
-    options: dict[str, Any] = {"cpp.threads": torch.get_num_threads()}
-    # kernels that add up are not chosen by how fast they were today
-    return options | {name: True for name in ("deterministic",) if name in list_options()}
-
-
 class _Compiled:
-    """The forward of one layer; an object, so that a copied model's layer finds its own weights.
+    """Forward of one layer. It is an object, so that the layer of a copied model finds its own weights.
 
-    What a graph is made for besides shapes (a context's type, whether a tensor is a view, whether a gradient is wanted
-    of the layer's input) is made the same for every pass.
+    Graphs depend on more than shapes: the type of the context, whether a tensor is a view, whether the input needs a
+    gradient. These are made the same for every pass.
     """
 
     def __init__(self, module: nn.Module, compiled: Callable[..., Any]) -> None:
@@ -82,7 +79,7 @@ class _Compiled:
 
     def __call__(self, hidden_states: Tensor, *args: Any, attention_context: AttentionContext, **kwargs: Any) -> Any:
         hidden = cast(Tensor, _owned(hidden_states))
-        # above an embedding that is not trained the first layer is as the others
+        # If the embedding is not trained, the first layer would differ from the others in this.
         if torch.is_grad_enabled() and self._trained and not hidden.requires_grad:
             hidden.requires_grad_()
         named = {name: _owned(value) for name, value in kwargs.items()}
@@ -91,7 +88,7 @@ class _Compiled:
 
 
 class _Context:
-    """Any ``AttentionContext``, as one type and with a result that is no view."""
+    """Wrapper that gives every ``AttentionContext`` the same type, and returns a result that is not a view."""
 
     def __init__(self, context: AttentionContext) -> None:
         self._context = context
@@ -99,12 +96,12 @@ class _Context:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
     ) -> Tensor:
-        """See `AttentionContext`."""
+        """Attend as `AttentionContext` does."""
         return cast(Tensor, _owned(self._context.attend(layer, query, key, value, scaling, rules)))
 
 
 def _owned(value: Any) -> Any:
-    """Tensors, also those of a tuple, as tensors of the same memory that are views of no other."""
+    """Return tensors, also those in a tuple, as tensors over the same memory that are not views."""
     if isinstance(value, tuple):
         return tuple(map(_owned, cast("tuple[Any, ...]", value)))
     return _Owned.apply(value) if isinstance(value, Tensor) else value

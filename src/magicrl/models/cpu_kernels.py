@@ -1,9 +1,9 @@
-"""Kernels in bfloat16 for CPUs with AVX512-BF16 (`cpu_kernels.cpp`): decoding, attention over rows, the head.
+"""Kernels in bfloat16 for CPUs with AVX512-BF16 (`cpu_kernels.cpp`): decoding, attention over packed rows, the head.
 
-The machine's C++ compiler makes them on first use, in seconds, in ``magicrl/kernels`` in ``$XDG_CACHE_HOME`` or
-``~/.cache``, under a digest of source and flags. Where nothing can be written there each process makes its own. Without
-a compiler or the instructions torch computes these parts, with other roundings; the log and ``magicrl doctor`` say so.
-Products are torch's in any case, and which precision is the faster for them is measured (`bfloat16_speed`).
+The machine's C++ compiler builds them on first use, in seconds, in ``magicrl/kernels`` in ``$XDG_CACHE_HOME`` or
+``~/.cache``, under a digest of source and flags. If that folder is not writable, each process builds its own. Without a
+compiler or the instructions, torch computes these parts with other rounding, and the log and ``magicrl doctor`` say so.
+Matrix products are always torch's. Their fastest precision is measured (`bfloat16_speed`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +27,10 @@ from torch import Tensor
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", *(f"-m{name.replace('_', '')}" for name in _FEATURES))
-_PATIENCE = 120.0  # seconds for a compiler that takes two
-_VECTOR = 32  # numbers of a bfloat16 vector: widths are multiples of it
-_SIDE = 256  # of the square matrices whose products are timed: larger ones take seconds where bfloat16 is emulated
-_PART = 16  # rows of one prompt that are taken together, over all threads
+_COMPILER_TIMEOUT = 120.0  # seconds; the compiler usually takes two
+_VECTOR = 32  # numbers of a bfloat16 vector; widths must be multiples of it
+_SIDE = 256  # size of the timed matrix products: larger ones take seconds where bfloat16 is emulated
+_PART = 16  # rows of one prompt that are computed together, over all threads
 _log = logging.getLogger(__name__)
 
 _Integers = NDArray[np.int64]
@@ -39,39 +38,42 @@ _Blocks = tuple[_Integers, _Integers, int]  # addresses of blocks of keys, of va
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, None where there are none."""
+    """Return the compiled kernels, None if there are none."""
     found = _found()
     return None if isinstance(found, str) else found
 
 
 def kernels() -> ctypes.CDLL:
-    """The same for who asked `serves` before."""
+    """Return the compiled kernels. Call it only after `has_kernels` returned True."""
     found = library()
-    assert found is not None, "asked of `serves` before"
+    assert found is not None, "call `has_kernels` first"
     return found
 
 
 def missing() -> str | None:
-    """Why there are no kernels, None where there are."""
+    """Return why there are no kernels, None if there are some."""
     found = _found()
     return found if isinstance(found, str) else None
 
 
-def serves(dtype: torch.dtype, device: torch.device, width: int | None) -> bool:
-    """Whether there are kernels for this precision, device and width of heads or rows (None: of several)."""
+def has_kernels(dtype: torch.dtype, device: torch.device, width: int | None) -> bool:
+    """Return whether kernels exist for this precision, device and width of heads or rows (None means different
+    widths).
+    """
     fits = dtype == torch.bfloat16 and device.type == "cpu" and width is not None and width % _VECTOR == 0
     return fits and library() is not None
 
 
 @functools.cache
 def bfloat16_speed() -> float:
-    """How many times as fast as in float32 this CPU multiplies matrices in bfloat16; a tenth of a second at most.
+    """Return how many times faster than in float32 this CPU multiplies matrices in bfloat16. Takes at most 0.1 s.
 
-    The processor's flags do not tell: with AVX512-BF16 and without AMX an EPYC is twice as fast, a Xeon half as fast.
+    The processor's flags do not say: with AVX512-BF16 and without AMX, an EPYC is twice as fast and a Xeon half as
+    fast.
     """
     least: dict[torch.dtype, float] = {}
     factors = {dtype: torch.ones(_SIDE, _SIDE, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
-    for _ in range(5):  # in turns, and the least counts: other work only adds to a time
+    for _ in range(5):  # in turns; the minimum counts, because other work only adds time
         for dtype, factor in factors.items():
             begun = time.perf_counter()
             torch.mm(factor, factor)
@@ -81,7 +83,7 @@ def bfloat16_speed() -> float:
 
 @functools.cache
 def _found() -> ctypes.CDLL | str:
-    """The kernels, or why there are none: they are a matter of speed, and no run fails for want of them."""
+    """Return the kernels, or why there are none. They only affect speed, so a run never fails without them."""
     try:
         found = _loaded()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
@@ -107,7 +109,7 @@ def _found() -> ctypes.CDLL | str:
 
 
 def _loaded() -> ctypes.CDLL:
-    """Raises ``OSError``, ``RuntimeError`` or ``SubprocessError`` where there can be no kernels."""
+    """Load the kernels. Raises ``OSError``, ``RuntimeError`` or ``SubprocessError`` if that is impossible."""
     flags = set(Path("/proc/cpuinfo").read_text(errors="replace").split())
     lacking = [name for name in _FEATURES if name not in flags]
     if lacking:
@@ -115,7 +117,7 @@ def _loaded() -> ctypes.CDLL:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "magicrl" / "kernels"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # a file of another user's making would be code that runs as this one
+        # A library that another user wrote would run as this user.
         if folder.stat().st_uid == os.getuid():
             return ctypes.CDLL(str(_compiled(folder)))
     except OSError as error:
@@ -125,7 +127,7 @@ def _loaded() -> ctypes.CDLL:
 
 
 def _compiled(folder: Path) -> Path:
-    """The library in ``folder``, compiled unless it is there."""
+    """Return the library in ``folder``, compiled if it does not exist."""
     digest = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:16]
     kept = folder / f"{digest}.so"
     if kept.is_file():
@@ -135,21 +137,22 @@ def _compiled(folder: Path) -> Path:
         raise RuntimeError("there is no C++ compiler (g++ or clang++)")
     with tempfile.TemporaryDirectory(dir=folder) as name:
         made, out = Path(name, "kernels.o"), Path(name, "kernels.so")
-        # linked without OpenMP: its functions are found in the runtime that torch has loaded, whose threads they share
+        # Linked without OpenMP: its functions are found in the runtime that torch has loaded, so both share their
+        # threads.
         for command in (
             [compiler, *_FLAGS, "-c", str(_SOURCE), "-o", str(made)],
             [compiler, "-shared", str(made), "-o", str(out)],
         ):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILER_TIMEOUT, check=False)
             if done.returncode:
                 raise RuntimeError(f"{compiler} failed: {done.stderr.strip()[-500:]}")
-        # whole or not at all, whoever else compiles at the same time
+        # Atomic, because other processes may compile at the same time.
         out.replace(kept)
     return kept
 
 
 def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / rms(x) * weight`` over the last axis of bfloat16 ``x``, computed in float32 and rounded once."""
+    """Return ``x / rms(x) * weight`` over the last axis of bfloat16 ``x``, computed in float32 and rounded once."""
     x = x.contiguous()
     out, width = torch.empty_like(x), len(weight)
     rows = x.numel() // width
@@ -160,7 +163,9 @@ def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def gated(x: Tensor, out_width: int) -> Tensor:
-    """``silu(gate) * up`` of bfloat16 ``[rows, 2 out_width]``, gate before up, computed in float32 and rounded once."""
+    """Return ``silu(gate) * up`` of bfloat16 ``[rows, 2 out_width]`` (gate, then up), computed in float32 and
+    rounded once.
+    """
     x = x.contiguous()
     out = x.new_empty(len(x), out_width)
     kernels().gated(out.data_ptr(), x.data_ptr(), len(x), out_width, torch.get_num_threads())
@@ -168,26 +173,28 @@ def gated(x: Tensor, out_width: int) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate bfloat16 ``[rows, heads, dim]`` in place by ``[rows, dim]`` each, the sine with its signs."""
+    """Rotate bfloat16 ``[rows, heads, dim]`` in place by ``cos`` and ``sin`` ``[rows, dim]``. The sine includes its
+    signs.
+    """
     cos, sin = cos.contiguous(), sin.contiguous()
     rows, heads, dim = x.shape
-    assert x.stride()[1:] == (dim, 1), "heads follow each other"
+    assert x.stride()[1:] == (dim, 1), "heads must be contiguous"
     kernels().rotate(
         x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, dim, torch.get_num_threads()
     )  # fmt: skip
 
 
 def softmax_sums(x: Tensor, factor: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row of bfloat16 ``x`` times ``factor``: its largest number m, the sums of e^(x - m) over blocks of
-    neighbours, and the sum of e^(x - m) (x - m).
+    """Reduce each row of bfloat16 ``x`` times ``factor`` to its softmax statistics.
 
     Args:
-        x: ``[rows, width]`` whose rows are contiguous.
+        x: ``[rows, width]`` with contiguous rows.
         factor: ``[rows]`` float32, above 0.
-        block: numbers of a block, a multiple of 16; the last one may be shorter.
+        block: Size of a block, a multiple of 16. The last block may be shorter.
 
     Returns:
-        ``[rows]`` float32, ``[rows, blocks]`` and ``[rows]`` float64.
+        The row's maximum m, ``[rows]`` float32; the sums of e^(x - m) over blocks of neighbours, ``[rows, blocks]``
+        float64; the sum of e^(x - m) (x - m), ``[rows]`` float64.
     """
     factor = factor.contiguous()
     rows, width = x.shape
@@ -210,33 +217,36 @@ def softmax_pull(
     pull: Tensor,
     targets: Tensor,
 ) -> None:
-    """Write ``chain * (p * (constant - slope * z) + pull * onehot)`` over bfloat16 ``x``; z = x factor, p = e^(z - L).
+    """Write ``chain * (p * (constant - slope * z) + pull * onehot)`` over bfloat16 ``x``, with z = x factor, p = e^(z -
+    L).
 
     Args:
         x: ``[rows, width]``, contiguous.
-        factor, chain: numbers.
-        log_sums, constant, slope, pull: ``[rows]`` float32 each; no slope is 0.
-        targets: ``[rows]`` int64, the word of the one; out of range for none.
+        factor, chain: Numbers.
+        log_sums, constant, slope, pull: ``[rows]`` float32 each. No slope means 0.
+        targets: ``[rows]`` int64, the index of the one. Out of range for none.
     """
     rows = [tensor if tensor is None else tensor.contiguous() for tensor in (log_sums, constant, slope, pull, targets)]
     addressed = (tensor if tensor is None else tensor.data_ptr() for tensor in rows)
     kernels().softmax_pull(x.data_ptr(), factor, chain, *addressed, *x.shape, torch.get_num_threads())
 
 
-def addresses(blocks: Sequence[Tensor]) -> _Integers:
-    """Of each tensor's first number."""
-    return np.array([block.data_ptr() for block in blocks], dtype=np.int64)
+class DecodeKernel:
+    """Attention of one new token for each row of a `magicrl.models.kv_cache.SlotCache`.
 
-
-class RowKernel:
-    """Attention of one new token for each of the rows of a `magicrl.models.kv_cache.SlotCache`.
-
-    Keys and values are read once for all query heads that share them, a prompt's for all its rows, and none beyond a
-    row's length. Scores, their sums and the sums of values are float32; weights are bfloat16 where they meet values.
+    Keys and values are read once for all query heads that share them, a prompt's once for all its rows, and none past a
+    row's length. Scores, their sums and the sums of values are float32. Weights are rounded to bfloat16 before the
+    product with values.
     """
 
     def __init__(self, owners: _Integers, prompt_lengths: _Integers, held: _Integers) -> None:
-        """``[rows]`` each: the slot of the row's prompt, that prompt's tokens, the tokens of its response so far."""
+        """Prepare a step.
+
+        Args:
+            owners: ``[rows]`` slot of the row's prompt.
+            prompt_lengths: ``[rows]`` tokens of that prompt.
+            held: ``[rows]`` tokens of the response so far.
+        """
         self._threads = torch.get_num_threads()
         order, most = np.argsort(owners, kind="stable"), max(1, _PART // self._threads)
         ends = np.cumsum(np.bincount(owners)).tolist()
@@ -252,10 +262,15 @@ class RowKernel:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, prompts: _Blocks, responses: _Blocks, scaling: float
     ) -> Tensor:
-        """``[1, rows, heads, dim]`` of bfloat16 ``[1, heads, rows, dim]``; keys and values are filed behind responses.
+        """Append keys and values to the responses, and attend.
 
         Args:
-            prompts, responses: where a layer's blocks lie (`magicrl.models.kv_cache.BlockStore.addressed`).
+            query, key, value: bfloat16 ``[1, heads, rows, dim]``.
+            prompts, responses: Addresses of a layer's blocks (`magicrl.models.kv_cache.BlockStore.addressed`).
+            scaling: Factor on the scores.
+
+        Returns:
+            ``[1, rows, heads, dim]``.
         """
         q, k, v = (_packed_heads(x) for x in (query, key, value))
         rows, heads, dim = q.shape
@@ -271,6 +286,6 @@ class RowKernel:
 
 
 def _packed_heads(x: Tensor) -> Tensor:
-    """``[1, heads, rows, dim]`` -> ``[rows, heads, dim]`` whose heads follow each other."""
+    """Convert ``[1, heads, rows, dim]`` to ``[rows, heads, dim]`` with contiguous heads."""
     rows = x[0].transpose(0, 1)
     return rows if rows.stride()[1:] == (rows.shape[2], 1) else rows.contiguous()

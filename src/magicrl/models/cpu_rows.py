@@ -1,9 +1,10 @@
 """Attention over a packed row by magicrl's own CPU kernels, forward and backward (`cpu_kernels.cpp`).
 
-As `magicrl.models.varlen` on CUDA: queries and keys stay where they are in the row, a prompt's are read by all of its
-responses, nothing is padded and no mask is made. Kept for the backward pass are inputs, output and a number a query
-and head. Scores, sums and gradients are float32; weights and the scores' gradients are bfloat16 where they meet values,
-keys and queries, as in flash attention on a GPU. What a thread computes does not depend on how many there are.
+As with `magicrl.models.varlen` on CUDA, queries and keys stay in the row, a prompt's keys are read by all of its
+responses, and there is no padding and no mask. The backward pass needs inputs, output and one number per query and
+head. Scores, sums and gradients are float32. Weights and the gradients of scores are rounded to bfloat16 before
+products with values, keys and queries, as in flash attention on a GPU. The result does not depend on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from magicrl.models import cpu_kernels
 from magicrl.models.scores import ScoreRules
 
 
-def serves(query: Tensor, value: Tensor, rules: ScoreRules, longest: int) -> bool:
-    """Whether the kernels compute a layer's attention over sequences of at most ``longest`` keys."""
+def supports_row(query: Tensor, value: Tensor, rules: ScoreRules, longest: int) -> bool:
+    """Return whether the kernels compute a layer's attention over sequences of at most ``longest`` keys."""
     width = query.shape[-1]
     fits = value.shape[-1] == width and rules.plain(longest)
-    return fits and cpu_kernels.serves(query.dtype, query.device, width)
+    return fits and cpu_kernels.has_kernels(query.dtype, query.device, width)
 
 
-class KernelRow:
-    """Causal attention of the sequences of a row; arguments as of `magicrl.models.varlen.VarlenRow`."""
+class CpuRow:
+    """Causal attention of the sequences of a row. Arguments as in `magicrl.models.varlen.VarlenRow`."""
 
     def __init__(
         self, queries: Sequence[int], keys: Sequence[int] | None = None, source: NDArray[np.int64] | None = None
@@ -37,7 +38,7 @@ class KernelRow:
         source = np.arange(seen.sum()) if source is None else source
         offsets = np.cumsum(seen) - seen
         table = np.stack((np.cumsum(asked) - asked, asked, offsets, seen), axis=1)
-        # sequences that begin with one key share keys: they follow each other, a prompt before its responses
+        # Sequences that start with the same key share keys. They must follow each other, a prompt before its responses.
         owners = source[offsets]
         order = np.argsort(owners, kind="stable")
         bounds = np.flatnonzero(np.r_[True, np.diff(owners[order]) != 0, True])
@@ -46,30 +47,33 @@ class KernelRow:
         ]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See `magicrl.models.packing.AttentionContext`; only for layers that the kernels serve."""
+        """Attend as `magicrl.models.packing.AttentionContext` does. Only for layers that `supports_row` accepts."""
         # [1, heads, tokens, dim] -> [tokens, heads, dim], a view
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         out, _ = attend_row(q, k, v, *self._tables, scaling)
         return cast(Tensor, out)[None]
 
 
-# an operator of torch's, so that gradient checkpointing can keep what it gives
+# A torch operator, so that gradient checkpointing can keep its result.
 @torch.library.custom_op("magicrl::attend_row", mutates_args=())
 def attend_row(
     q: Tensor, k: Tensor, v: Tensor, sequences: Tensor, source: Tensor, families: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention of bfloat16 ``q`` over ``k`` and ``v``, and the logarithms of the softmax's sums.
+    """Compute attention of bfloat16 ``q`` over ``k`` and ``v``.
 
     Args:
-        q: ``[tokens, heads, dim]``, as the first result; ``[tokens, heads]`` float32 is the second.
+        q: ``[tokens, heads, dim]``.
         k, v: ``[tokens, kv_heads, dim]``.
         sequences: ``[S, 4]`` int64: first query in the row, queries, first key in ``source``, keys.
-        source: ``[keys]`` int64, the token of the row that each key is of.
-        families: bounds of sequences that share keys.
-        scaling: factor on the scores.
+        source: ``[keys]`` int64, the token of the row of each key.
+        families: Bounds of sequences that share keys.
+        scaling: Factor on the scores.
+
+    Returns:
+        The output ``[tokens, heads, dim]``, and the logarithms of the softmax sums ``[tokens, heads]`` float32.
     """
     del families
-    q, k, v = (_last_axis_whole(x) for x in (q, k, v))
+    q, k, v = (_with_contiguous_heads(x) for x in (q, k, v))
     tokens, heads, dim = q.shape
     out, sums = q.new_empty(tokens, heads, dim), q.new_empty(tokens, heads, dtype=torch.float32)
     cpu_kernels.kernels().attend_row(
@@ -92,12 +96,12 @@ def attend_row_backward(
     families: Tensor,
     scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of ``q``, ``k`` and ``v`` from that of `attend_row`'s first result; the others as there."""
-    q, k, v = (_last_axis_whole(x) for x in (q, k, v))
+    """Return the gradients of ``q``, ``k`` and ``v`` from that of `attend_row`'s first result."""
+    q, k, v = (_with_contiguous_heads(x) for x in (q, k, v))
     grad = grad.contiguous()
     heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[2]
     dq = torch.empty_like(out)
-    # a prompt's keys get gradients from all of its responses: summed up in float32, rounded once
+    # A prompt's keys get gradients from all of its responses, added in float32 and rounded once.
     dk, dv = (torch.zeros(k.shape, dtype=torch.float32) for _ in range(2))
     tables = (x.data_ptr() for x in (sequences, source, families))
     cpu_kernels.kernels().attend_row_backward(
@@ -108,12 +112,12 @@ def attend_row_backward(
     return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 
-def _last_axis_whole(x: Tensor) -> Tensor:
+def _with_contiguous_heads(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 else x.contiguous()
 
 
 def _views(*tensors: Tensor) -> list[int]:
-    """Address, and strides of tokens and heads."""
+    """Return address and the strides of tokens and heads of each tensor."""
     return [number for x in tensors for number in (x.data_ptr(), x.stride(0), x.stride(1))]
 
 

@@ -1,15 +1,16 @@
 """A decoding step with few and large products, and the same step on fixed buffers for CUDA graphs.
 
-Llama, Qwen2, Qwen3, Mistral and Gemma have one shape: normalise, project to queries, keys and values, rotate, attend,
-project, normalise, gated feed-forward. With one token a row most of a step of transformers' own code is many small
-calls. `fused_decoder` runs the same arithmetic over the parameters of the model itself with fewer and larger products;
-it gives None for every other model, which then runs as transformers has it.
+Llama, Qwen2, Qwen3, Mistral and Gemma share a structure: normalise, project to queries, keys and values, rotate,
+attend, project, normalise, gated feed-forward. With one token per row, most of a step of transformers' own code is many
+small calls. `fused_decoder` computes the same arithmetic from the model's own parameters with fewer and larger
+products. It returns None for every other model, which then runs as in transformers.
 
-A CUDA graph launches all kernels of a step at once, but repeats what was captured: same shapes, same addresses, no look
-at the host. So `StaticDecoder` rounds shapes up to a few (`StepShape`) and reads what differs from step to step from
-buffers on the device: tokens, lengths, which rows share a prompt. Rows go to the next power of two, lengths to the next
-of 64, 96, 128, 192, 256, ... tokens, the longest eighth, quarter and half of the rows apart. Spare rows write to place
-0 of unused rows of the cache, and their logits are cut off. On a CPU, and in tests, the same step runs uncaptured.
+A CUDA graph launches all kernels of a step at once. It repeats exactly what was captured: the same shapes and
+addresses, without access to the host. `StaticDecoder` therefore rounds shapes up to a small set (`StepShape`), and
+reads everything that differs between steps from buffers on the device: tokens, lengths, which rows share a prompt. Rows
+are rounded up to a power of two, lengths to 64, 96, 128, 192, 256, ... tokens, separately for the longest eighth,
+quarter and half of the rows. Spare rows write to place 0 of unused rows of the cache, and their logits are dropped. On
+a CPU, and in tests, the same step runs uncaptured.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from magicrl.models.cpu_kernels import gated, normalised, rotate, serves
+from magicrl.models.cpu_kernels import gated, has_kernels, normalised, rotate
 from magicrl.models.head import Float32Head, float32_product
-from magicrl.models.kv_cache import Block, Integers, RowAttention, Sharing, SlotCache, shared_places
+from magicrl.models.kv_cache import Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
 from magicrl.models.memory_efficient import rms_norm
 from magicrl.models.packing import AttentionContext
 from magicrl.models.scores import EXACT, PLAIN
 
-# classes of the model -> whether the norm's weight is stored as it is (Gemma stores it less 1)
+# Model classes, and whether the stored norm weight is the factor itself (Gemma stores the factor minus 1).
 _KNOWN = {
     "LlamaForCausalLM": True,
     "MistralForCausalLM": True,
@@ -45,9 +46,9 @@ _KNOWN = {
 
 
 def packs_weights(weight: Tensor) -> bool:
-    """Whether products with ``weight`` are faster on a copy in the order that oneDNN reads.
+    """Return whether products with ``weight`` are faster on a copy in oneDNN's layout.
 
-    Without it each product rearranges the weight anew: a fifth of the time at 64 rows of SmolLM2, half at 8.
+    Otherwise each product converts the weight again: a fifth of the time at 64 rows of SmolLM2, half at 8.
     """
     return (
         weight.dtype == torch.bfloat16
@@ -59,11 +60,11 @@ def packs_weights(weight: Tensor) -> bool:
 
 
 class JoinedLinear:
-    """Linear layers of one input as one product.
+    """Linear layers with the same input as one product.
 
-    Where the weight is used as it is, the layers' parameters become views of the joint one, which takes no memory and
-    can never be older than they are. Where it is packed, a copy is made, and made anew once a parameter has changed.
-    With ``float32`` the product is float32 whatever its input: on a CPU over a copy of the weight, too.
+    If the weight is used unchanged, the layers' parameters become views of the joint weight, which takes no memory and
+    is never outdated. If it is packed, it is a copy, made again after a parameter has changed. With ``float32`` the
+    product is float32 for any input, on a CPU also with a copy of the weight.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], *, float32: bool = False) -> None:
@@ -85,10 +86,10 @@ class JoinedLinear:
         return self._sources[0].shape[1]
 
     def refresh(self) -> None:
-        """Copy the weight again if a parameter was written since the last time."""
+        """Copy the weight again if a parameter was written since the last call."""
         if not self._copies:
             return
-        version = sum(source._version for source in self._sources)  # torch counts every write in place
+        version = sum(source._version for source in self._sources)  # torch counts in-place writes
         if version != self.version:
             whole = self._sources[0] if len(self._sources) == 1 else torch.cat(self._sources)
             copied = torch.ops.mkldnn._reorder_linear_weight if self._packs else Tensor.float
@@ -104,7 +105,7 @@ class JoinedLinear:
         return F.linear(x, self._weight, self._bias)
 
     def added(self, x: Tensor, residual: Tensor, *, exact: bool = False) -> Tensor:
-        """``residual`` plus the product, rounded once where the weight is packed, unless it is to be ``exact``."""
+        """Return ``residual`` plus the product, rounded once if the weight is packed and ``exact`` is not set."""
         if exact:
             return residual + self(x)
         if self._packs:
@@ -113,12 +114,14 @@ class JoinedLinear:
 
 
 def _joined(parameters: Sequence[Tensor]) -> Tensor:
-    """One tensor that holds ``parameters`` one below the other; they become views of it, if they are not by now."""
+    """Return one tensor that holds ``parameters`` one after the other. They become views of it, unless they already
+    are.
+    """
     first = parameters[0]
     if len(parameters) == 1:
         return first
     ends = [first.data_ptr() + sum(p.nbytes for p in parameters[:count]) for count in range(len(parameters))]
-    # joined already, by another decoder of this model: joined anew, that one's weight would be left behind
+    # Another decoder of this model may have joined them. Joining again would detach its weight from the parameters.
     one_store = {p.untyped_storage().data_ptr() for p in parameters} == {first.untyped_storage().data_ptr()}
     if one_store and [p.data_ptr() for p in parameters] == ends:
         height = sum(len(parameter) for parameter in parameters)
@@ -149,9 +152,10 @@ class _Layer:
         self.activation = cast("Callable[[Tensor], Tensor]", mlp.act_fn)
         weight = cast(Tensor, attention.q_proj.weight)
         exact = getattr(attention, "exact", False)
-        self._kernels = not exact and serves(weight.dtype, weight.device, self.head_dim)
+        self._kernels = not exact and has_kernels(weight.dtype, weight.device, self.head_dim)
         self._width = len(mlp.gate_proj.weight)
-        self._gates = self._kernels and self._width % 16 == 0 and _is_silu(mlp.act_fn)
+        silu = type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
+        self._gates = self._kernels and self._width % 16 == 0 and silu
         self.rules = EXACT if exact else PLAIN
 
     @property
@@ -159,14 +163,16 @@ class _Layer:
         return self.qkv, self.out, self.gate_up, self.down
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
-        """``x`` and result ``[tokens, d]``; ``cos`` and ``sin`` ``[tokens, 1, head_dim]``, ``sin`` with its signs."""
+        """Run the layer on ``x``, ``[tokens, d]``. ``cos`` and ``sin`` are ``[tokens, 1, head_dim]``, and ``sin``
+        includes its signs.
+        """
         heads = self.qkv(self.before_attention(x)).unflatten(-1, (-1, self.head_dim))
         # [tokens, query + key + value heads, head_dim]: queries and keys are rotated, values are not
         rotated, value = heads.split([self.queries + self.keys, self.keys], dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = rotated.split([self.queries, self.keys], dim=1)
             rotated = torch.cat((self.query_norm(query), self.key_norm(key)), dim=1)
-        # queries and keys at once; a roll is `rotate_half` without its minus, which is in `sin`
+        # Queries and keys at once. A roll is `rotate_half` without its minus, which is in `sin`.
         if self._kernels:
             rotate(rotated, cos[:, 0], sin[:, 0])
         else:
@@ -182,16 +188,12 @@ class _Layer:
         return self.down.added(self.activation(gate) * up, x, exact=self.rules.exact)
 
 
-def _is_silu(activation: object) -> bool:
-    return type(activation).__name__ in ("SiLU", "SiLUActivation")
-
-
 class FusedDecoder:
-    """The forward pass of one model; see `fused_decoder`."""
+    """Forward pass of one model. See `fused_decoder`."""
 
     def __init__(self, model: Any, plain_norms: bool) -> None:
         self._base = model.get_decoder()
-        # transformers takes norms in float32 in a float64 model too; fused norms do not
+        # transformers computes norms in float32 even in a float64 model. Fused norms do not.
         norm = _fused_norm if plain_norms and model.dtype != torch.float64 else _own_norm
         if getattr(model, "exact", False):
             norm = _learners_norm
@@ -200,31 +202,33 @@ class FusedDecoder:
         self.float32_head = Float32Head.serves(model)
         self._head = JoinedLinear([model.get_output_embeddings()], float32=self.float32_head)
         self.products = [p for layer in self._layers for p in layer.products] + [self._head]
-        """In the order of the forward pass; the last is the head."""
+        """Products in the order of the forward pass. The last is the head."""
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, context: AttentionContext, keep: Tensor | None = None
     ) -> Tensor:
-        """Logits ``[k, V]`` of packed ``tokens`` at ``positions`` (int64), after those that ``keep`` names or all."""
+        """Return logits ``[k, V]`` of packed ``tokens`` at ``positions`` (int64), after the tokens that ``keep``
+        selects, or after all.
+        """
         for product in self.products:
-            # weights may have been written since the last pass
+            # Weights may have been written since the last pass.
             product.refresh()
         x = self._base.embed_tokens(tokens)
         cos, sin = self._base.rotary_emb(x, positions[None])
-        # the minus of `rotate_half` goes into the sine, once for all layers
+        # The sine includes the minus of `rotate_half`, once for all layers.
         half = sin.shape[-1] // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
         cos, sin = cos[0, :, None], sin[0, :, None]
         for layer in self._layers:
             x = layer(x, cos, sin, context)
-        # the head is needed only where a token is to be sampled
+        # The head is needed only where a token is sampled.
         x = x if keep is None else x.index_select(0, keep)
         return self._head(self._norm(x))
 
 
 def _fused_norm(module: Any) -> Callable[[Tensor], Tensor]:
     weight, eps = module.weight, float(module.variance_epsilon)
-    if serves(weight.dtype, weight.device, len(weight)):
+    if has_kernels(weight.dtype, weight.device, len(weight)):
         return lambda x: normalised(x, weight, eps)
     return lambda x: F.rms_norm(x, weight.shape, weight, eps)
 
@@ -239,13 +243,13 @@ def _own_norm(module: Any) -> Callable[[Tensor], Tensor]:
 
 
 def fused_decoder(model: Any) -> FusedDecoder | None:
-    """The fused forward pass of an HF causal LM, or None where it would not be the model's own arithmetic.
+    """Return the fused forward pass of an HF causal LM, or None if it would differ from the model's own arithmetic.
 
-    It follows every change of the model's parameters. Not covered, and None: other architectures, sliding windows,
-    layers that are no plain linear layers (adapters, quantised ones), rotary embeddings of a part of the head.
+    It follows every change of the model's parameters. It returns None for other architectures, sliding windows, layers
+    that are not plain linear layers (adapters, quantised ones), and rotary embeddings of a part of the head.
     """
     plain_norms = _KNOWN.get(type(model).__name__)
-    # a class of the same name from elsewhere may compute something else
+    # A class of the same name from another package may compute something else.
     if plain_norms is None or not type(model).__module__.startswith("transformers.models."):
         return None
     base, mistral = model.get_decoder(), type(model).__name__ == "MistralForCausalLM"
@@ -253,52 +257,52 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         linear = (*projections, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        # not `isinstance`: a quantised layer, or one with an adapter, may be a subclass
+        # Not `isinstance`, because a quantised layer or one with an adapter may be a subclass.
         if any(type(module) is not nn.Linear for module in linear):
             return None
-        # Mistral's layers ask the config, where Qwen's has a value that its layers may not use
+        # Mistral reads the window from the config. The config of Qwen may have a value that its layers do not use.
         window = getattr(attention, "sliding_window", model.config.sliding_window if mistral else None)
         if window is not None:
             return None
     if type(model.get_output_embeddings()) is not nn.Linear:
         return None
     probe = torch.zeros(1, 1, dtype=model.dtype, device=model.device)
-    # an embedding that rotates a part of each head only is narrower than the head
+    # An embedding that rotates only a part of each head is narrower than the head.
     cos, _ = base.rotary_emb(probe, torch.zeros(1, 1, dtype=torch.long, device=model.device))
     return FusedDecoder(model, plain_norms) if cos.shape[-1] == base.layers[0].self_attn.head_dim else None
 
 
 _log = logging.getLogger(__name__)
-_LEAST = 64  # tokens: the shortest length that lengths are rounded up to
+_LEAST = 64  # tokens, the shortest rounded length
 _TIERS = 4  # all rows, the longest half, quarter, eighth
-_KEPT_GRAPHS = 128  # of a cache; the one that was not used for longest goes
-_STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # the others look at the positions on the host
+_KEPT_GRAPHS = 128  # per cache; the least recently used one is dropped
+_STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # others read the positions on the host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepShape:
-    """All that the kernels of a step are chosen by."""
+    """Sizes that select the kernels of a step."""
 
-    rows: int  # of the pass
+    rows: int  # rows of the pass
     prompts: int  # slots that are read
-    members: int  # rows of one prompt at most
-    prompt_tokens: int  # read of each prompt
-    # ``(rows, tokens)``: the first ``rows`` rows are read up to ``tokens`` of their responses; fewer rows, further
+    members: int  # largest number of rows of one prompt
+    prompt_tokens: int  # tokens that are read of each prompt
+    # ``(rows, tokens)``: the first ``rows`` responses are read up to ``tokens``. Fewer rows are read further.
     tiers: tuple[tuple[int, int], ...]
 
     @staticmethod
     def of(cache: SlotCache, owners: Integers, prompt_lengths: Integers, response_lengths: Integers) -> StepShape:
-        """The shape that holds these rows; arguments as of `magicrl.models.kv_cache.DecodeAttention`."""
-        assert cache.prompts.whole is not None, "made for caches of whole stores"
-        assert cache.responses.whole is not None, "made for caches of whole stores"
+        """Return the shape for these rows. Arguments as in `magicrl.models.kv_cache.DecodeAttention`."""
+        assert cache.prompts.whole is not None, "static decoding needs a cache with whole stores"
+        assert cache.responses.whole is not None, "static decoding needs a cache with whole stores"
         counts = np.bincount(owners)
         rows = min(_power_of_two(len(owners)), cache.rows)
         tiers: list[tuple[int, int]] = []
         reached, widest = rows, cache.responses.whole[0].shape[3]
-        # lengths descend, so the first row of each part is its longest
+        # Lengths descend, so the first row of each part is its longest.
         for tier in range(_TIERS):
             first = 0 if tier == _TIERS - 1 else reached // 2  # the longest row that is read no further
-            # + 1: the new token; spare rows have no other
+            # + 1 for the new token; spare rows have no other
             longest = int(response_lengths[first]) + 1 if first < len(owners) else 1
             tokens = min(_rounded_up(longest), widest)
             if not tiers or tokens > tiers[-1][1]:
@@ -320,7 +324,7 @@ def _power_of_two(count: int) -> int:
 
 
 def _rounded_up(tokens: int) -> int:
-    """The next of 64, 96, 128, 192, 256, 384, ..."""
+    """Return the next of 64, 96, 128, 192, 256, 384, ..."""
     whole = max(_LEAST, _power_of_two(tokens))
     return whole // 4 * 3 if whole > _LEAST and tokens <= whole // 4 * 3 else whole
 
@@ -337,11 +341,11 @@ class _Views:
 
 
 class _StaticAttention(RowAttention):
-    """Attention of a step whose lengths are known to the device alone."""
+    """Attention of a step whose lengths are only known on the device."""
 
     def __init__(self, cache: SlotCache, shape: StepShape) -> None:
         self._shape = shape
-        # a tier's block begins where the one before it ends
+        # The block of a tier starts where the previous one ends.
         starts = [0, *(tokens for _, tokens in shape.tiers[:-1])]
         parts = [(start, tokens) for start, (_, tokens) in zip(starts, shape.tiers, strict=True)]
         self._parts = parts
@@ -356,15 +360,15 @@ class _StaticAttention(RowAttention):
         self._held = self._rows
 
     def begin(self, place: Tensor, filled: Tensor, prompt_lengths: Tensor, held: Tensor) -> None:
-        """Take a step's buffers; what depends on lengths is computed from them on the device."""
+        """Set a step's buffers. Everything that depends on lengths is computed from them on the device."""
         shape = self._shape
         self._sharing = Sharing(prompts=shape.prompts, members=shape.members, place=place, filled=filled)
         self._held = held
         columns = slice(0, shape.prompt_tokens)
         mask = self._mask(prompt_lengths, 0, shape.prompt_tokens)
-        self._prompts = [Block(index=0, places=shape.prompts, columns=columns, mask=mask)]
+        self._prompts = [KeyBlock(index=0, places=shape.prompts, columns=columns, mask=mask)]
         self._responses = [
-            Block(
+            KeyBlock(
                 index=index,
                 places=rows,
                 columns=slice(shape.prompt_tokens + start, shape.prompt_tokens + stop),
@@ -374,11 +378,11 @@ class _StaticAttention(RowAttention):
         ]
 
     def end(self) -> None:
-        """Let go of what lies in the graph's own memory, so that the next graph may use it."""
+        """Release tensors in the graph's memory pool, so that the next graph may use it."""
         self._prompts, self._responses, self._scores = [], [], None
 
     def _mask(self, lengths: Tensor, start: int, stop: int) -> Tensor:
-        """``[n, 1, 1, stop - start]``: 0 for the first ``lengths`` tokens, -inf behind them."""
+        """Return ``[n, 1, 1, stop - start]``: 0 for the first ``lengths`` tokens, -inf after them."""
         seen = self._counting[start:stop] < lengths[:, None]
         hidden = torch.zeros(seen.shape, dtype=self._wide, device=seen.device).masked_fill(~seen, float("-inf"))
         return hidden[:, None, None, :]
@@ -396,14 +400,14 @@ class _Step:
         self.graph: Any = None
         self._decoder = decoder
         self._attention = _StaticAttention(cache, shape)
-        # tokens, places, prompt lengths, lengths held; then the row of each place of the prompts' table
+        # Tokens, places, prompt lengths, lengths held, and the row of each place of the prompts' table.
         sizes = [*[shape.rows] * 4, shape.prompts * shape.members]
         self._inputs = torch.zeros(sum(sizes), dtype=torch.int64, device=cache.device)
         self._parts = self._inputs.split(sizes)
         self._logits = logits[: shape.rows]
 
     def fill(self, tokens: Integers, owners: Integers, prompt_lengths: Integers, held: Integers) -> None:
-        """Put what this step is about into the buffers: one copy to the device."""
+        """Write the inputs of a step into the buffers, with one copy to the device."""
         place, filled = shared_places(owners, self.shape.prompts, self.shape.members)
         spare = self.shape.rows - len(owners)
         columns = [_padded(column, spare, 0) for column in (tokens, place, held)]
@@ -411,7 +415,7 @@ class _Step:
         self._inputs.copy_(torch.from_numpy(np.concatenate([*columns, filled])))
 
     def run(self) -> None:
-        """What a graph holds: from the buffers to the logits, all on the device."""
+        """Compute the logits from the buffers, all on the device. A graph captures this."""
         tokens, place, prompt_lengths, held, filled = self._parts
         self._attention.begin(place, filled, prompt_lengths, held)
         self._logits.copy_(self._decoder(tokens, prompt_lengths + held, self._attention))
@@ -423,9 +427,9 @@ def _padded(column: NDArray[Any], spare: int, value: int) -> NDArray[np.int64]:
 
 
 class StaticDecoder:
-    """Decoding steps on fixed buffers, captured where there is CUDA; see `static_decoder`.
+    """Decoding steps on fixed buffers, captured as CUDA graphs on CUDA. See `static_decoder`.
 
-    Weights that are written in place stay those of the graphs. Graphs belong to a cache and go with it.
+    Graphs stay valid when weights are written in place. They belong to a cache and are dropped with it.
     """
 
     def __init__(self, decoder: FusedDecoder, model: Any) -> None:
@@ -436,13 +440,13 @@ class StaticDecoder:
         self._captures = torch.device(model.device).type == "cuda"
         self._addresses = self._weights_at()
         self.captured = 0
-        """Graphs captured so far."""
+        """Number of graphs captured so far."""
 
     def _weights_at(self) -> tuple[int, ...]:
         return tuple(parameter.data_ptr() for parameter in self._model.parameters())
 
     def reload(self) -> None:
-        """Call it when weights have been replaced: graphs that read other addresses are dropped."""
+        """Drop graphs that read other addresses. Call it after weights have been replaced."""
         addresses = self._weights_at()
         if addresses != self._addresses:
             self._steps.clear()
@@ -451,11 +455,11 @@ class StaticDecoder:
     def __call__(
         self, cache: SlotCache, tokens: Integers, *, owners: Integers, prompt_lengths: Integers, held: Integers
     ) -> Tensor:
-        """Logits ``[n, V]`` after one more token for each row, overwritten by the next call.
+        """Return logits ``[n, V]`` after one more token per row. The next call overwrites them.
 
-        Arguments as of `magicrl.models.kv_cache.DecodeAttention`; ``tokens`` is what to feed each row.
+        Arguments as in `magicrl.models.kv_cache.DecodeAttention`. ``tokens`` are the inputs of the rows.
         """
-        logits, shape = self._room(cache), StepShape.of(cache, owners, prompt_lengths, held)
+        logits, shape = self._logits_buffer(cache), StepShape.of(cache, owners, prompt_lengths, held)
         steps = self._steps.setdefault(cache, OrderedDict())
         step = steps.get(shape)
         if step is None:
@@ -463,7 +467,7 @@ class StaticDecoder:
             if len(steps) > _KEPT_GRAPHS:
                 steps.popitem(last=False)
         steps.move_to_end(shape)
-        # before the capture, whose rehearsal writes keys and values to the places in these buffers
+        # Before the capture, whose warm-up writes keys and values to the places in these buffers.
         step.fill(tokens, owners, prompt_lengths, held)
         if step.graph is None and self._captures:
             self._capture(step)
@@ -473,29 +477,29 @@ class StaticDecoder:
             step.graph.replay()
         return logits[: len(tokens)]
 
-    def _room(self, cache: SlotCache) -> Tensor:
-        """``[rows, V]`` where every step leaves its logits."""
+    def _logits_buffer(self, cache: SlotCache) -> Tensor:
+        """Return the buffer ``[rows, V]`` for the logits of every step."""
         if self._logits is None or len(self._logits) < cache.rows:
-            # one buffer for all steps: a graph writes to the address that it was captured with
+            # One buffer for all steps, because a graph writes to the address at its capture.
             head = self._model.get_output_embeddings().weight
             dtype = torch.promote_types(head.dtype, torch.float32) if self._decoder.float32_head else head.dtype
             self._logits = torch.zeros(cache.rows, len(head), dtype=dtype, device=head.device)
-            self._steps.clear()  # they write to the old one
+            self._steps.clear()  # they write to the old buffer
         return self._logits
 
     def _capture(self, step: _Step) -> None:
-        """Capture ``step``, whose buffers are filled: the rehearsal writes what the replay writes again.
+        """Capture ``step``, whose buffers are filled: the warm-up writes the same values as the replay.
 
-        A graph is a matter of speed. Where a driver or an operator refuses to be captured, steps run as they are.
+        If a driver or an operator does not support capture, steps run uncaptured, which is only slower.
         """
         try:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            # torch asks for a rehearsal on a stream of its own before a capture
+            # torch requires a warm-up on a separate stream before a capture.
             aside = torch.cuda.Stream()
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 for _ in range(2):
-                    step.run()  # libraries set themselves up at their first call, which a graph could not hold
+                    step.run()  # libraries initialise at their first call, which a graph cannot capture
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
@@ -509,7 +513,7 @@ class StaticDecoder:
 
 
 def static_decoder(decoder: FusedDecoder | None, model: Any) -> StaticDecoder | None:
-    """Decoding on fixed buffers for a model with a fused decoder; None where its step has to look at the host."""
+    """Return decoding on fixed buffers for a model with a fused decoder, None if its step needs the host."""
     if decoder is None:
         return None
     rope = getattr(model.get_decoder().rotary_emb, "rope_type", None)

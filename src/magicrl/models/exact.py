@@ -1,12 +1,12 @@
 """Arithmetic whose bits do not depend on what else is computed: ``model.exact``, on a CPU (docs/exact.md).
 
-A number may differ between sampler and learner for four reasons, and each is taken away here. Products of few rows run
-in other kernels: rows are filled up to a multiple of `ROWS`. Attention adds over as many keys as a batch happens to
-have: here over blocks of `BLOCK` keys, counted from the start of each sequence and added in their order. Functions
-such as torch's SiLU take the last values of a tensor another way than the others: `silu` is made of parts that do not.
-And the sum of a lone row is spread over threads, which `row_sums` keeps it from.
+A number may differ between sampler and learner for four reasons, and this module removes each one. Products of few rows
+use other kernels, so rows are padded to a multiple of `ROWS`. Attention adds over as many keys as a batch happens to
+have, so it adds over blocks of `BLOCK` keys here, counted from the start of each sequence and in order. Functions such
+as torch's SiLU compute the last values of a tensor differently from the others, so `silu` consists of operations that
+do not. The sum of a single row is spread over threads, which `row_sums` avoids.
 
-What is true of the kernels is not promised by torch: `use_exact` measures it, on the model's own weights.
+torch does not guarantee these properties of its kernels. `use_exact` measures them, on the model's own weights.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ROWS = 16
-"""A product's rows are filled up to a multiple of this."""
+"""Rows of a product are padded to a multiple of this."""
 BLOCK = 64
-"""Keys of a block."""
+"""Number of keys of a block."""
 _FEW, _SMALL = 4, 4096
 _CHUNK = 64  # queries whose scores exist at once
-_CHUNK_ELEMENTS = 1 << 19  # of these scores, which then stay in a core's cache
+_CHUNK_ELEMENTS = 1 << 19  # number of these scores, which then fit in a core's cache
 _KNOWN = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def rounded_up(count: int, step: int) -> int:
-    """The next multiple of ``step``."""
+    """Return ``count`` rounded up to a multiple of ``step``."""
     return -(-count // step) * step
 
 
 def filled_rows(x: Tensor) -> Tensor:
-    """``[n, ...]`` with rows of zeros behind it, up to a multiple of `ROWS`."""
+    """Return ``[n, ...]`` padded with rows of zeros to a multiple of `ROWS`."""
     missing = -len(x) % ROWS
     return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
 
 
 def least_rows(heads: int, dim: int, dtype: torch.dtype) -> int:
-    """Rows that the queries of one token are filled up to, which share a key head of this width."""
+    """Return the number of rows to which the queries of one token that share a key head of this width are padded."""
     if dtype != torch.bfloat16:
         return rounded_up(heads, _FEW)
-    # a product of at most so many multiplications is not oneDNN's, and oneDNN has a kernel of its own for one row
+    # oneDNN does not compute a product of at most _SMALL multiplications, and has a separate kernel for a single row.
     return max(heads, 2, _SMALL // (BLOCK * dim) + 1)
 
 
 def row_sums(x: Tensor) -> Tensor:
-    """Sum of each row of ``[n, d]``."""
-    # of a single row torch makes a sum for each thread, and adds these
+    """Return the sum of each row of ``[n, d]``."""
+    # torch splits the sum of a single row over threads, and adds the parts.
     return x.sum(dim=1) if len(x) > 1 else torch.cat((x, x)).sum(dim=1)[:1]
 
 
 def silu(x: Tensor) -> Tensor:
-    """``x / (1 + exp(-x))``, in float32 at least."""
+    """Return ``x / (1 + exp(-x))``, computed in float32 or wider."""
     return cast(Tensor, _Silu.apply(x))
 
 
@@ -72,37 +72,41 @@ class _Silu(torch.autograd.Function):
 
 
 def block_weights(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention weights of masked scores ``[..., blocks * BLOCK]``, made in their place and not normalised yet.
+    """Compute unnormalised attention weights of masked scores ``[..., blocks * BLOCK]`` in place.
 
     Returns:
-        The weights, their sum and the largest score, ``[..., 1]`` each. A block that is hidden whole adds 0.
+        The weights, their sum and the largest score, ``[..., 1]`` each. A fully hidden block adds 0.
     """
     largest = scores.amax(dim=-1, keepdim=True)
     weights = scores.sub_(largest).exp_()
-    # a running sum has an order, whatever the number of blocks
+    # A running sum has a fixed order for any number of blocks.
     total = weights.unflatten(-1, (-1, BLOCK)).sum(dim=-1).cumsum(dim=-1)[..., -1:]
     return weights, total, largest
 
 
 def add_block(total: Tensor | None, weights: Tensor, values: Tensor) -> Tensor:
-    """``total`` plus the product of one block, ``[batch, rows, BLOCK] @ [batch, BLOCK, dim]``, in float32 at least."""
+    """Return ``total`` plus the product of one block, ``[batch, rows, BLOCK] @ [batch, BLOCK, dim]``, in float32 or
+    wider.
+    """
     part = torch.bmm(weights.to(values.dtype), values)
     return part.to(weights.dtype) if total is None else total.add_(part)
 
 
 def attend_exactly(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Causal attention within rows, the queries being those of the last keys.
+    """Attend causally within rows. The queries are those of the last keys.
 
     Args:
         query: ``[rows, width, heads, dim]``, as the result.
         key, value: ``[rows, keys, kv_heads, dim]``, from the start of each sequence.
-        scaling: factor on the scores.
+        scaling: Factor on the scores.
     """
     return cast(Tensor, _ExactAttention.apply(query, key, value, scaling))
 
 
 class _ExactAttention(torch.autograd.Function):
-    """Backward is torch's own, from this output and its log-sums: a gradient has nothing that it must equal."""
+    """Exact forward pass. The backward pass is torch's own, from this output and its log-sums: gradients need not be
+    equal to anything.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -135,7 +139,9 @@ class _ExactAttention(torch.autograd.Function):
 
 
 def _heads_first(x: Tensor, step: int) -> Tensor:
-    """``[rows, width, kv_heads, heads, dim]`` -> ``[rows * kv_heads, width, heads, dim]``, width a multiple of step."""
+    """Convert ``[rows, width, kv_heads, heads, dim]`` to ``[rows * kv_heads, width, heads, dim]``, width padded to a
+    multiple of ``step``.
+    """
     rows, width, kv_heads, *rest = x.shape
     filled = x.new_zeros(rows, kv_heads, rounded_up(width, step), *rest)
     filled[:, :, :width] = x.transpose(1, 2)
@@ -143,9 +149,10 @@ def _heads_first(x: Tensor, step: int) -> Tensor:
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, first: int, scaling: float) -> tuple[Tensor, Tensor]:
-    """Outputs ``[batch, width, heads, dim]`` and log-sums ``[batch, width, heads, 1]``.
+    """Return outputs ``[batch, width, heads, dim]`` and log-sums ``[batch, width, heads, 1]``.
 
-    ``q`` as the outputs, its first query at position ``first``; ``k``, ``v`` ``[batch, keys, dim]``.
+    ``q`` has the shape of the outputs, and its first query is at position ``first``. ``k`` and ``v`` are ``[batch,
+    keys, dim]``.
     """
     batch, width, heads, _ = q.shape
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -153,7 +160,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, first: int, scaling: float) -> tu
     log_sums = torch.empty(batch, width, heads, 1, dtype=wide)
     for start in range(0, width, _CHUNK):
         stop = min(start + _CHUNK, width)
-        # keys behind the last query of the chunk are read for nobody; those of a filled-up query are there
+        # Keys after the last query of the chunk are not read. The keys of padded queries exist.
         reach = min(rounded_up(first + stop, BLOCK), k.shape[1])
         at_once = max(1, _CHUNK_ELEMENTS // ((stop - start) * heads * reach))
         hidden = torch.arange(reach) > torch.arange(first + start, first + stop)[:, None]
@@ -173,7 +180,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, first: int, scaling: float) -> tu
 
 
 class FilledContext:
-    """An attention context for the first ``tokens`` of a row that was filled up; the others attend to nothing."""
+    """Attention context for the first ``tokens`` of a padded row. The others attend to nothing."""
 
     def __init__(self, context: Any, tokens: int) -> None:
         self._context, self._tokens = context, tokens
@@ -181,11 +188,11 @@ class FilledContext:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: Any = None
     ) -> Tensor:
-        """See `magicrl.models.packing.AttentionContext`."""
+        """Attend as `magicrl.models.packing.AttentionContext` does."""
         parts = (x[:, :, : self._tokens] for x in (query, key, value))
         found = cast(Tensor, self._context.attend(layer, *parts, scaling, rules))
         missing = query.shape[2] - self._tokens
-        # gradients of what is cut off are zero: nothing real read it
+        # Gradients of the padding are zero, because nothing real has read it.
         return F.pad(found, (0, 0, 0, 0, 0, missing)) if missing else found
 
 
@@ -195,11 +202,11 @@ class _ExactActivation(nn.Module):
 
 
 def use_exact(model: Any) -> None:
-    """Give a model's layers exact arithmetic, and look whether this machine's products keep their promise.
+    """Give a model's layers exact arithmetic, and test whether this machine's products support it.
 
     Raises:
-        ValueError: another architecture, a layer that is not known to be exact, a device that is no CPU, or kernels
-            whose bits depend on the number of rows.
+        ValueError: The architecture, a layer or the device is not supported, or the bits of a product depend on its
+            number of rows.
     """
     check_exact(model)
     for layer in model.get_decoder().layers:
@@ -210,7 +217,7 @@ def use_exact(model: Any) -> None:
 
 
 def check_exact(model: Any) -> None:
-    """Raise ``ValueError`` for a model that cannot be exact, in the words of its cause."""
+    """Raise ``ValueError``, with the reason, for a model that cannot be exact."""
     name, config = type(model).__name__, model.config
     fault: str | None = None
     if name not in _KNOWN or not type(model).__module__.startswith("transformers.models."):
@@ -233,7 +240,7 @@ def check_exact(model: Any) -> None:
 
 @torch.no_grad()
 def _measure(model: Any) -> None:
-    """Compare rows of few with the same rows of many, for a weight of each shape of this model; and the functions."""
+    """Compare few rows with the same rows among many, for each weight shape of this model, and test the functions."""
     generator = torch.Generator().manual_seed(0)
     shapes = {tuple(m.weight.shape) for m in model.modules() if isinstance(m, nn.Linear)}
     wrong = [f"a product with a weight of {shape}" for shape in shapes if not _even(shape, model.dtype, generator)]
@@ -256,9 +263,10 @@ def _measure(model: Any) -> None:
 
 
 def _cancelling(shape: tuple[int, ...], sign: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Halves of a last dimension that are equal up to ``sign``: of 1 and -1 a product is what rounding leaves.
+    """Return tensors whose halves of the last dimension are equal up to ``sign``. The product of 1 and -1 is then only
+    rounding.
 
-    The order of a sum, which rounding to bfloat16 hides from nearly every element, shows in each of these.
+    Rounding to bfloat16 hides the order of a sum in nearly every element. It shows in each of these.
     """
     half = torch.randn(*shape[:-1], shape[-1] // 2, generator=generator)
     return F.pad(torch.cat((half, sign * half), dim=-1), (0, shape[-1] % 2)).to(dtype)
@@ -273,7 +281,7 @@ def _even(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
 
 
 def _even_attention(dim: int, dtype: torch.dtype, generator: torch.Generator) -> bool:
-    """Products of one block and of one sequence, with as few rows as decoding has."""
+    """Return whether products of one block and of one sequence are equal, with as few rows as decoding has."""
     rows, many = least_rows(1, dim, dtype), (3, 2 * BLOCK, dim)
     q, k = (_cancelling(many, sign, dtype, generator) for sign in (1, -1))
     weights, v = (_cancelling((3, n, BLOCK), sign, dtype, generator) for n, sign in ((2 * BLOCK, 1), (dim, -1)))

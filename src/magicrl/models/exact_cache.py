@@ -1,7 +1,7 @@
 """Exact decoding over the slot cache: blocks of keys are counted from the start of each sequence (`exact.py`).
 
-A prompt's whole blocks lie in its slot, read once for all responses of a group. What is left of it, less than a block,
-stands in each row before the response, so that a row's blocks begin where a block of its sequence does.
+A prompt's whole blocks are in its slot, read once for all responses of a group. The rest of the prompt, less than a
+block, is in each row before the response, so that a row's blocks start where a block of its sequence does.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from magicrl.models.exact import BLOCK, add_block, block_weights, least_rows, rounded_up
-from magicrl.models.kv_cache import Block, BlockStore, Integers, Sharing, SlotCache
+from magicrl.models.kv_cache import BlockStore, Integers, KeyBlock, Sharing, SlotCache
 from magicrl.models.scores import PLAIN, ScoreRules
 
 AHEAD = BLOCK - 1
-"""Most tokens of a prompt that stand before a response in its row."""
+"""Largest number of prompt tokens before a response in its row."""
 
 
 def exact_lengths(prompt: int, response: int) -> tuple[int, int]:
-    """Capacities for a prompt and a response of so many tokens: whole blocks."""
+    """Return the capacities, in whole blocks, for a prompt and a response of this many tokens."""
     return rounded_up(prompt, BLOCK), rounded_up(response + AHEAD, BLOCK)
 
 
 class ExactDecodeAttention:
-    """One new token for each of the rows ``0 .. n-1``; arguments as of `magicrl.models.kv_cache.DecodeAttention`."""
+    """Attention of one new token for each of the rows ``0 .. n-1``. Arguments as in
+    `magicrl.models.kv_cache.DecodeAttention`.
+    """
 
     def __init__(
         self, cache: SlotCache, *, owners: Integers, prompt_lengths: Integers, response_lengths: Integers
@@ -37,20 +39,22 @@ class ExactDecodeAttention:
         self._sharing = Sharing.of(owners, cache.device)
         self._prompts = self._blocks(cache.prompts, whole, 0)
         begin = self._prompts[-1].columns.stop if self._prompts else 0
-        # + 1: the new token sees itself
+        # + 1 because the new token sees itself.
         self._responses = self._blocks(cache.responses, held + 1, begin)
         self._columns = self._responses[-1].columns.stop
         self._ends = [
             (block, rows, held[rows] % cache.responses.width)
             for block, rows in _by(held // cache.responses.width, np.arange(self._rows))
         ]
-        # of responses that begin: what is left of their prompt, and where it lies
+        # Responses that start: where the rest of their prompt is.
         starting = np.flatnonzero((response_lengths == 0) & (prompt_lengths > whole))
         self._tails = [(place, rows, owners[rows]) for place, rows in _by(whole[starting], starting)]
 
-    def _blocks(self, store: BlockStore, lengths: Integers, begin: int) -> list[Block]:
-        """Blocks of the store up to the longest of ``lengths``, each for the rows up to the last that reaches it."""
-        found: list[Block] = []
+    def _blocks(self, store: BlockStore, lengths: Integers, begin: int) -> list[KeyBlock]:
+        """Return the blocks of the store up to the longest of ``lengths``, each for the rows up to the last that
+        reaches it.
+        """
+        found: list[KeyBlock] = []
         longest = int(lengths.max())
         for index, start in enumerate(range(0, longest, store.width)):
             used = min(store.width, rounded_up(longest - start, BLOCK))
@@ -63,14 +67,14 @@ class ExactDecodeAttention:
                 hidden = np.where(np.arange(used) < seen[:, None], 0.0, -np.inf)
                 mask = torch.from_numpy(hidden).to(self._wide)[:, None, None, :]
             columns = slice(begin + start, begin + start + used)
-            found.append(Block(index=index, places=places, columns=columns, mask=mask))
+            found.append(KeyBlock(index=index, places=places, columns=columns, mask=mask))
         return found
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
     ) -> Tensor:
-        """See `magicrl.models.packing.AttentionContext`."""
-        assert rules.exact, "a model of exact layers"
+        """Attend as `magicrl.models.packing.AttentionContext` does."""
+        assert rules.exact, "exact decoding needs exact layers"
         prompts, responses = self._cache.prompts, self._cache.responses
         self._write(layer, key, value)
         kv_heads = key.shape[1]
@@ -93,7 +97,7 @@ class ExactDecodeAttention:
         return (self._summed(layer, weights, kv_heads) / total)[:, :, :heads].flatten(1, 2).to(q.dtype)[None]
 
     def _summed(self, layer: int, weights: Tensor, kv_heads: int) -> Tensor:
-        """``[n, kv_heads, rows, dim]`` the weighted values of each row, block by block."""
+        """Return the weighted values of each row, ``[n, kv_heads, rows, dim]``, block by block."""
         prompts, responses = self._cache.prompts, self._cache.responses
         total: Tensor | None = None
         for block in self._prompts:
@@ -103,7 +107,7 @@ class ExactDecodeAttention:
                 keys = slice(start, start + BLOCK)
                 total = add_block(total, part[..., keys], values[:, keys])
         if total is not None:
-            # in rows that follow each other: blocks are added in place
+            # Contiguous, because blocks are added in place.
             total = self._sharing.spread(total, kv_heads).contiguous()
         for block in self._responses:
             values = self._part(responses.values[layer], block, block.places)
@@ -111,7 +115,7 @@ class ExactDecodeAttention:
             for start in range(0, values.shape[1], BLOCK):
                 keys = slice(start, start + BLOCK)
                 if total is None:
-                    # the first block of a response is every row's
+                    # Every row has the first block of a response.
                     total = add_block(None, part[..., keys], values[:, keys]).unflatten(0, (-1, kv_heads))
                 else:
                     add_block(total[: block.places].flatten(0, 1), part[..., keys], values[:, keys])
@@ -119,8 +123,8 @@ class ExactDecodeAttention:
         return total
 
     @staticmethod
-    def _part(stored: list[Tensor], block: Block, places: int) -> Tensor:
-        """``[places * kv_heads, tokens, dim]`` of a store's block."""
+    def _part(stored: list[Tensor], block: KeyBlock, places: int) -> Tensor:
+        """Return ``[places * kv_heads, tokens, dim]`` of a store's block."""
         used = block.columns.stop - block.columns.start
         return stored[block.index][:places, :, :used].flatten(0, 1)
 
@@ -132,7 +136,7 @@ class ExactDecodeAttention:
         ):
             for place, rows, owners in self._tails:
                 block, start = divmod(place, prompts.width)
-                # a whole block: what stands behind the prompt's end is written over before anybody sees it
+                # The whole block is copied: entries after the end of the prompt are overwritten before they are read.
                 store[0][rows, :, :BLOCK] = source[block][owners, :, start : start + BLOCK]
             by_row = new[0].transpose(0, 1)
             for block, rows, offsets in self._ends:
@@ -140,7 +144,7 @@ class ExactDecodeAttention:
 
 
 def _by(values: Integers, rows: Integers) -> list[tuple[int, Integers]]:
-    """The rows that share each value."""
+    """Return the rows that share each value."""
     return [(int(value), rows[values == value]) for value in np.unique(values)]
 
 

@@ -1,16 +1,16 @@
-"""The language-model head that returns log-probabilities and entropies instead of logits.
+"""Language-model head that returns log-probabilities and entropies instead of logits.
 
-For a response of 32K tokens and a vocabulary of 150K words the logits alone take 18 GiB in float32, and autograd would
-keep several copies. Only two numbers a token are needed. This head makes them piece by piece and, in the backward pass,
-makes each piece's logits again, so that ``[tokens, vocabulary]`` never exists whole.
+For a response of 32K tokens and a vocabulary of 150K words, the logits take 18 GiB in float32, and autograd would keep
+several copies. Only two numbers per token are needed. This head computes the logits in pieces, and computes each piece
+again in the backward pass, so that ``[tokens, vocabulary]`` never exists as a whole.
 
 Per token, with z the logits after scaling, soft-capping and division by tau, and p = softmax(z):
 
     log p(a) = z_a - logsumexp(z)            d log p(a) / d z = onehot(a) - p
     H        = -sum_v p_v log p_v            d H / d z        = -p * (log p + H)
 
-With ``entropy_clamp`` H is that of p over the likelier words alone, divided by their sum (Shen 2025, 2509.03493).
-`TorchHead` works on a piece of logits everywhere, `KernelHead` in bfloat16 on a CPU that has kernels,
+With ``entropy_clamp``, H is that of p restricted to the most likely words and renormalised (Shen 2025, 2509.03493).
+`TorchHead` works on a piece of logits on any device, `KernelHead` in bfloat16 on a CPU with kernels,
 ``head_triton.TritonHead`` on CUDA.
 """
 
@@ -37,27 +37,27 @@ class Tiles:
 
     tokens: int = 128  # rows of a program
     words: int = 128  # columns of one tile of logits
-    inner: int = 64  # of the hidden width, multiplied at a time
-    group: int = 16  # blocks of rows that follow each other before the next words
-    words_per_program: int = 16  # tiles that a program of the forward pass goes through, one after the other
-    warps: int = 8  # of a program
+    inner: int = 64  # part of the hidden width that is multiplied at a time
+    group: int = 16  # consecutive blocks of rows before the next words
+    words_per_program: int = 16  # tiles of a program of the forward pass, one after the other
+    warps: int = 8  # per program
     stages: int = 3  # of its pipeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadOptions:
-    """What lies between hidden states and log-probabilities, apart from the weights."""
+    """Settings of the step from hidden states to log-probabilities."""
 
     temperature: float = 1.0  # tau, > 0; divides the logits before the log-softmax (recipe section 2)
     valid_vocab: int | None = None  # rows of the weight that are words: padding has probability 0. None: all
-    chunk_tokens: int = 1024  # a piece has as many logits as so many tokens have, whatever its shape
+    chunk_tokens: int = 1024  # logits of a piece in units of the vocabulary, whatever its shape
     scale: float = 1.0  # constant factor on the logits, before soft-capping (Cohere, Granite)
     softcap: float | None = None  # logits become ``softcap * tanh(logits / softcap)`` (Gemma 2); None for most models
     float32: bool = False  # logits of narrower weights in float32, never rounded to the weights' dtype
     backend: Backend = "auto"  # ``auto`` is Triton where the tensors are on CUDA and Triton is installed, else torch
-    tiles: Tiles | None = None  # of the Triton kernels; None is what suits device, dtype and softcap
-    exact: bool = False  # the bits of a token do not depend on the others (`magicrl.models.exact`); on a CPU
-    entropy_clamp: float = 0.0  # share of the words, the least likely, that the entropies leave out; in torch
+    tiles: Tiles | None = None  # of the Triton kernels; None selects them by device, dtype and softcap
+    exact: bool = False  # bits of a token do not depend on the others (`magicrl.models.exact`); only on a CPU
+    entropy_clamp: float = 0.0  # share of least likely words that the entropies exclude; only in torch
 
     def __post_init__(self) -> None:
         if not 0 <= self.entropy_clamp < 1:
@@ -70,7 +70,7 @@ class HeadOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadInputs:
-    """What a backend works on: the weight's padded rows are gone, so their probability is exactly 0."""
+    """Inputs of a backend. The weight's padded rows are removed, so their probability is exactly 0."""
 
     hidden: Tensor  # ``[tokens, d]``
     weight: Tensor  # ``[vocab, d]`` in the dtype of ``hidden``
@@ -80,25 +80,25 @@ class HeadInputs:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of softmax statistics: float32, or float64 for float64 inputs."""
+        """Precision of softmax statistics: float32, or float64 for float64 inputs."""
         return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pull:
-    """What the logits' gradient is made of, ``[tokens]`` each, in the dtype of the statistics.
+    """Terms of the logits' gradient, ``[tokens]`` each, in the dtype of the statistics.
 
-    Arranged as ``p * (-(g + h (H - L)) - h z) + g onehot``: one exponential and two passes.
+    The gradient is arranged as ``p * (-(g + h (H - L)) - h z) + g onehot``, which takes one exponential and two passes.
     """
 
     logprobs: Tensor  # gradient of the log-probabilities, g
     entropies: Tensor | None  # gradient of the entropies, h; None if all are zero
     log_sums: Tensor  # logsumexp of the logits, L
     entropy_values: Tensor  # H
-    kept: Tensor | None = None  # ``[tokens, 2]`` with a clamp: a bound below the logits that H keeps, their logsumexp
+    kept: Tensor | None = None  # ``[tokens, 2]`` with a clamp: lower bound of the logits in H, their logsumexp
 
     def constant(self, rows: slice) -> Tensor:
-        """``-(g + h (H - L))``."""
+        """Return ``-(g + h (H - L))``."""
         found = self.logprobs[rows]
         if self.entropies is not None and self.kept is None:
             found = found + self.entropies[rows] * (self.entropy_values[rows] - self.log_sums[rows])
@@ -108,36 +108,37 @@ class Pull:
 def softmax_statistics(
     logits: Tensor, weights: Tensor, targets: Tensor, *, exact: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs of the targets, entropies, and logarithms of the sums of the weights, ``[r]`` each.
+    """Return log-probs of the targets, entropies, and logarithms of the sums of the weights, ``[r]`` each.
 
     Args:
         logits: ``[r, V]`` relative to the largest of each row.
-        weights: ``[r, V]`` their exponentials; written over.
+        weights: ``[r, V]`` their exponentials, which are overwritten.
         targets: ``[r]``.
-        exact: see `HeadOptions`.
+        exact: See `HeadOptions`.
     """
     sums = row_sums if exact else _row_sums
     total = sums(weights)
     log_total = total.log()
     logprobs = logits.gather(1, targets[:, None])[:, 0].sub_(log_total)
-    # sum_v p_v z_v with z relative to the largest: no cancellation of large numbers
+    # sum_v p_v z_v with z relative to the largest avoids cancellation of large numbers.
     mean = sums(weights.mul_(logits)).div_(total)
     return logprobs, log_total - mean, log_total
 
 
 def clamped_statistics(logits: Tensor, spare: Tensor, clamp: float, *, exact: bool) -> tuple[Tensor, Tensor]:
-    """Entropies over the likelier words of each row, ``[r]``, and `Pull.kept` relative to the largest, ``[r, 2]``.
+    """Return entropies over the most likely words of each row, ``[r]``, and `Pull.kept` relative to the largest, ``[r,
+    2]``.
 
     Args:
         logits: ``[r, V]`` relative to the largest of each row.
-        spare: ``[r, V]``, written over.
-        clamp: share of the words that are left out, the least likely; of equally likely ones all or none.
-        exact: see `HeadOptions`.
+        spare: ``[r, V]``, which is overwritten.
+        clamp: Share of least likely words that are excluded. Of equally likely words all or none are.
+        exact: See `HeadOptions`.
     """
     sums = row_sums if exact else _row_sums
     unlikely = logits < logits.kthvalue(int(clamp * logits.shape[1]) + 1, dim=1, keepdim=True).values
     stay = logits.masked_fill(unlikely, torch.inf).amin(dim=1)
-    # the bound is halfway to the next word: the backward pass may round its logits differently
+    # The bound is halfway to the next word, because the backward pass may round its logits differently.
     bound = (stay + logits.masked_fill(~unlikely, -torch.inf).amax(dim=1)) / 2
     torch.exp(logits, out=spare)
     total = sums(spare.masked_fill_(unlikely, 0.0))
@@ -150,13 +151,13 @@ def _row_sums(x: Tensor) -> Tensor:
 
 
 _CPU_BLOCK_ELEMENTS = 1 << 19
-"""Softmax statistics are taken over blocks of rows that stay in a core's cache (2 MiB of float32)."""
+"""Softmax statistics are computed over blocks of rows that fit in a core's cache (2 MiB of float32)."""
 # 128 MiB of float32, twice: logits and spare
 _GPU_BLOCK_ELEMENTS = 1 << 25
 
 
 class TorchHead:
-    """The two passes over the logits in torch: softmax in blocks that stay in cache."""
+    """The two passes over the logits in torch, with softmax in blocks that fit in cache."""
 
     def __init__(self, inputs: HeadInputs) -> None:
         self._inputs = inputs
@@ -164,7 +165,7 @@ class TorchHead:
         self._buffers: list[Tensor] = []
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Log-probs, entropies and logsumexp, ``[tokens]`` each, and `Pull.kept`."""
+        """Return log-probs, entropies and logsumexp, ``[tokens]`` each, and `Pull.kept`."""
         inputs, clamp = self._inputs, self._inputs.options.entropy_clamp
         tokens, vocab = len(inputs.hidden), len(inputs.weight)
         logprobs = torch.empty(tokens, dtype=inputs.dtype, device=inputs.hidden.device)
@@ -172,11 +173,11 @@ class TorchHead:
         kept = logprobs.new_empty(tokens, 2) if clamp else None
         step = inputs.options.chunk_tokens
         for start in range(0, tokens, step):
-            # all words of some rows: a softmax needs its whole row once
+            # All words of some rows, because a softmax needs the whole row.
             product = self._product(slice(start, start + step), slice(0, vocab))
             for span, _, logits, spare in self._blocks(start, product, slice(0, vocab)):
                 largest = logits.amax(dim=1, keepdim=True)
-                # relative to the largest, so that no exponential overflows
+                # Relative to the largest, so that no exponential overflows.
                 logits.sub_(largest)
                 torch.exp(logits, out=spare)
                 found = softmax_statistics(logits, spare, inputs.targets[span], exact=inputs.options.exact)
@@ -188,10 +189,11 @@ class TorchHead:
         return logprobs, entropies, log_sums, kept
 
     def gradient(self, pull: Pull, rows: slice, words: slice) -> Tensor:
+        """Return the gradient of the raw product for a piece of rows and words."""
         inputs = self._inputs
         product = self._product(rows, words)
         for span, part, logits, spare in self._blocks(rows.start, product, words):
-            # p from the saved logsumexp: no sum over words is needed again, so a piece may have a part of them
+            # p comes from the saved logsumexp. It needs no sum over words, so a piece may have only some of them.
             torch.sub(logits, pull.log_sums[span, None], out=spare)
             spare.exp_()
             constant = pull.constant(span)[:, None]
@@ -200,13 +202,13 @@ class TorchHead:
             else:
                 spare.mul_(torch.addcmul(constant, logits, pull.entropies[span, None], value=-1))
             place = inputs.targets[span] - words.start
-            # a target among other words is another piece's
+            # A target among other words belongs to another piece.
             (here,) = torch.where((place >= 0) & (place < product.shape[1]))
             spare[here, place[here]] += pull.logprobs[span][here]
             if pull.entropies is not None and pull.kept is not None:
                 spare.add_(_clamped_pull(logits, pull.kept[span], pull.entropies[span], pull.entropy_values[span]))
             self._through_transform(spare, logits)
-            # over the product that it came from, rounded to the weights' dtype: no second tensor of a piece's size
+            # In place of the product, in the dtype of the weights: a second tensor of this size is not needed.
             part.copy_(spare)
         return product.to(inputs.hidden.dtype)
 
@@ -218,12 +220,13 @@ class TorchHead:
         return ((filled_rows(hidden) if inputs.options.exact else hidden) @ inputs.weight[words].T)[: len(hidden)]
 
     def _blocks(self, first: int, product: Tensor, words: slice) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Blocks of a product: rows of the whole, the block of ``product``, its logits and a spare buffer.
+        """Yield blocks of a product: their rows, the block of ``product``, its logits and a spare buffer.
 
-        Logits are in the statistics' dtype, transformed and divided by tau; they and the spare are reused by the next.
+        Logits are in the dtype of the statistics, transformed and divided by tau. They and the spare are reused by the
+        next block.
         """
         inputs, options = self._inputs, self._inputs.options
-        # two buffers for all blocks, in the statistics' dtype: the whole product is never widened
+        # Two buffers for all blocks in the dtype of the statistics, so that the product is never widened as a whole.
         rows = max(1, min(self._elements // product.shape[1], len(product)))
         if not self._buffers or self._buffers[0].numel() < rows * product.shape[1]:
             self._buffers = [product.new_empty(rows * product.shape[1], dtype=inputs.dtype) for _ in range(2)]
@@ -231,7 +234,7 @@ class TorchHead:
             part = product[start : start + rows]
             logits, spare = (buffer[: part.numel()].view(part.shape) for buffer in self._buffers)
             logits.copy_(part)
-            # in the model's own order, and tau last: it divides the logits as the model defines them
+            # In the model's own order, and tau last, because it divides the logits as the model defines them.
             if inputs.bias is not None:
                 logits.add_(inputs.bias[words])
             if options.scale != 1.0:
@@ -243,7 +246,7 @@ class TorchHead:
             yield slice(first + start, first + start + len(part)), part, logits, spare
 
     def _through_transform(self, gradient: Tensor, logits: Tensor) -> None:
-        """Turn the gradient of the final logits into that of the raw product, in place."""
+        """Convert the gradient of the final logits to that of the raw product, in place."""
         options = self._inputs.options
         factor = options.scale / options.temperature
         if options.softcap is not None:  # d softcap*tanh(x/softcap) = 1 - tanh^2
@@ -253,14 +256,16 @@ class TorchHead:
 
 
 class KernelHead(TorchHead):
-    """The same with own kernels in place of the passes over bfloat16 logits, on a CPU, where nothing but a factor lies
-    between product and softmax."""
+    """Head with CPU kernels instead of the passes over bfloat16 logits. Only a factor may be between product and
+    softmax.
+    """
 
     @staticmethod
     def serves(inputs: HeadInputs) -> bool:
+        """Return whether the kernels support these inputs."""
         options = inputs.options
         more = inputs.bias is not None or options.softcap is not None or options.float32 or options.exact
-        return not more and not options.entropy_clamp and cpu_kernels.serves(
+        return not more and not options.entropy_clamp and cpu_kernels.has_kernels(
             inputs.weight.dtype, inputs.weight.device, _KERNEL_BLOCK
         )  # fmt: skip
 
@@ -287,7 +292,7 @@ class KernelHead(TorchHead):
     def gradient(self, pull: Pull, rows: slice, words: slice) -> Tensor:
         product = self._product(rows, words).contiguous()
         slope = None if pull.entropies is None else pull.entropies[rows]
-        targets = self._inputs.targets[rows] - words.start  # one among other words is another piece's
+        targets = self._inputs.targets[rows] - words.start  # out of range for a target of another piece
         cpu_kernels.softmax_pull(
             product, self._factor, self._factor, pull.log_sums[rows], pull.constant(rows), slope, pull.logprobs[rows],
             targets,
@@ -295,11 +300,13 @@ class KernelHead(TorchHead):
         return product
 
 
-_KERNEL_BLOCK = 256  # words whose weights are summed up in float32
+_KERNEL_BLOCK = 256  # words whose weights are added in float32
 
 
 def _clamped_pull(logits: Tensor, kept: Tensor, pull: Tensor, entropies: Tensor) -> Tensor:
-    """``[r, V]`` the entropies' part of the logits' gradient: ``-h q (log q + H)``, q being p over the words kept."""
+    """Return the entropies' part of the logits' gradient, ``[r, V]``: ``-h q (log q + H)``, with q being p over the
+    kept words.
+    """
     log_q = logits - kept[:, 1:]
     found = log_q.exp().mul_(log_q.add_(entropies[:, None])).mul_(-pull[:, None])
     return found.masked_fill_(logits < kept[:, :1], 0.0)
@@ -309,23 +316,25 @@ __all__ = ["Float32Head", "HeadOptions", "float32_product", "logprobs_and_entrop
 
 
 def float32_product(hidden: Tensor, weight: Tensor) -> Tensor:
-    """``hidden @ weight^T`` in float32 for ``[n, d]`` and ``[V, d]`` of a narrower dtype; others stay as they are."""
+    """Return ``hidden @ weight^T`` in float32 for ``[n, d]`` and ``[V, d]`` of a narrower dtype. Other dtypes are
+    kept.
+    """
     if hidden.dtype in (torch.float32, torch.float64):
         return hidden @ weight.T
     if hidden.is_cuda:
-        # products of narrow numbers are summed up in float32 by the hardware: they are only not rounded
+        # The hardware adds products of narrow numbers in float32. This only skips the final rounding.
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
     wide, out = hidden.float(), torch.empty(len(hidden), len(weight), device=hidden.device)
     for start in range(0, len(weight), _WIDEN_ROWS):
-        words = slice(start, start + _WIDEN_ROWS)  # some words at a time: no float32 copy of the whole weight
+        words = slice(start, start + _WIDEN_ROWS)  # some words at a time, to avoid a float32 copy of the whole weight
         torch.mm(wide, weight[words].float().T, out=out[:, words])
     return out
 
 
 class Float32Head:
-    """In the place of an output head's forward: the same weights, logits in float32 (MiniMax-M1, ScaleRL).
+    """Replacement of an output head's forward with the same weights and float32 logits (MiniMax-M1, ScaleRL).
 
-    An object, so that a copied model's head finds its own weight.
+    It is an object, so that the head of a copied model finds its own weight.
     """
 
     def __init__(self, head: torch.nn.Linear) -> None:
@@ -333,17 +342,17 @@ class Float32Head:
 
     @classmethod
     def put_into(cls, model: Any) -> None:
-        """Let the model's own head, and whoever asks `serves`, compute in float32."""
+        """Make the model's head compute in float32. Code that calls `serves` then does so too."""
         head = model.get_output_embeddings()
         if not isinstance(head, torch.nn.Linear):
             raise ValueError(
-                f"the output head of {type(model).__name__} is no linear layer; leave out model.head_dtype"
+                f"the output head of {type(model).__name__} is not a linear layer; leave out model.head_dtype"
             )
         head.forward = cls(head)  # pyright: ignore[reportAttributeAccessIssue]
 
     @classmethod
     def serves(cls, model: Any) -> bool:
-        """Whether the model's head computes in float32."""
+        """Return whether the model's head computes in float32."""
         return isinstance(model.get_output_embeddings().forward, cls)
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -353,7 +362,7 @@ class Float32Head:
 
 
 _LEAST_WORDS = 1024
-"""Fewest words of a piece: narrower ones would make the products slow."""
+"""Smallest number of words of a piece. Narrower pieces would make the products slow."""
 _WIDEN_ROWS = 4096
 
 
@@ -366,18 +375,18 @@ def logprobs_and_entropies(
     *,
     weight_gradient: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target and entropy of each distribution, both differentiable.
+    """Return the log-probability of each target and the entropy of each distribution, both differentiable.
 
-    Matrix products run in the dtype of ``weight``; softmax statistics in float32 (float64 for float64 inputs).
+    Matrix products are computed in the dtype of ``weight``, softmax statistics in float32 (float64 for float64 inputs).
 
     Args:
         hidden: ``[tokens, d]`` last hidden states, in the dtype of ``weight``.
-        weight: ``[V, d]`` output embedding; may be padded below row ``options.valid_vocab``.
+        weight: ``[V, d]`` output embedding. Rows from ``options.valid_vocab`` on may be padding.
         targets: ``[tokens]`` int64, each below the valid vocabulary.
-        options: temperature, valid vocabulary, piece size, backend and the model's logit transform.
+        options: Temperature, valid vocabulary, piece size, backend and the model's logit transform.
         bias: ``[V]`` or None.
-        weight_gradient: ``[V, d]``, mostly more precise than ``weight``: the backward pass adds the weight's
-            gradient to it and gives autograd none, so that no second one of its size exists.
+        weight_gradient: ``[V, d]``, usually more precise than ``weight``. The backward pass adds the weight's gradient
+            to it and returns none to autograd, so that there is no second tensor of this size.
 
     Returns:
         ``(logprobs, entropies)``, each ``[tokens]``, in nats, in the dtype of the statistics.
@@ -405,7 +414,7 @@ def _inputs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 
 
 def _backend(inputs: HeadInputs) -> Any:
-    """`TorchHead`, or one of the same two passes in kernels."""
+    """Return `TorchHead`, or a head that computes the same two passes in kernels."""
     wanted = inputs.options.backend
     fits = TRITON_INSTALLED and inputs.hidden.dtype != torch.float64 and not inputs.options.entropy_clamp
     if wanted == "triton" and not fits:
@@ -421,7 +430,7 @@ def _backend(inputs: HeadInputs) -> Any:
 
 
 class _Head(torch.autograd.Function):
-    """Saves one logsumexp and one entropy a token; logits are made twice and kept never."""
+    """The head as an autograd function. It saves one logsumexp and one entropy per token, and recomputes logits."""
 
     @staticmethod
     def forward(
@@ -445,7 +454,7 @@ class _Head(torch.autograd.Function):
         inputs = _inputs(hidden, weight, bias, targets, ctx.options)
         pull = Pull(
             logprobs=grads[0],
-            # with alpha 0 nothing pulls at the entropies, and their part of every logit is left out
+            # With alpha 0 the entropies have no gradient, and their part is skipped.
             entropies=grads[1] if bool(grads[1].any()) else None,
             log_sums=log_sums,
             entropy_values=entropies,
@@ -468,15 +477,15 @@ class _Head(torch.autograd.Function):
 
 
 def pieces(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, list[slice]]]:
-    """Words, and the rows that meet them one after the other; a piece has at most ``chunk_tokens * vocab`` logits.
+    """Yield words, and the rows that are multiplied with them. A piece has at most ``chunk_tokens * vocab`` logits.
 
-    All rows at once as far as it goes: a weight's gradient is then one product, and nothing is summed over pieces.
+    All rows are in one piece if possible: a weight's gradient is then one product, without a sum over pieces.
     """
     budget = max(chunk_tokens * vocab, 1)
-    # as few words as let all rows in, but never so few that the products become slow
+    # Few enough words for all rows, but enough for fast products.
     words = min(vocab, max(budget // max(tokens, 1), min(_LEAST_WORDS, vocab)))
     count = -(-vocab // words)
-    # of equal width, so that the last one is no sliver
+    # Equal widths, so that the last piece is not tiny.
     words = -(-vocab // count)
     rows = max(1, min(tokens, budget // words))
     for start in range(0, vocab, words):
@@ -489,10 +498,10 @@ def pieces(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, 
 def _accumulate(
     inputs: HeadInputs, pull: Pull, grad_hidden: Tensor | None, grad_weight: Tensor | None, grad_bias: Tensor | None
 ) -> None:
-    """Add every piece's share to the gradients that are wanted."""
+    """Add every piece's contribution to the gradients that are needed."""
     backend = _backend(inputs)
     for words, spans in pieces(len(inputs.hidden), len(inputs.weight), inputs.options.chunk_tokens):
-        # a narrow gradient is summed over pieces in the statistics' precision
+        # A narrow gradient is summed over pieces in the precision of the statistics.
         narrow = grad_weight is not None and len(spans) > 1 and grad_weight.dtype != inputs.dtype
         part = None if grad_weight is None else grad_weight[words]
         if narrow and part is not None:
@@ -512,13 +521,13 @@ def _accumulate(
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """``total += left @ right``; a low-precision product is added in the total's precision."""
+    """Compute ``total += left @ right``. A low-precision product is added in the total's precision."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     elif total.is_cuda and total.dtype == torch.float32:
-        # the product is summed up in float32 by the hardware anyway: it is added without being rounded
+        # The hardware adds the product in float32 anyway, so it is added to the total without rounding.
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
-        for start in range(0, len(total), _WIDEN_ROWS):  # a buffer that stays in cache: torch's mixed sum is slow
+        for start in range(0, len(total), _WIDEN_ROWS):  # blocks that fit in cache, because torch's mixed sum is slow
             span = slice(start, start + _WIDEN_ROWS)
             total[span].add_((left[span] @ right).to(total.dtype))

@@ -1,14 +1,14 @@
 # pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false, reportIndexIssue=false
-"""The head's two passes over the logits as Triton kernels: no logit of the forward pass ever reaches memory.
+"""The head's two passes over the logits as Triton kernels. No logit of the forward pass reaches memory.
 
-Imported only where Triton is installed. A program of the forward pass multiplies its rows with one tile of words after
-the other and keeps three running numbers a row (largest logit, sum of exponentials, their mean logit's numerator),
-which are those of a softmax over the words seen so far; programs share the vocabulary, and their numbers are joined in
-float32 afterwards, in a fixed order. The kernel of the backward pass multiplies again and writes the product's
+Import it only where Triton is installed. A program of the forward pass multiplies its rows with one tile of words after
+the other and keeps three running numbers per row: the largest logit, the sum of exponentials, and their weighted sum of
+logits. They are those of a softmax over the words so far. Programs share the vocabulary, and their numbers are combined
+in float32 afterwards in a fixed order. The kernel of the backward pass multiplies again and writes the product's
 gradient, rounded to the weights' dtype, for the two products that follow.
 
 The kernels run on CUDA, and anywhere in Triton's interpreter (``TRITON_INTERPRET=1``), which is how they are tested
-where there is no GPU.
+without a GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _logits(
     """One tile of transformed logits ``[TOKENS, WORDS]`` in float32; far below all others beyond the last word."""
     inner = tl.arange(0, INNER)
     total = tl.zeros((TOKENS, WORDS), dtype=tl.float32)
-    # where a tile begins takes 64 bits, places within it 32: wide places of a whole tile would fill the registers
+    # The start of a tile takes 64 bits, places within it 32: 64-bit places of a whole tile would fill the registers.
     hidden += row_start.to(tl.int64) * hidden_row
     weight += word_start.to(tl.int64) * weight_row
     row, word = tl.arange(0, TOKENS), tl.arange(0, WORDS)
@@ -55,7 +55,7 @@ def _logits(
             left_mask, right_mask = left_mask & (column < WIDTH)[None, :], right_mask & (column < WIDTH)[:, None]
         left = tl.load(hidden + row[:, None] * hidden_row + column[None, :] * hidden_col, mask=left_mask, other=0.0)
         right = tl.load(weight + word[None, :] * weight_row + column[:, None] * weight_col, mask=right_mask, other=0.0)
-        # no TF32: a float32 model is to be computed in float32
+        # No TF32, so that a float32 model is computed in float32.
         total = tl.dot(left, right, total, input_precision="ieee")
     if ROUND:  # as a matrix product of this dtype is rounded, so that both backends mean one model
         total = total.to(hidden.dtype.element_ty).to(tl.float32)
@@ -64,7 +64,7 @@ def _logits(
     if SCALE != 1.0:
         total *= SCALE
     if SOFTCAP > 0.0:
-        # tanh by its exponential: the language has none of its own
+        # tanh from its exponential, because Triton has no tanh.
         doubled = tl.exp(-2.0 * tl.abs(total / SOFTCAP))
         bounded = (1.0 - doubled) / (1.0 + doubled) * SOFTCAP
         total = tl.where(total < 0, -bounded, bounded)
@@ -108,7 +108,7 @@ def statistics_kernel(
             shrink = tl.exp(largest - higher)
             relative = logits - higher[:, None]
             powers = tl.exp(relative)
-            # what was summed relative to the old largest is moved to the new one
+            # Sums relative to the old largest are converted to the new one.
             weighted = (weighted + total * (largest - higher)) * shrink + tl.sum(powers * relative, axis=1)
             total = total * shrink + tl.sum(powers, axis=1)
             largest = higher
@@ -116,7 +116,7 @@ def statistics_kernel(
     tl.store(largest_out + place, largest, mask=inside)
     tl.store(total_out + place, total, mask=inside)
     tl.store(weighted_out + place, weighted, mask=inside)
-    # exactly one program sees a row's target
+    # Exactly one program has the target of a row.
     mine = (target >= first) & (target < first + WORDS * PER_PROGRAM)
     tl.store(chosen_out + rows, chosen, mask=inside & mine)
 
@@ -140,7 +140,7 @@ def gradient_kernel(
         hidden, weight, bias, first_row, first_word, row_end, word_end, hidden_row, hidden_col, weight_row, weight_col,
         SCALE, SOFTCAP, TEMPERATURE, WIDTH, WITH_BIAS, ROUND, TOKENS, WORDS, INNER,
     )  # fmt: skip
-    # beyond the last word: anything finite, since it is not stored
+    # Past the last word any finite value will do, because it is not stored.
     logits = tl.where(words[None, :] < word_end, logits, 0.0)
     factor = tl.load(constants + rows, mask=inside, other=0.0)[:, None]
     if WITH_ENTROPY:
@@ -173,7 +173,7 @@ _WIDE_NEEDS_BYTES = 3 * 64 * (128 + 256) * 2
 
 
 def tiles_for(device: torch.device, dtype: torch.dtype, *, softcap: bool = False) -> Tiles:
-    """The largest tiles for which a device has shared memory and registers; a soft cap takes more of these."""
+    """Return the largest tiles for which a device has shared memory and registers. A soft cap takes more registers."""
     if dtype == torch.float32:
         return _FLOAT32
     if device.type != "cuda" or softcap:

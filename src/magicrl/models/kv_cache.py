@@ -1,13 +1,13 @@
-"""Keys and values of many sequences that decode at once, and the attention that reads them.
+"""Keys and values of many sequences during decoding, and the attention that reads them.
 
 A sequence is a prompt in a *slot*, which the responses of a group share, and a response in a *row*. Both stores hold
-their tokens in blocks, each one contiguous tensor over all slots or rows, so that the used part of the cache is read
-where it lies by batched matrix products, and once.
+their tokens in blocks. Each block is one contiguous tensor over all slots or rows, so that batched matrix products read
+the used part of the cache in place, and once.
 
-The queries of all responses that share a prompt meet it in one product, and so do the query heads that share a
-key/value head. Scores of prompt and response stand in one table, over which one softmax runs in float32 or better;
-where `magicrl.models.cpu_kernels` serves, its kernel reads the same blocks up to each row's length, with no table.
-Of layers with a state in place of keys the cache holds the state after a slot's prompt and after a row's last token.
+All responses of a prompt read it in one product, and so do the query heads that share a key/value head. The scores of
+prompt and response are in one table with one softmax in float32 or better. Where `magicrl.models.cpu_kernels` has
+kernels, they read the same blocks up to each row's length without a table. For layers with a state instead of keys the
+cache holds the state after a slot's prompt and after a row's last token.
 """
 
 from __future__ import annotations
@@ -16,62 +16,47 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from magicrl.models.cpu_kernels import RowKernel, addresses, serves
-from magicrl.models.cpu_rows import KernelRow
-from magicrl.models.cpu_rows import serves as serves_row
-from magicrl.models.recurrent import Run, State
+from magicrl.models.cpu_kernels import DecodeKernel, has_kernels
+from magicrl.models.cpu_rows import CpuRow, supports_row
+from magicrl.models.recurrent import LayerFunction, RecurrentState
 from magicrl.models.scores import PLAIN, ScoreRules, attend_rows
 
 Integers = NDArray[np.int64]
 
-_PROMPT_BLOCK, _RESPONSE_BLOCK = 128, 64  # tokens of a block at least
-_BLOCKS = 32  # most blocks of a store, unless that made them wider than
+_PROMPT_BLOCK, _RESPONSE_BLOCK = 128, 64  # smallest numbers of tokens of a block
+_BLOCKS = 32  # largest number of blocks of a store, unless blocks would exceed _WIDEST
 _WIDEST = 512  # tokens
-_ALIGNED = 64  # bytes: a cache line, and what vector units want
+_ALIGNED = 64  # bytes of a cache line, the alignment for vector units
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerShape:
-    """What one token takes in a layer that attends."""
-
-    kv_heads: int  # key/value heads
-    key_dim: int  # width of a key head
-    value_dim: int  # width of a value head
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StateShape:
-    """What one sequence takes in a layer with a state, `magicrl.models.recurrent.State`."""
-
-    inputs: tuple[int, ...]  # ``[channels, kernel]``
-    memory: tuple[int, ...]  # ``[heads, key_dim, value_dim]``
-    memory_dtype: torch.dtype
+LayerShape: TypeAlias = tuple[int, int, int]
+"""Key/value heads, width of a key head and width of a value head of a layer that attends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheShape:
-    """What tokens and sequences take in the cache."""
+    """Memory layout of tokens and sequences in the cache."""
 
     attending: dict[int, LayerShape]  # by index of the layer
     dtype: torch.dtype  # of keys and values
-    states: dict[int, StateShape] = field(default_factory=dict[int, StateShape])  # of layers with a state, by index
+    states: dict[int, RecurrentState] = field(default_factory=dict[int, RecurrentState])  # of one sequence, by layer
 
     @property
     def head_dim(self) -> int | None:
-        """The one width of all key and value heads, None where they differ."""
-        widths = {width for shape in self.attending.values() for width in (shape.key_dim, shape.value_dim)}
+        """Width of all key and value heads, None if widths differ."""
+        widths = {width for _, *dims in self.attending.values() for width in dims}
         return widths.pop() if len(widths) == 1 else None
 
     @property
     def groups(self) -> list[tuple[LayerShape, list[int]]]:
-        """Layers of one shape, which share a tensor."""
+        """Layers by shape. Layers of one shape share a tensor."""
         found: dict[LayerShape, list[int]] = {}
         for layer, shape in sorted(self.attending.items()):
             found.setdefault(shape, []).append(layer)
@@ -80,49 +65,42 @@ class CacheShape:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's keys and values over all layers."""
-        values = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self.attending.values())
+        values = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in self.attending.values())
         return values * self.dtype.itemsize
 
     @property
     def bytes_per_row(self) -> int:
-        """Bytes of a sequence's states over all layers, whatever its length: its own and its prompt's."""
-        return 2 * sum(
-            math.prod(shape.inputs) * self.dtype.itemsize + math.prod(shape.memory) * shape.memory_dtype.itemsize
-            for shape in self.states.values()
-        )
+        """Bytes of a sequence's own and its prompt's states over all layers, for any length."""
+        return 2 * sum(part[0].nbytes for state in self.states.values() for part in state)
 
 
 class _ShapeProbe:
-    """Attention of a single token, which is its value; keeps the shapes that pass."""
+    """Attention context for a single token, whose output is its value. It records the shapes."""
 
     def __init__(self) -> None:
         self.attending: dict[int, LayerShape] = {}
-        self.states: dict[int, StateShape] = {}
+        self.states: dict[int, RecurrentState] = {}
         self.dtypes: set[torch.dtype] = set()
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
     ) -> Tensor:
         del scaling, rules
-        self.attending[layer] = LayerShape(kv_heads=key.shape[1], key_dim=key.shape[3], value_dim=value.shape[3])
+        self.attending[layer] = key.shape[1], key.shape[3], value.shape[3]
         self.dtypes.add(key.dtype)
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)
 
-    def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
-        out, state = run(hidden, None)
-        shapes = (tuple(part.shape[1:]) for part in state)
-        self.states[layer] = StateShape(
-            **dict(zip(("inputs", "memory"), shapes, strict=True)), memory_dtype=state.memory.dtype
-        )
+    def carry(self, layer: int, hidden: Tensor, run: LayerFunction) -> Tensor:
+        out, self.states[layer] = run(hidden, None)
         return out
 
 
 @torch.inference_mode()
 def probe_cache_shape(model: Any, device: torch.device) -> CacheShape:
-    """The cache shape of an HF causal LM with magicrl's attention, found by running one token through it.
+    """Return the cache shape of an HF causal LM with magicrl's attention, found by running one token through it.
 
     Raises:
-        ValueError: its layers differ in precision, or none of them attends.
+        ValueError: Its layers differ in precision, or none of them attends.
     """
     probe = _ShapeProbe()
     zero = torch.zeros(1, 1, dtype=torch.long, device=device)
@@ -135,25 +113,25 @@ def probe_cache_shape(model: Any, device: torch.device) -> CacheShape:
 class BlockStore:
     """Keys and values of up to ``places`` token sequences of up to ``capacity`` tokens, in blocks of ``width``.
 
-    By layer, ``keys[layer][block]`` is ``[places, kv_heads, width, key_dim]``, ``values`` likewise. All are finite
-    from the start: a masked key has weight 0, but 0 times a NaN that the allocator left there is NaN.
+    ``keys[layer][block]`` is ``[places, kv_heads, width, key_dim]``, and ``values`` likewise. All start as finite
+    numbers: a masked key has weight 0, but 0 times an uninitialised NaN is NaN.
     """
 
     def __init__(
         self, shape: CacheShape, places: int, capacity: int, least: int, device: torch.device, *, whole: bool
     ) -> None:
-        # at most _BLOCKS blocks, and so as many products a layer; as wide as that takes, in multiples of the least
+        # At most _BLOCKS blocks, which bounds the products per layer. Their width is a multiple of the least.
         few = -(-capacity // (_BLOCKS * least)) * least
         self.width = min(max(few, least), _WIDEST, capacity)
         self.capacity = capacity
         blocks = range(0, capacity, self.width)
         tokens = len(blocks) * self.width if whole else self.width
         self.layers = [layers for _, layers in shape.groups]
-        """Layers that lie in one tensor, as indices."""
+        """Indices of the layers of each tensor."""
 
         def both(kind: LayerShape, count: int) -> tuple[Tensor, Tensor]:
-            head = (count, places, kind.kv_heads, tokens)
-            keys, values = (_zeros((*head, dim), shape.dtype, device) for dim in (kind.key_dim, kind.value_dim))
+            heads, *dims = kind
+            keys, values = (_zeros((count, places, heads, tokens, dim), shape.dtype, device) for dim in dims)
             return keys, values
 
         self.whole: tuple[Tensor, Tensor] | None = None
@@ -177,23 +155,25 @@ class BlockStore:
                 )
         self._addresses: dict[int, tuple[Integers, Integers, int]] = {}
         self.states = {
-            layer: State(
-                _zeros((places, *kind.inputs), shape.dtype, device),
-                _zeros((places, *kind.memory), kind.memory_dtype, device),
-            )
-            for layer, kind in shape.states.items()
+            layer: RecurrentState(*(_zeros((places, *part.shape[1:]), part.dtype, device) for part in state))
+            for layer, state in shape.states.items()
         }
-        """After the last token of each place, by layer."""
+        """State after the last token of each place, by layer."""
 
     def addressed(self, layer: int) -> tuple[Integers, Integers, int]:
-        """Addresses of a layer's blocks of keys and of values, and their width: they last as long as the store."""
+        """Return the addresses of a layer's blocks of keys and of values, and the width of a block. They never
+        change.
+        """
         if layer not in self._addresses:
-            keys, values = (addresses(blocks[layer]) for blocks in (self.keys, self.values))
+            keys, values = (
+                np.array([block.data_ptr() for block in blocks[layer]], dtype=np.int64)
+                for blocks in (self.keys, self.values)
+            )
             self._addresses[layer] = keys, values, self.width
         return self._addresses[layer]
 
     def spans(self, tokens: int) -> list[tuple[int, int]]:
-        """``(block, tokens in it)`` of a sequence's first ``tokens`` tokens."""
+        """Return ``(block, tokens in it)`` of a sequence's first ``tokens`` tokens."""
         return [(block, min(self.width, tokens - start)) for block, start in enumerate(range(0, tokens, self.width))]
 
     def move(self, source: int, target: int, tokens: int) -> None:
@@ -206,12 +186,12 @@ class BlockStore:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU as fresh pages of the system, which take memory only once something is written."""
+    """Return zeros. On a CPU they are fresh pages of the system, which take memory only once they are written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.zeros(size + _ALIGNED, dtype=np.uint8)
-    # numpy promises no alignment to a cache line: skip to the next one
+    # numpy does not align to cache lines, so skip to the next one.
     start = -raw.ctypes.data % _ALIGNED
     return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)
 
@@ -219,7 +199,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 class SlotCache:
     """Preallocated keys and values: prompts in slots, responses in rows.
 
-    Both are numbered densely: the caller keeps slots ``0 .. g-1`` and rows ``0 .. n-1`` in use, rows by descending
+    Both are numbered densely: the caller keeps slots ``0 .. g-1`` and rows ``0 .. n-1`` in use, with rows by descending
     length of their responses.
     """
 
@@ -234,15 +214,16 @@ class SlotCache:
         whole: bool = False,
         ahead: int = 0,
     ) -> None:
-        """
+        """Allocate the cache.
+
         Args:
-            shape: of a token.
-            rows: responses at most; as many prompts, since each may have its own.
-            prompt_capacity, response_capacity: tokens of the longest ones.
-            device: where the cache lies.
-            whole: each store is one tensor, so that a token's place may be an index on the device (`StaticDecoder`);
-                on a CPU blocks of their own are read faster.
-            ahead: most tokens that stand before a response in its row, within the capacity.
+            shape: Memory layout of a token.
+            rows: Largest number of responses, and of prompts, because each response may have its own.
+            prompt_capacity, response_capacity: Tokens of the longest prompt and response.
+            device: Device of the cache.
+            whole: Make each store one tensor, so that an index on the device can address a token (`StaticDecoder`). On
+                a CPU separate blocks are read faster.
+            ahead: Largest number of prompt tokens before a response in its row, within the capacity.
         """
         self.shape = shape
         self.rows = rows
@@ -252,49 +233,42 @@ class SlotCache:
         self.responses = BlockStore(shape, rows, response_capacity, _RESPONSE_BLOCK, device, whole=whole)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptRun:
-    """Neighbouring packed prompts of equal length."""
-
-    start: int  # first packed token
-    length: int  # tokens of each prompt
-    slots: tuple[int, ...]  # the slot of each
-
-
 class PrefillAttention:
-    """Causal attention within each packed prompt; files its keys and values in the prompt's slot."""
+    """Causal attention within each packed prompt. It stores keys and values in the prompt's slot.
 
-    def __init__(self, cache: SlotCache, runs: Sequence[PromptRun]) -> None:
+    Args:
+        cache: The cache.
+        runs: Length of neighbouring prompts of equal length, and their slots, in the order of the pack.
+    """
+
+    def __init__(self, cache: SlotCache, runs: Sequence[tuple[int, Sequence[int]]]) -> None:
         self._store = cache.prompts
-        self._runs = [(run, list(run.slots), cache.prompts.spans(run.length)) for run in runs]
-        self._longest = max(run.length for run in runs)
+        self._runs = [(length, list(slots)) for length, slots in runs]
+        self._longest = max(length for length, _ in runs)
 
-    # made when a layer first needs it
     @cached_property
-    def _kernels(self) -> KernelRow:
-        return KernelRow([run.length for run, _, _ in self._runs for _ in run.slots])
+    def _kernels(self) -> CpuRow:
+        return CpuRow([length for length, slots in self._runs for _ in slots])
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
     ) -> Tensor:
-        # prompts of one length meet in one call, without padding
+        # Prompts of one length are attended in one call, without padding.
         grouped = query.shape[1] != key.shape[1]
-        served = serves_row(query, value, rules, self._longest)
+        served = supports_row(query, value, rules, self._longest)
         outputs: list[Tensor] = []
-        for run, slots, spans in self._runs:
-            end = run.start + run.length * len(slots)
-            q, k, v = (
-                # [1, heads, tokens, dim] -> [prompts, heads, length, dim]
-                t[0, :, run.start : end].unflatten(1, (len(slots), run.length)).transpose(0, 1)
-                for t in (query, key, value)
-            )
-            for block, used in spans:
+        sizes = [length * len(slots) for length, slots in self._runs]
+        packed = zip(*(t[0].split(sizes, dim=1) for t in (query, key, value)), strict=True)
+        for (length, slots), parts in zip(self._runs, packed, strict=True):
+            # [heads, tokens, dim] -> [prompts, heads, length, dim]
+            q, k, v = (part.unflatten(1, (len(slots), length)).transpose(0, 1) for part in parts)
+            for block, used in self._store.spans(length):
                 part = slice(block * self._store.width, block * self._store.width + used)
                 self._store.keys[layer][block][slots, :, :used] = k[:, :, part]
                 self._store.values[layer][block][slots, :, :used] = v[:, :, part]
             if served:
                 continue
-            if rules.plain(run.length):
+            if rules.plain(length):
                 out = torch.nn.functional.scaled_dot_product_attention(
                     q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped
                 ).transpose(1, 2)
@@ -304,11 +278,10 @@ class PrefillAttention:
             outputs.append(out.flatten(0, 1))
         return self._kernels.attend(query, key, value, scaling) if served else torch.cat(outputs)[None]
 
-    def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
+    def carry(self, layer: int, hidden: Tensor, run: LayerFunction) -> Tensor:
         outputs: list[Tensor] = []
-        for prompts, slots, _ in self._runs:
-            rows = hidden[0, prompts.start : prompts.start + prompts.length * len(slots)]
-            out, state = run(rows.unflatten(0, (len(slots), prompts.length)), None)
+        for (length, slots), rows in zip(self._runs, hidden[0].split([n * len(s) for n, s in self._runs]), strict=True):
+            out, state = run(rows.unflatten(0, (len(slots), length)), None)
             for kept, new in zip(self._store.states[layer], state, strict=True):
                 kept[slots] = new
             outputs.append(out.flatten(0, 1))
@@ -316,25 +289,28 @@ class PrefillAttention:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """A block of keys that some of the rows see."""
+class KeyBlock:
+    """Block of keys that some of the rows see."""
 
-    index: int  # of the block in its store
-    places: int  # slots or rows that it is read for, from the first on
-    columns: slice  # of the score table that it fills
-    mask: Tensor | None  # ``[rows, 1, 1, width]`` 0 or -inf, added to the scores; None where every row sees every key
+    index: int  # index in its store
+    places: int  # number of slots or rows, from the first, for which it is read
+    columns: slice  # its columns in the score table
+    mask: Tensor | None  # ``[rows, 1, 1, width]`` 0 or -inf, added to the scores; None if every row sees every key
 
 
 def shared_places(owners: Integers, prompts: int, members: int) -> tuple[Integers, Integers]:
-    """A table of ``prompts`` prompts by ``members`` rows: ``[rows]`` each row's place in it, and
-    ``[prompts * members]`` the row of each place (0 where there is none)."""
+    """Return a table of ``prompts`` prompts by ``members`` rows, as two index arrays.
+
+    Returns:
+        ``[rows]`` place of each row in the table, and ``[prompts * members]`` row of each place (0 for an empty place).
+    """
     rows, counts = len(owners), np.bincount(owners, minlength=prompts)
-    # a prompt's rows side by side, in the order of the rows
+    # Rows by prompt, and in the given order within a prompt.
     order = np.argsort(owners, kind="stable")
     starts = np.cumsum(counts) - counts
     place = np.empty(rows, dtype=np.int64)
     place[order] = owners[order] * members + np.arange(rows) - np.repeat(starts, counts)
-    # absent places repeat row 0: computed with the others, never read
+    # Empty places repeat row 0, which is computed with the others and never read.
     filled = np.zeros(prompts * members, dtype=np.int64)
     filled[place] = np.arange(rows)
     return place, filled
@@ -342,9 +318,9 @@ def shared_places(owners: Integers, prompts: int, members: int) -> tuple[Integer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharing:
-    """Which rows share a prompt: ``prompts`` prompts of ``members`` rows at most, the places of absent ones filled up.
+    """Rows that share a prompt: ``prompts`` prompts of at most ``members`` rows each.
 
-    ``place`` and ``filled`` are those of `shared_places`, None where rows stand in the order of their places.
+    ``place`` and ``filled`` are those of `shared_places`, None if the rows are already in the order of their places.
     """
 
     prompts: int
@@ -354,25 +330,25 @@ class Sharing:
 
     @staticmethod
     def of(owners: Integers, device: torch.device) -> Sharing:
-        """Of rows with these owners."""
+        """Return the table of rows with these owners."""
         counts = np.bincount(owners)
         prompts, members = len(counts), int(counts.max())
         place, filled = shared_places(owners, prompts, members)
-        # every group has all its rows, in order: nothing has to be copied
+        # Every group is complete and in order, so nothing needs to be copied.
         if len(filled) == len(owners) and (place == np.arange(len(owners))).all():
             return Sharing(prompts=prompts, members=members, place=None, filled=None)
         to, back = (torch.from_numpy(x).to(device) for x in (place, filled))
         return Sharing(prompts=prompts, members=members, place=to, filled=back)
 
     def gather(self, x: Tensor) -> Tensor:
-        """``[rows, kv_heads, heads, c]`` -> ``[prompts * kv_heads, members * heads, c]``."""
+        """Convert ``[rows, kv_heads, heads, c]`` to ``[prompts * kv_heads, members * heads, c]``."""
         x = x if self.filled is None else x.index_select(0, self.filled)
         if self.members == 1:
             return x.flatten(0, 1)
         return x.unflatten(0, (self.prompts, self.members)).transpose(1, 2).flatten(0, 1).flatten(1, 2)
 
     def spread(self, x: Tensor, kv_heads: int) -> Tensor:
-        """Inverse of `gather`."""
+        """Invert `gather`."""
         x = x.unflatten(0, (self.prompts, kv_heads)).unflatten(2, (self.members, -1)).transpose(1, 2).flatten(0, 1)
         return x if self.place is None else x.index_select(0, self.place)
 
@@ -380,21 +356,21 @@ class Sharing:
 class Stored(Protocol):
     """Keys and values by layer and block, ``[places, kv_heads, width, dim]`` each."""
 
-    keys: Any  # by index of the layer a list
+    keys: Any  # for each layer index a list
     values: Any
 
 
 class RowAttention:
-    """Attention of one new token for each row over blocks of keys; what the blocks are, a subclass says."""
+    """Attention of one new token per row over blocks of keys. A subclass defines the blocks."""
 
-    _prompts: Sequence[Block]
-    _responses: Sequence[Block]
+    _prompts: Sequence[KeyBlock]
+    _responses: Sequence[KeyBlock]
     _sharing: Sharing
     _prompt_store: Stored
     _response_store: Stored
     _columns: int
     _wide: torch.dtype
-    _reach: int = 0  # tokens of the longest sequence, the new one included
+    _reach: int = 0  # tokens of the longest sequence, including the new one
     _scores: Tensor | None = None
 
     def attend(
@@ -411,7 +387,7 @@ class RowAttention:
         for block in self._prompts:
             part = shared.gather(weights[..., block.columns].to(q.dtype))
             out = torch.bmm(part, prompts.values[layer][block.index][: block.places].flatten(0, 1))
-            # over blocks the sum is kept in float32 at least, whatever the products are rounded to
+            # The sum over blocks is in float32 or wider, whatever the precision of the products.
             total = out.to(self._wide) if total is None else total.add_(out)
         assert total is not None
         total = shared.spread(total, kv_heads)
@@ -422,10 +398,10 @@ class RowAttention:
         return total.flatten(1, 2).to(q.dtype)[None]
 
     def _weights(self, layer: int, q: Tensor, scaling: float, rules: ScoreRules) -> Tensor:
-        """``[n, kv_heads, heads of each, columns]`` attention weights, in working precision."""
+        """Return attention weights ``[n, kv_heads, heads per kv_head, columns]``, in working precision."""
         kv_heads = q.shape[1]
         if self._scores is None or self._scores.shape[:3] != q.shape[:3]:
-            # one table for all layers of a step that have as many heads
+            # One table for all layers of a step with the same number of heads.
             self._scores = torch.empty(*q.shape[:3], self._columns, dtype=self._wide, device=q.device)
         scores = self._scores
         queries = self._sharing.gather(q)
@@ -438,12 +414,12 @@ class RowAttention:
             keys = self._response_store.keys[layer][block.index][: block.places].flatten(0, 1)
             found = torch.bmm(rows[: block.places * kv_heads], keys.transpose(1, 2)).unflatten(0, (-1, kv_heads))
             _fill(scores[: block.places, ..., block.columns], found, block.mask)
-            # the table begins with arbitrary numbers: what shorter rows do not see gets no weight
+            # The table is uninitialised, so columns that shorter rows do not see must get no weight.
             scores[block.places :, ..., block.columns] = float("-inf")
         if scaling != 1.0:
             scores *= scaling
         if rules.softcap is not None:
-            # what is hidden is at minus the cap by now, and hidden again below
+            # Hidden scores have become minus the cap, and are hidden again below.
             scores.div_(rules.softcap).tanh_().mul_(rules.softcap)
         if rules.softcap is not None or rules.cuts(self._reach):
             scores.masked_fill_(self._hidden(rules), float("-inf"))
@@ -453,28 +429,31 @@ class RowAttention:
         return scores.softmax(-1)
 
     def _hidden(self, rules: ScoreRules) -> Tensor:
-        """``[n, 1, 1, columns]`` the columns of the table whose keys a row does not see."""
+        """Return the columns of the table whose keys a row does not see, ``[n, 1, 1, columns]``."""
         raise NotImplementedError
 
     def _append(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Write ``[1, kv_heads, n, dim]`` behind each row's response."""
+        """Write ``[1, kv_heads, n, dim]`` after each row's response."""
         raise NotImplementedError
 
 
 class DecodeAttention(RowAttention):
-    """One new token for each of the rows ``0 .. n-1``; its key and value are appended to the row's response."""
+    """Attention of one new token for each of the rows ``0 .. n-1``. Its key and value are appended to the row's
+    response.
+    """
 
     def __init__(
         self, cache: SlotCache, *, owners: Integers, prompt_lengths: Integers, response_lengths: Integers
     ) -> None:
-        """
+        """Prepare a step.
+
         Args:
-            cache: holds ``response_lengths[r]`` tokens of a response in row r.
-            owners: ``[n]`` the slot of each row's prompt; all slots up to the greatest are read.
+            cache: Holds ``response_lengths[r]`` tokens of a response in row r.
+            owners: ``[n]`` slot of each row's prompt. All slots up to the largest are read.
             prompt_lengths: ``[n]`` tokens of that prompt.
             response_lengths: ``[n]`` in descending order.
         """
-        assert (np.diff(response_lengths) <= 0).all(), "rows stand by descending response length"
+        assert (np.diff(response_lengths) <= 0).all(), "rows must be ordered by descending response length"
         assert response_lengths[0] < cache.responses.capacity, (response_lengths[0], cache.responses.capacity)
         self._prompt_store, self._response_store = cache.prompts, cache.responses
         self._rows, self._width = len(owners), cache.responses.width
@@ -483,9 +462,9 @@ class DecodeAttention(RowAttention):
         dtype = cache.shape.dtype
         self._wide = torch.promote_types(dtype, torch.float32)
         self._prompts = self._blocks(prompt_lengths, cache.prompts.width, 0, self._sharing.prompts)
-        # responses stand behind the prompts in the table, so that one softmax goes over both
+        # The columns of responses follow those of prompts, so that one softmax covers both.
         begin = self._prompts[-1].columns.stop
-        # + 1: the new token sees itself
+        # + 1 because the new token sees itself.
         self._responses = self._blocks(response_lengths + 1, cache.responses.width, begin, None)
         self._columns = self._responses[-1].columns.stop
         self._ends = self._append_places(response_lengths)
@@ -493,8 +472,8 @@ class DecodeAttention(RowAttention):
         self._reach = int((prompt_lengths + response_lengths).max()) + 1
         self._hides: dict[tuple[int | None, int | None], Tensor] = {}
         self._kernel = (
-            RowKernel(owners, prompt_lengths, response_lengths)
-            if serves(dtype, cache.device, cache.shape.head_dim) and cache.prompts.whole is None
+            DecodeKernel(owners, prompt_lengths, response_lengths)
+            if has_kernels(dtype, cache.device, cache.shape.head_dim) and cache.prompts.whole is None
             else None
         )
 
@@ -506,12 +485,12 @@ class DecodeAttention(RowAttention):
         prompts, responses = (store.addressed(layer) for store in (self._cache.prompts, self._cache.responses))
         return self._kernel(query, key, value, prompts, responses, scaling)
 
-    def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
+    def carry(self, layer: int, hidden: Tensor, run: LayerFunction) -> Tensor:
         _, held = self._lengths
         kept, after_prompt = self._cache.responses.states[layer], self._cache.prompts.states[layer]
-        begun = int((held > 0).sum())  # rows stand by descending length, so these are the first ones
+        begun = int((held > 0).sum())  # the first rows, because rows are ordered by descending length
         owners = torch.from_numpy(self._owners[begun:].astype(np.int64)).to(self._device)
-        given = State(*(torch.cat((r[:begun], p[owners])) for r, p in zip(kept, after_prompt, strict=True)))
+        given = RecurrentState(*(torch.cat((r[:begun], p[owners])) for r, p in zip(kept, after_prompt, strict=True)))
         out, state = run(hidden[0][:, None], given)
         for store, new in zip(kept, state, strict=True):
             store[: self._rows] = new
@@ -533,24 +512,26 @@ class DecodeAttention(RowAttention):
             self._hides[key] = torch.from_numpy(~seen).to(self._device)[:, None, None, :]
         return self._hides[key]
 
-    def _blocks(self, lengths: Integers, width: int, begin: int, places: int | None) -> list[Block]:
-        """Blocks of the longest of ``lengths``, read for ``places`` places or (None) for the rows that reach them."""
-        found: list[Block] = []
+    def _blocks(self, lengths: Integers, width: int, begin: int, places: int | None) -> list[KeyBlock]:
+        """Return the blocks of the longest of ``lengths``, for ``places`` places or (None) for the rows that reach
+        them.
+        """
+        found: list[KeyBlock] = []
         for index, start in enumerate(range(0, int(lengths.max()), width)):
-            # rows stand by descending length, so those that reach a block are the first ones
+            # Rows are ordered by descending length, so the first ones reach a block.
             reached = self._rows if places is not None else int((lengths > start).sum())
             seen = np.minimum(lengths[:reached] - start, width)
             mask = None
-            # a block that every row fills needs no mask
+            # A block that every row fills needs no mask.
             if seen.min() < width:
                 hidden = np.where(np.arange(width) < seen[:, None], 0.0, -np.inf)
                 mask = torch.from_numpy(hidden).to(self._device, self._wide)[:, None, None, :]
             columns = slice(begin + start, begin + start + width)
-            found.append(Block(index=index, places=places or reached, columns=columns, mask=mask))
+            found.append(KeyBlock(index=index, places=places or reached, columns=columns, mask=mask))
         return found
 
     def _append_places(self, lengths: Integers) -> list[tuple[int, slice, int | Tensor]]:
-        """``(block, rows, offset)`` of where new tokens go; one offset where all rows of a block agree."""
+        """Return ``(block, rows, offset)`` of the new tokens. The offset is one number if all rows of a block agree."""
         width = self._width
         found: list[tuple[int, slice, int | Tensor]] = []
         blocks = lengths // width

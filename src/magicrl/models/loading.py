@@ -1,7 +1,7 @@
-"""Load Hugging Face causal LMs (docs/models.md) for magicrl, and write model folders that plain transformers reads.
+"""Loading of Hugging Face causal LMs (docs/models.md), and model folders that plain transformers can read.
 
-A loaded policy uses magicrl's attention (see ``packing.py``), runs in evaluation mode (no dropout, so that the
-sampler and the learner are one distribution) and never executes code from the model folder.
+A loaded policy uses magicrl's attention (see ``packing.py``) and runs in evaluation mode without dropout, so that
+sampler and learner have the same distribution. Code from the model folder is never executed.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from magicrl.models.recurrent import check_layers
 
 
 def device_name(device: torch.device) -> str:
-    """What CUDA calls the device; ``cpu`` for anything else."""
+    """Return the CUDA name of the device, ``cpu`` for any other."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def peak_mb(device: torch.device) -> float:
-    """Most memory so far, MiB: what torch held of the GPU for this process; on a CPU the process's resident set."""
+    """Return the peak memory in MiB: of torch on the GPU for this process, or the process's resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    # Linux counts it in KiB
+    # Linux reports KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 _log = logging.getLogger(__name__)
 
 _LONGEST_REASON = 400
-# transformers reports a malformed file by whatever its parser happened to raise
+# transformers reports a malformed file by any exception of its parsers.
 _LOADER_ERRORS = (
     OSError,
     ValueError,
@@ -77,20 +77,20 @@ _DTYPES: dict[DType, torch.dtype] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """A policy and what the other rooms need to know of it."""
+    """A policy with the properties that the rest of magicrl needs."""
 
     model: PreTrainedModel  # the causal LM, in evaluation mode, on its device, with magicrl's attention
     tokenizer: PreTrainedTokenizerBase  # its tokenizer
-    # every one that ends a response: ``eos_token_id`` of the configs, the tokenizer's, the chat template's end of turn
+    # tokens that end a response: ``eos_token_id`` of the configs, the tokenizer's, the chat template's end of turn
     end_tokens: frozenset[int]
-    max_context: int  # most tokens of prompt and response together
-    valid_vocab: int  # rows of the output head that stand for a token; later ones are padding and must be masked
-    folder: str  # where it was loaded from (folder or hub name)
-    licence: str | None = None  # what its model card or licence file says, if anything
+    max_context: int  # largest number of tokens of prompt and response together
+    valid_vocab: int  # rows of the output head with a token; later rows are padding and must be masked
+    folder: str  # folder or hub name that it was loaded from
+    licence: str | None = None  # according to its model card or licence file
 
 
 def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The device of a recipe's ``run.device``; ``auto`` is the GPU where there is one."""
+    """Return the device of a recipe's ``run.device``. ``auto`` is the GPU if there is one."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise RecipeError("'cuda', but torch sees no CUDA device; use 'cpu' or 'auto'", key="")
@@ -98,12 +98,12 @@ def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 
 def resolve_dtype(name: DType | torch.dtype) -> torch.dtype:
-    """A recipe's precision as torch knows it."""
+    """Return a recipe's precision as a torch dtype."""
     return name if isinstance(name, torch.dtype) else _DTYPES[name]
 
 
 def warn_of_slow_products(dtype: torch.dtype, device: torch.device) -> None:
-    """Tell where float16 is there to be tried, not to be trained in."""
+    """Warn on CPUs where float16 works but is slow."""
     if dtype == torch.float16 and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         _log.warning(
             "this CPU has no float16 products, and torch's own take several times as long as float32's "
@@ -117,15 +117,15 @@ def load_policy(
     dtype: DType | torch.dtype = "float32",
     device: torch.device | str = "cpu",
 ) -> LoadedModel:
-    """Load a causal LM with its tokenizer from a folder, or from the hub when it is ``owner/name``.
+    """Load a causal LM with its tokenizer from a folder, or from the hub for a name ``owner/name``.
 
-    The end tokens found are written into the model's generation config, so that a later ``save_policy`` gives a
-    folder whose ``generate`` stops where magicrl stops.
+    The end tokens are written into the model's generation config, so that ``generate`` of a folder from ``save_policy``
+    stops where magicrl stops.
 
     Raises:
-        RecipeError: the name can be neither a folder nor a hub name.
-        ValueError: a file is missing or damaged, weights are missing, of other shapes than the config's or not
-            finite, no end token, or no stated context length. The message names the file or folder and what to do.
+        RecipeError: The name is neither a folder nor a hub name.
+        ValueError: A file is missing or damaged; weights are missing, not finite or of other shapes than in the config;
+            or there is no end token or context length. The message names the file or folder and the remedy.
     """
     register_attention()
     source = str(folder_or_name)
@@ -137,14 +137,14 @@ def load_policy(
             raise ValueError(not_finite(name, source))
     model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
     model.eval()
-    model.name_or_path = source  # of a hub name, not the cache's folder
+    model.name_or_path = source  # the hub name, not the folder of the cache
     return describe_policy(model, tokenizer, folder=source, licence=read_licence(folder))
 
 
 def load_shell(folder_or_name: str | Path) -> LoadedModel:
-    """``load_policy`` without the weights, of which only the files' headers are read and checked.
+    """Load as ``load_policy`` does, but read and check only the headers of the weight files.
 
-    For a process that does not train the model itself: parameters have shapes but no data (the meta device).
+    For a process that does not train the model itself. Parameters have shapes but no data (the meta device).
     """
     shell = described_model(folder_or_name)
     _warn_of_unused(WeightFiles(find_model(shell.folder), shell.model, shell.folder).unused, shell.folder)
@@ -152,7 +152,7 @@ def load_shell(folder_or_name: str | Path) -> LoadedModel:
 
 
 def described_model(folder_or_name: str | Path) -> LoadedModel:
-    """What is known of a model from its files but the weights; its parameters have no data."""
+    """Return the properties of a model from its files, without reading weights. Its parameters have no data."""
     source = str(folder_or_name)
     folder, tokenizer = _checked(source)
     return describe_policy(load_empty(source), tokenizer, folder=source, licence=read_licence(folder))
@@ -165,7 +165,9 @@ def _checked(source: str) -> tuple[Path, PreTrainedTokenizerBase]:
 
 
 def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
-    """A model of the folder's architecture: parameters on the meta device for the caller to fill, buffers computed."""
+    """Return a model of the folder's architecture with parameters on the meta device, for the caller to fill, and
+    computed buffers.
+    """
     register_attention()
     source = str(folder_or_name)
     folder = find_model(source)
@@ -178,11 +180,11 @@ def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
             model.generation_config = GenerationConfig.from_pretrained(folder)
     except _LOADER_ERRORS as error:
         raise _unloadable(source, error) from error
-    # buffers (rotary frequencies) stand in no file: they are computed, so they need memory
+    # Buffers (rotary frequencies) are not in the files. They are computed, so they need memory.
     for name, buffer in list(model.named_buffers()):
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, torch.empty_like(buffer, device="cpu"))
-    model.initialize_weights()  # of parameters on the meta device it changes nothing
+    model.initialize_weights()  # no effect on parameters on the meta device
     model.name_or_path = source
     return model
 
@@ -190,14 +192,18 @@ def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
 def describe_policy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, folder: str, licence: str | None = None
 ) -> LoadedModel:
-    """The record of a model in memory.
+    """Return the record of a model in memory.
 
-    ``ValueError`` if it has no end token, states no context length, or has layers that mix packed sequences.
+    Raises:
+        ValueError: It has no end token, states no context length, or has layers that mix packed sequences.
     """
     check_layers(model)
     ends = _end_tokens(model, tokenizer, folder)
-    # so that `generate` of the saved model stops where magicrl stops
+    # So that `generate` of the saved model stops where magicrl stops.
     model.generation_config.eos_token_id = cast(Any, sorted(ends))
+    max_context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(max_context, int):
+        raise ValueError(f"model {folder} states no context length; set max_position_embeddings in its config.json")
     head = model.get_output_embeddings()
     assert head is not None, "a causal LM has an output head"
     rows = int(head.weight.shape[0])
@@ -205,8 +211,8 @@ def describe_policy(
         model=model,
         tokenizer=tokenizer,
         end_tokens=ends,
-        max_context=_max_context(model, folder),
-        # rows beyond the tokenizer's last token are padding, which could be sampled but not decoded
+        max_context=max_context,
+        # Rows after the tokenizer's last token are padding, which could be sampled but not decoded.
         valid_vocab=min(rows, max(tokenizer.get_vocab().values()) + 1),
         folder=folder,
         licence=licence or read_licence(Path(folder)),
@@ -222,25 +228,34 @@ def save_policy(
     generation: Mapping[str, Any] | None = None,
     extra_folders: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> Path:
-    """Write a model folder (safetensors, config, generation config, tokenizer, chat template), whole or not at all.
+    """Write a model folder (safetensors, config, generation config, tokenizer, chat template), completely or not at
+    all.
 
-    It is written beside its destination and renamed. A model folder already there is replaced; any other folder
-    that holds files is not touched (``ValueError``). ``extra_files`` are further text files of the folder by name,
-    ``generation`` settings of its generation config beside those that the model has; ``extra_folders`` write folders
-    in it by name.
+    It is written next to its destination and renamed. An existing model folder is replaced.
+
+    Args:
+        model: The causal LM.
+        tokenizer: Its tokenizer.
+        folder: The destination.
+        extra_files: Further text files by name.
+        generation: Further settings of the generation config.
+        extra_folders: Functions that write further folders, by name.
+
+    Raises:
+        ValueError: The destination exists, holds files, and is not a model folder.
     """
     folder = Path(folder)
     if folder.exists() and not (folder / "config.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not a model folder; choose another output or remove it")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # beside it, on the same file system: only there a rename is one move
+    # Next to it, on the same file system, because only then is a rename atomic.
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     with quiet_bars():
         model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     if generation:
-        # of a copy: what the card recommends is the folder's, not the model's in memory
+        # On a copy, because the recommended settings belong to the folder, not to the model in memory.
         recommended = copy.deepcopy(model.generation_config)
         recommended.update(**generation)
         recommended.save_pretrained(partial)
@@ -248,12 +263,17 @@ def save_policy(
         (partial / name).write_text(text, encoding="utf-8")
     for name, write in (extra_folders or {}).items():
         write(partial / name)
-    _put_in_place(partial, folder)
+    # A rename cannot replace a folder, so an earlier one is moved away first.
+    former = folder.with_name(f".{folder.name}.former-{os.getpid()}")
+    if folder.exists():
+        folder.rename(former)
+    partial.rename(folder)
+    shutil.rmtree(former, ignore_errors=True)
     return folder
 
 
 def read_licence(folder: Path) -> str | None:
-    """The licence that a model card's front matter names, else the first line of a LICENSE file, else None."""
+    """Return the licence in a model card's front matter, else the first line of a LICENSE file, else None."""
     card = folder / "README.md"
     if card.is_file():
         found = re.search(r"^license:\s*[\"']?([^\"'\n]+)", card.read_text(encoding="utf-8", errors="replace"), re.M)
@@ -268,7 +288,7 @@ def read_licence(folder: Path) -> str | None:
 
 @contextmanager
 def quiet_bars() -> Generator[None]:
-    """Silence transformers' progress bars for a moment: they would tear magicrl's own display."""
+    """Hide transformers' progress bars within this context, because they would break magicrl's own display."""
     shown = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
@@ -287,7 +307,7 @@ def _unloadable(source: str, error: Exception) -> ValueError:
 
 
 def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder, which the user called ``source``."""
+    """Return the tokenizer of a model folder, which the user named ``source``."""
     try:
         return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
     except _LOADER_ERRORS as error:
@@ -295,9 +315,10 @@ def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
 
 
 def language_config(folder: Path, source: str) -> PreTrainedConfig:
-    """The configuration of a folder's language model: of a multimodal model, that of its text part.
+    """Return the configuration of a folder's language model: for a multimodal model, that of its text part.
 
-    ``ValueError`` where transformers has no causal LM for the text part, or the weights are quantised.
+    Raises:
+        ValueError: transformers has no causal LM for the text part, or the weights are quantised.
     """
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     stated = read_object(folder / "config.json")
@@ -316,7 +337,7 @@ def language_config(folder: Path, source: str) -> PreTrainedConfig:
             f"model {source} ({config.model_type}) is multimodal, and transformers has no causal LM for its text part "
             f"({text.model_type}); use a text model"
         )
-    # some say it of the whole only, where the text part has a default of its own
+    # Some configurations state it only for the whole model, while the text part has another default.
     if "tie_word_embeddings" in stated and "tie_word_embeddings" not in stated.get("text_config", {}):
         text.tie_word_embeddings = stated["tie_word_embeddings"]
     return text
@@ -331,9 +352,9 @@ def _load_model(folder: Path, source: str, dtype: torch.dtype) -> PreTrainedMode
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             trust_remote_code=False,
-            use_safetensors=True,  # pickled weights can run code
+            use_safetensors=True,  # pickled weights can execute code
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # only so that they can be named below
+            ignore_mismatched_sizes=True,  # so that the error below can name them
             key_mapping=LANGUAGE_PARTS,
         )
     except _LOADER_ERRORS as error:
@@ -363,12 +384,12 @@ def _warn_of_unused(names: Sequence[str], source: str) -> None:
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
     stated: Any = getattr(model.generation_config, "eos_token_id", None)
-    # as `generate` reads them: the generation config first
+    # In the order of `generate`: the generation config first.
     if stated is None:
         stated = getattr(model.config.get_text_config(), "eos_token_id", None)
     named: list[Any] = stated if isinstance(stated, list) else [stated]
     try:
-        # all of them: a base model that ships a chat template states another end than the template's turns have
+        # All of them, because a base model with a chat template states another end token than that of its turns.
         named = [*named, tokenizer.eos_token_id, end_of_turn_token(tokenizer)]
     except ValueError as error:
         raise ValueError(f"model {folder}: {error}") from error
@@ -386,19 +407,3 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
                 "correct eos_token_id in its generation_config.json"
             )
     return ends
-
-
-def _max_context(model: PreTrainedModel, folder: str) -> int:
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(length, int):
-        raise ValueError(f"model {folder} states no context length; set max_position_embeddings in its config.json")
-    return length
-
-
-def _put_in_place(partial: Path, folder: Path) -> None:
-    """Rename ``partial`` to ``folder``; a former folder is moved aside first, since a rename cannot replace it."""
-    former = folder.with_name(f".{folder.name}.former-{os.getpid()}")
-    if folder.exists():
-        folder.rename(former)
-    partial.rename(folder)
-    shutil.rmtree(former, ignore_errors=True)

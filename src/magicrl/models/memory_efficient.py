@@ -1,10 +1,11 @@
-"""Layers that keep less for the backward pass: same values, about half the memory, no matrix product made twice.
+"""Layers that save less for the backward pass: the same values, about half the memory, no matrix product computed
+twice.
 
-Left to autograd, a normalisation keeps a float32 and a rounded copy of its input, a gated feed-forward layer four
-tensors of the intermediate width, and attention in float32 everything at twice the model's width. Here a normalisation
-keeps its input and one factor a token, a gated layer its two projections, attention what it was given. What else the
-gradient needs is made again from those, elementwise. `use_memory_efficient_layers` puts these in a model, and only
-where a layer's output on a random input is theirs.
+With autograd, a normalisation saves a float32 and a rounded copy of its input, a gated feed-forward layer four tensors
+of the intermediate width, and attention in float32 all of its inputs at twice the width. Here a normalisation saves its
+input and one factor per token, a gated layer its two projections, and attention its inputs as given. The backward pass
+recomputes the rest elementwise. `use_memory_efficient_layers` puts these functions into a model, for layers whose
+output on a random input is equal.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _WIDENED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_b
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False) -> Tensor:
-    """``weight * x / sqrt(mean(x^2) + eps)`` over the last dimension of ``[..., d]``, computed in float32 at least.
+    """Return ``weight * x / sqrt(mean(x^2) + eps)`` over the last dimension of ``[..., d]``, computed in float32 or
+    wider.
 
     ``plus_one`` multiplies by ``1 + weight`` before rounding (Gemma) instead of by ``weight`` after it (Llama).
     """
@@ -46,21 +48,18 @@ class _Norm(torch.autograd.Function):
         grad = grads[0].to(factor.dtype, copy=True)
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            # over all tokens: summed up in float32, rounded once
+            # The sum over all tokens is in float32 and rounded once.
             grad_weight = (grad * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
         grad.mul_(weight.to(factor.dtype) + 1 if ctx.plus_one else weight.to(factor.dtype))
-        # what is left after the part along x, which a normalisation does not see
+        # Remove the part along x, which a normalisation does not change.
         along = (grad * normed).mean(dim=-1, keepdim=True)
         return grad.sub_(normed.mul_(along)).mul_(factor).to(x.dtype), grad_weight, None, None
 
 
-def gated_product(gate: Tensor, up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """``activation(gate) * up``, elementwise; keeps ``gate`` and ``up`` only."""
-    return cast(Tensor, _Gated.apply(gate, up, None, activation))
-
-
-def gated_linear(gate: Tensor, up: Tensor, weight: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """``(activation(gate) * up) @ weight^T`` for ``[..., f]`` and ``[d, f]``; keeps ``gate`` and ``up`` only."""
+def gated_linear(gate: Tensor, up: Tensor, weight: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return ``activation(gate) * up``, and with a weight its product ``[..., f] @ [d, f]^T``. It saves ``gate`` and
+    ``up`` only.
+    """
     return cast(Tensor, _Gated.apply(gate, up, weight, activation))
 
 
@@ -78,7 +77,7 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gate, up, weight = ctx.saved_tensors
         (grad,) = grads
-        # the activation is made again for its derivative, whichever it is: autograd knows it
+        # Recompute the activation, so that autograd provides its derivative.
         with torch.enable_grad():
             leaf = gate.detach().requires_grad_()
             active = ctx.activation(leaf)
@@ -94,14 +93,14 @@ class _Gated(torch.autograd.Function):
 def widened_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """Attention on a CPU, computed in float32 whatever its inputs' dtype; keeps them as they were given.
+    """Compute attention on a CPU in float32 for any dtype of the inputs, which are saved as given.
 
     Args:
         query: ``[rows, width, heads, head_dim]``, as the result.
         key, value: ``[rows, keys, kv_heads, head_dim]``.
-        scale: factor on the scores.
-        mask: ``[width, keys]`` bool, what each query sees; None for all.
-        causal: a query sees the keys up to its own place.
+        scale: Factor on the scores.
+        mask: ``[width, keys]`` bool, the visible keys of each query. None means all.
+        causal: Whether a query sees only the keys up to its own place.
     """
     return cast(Tensor, _WidenedAttention.apply(query, key, value, scale, mask, causal))
 
@@ -134,14 +133,12 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-# in place of a model's own layers
-
-
 @torch.no_grad()
 def use_memory_efficient_layers(model: nn.Module) -> dict[str, int]:
-    """Let every layer that one of the above equals be computed by it; how many of each kind were found.
+    """Replace the forward of every layer that is equal to one of these functions. Return how many of each kind were
+    replaced.
 
-    A layer's own forward stays for whatever is not equal within the rounding of its dtype.
+    A layer that differs by more than the rounding of its dtype keeps its own forward.
     """
     found = {"norms": 0, "gated": 0}
     for module in model.modules():
@@ -158,7 +155,7 @@ def use_memory_efficient_layers(model: nn.Module) -> dict[str, int]:
 
 
 class _EfficientNorm:
-    """The forward of one normalisation; an object, so that a copied model's layer finds its own weight."""
+    """Forward of one normalisation. It is an object, so that the layer of a copied model finds its own weight."""
 
     def __init__(self, module: nn.Module, eps: float, plus_one: bool) -> None:
         self._module, self._eps, self._plus_one = module, eps, plus_one
@@ -174,7 +171,7 @@ def _as_norm(module: nn.Module) -> _EfficientNorm | None:
     return next(
         (
             efficient
-            # whether the weight is stored less 1 (Gemma) no attribute says: the probe tells
+            # No attribute says whether the weight is stored minus 1 (Gemma), so both are tried.
             for efficient in (_EfficientNorm(module, eps, p) for p in (False, True))
             if _equal(module, module, efficient)
         ),
@@ -183,7 +180,7 @@ def _as_norm(module: nn.Module) -> _EfficientNorm | None:
 
 
 class _EfficientGated:
-    """The forward of one gated feed-forward layer."""
+    """Forward of one gated feed-forward layer."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -192,20 +189,20 @@ class _EfficientGated:
         module = self._module
         gate, up = module.gate_proj(hidden), module.up_proj(hidden)
         down = module.down_proj
-        # an adapter in the layer's place or a bias has to be called
+        # An adapter instead of the layer, or a bias, requires a call of the layer.
         if type(down) is nn.Linear and cast("Tensor | None", down.bias) is None:
             return gated_linear(gate, up, down.weight, module.act_fn)
-        return down(gated_product(gate, up, module.act_fn))
+        return down(gated_linear(gate, up, None, module.act_fn))
 
 
 def _equal(module: nn.Module, first: nn.Module, efficient: Callable[[Tensor], Tensor]) -> bool:
-    """Whether both give the same for a random input of the width that ``first`` takes."""
+    """Return whether both give the same output for a random input of the width of ``first``."""
     weight = next(first.parameters())
     generator = torch.Generator(device=weight.device).manual_seed(0)
     probe = torch.randn(
         (1, _PROBED_ROWS, weight.shape[-1]), generator=generator, device=weight.device, dtype=torch.float32
     ).to(weight.dtype)
     own = cast(Tensor, module(probe))
-    # float64: transformers normalises in float32 whatever it is given, and what a caller put in its place counts
+    # In float64, transformers still normalises in float32, and any replacement by the caller must be detected.
     close = 4 * torch.finfo(weight.dtype).eps if weight.dtype != torch.float64 else 1e-12
     return float((own - efficient(probe)).abs().max()) <= close * float(own.abs().max())

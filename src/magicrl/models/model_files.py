@@ -1,7 +1,8 @@
-"""A model folder before it is loaded: found, fetched from the hub if need be, checked, its weights read by rows.
+"""Model folders before they are loaded: found, fetched from the hub if needed, checked, and read by rows.
 
-transformers loads what it can of a damaged folder, in silence (a cut-off generation config loses its end tokens) or
-with an error that names no file. An interrupted download is the usual damage, so every file is read once here.
+transformers loads what it can of a damaged folder without a warning (a truncated generation config loses its end
+tokens), or raises an error that names no file. Most damage comes from an interrupted download, so every file is read
+once here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from magicrl.config.errors import RecipeError
 from magicrl.config.paths import made_model, recipe_of_model
 
-if TYPE_CHECKING:  # the commands that only look at a folder start without torch
+if TYPE_CHECKING:  # commands that only read a folder start without torch
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -36,7 +37,7 @@ JSON_FILES = (
     "vocab.json",
     INDEX,
 )
-# No pickled weights, and nothing from subfolders: those hold other formats of the same weights.
+# No pickled weights, and no subfolders, which hold other formats of the same weights.
 FETCHED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md", "LICENSE*")
 NOT_FETCHED = ("*/*", "consolidated*")
 LFS_POINTER = b"version https://git-lfs"
@@ -44,11 +45,11 @@ AGAIN = "the download may have been interrupted: fetch the model again"
 
 
 def find_model(name: str) -> Path:
-    """The folder of a model: the one of this name, else a start made here, else the hub's, downloaded or cached.
+    """Return the folder of a model: one with this name, else a start made here, else the hub's, downloaded or cached.
 
     Raises:
-        RecipeError: ``name`` can be neither a folder nor a hub name (key "": the setting that holds it).
-        ValueError: the hub has no such model, cannot be reached, or its cached copy is incomplete.
+        RecipeError: ``name`` is neither a folder nor a hub name (key "": the setting that holds it).
+        ValueError: The hub has no such model, cannot be reached, or its cached copy is incomplete.
     """
     folder = Path(name)
     if folder.is_dir():
@@ -57,7 +58,7 @@ def find_model(name: str) -> Path:
         raise RecipeError(f"model {name} is a file; give the folder that holds config.json", key="")
     if re.match(r"[a-z][a-z0-9+.-]*:/", name):
         raise RecipeError(f"model {name} is a URL; give a model folder, or a hub name such as owner/name", key="")
-    # what the hub takes for a name; anything else can only be a path
+    # The form of hub names. Anything else can only be a path.
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):
         made = "name an existing one, or make it with `magicrl sft`"
         raise RecipeError(f"model folder {name} does not exist{_similar(folder)}; {made}", key="")
@@ -74,11 +75,11 @@ def find_model(name: str) -> Path:
 
 
 def check_model(folder: Path, name: str) -> None:
-    """Raise ``ValueError`` for a folder that lacks a file, or holds one that is cut off or no JSON object."""
+    """Raise ``ValueError`` for a folder that lacks a file, or has one that is truncated or not a JSON object."""
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
             raise ValueError(
-                f"model folder {name} holds a LoRA adapter alone; merge it into its model (PEFT's merge_and_unload) "
+                f"model folder {name} holds only a LoRA adapter; merge it into its model (PEFT's merge_and_unload) "
                 "and give the merged folder"
             )
         raise ValueError(f"model folder {name} has no config.json; give the folder that save_pretrained wrote")
@@ -87,7 +88,7 @@ def check_model(folder: Path, name: str) -> None:
             f"model folder {name} has no tokenizer (looked for {', '.join(TOKENIZER_FILES)}); "
             "save the model's tokenizer into it: tokenizer.save_pretrained(folder)"
         )
-    # each of them: transformers takes a cut-off generation config for none, and its end tokens are lost
+    # Each one, because transformers ignores a truncated generation config and loses its end tokens.
     for file in JSON_FILES:
         if (folder / file).is_file():
             read_object(folder / file)
@@ -96,7 +97,7 @@ def check_model(folder: Path, name: str) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``. Raises ``ValueError`` naming file and line if it holds none."""
+    """Return the JSON object in ``path``. Raise ``ValueError`` with file and line if there is none."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -109,12 +110,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def weight_paths(folder: Path, name: str) -> list[Path]:
-    """The safetensors files of a model folder: those that its index names, or the one there is.
+    """Return the safetensors files of a model folder: those that its index names, or the single one.
 
     Raises:
-        ValueError: there are none, or not all of them.
+        ValueError: There are none, or some are missing.
     """
-    # the index says which files there should be, a folder only which there are
+    # The index lists the files that should exist, the folder only those that do.
     if (folder / INDEX).is_file():
         listed = read_object(folder / INDEX).get("weight_map")
         if not isinstance(listed, dict) or not listed:
@@ -136,7 +137,9 @@ def weight_paths(folder: Path, name: str) -> list[Path]:
 
 
 def _check_weights(path: Path) -> None:
-    """The header states how long a safetensors file is, so that a file cut off anywhere is found without reading it."""
+    """Check a safetensors file by its header, which states its length. This finds a truncated file without reading
+    it.
+    """
     try:
         with safe_open(path, framework="np"):
             pass
@@ -163,7 +166,7 @@ def _hub_trouble(name: str, error: Exception) -> str:
 
 
 def _similar(folder: Path) -> str:
-    """A folder beside it whose name is nearly the same, as the middle of an error."""
+    """Return the middle of an error: a folder next to it with nearly the same name, or ""."""
     siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
     near = difflib.get_close_matches(folder.name, siblings, n=1)
     return f" (did you mean {folder.parent / near[0]}?)" if near else ""
@@ -173,7 +176,7 @@ LANGUAGE_PARTS = {
     r"^language_model\.(?=model\.|lm_head\.)": "",
     r"^model\.language_model\.": "model.",
 }
-"""What the files of multimodal models call the weights of their language model, as patterns and their replacements."""
+"""Names of language-model weights in the files of multimodal models, as patterns and replacements."""
 
 
 def _plain_name(name: str) -> str:
@@ -183,17 +186,17 @@ def _plain_name(name: str) -> str:
 
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
-"""Stored types that are a weight's value; others need scales that lie elsewhere."""
+"""Stored types that hold a weight's value. Others need scales from another tensor."""
 
 
 class WeightFiles:
-    """The mapped safetensors files of a model folder, one or many, by the names that ``model`` gives its weights.
+    """Mapped safetensors files of a model folder, by the names that ``model`` gives its weights.
 
-    Only headers are read until rows are asked for; the model's parameters may be on the meta device. A tied head's
-    weight is the embedding's, whichever of the two names the files have. ``source`` is the user's word for the folder.
+    Only headers are read until rows are requested. The model's parameters may be on the meta device. A tied head has
+    the embedding's weight, whichever of the two names is in the files. ``source`` is the user's name of the folder.
 
     Raises:
-        ValueError: the files lack a weight of the model, or one has another shape or is quantised; says which.
+        ValueError: The files lack a weight of the model, or one has another shape or is quantised.
     """
 
     def __init__(self, folder: Path, model: PreTrainedModel, source: str) -> None:
@@ -201,27 +204,28 @@ class WeightFiles:
         self._file_of: dict[str, tuple[Any, str]] = {}
         for path in weight_paths(folder, source):
             file = safe_open(path, framework="pt", device="cpu")
-            # by the name that a language model has for it, with the name in the file
+            # By its name in the language model, with its name in the file.
             self._file_of.update({_plain_name(key): (file, key) for key in file.keys()})  # noqa: SIM118 (no mapping)
         tied: dict[str, str] = model.all_tied_weights_keys
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        self._names: dict[str, list[str]] = {}  # under which names of the files a weight of the model is found
+        self._names: dict[str, list[str]] = {}  # names in the files for each weight of the model
         for name in self._shapes:
             first = tied.get(name, name)
-            # a tied weight stands in the files under either name, or under both
+            # The files hold a tied weight under either name, or under both.
             same = [first, *(other for other, to in tied.items() if to == first)]
             self._names[name] = [key for key in same if key in self._file_of]
         self._check()
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows ``start`` to ``stop`` of the weight ``name`` on the CPU, in the files' precision.
+        """Return rows ``start`` to ``stop`` of the weight ``name`` on the CPU, in the precision of the files.
 
-        ``ValueError`` if they are not finite, or two names that the model ties have different values.
+        Raises:
+            ValueError: They are not finite, or two names that the model ties have different values.
         """
         found, *others = (self._header(key)[start:stop] for key in self._names[name])
         if not bool(found.isfinite().all()):
             raise ValueError(not_finite(name, self._source))
-        # two values for one parameter: whichever was taken, the other would be lost in silence
+        # With two values for one parameter, one of them would be lost without a warning.
         if any(not bool((found == other).all()) for other in others):
             raise ValueError(
                 f"model {self._source}: its configuration ties {' and '.join(self._names[name])}, but its files hold "
@@ -230,7 +234,7 @@ class WeightFiles:
         return found
 
     def whole(self, name: str) -> Tensor | None:
-        """A tensor that is no parameter, such as a buffer; None where the files do not have it."""
+        """Return a tensor that is not a parameter, such as a buffer. None if the files do not have it."""
         if name not in self._file_of:
             return None
         file, key = self._file_of[name]
@@ -253,7 +257,7 @@ class WeightFiles:
                 f"the weight files of model {self._source} lack {len(missing)} weights of a {len(self._names)}-tensor "
                 f"causal LM, e.g. {missing[0]}{instead}. If plain transformers loads the model, write it again "
                 "under the names that it has there: AutoModelForCausalLM.from_pretrained(model)"
-                ".save_pretrained(folder, save_original_format=False), and the tokenizer beside it"
+                ".save_pretrained(folder, save_original_format=False), with its tokenizer"
             )
         for name, keys in self._names.items():
             for key in keys:
@@ -272,9 +276,9 @@ class WeightFiles:
 
 
 def weights_differ(trained: Path, start: Path) -> bool | None:
-    """Whether a weight of one model folder is not what the other has, in the trained one's precision.
+    """Return whether any weight differs between two model folders, in the precision of the trained one.
 
-    It stops at the first that differs. None where the two have no name in common.
+    It stops at the first difference. None if the two have no name in common.
     """
     start_files = {name: file for file in _opened(start) for name in file.keys()}  # noqa: SIM118 (no mapping)
     compared = 0
@@ -283,7 +287,7 @@ def weights_differ(trained: Path, start: Path) -> bool | None:
             if name in start_files:
                 compared += 1
                 found, start_weight = file.get_tensor(name), start_files[name].get_tensor(name)
-                # rounded to the trained one's precision: a float32 start saved in bfloat16 has not changed by that
+                # Rounded to the trained one's precision: saving a float32 model in bfloat16 is not a change.
                 if found.shape != start_weight.shape or bool((found != start_weight.to(found.dtype)).any()):
                     return True
     return False if compared else None
@@ -294,7 +298,7 @@ def _opened(folder: Path) -> list[Any]:
 
 
 def not_finite(name: str, source: str) -> str:
-    """The error's text for a start model's weight that is NaN or infinite."""
+    """Return the error message for a weight that is NaN or infinite."""
     return (
         f"model {source}: weight {name} holds values that are not finite (NaN or infinity), so nothing can be "
         "sampled; take an earlier checkpoint of that model, or fetch it again"

@@ -1,4 +1,4 @@
-"""Text to tokens and back, the same way in training, evaluation and supervised training."""
+"""Conversion of text to tokens and back, the same in training, evaluation and SFT."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from magicrl.registry import resolve
 
 _log = logging.getLogger(__name__)
 
-# Stands for a text while a chat template is rendered, to see what the template puts around it.
+# Placeholder for a text, to find what a chat template puts around it.
 _MARK = "magicrlmark"
 
 
 class _Answers(NamedTuple):
-    """How a chat template shows an environment: its tools, the role of its observations, and what the template puts
-    from the end of a turn to an observation's text and from there to the next turn."""
+    """Rendering of an environment by a chat template.
+
+    Attributes:
+        tools: Tools of the environment.
+        role: Role of its observations.
+        before: Text of the template from the end of a turn to an observation.
+        after: Text from there to the next turn.
+    """
 
     tools: list[Any] | None
     role: str
@@ -32,43 +38,42 @@ class _Answers(NamedTuple):
 
 
 class PromptEncoder:
-    """Encodes prompts, responses and observations for one tokenizer.
+    """Encoder of prompts, responses and observations for one tokenizer.
 
-    A tokenizer with a chat template gets the problem's messages (mostly one user message) followed by the template's
-    generation prompt; one without gets the text alone, after the begin-of-text token where the tokenizer puts one, and
-    no turns before it. The text of a message, a response or an observation is always plain text: the name of a control
-    token inside it (``<|im_end|>``) is spelled out and cannot end a turn.
+    With a chat template it encodes the problem's messages (usually one user message) and the template's generation
+    prompt. Without one it encodes the text, after the begin-of-text token if the tokenizer adds one, and accepts no
+    earlier turns. The text of a message, a response or an observation is always plain text: the name of a control token
+    in it (``<|im_end|>``) is spelled out and cannot end a turn.
+
+    Attributes:
+        end_token: Last token of a taught response: the chat template's end of turn, else ``eos_token``.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> None:
-        """``ValueError`` if the tokenizer has no end token, or its chat template does not work."""
+        """Prepare the encoder. Raise ``ValueError`` if there is no end token, or the chat template does not work."""
         self._tokenizer = tokenizer
         self._max_prompt_tokens = max_prompt_tokens
-        # names that a message could hold as text, and the tokenizer would take for control tokens
+        # Names that a message may contain as text, and that the tokenizer would read as control tokens.
         self._special = _control_names(tokenizer)
         turn = end_of_turn_token(tokenizer)
         end = turn if turn is not None else cast("int | None", tokenizer.eos_token_id)
         if end is None:
             raise ValueError("the tokenizer has no end token; set eos_token in its tokenizer_config.json")
-        self._end_token = end
+        self.end_token = end
         self._around = _chat_frame(tokenizer)
         self._symbols = _whole_words(tokenizer)
         self._classes: dict[str, Any] = {}
         self._environments: dict[tuple[str, str], _Answers] = {}
-        # A tokenizer may also append an end token to every text; a prompt must not have that.
+        # A tokenizer may also append an end token to every text, which a prompt must not have.
         automatic = cast("list[int]", tokenizer("")["input_ids"])
         self._begin = [token for token in automatic[:1] if token == tokenizer.bos_token_id and token != end]
 
-    @property
-    def end_token(self) -> int:
-        """The token that a taught response ends with: the chat template's end of turn, else ``eos_token``."""
-        return self._end_token
-
     def encode(self, problem: Problem) -> TokenArray:
-        """The prompt as the model sees it, ``[P]``.
+        """Return the prompt as the model reads it, ``[P]``.
 
-        ``ValueError``, which names the problem, if it is longer than ``max_prompt_tokens``, empty, has a symbol that
-        the vocabulary lacks, or turns before it where there is no chat template.
+        Raises:
+            ValueError: The prompt is longer than ``max_prompt_tokens``, empty, has a symbol that is not in the
+                vocabulary, or has earlier turns without a chat template. The message names the problem.
         """
         if problem.context and self._around is None:
             roles = ", ".join(message.role for message in problem.messages)
@@ -89,27 +94,30 @@ class PromptEncoder:
         return frozen_tokens(tokens)
 
     def fits(self, problem: Problem) -> bool:
-        """Whether the encoded prompt is within ``max_prompt_tokens``."""
+        """Return whether the encoded prompt has at most ``max_prompt_tokens``."""
         return self.length(problem) <= self._max_prompt_tokens
 
     def length(self, problem: Problem) -> int:
-        """Tokens of the encoded prompt, whether or not that is too many."""
+        """Return the number of tokens of the encoded prompt, also above the limit."""
         return len(self._prompt_tokens(problem))
 
     def encode_response(self, text: str) -> TokenArray:
-        """A whole response as the model should have produced it, ``[T]``: the text, then the end token."""
+        """Return a whole response as the model should have sampled it, ``[T]``: the text, then the end token."""
         tokens = self._plain(text)
         self._check_known(tokens, text, "response")
-        return frozen_tokens([*tokens, self._end_token])
+        return frozen_tokens([*tokens, self.end_token])
 
     def observation(self, problem: Problem, text: str, max_tokens: int | None = None) -> TokenArray:
-        """What ``problem``'s environment says, as it goes on behind the end token of a turn, ``[O]``.
+        """Return an observation of ``problem``'s environment as it follows the end token of a turn, ``[O]``.
 
-        With a chat template all that the template puts between that token and the model's next turn: the message of a
-        tool, if the environment has ``tools`` and the template knows such messages, else of the user. Without one the
-        text alone. Of a text that would give more than ``max_tokens`` the beginning is kept.
+        With a chat template it includes everything between that token and the model's next turn. The message has the
+        role of a tool if the environment has ``tools`` and the template supports such messages, else of the user.
+        Without a template it is the text only. A text with more than ``max_tokens`` tokens is truncated to its
+        beginning.
 
-        ``ValueError`` if the vocabulary lacks a symbol of it, or ``max_tokens`` is less than the template's own tokens.
+        Raises:
+            ValueError: The vocabulary lacks a symbol of the text, or ``max_tokens`` is less than the template's own
+                tokens.
         """
         if self._around is None:
             tokens = self._plain(text)[:max_tokens]
@@ -119,7 +127,7 @@ class PromptEncoder:
         return frozen_tokens(tokens)
 
     def decode(self, tokens: TokenArray | Sequence[int]) -> str:
-        """The text of response tokens, control tokens left out."""
+        """Return the text of response tokens, without control tokens."""
         ids = [int(token) for token in tokens]
         text = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return cast(str, text)
@@ -129,11 +137,11 @@ class PromptEncoder:
             return [*self._begin, *self._plain(problem.prompt)] if problem.prompt.strip() else []
         texts = [message.content for message in problem.messages]
         tools = None if problem.environment is None else self._shown(problem).tools
-        # no message names a control token: the rendered text is tokenized whole, as the template means it
+        # No message names a control token, so the rendered text is tokenized as a whole, as the template intends.
         if not any(token in text for text in texts for token in self._special):
             turns = [(message.role, message.content) for message in problem.messages]
             return self._with_controls(_render(self._tokenizer, turns, generation_prompt=True, tools=tools))
-        # a message names one: what the template puts around the messages and their texts apart, so that it ends no turn
+        # A message names one: the template and the texts are tokenized separately, so that the message ends no turn.
         roles = tuple(message.role for message in problem.messages)
         plain = roles == ("user",) and tools is None
         first, *after = self._around if plain else _frame(self._tokenizer, roles, tools)
@@ -143,7 +151,7 @@ class PromptEncoder:
         return tokens
 
     def _answer(self, shown: _Answers, text: str, max_tokens: int | None) -> list[int]:
-        """Tokens of an observation as the chat template shows it."""
+        """Return the tokens of an observation as the chat template renders it."""
         if not any(token in text for token in self._special):
             turns = [("user", "?"), ("assistant", _MARK), (shown.role, text)]
             tokens = self._behind_end(_render(self._tokenizer, turns, generation_prompt=True).partition(_MARK)[2])
@@ -159,13 +167,13 @@ class PromptEncoder:
         return [*before, *self._plain(text)[:room], *after]
 
     def _behind_end(self, text: str) -> list[int]:
-        """Tokens of a rendered template from a turn's end on, without the end token, which the model has written."""
-        # tokenized with it: a tokenizer may treat what follows a control token in a way of its own
+        """Return the tokens of a rendered template after the end token of a turn, which the model has sampled."""
+        # Tokenized with it, because a tokenizer may treat text after a control token differently.
         tokens = self._with_controls(text)
-        return tokens[1:] if tokens[:1] == [self._end_token] else tokens
+        return tokens[1:] if tokens[:1] == [self.end_token] else tokens
 
     def _shown(self, problem: Problem) -> _Answers:
-        """How the chat template shows the problem's environment."""
+        """Return how the chat template renders the problem's environment."""
         name = problem.environment
         assert name is not None, f"problem {problem.id!r} has no environment"
         if name not in self._classes:
@@ -179,7 +187,7 @@ class PromptEncoder:
         return self._environments[key]
 
     def _plain(self, text: str) -> list[int]:
-        """Tokens of ``text``, names of control tokens spelled out as ordinary characters."""
+        """Return the tokens of ``text``, with names of control tokens spelled out as ordinary characters."""
         if self._symbols is not None:
             unknown = cast(int, self._tokenizer.unk_token_id)
             return [self._symbols.get(word, unknown) for word in text.split()]
@@ -187,13 +195,15 @@ class PromptEncoder:
         return cast("list[int]", encoded["input_ids"])
 
     def _with_controls(self, text: str) -> list[int]:
-        """Tokens of a rendered template, whose control tokens are meant; it names a begin-of-text token itself."""
+        """Return the tokens of a rendered template including its control tokens. It names a begin-of-text token
+        itself.
+        """
         return cast("list[int]", self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _check_known(self, tokens: Sequence[int], text: str, what: str) -> None:
         unknown = cast("int | None", self._tokenizer.unk_token_id)
         if (
-            # there is no such token, the prompt has none, or a text spells its name
+            # There is no such token, the prompt has none, or a text spells its name.
             unknown is None
             or unknown not in tokens
             or (self._symbols is None and str(self._tokenizer.unk_token) in text)
@@ -208,10 +218,12 @@ class PromptEncoder:
 
 
 def end_of_turn_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The control token that the chat template puts after an assistant's message; None without one.
+    """Return the control token that the chat template puts after an assistant's message. None without one.
 
-    It is what a chat model ends a response with, and need not be ``eos_token``: base models that ship a template
-    have another ``eos_token``. ``ValueError`` if the template fails, or leaves the user's message out.
+    A chat model ends a response with it. It can differ from ``eos_token``, as in base models with a chat template.
+
+    Raises:
+        ValueError: The template fails, or omits the user's message.
     """
     if _chat_frame(tokenizer) is None:
         return None
@@ -222,7 +234,7 @@ def end_of_turn_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def _answers(tokenizer: PreTrainedTokenizerBase, environment: str, tools: list[Any] | None) -> _Answers:
-    """How the chat template shows this environment; warns where it leaves the environment's tools out."""
+    """Return how the chat template renders this environment. Warn if it omits the environment's tools."""
     asked = [("user", "?")]
     if tools is not None and _render(tokenizer, asked, tools=tools) == _render(tokenizer, asked):
         text = "the chat template shows no tools: the model learns of those of environment %r from its prompts alone"
@@ -231,27 +243,27 @@ def _answers(tokenizer: PreTrainedTokenizerBase, environment: str, tools: list[A
         try:
             return _Answers(tools, "tool", *_frame(tokenizer, ("user", "assistant", "tool"))[2:])
         except ValueError:
-            pass  # it has no messages of tools
+            pass  # the template has no messages of tools
     return _Answers(tools, "user", *_frame(tokenizer, ("user", "assistant", "user"))[2:])
 
 
 def _control_names(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Names of control tokens, those too that have no part of their own in the tokenizer's settings."""
+    """Return the names of control tokens, including those without an entry in the tokenizer's settings."""
     added = cast("dict[int, Any]", tokenizer.added_tokens_decoder).values()
     return tuple({*map(str, tokenizer.all_special_tokens), *(str(token) for token in added if token.special)})
 
 
 def _whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[str, int] | None:
-    """The vocabulary of a tokenizer whose tokens are whole words, None for any other.
+    """Return the vocabulary of a tokenizer whose tokens are whole words, None for any other.
 
-    Looking words up is ten times faster than calling such a tokenizer, which matters for the tiny models: a
-    supervised start encodes 100,000 demonstrations in its minute. Control tokens are left out: no text can name one.
+    Looking up words is ten times faster than calling such a tokenizer. This matters for the tiny models: their SFT
+    encodes 100,000 demonstrations per minute. Control tokens are excluded, because no text can name one.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     model, split = getattr(backend, "model", None), getattr(backend, "pre_tokenizer", None)
     if not isinstance(model, WordLevel) or not isinstance(split, WhitespaceSplit) or tokenizer.unk_token_id is None:
         return None
-    # a normaliser would change words before they are looked up
+    # A normaliser would change words before the lookup.
     if cast(Any, backend).normalizer is not None:
         return None
     control = set(tokenizer.all_special_ids)
@@ -259,13 +271,13 @@ def _whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[str, int] | None:
 
 
 def _chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...] | None:
-    """What the template puts before and after a user's message; None without a template."""
+    """Return the template's text before and after a user's message, None without a template."""
     return _frame(tokenizer, ("user",)) if tokenizer.chat_template else None
 
 
 def _frame(tokenizer: PreTrainedTokenizerBase, roles: Sequence[str], tools: list[Any] | None = None) -> tuple[str, ...]:
-    """What the template puts before, between and after messages of these roles, the generation prompt included."""
-    # numbered, so that each message is found in its own place; x, since 1 begins 10
+    """Return the template's text before, between and after messages of these roles, including the generation prompt."""
+    # Numbered, so that each message is found in its own place. The x separates 1 from 10.
     marks = [f"{_MARK}{number}x" for number in range(len(roles))]
     rest = _render(tokenizer, list(zip(roles, marks, strict=True)), generation_prompt=True, tools=tools)
     pieces: list[str] = []

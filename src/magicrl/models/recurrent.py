@@ -1,11 +1,12 @@
-"""Layers for which a token's place in the row counts: made to count its place in its own sequence.
+"""Layers that depend on a token's place in the row, changed to use its place in its own sequence.
 
-The gated delta nets of Qwen3-Next and Qwen3.5 carry a state from token to token. Such a layer reads a row from left to
-right, so in a packed row it would take one sequence's state over into the next. `keep_sequences_apart` puts in place of
-its forward one that asks the pass's context: the context cuts the row into sequences (right-padded rows of a batch,
-where what follows changes nothing before it) and says which state each begins with, none or that after its prompt. The
-layer itself is transformers' own, called on those rows; its state goes in and out where transformers would keep it in a
-cache. The layers of Llama 4 without rotary embeddings scale queries by their place in the row; they get the true one.
+The gated delta nets of Qwen3-Next and Qwen3.5 carry a state from token to token. In a packed row such a layer would
+carry the state of one sequence into the next. `keep_sequences_apart` replaces its forward by one that calls the context
+of the pass. The context splits the row into sequences (right-padded rows of a batch, where padding changes nothing
+before it) and passes the state with which each starts: none, or that after its prompt. The layer itself is
+transformers' own, called on these rows. Its state goes in and out through the interface of transformers' cache. Llama
+4's layers without rotary embeddings scale queries by their place in the row, and get the position in the sequence
+instead.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from torch import Tensor, nn
 _DELTA_NETS = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
 
 
-class State(NamedTuple):
-    """After the last token of each row."""
+class RecurrentState(NamedTuple):
+    """State after the last token of each row."""
 
-    inputs: Tensor  # ``[rows, channels, kernel]`` the last inputs of the convolution
+    inputs: Tensor  # ``[rows, channels, kernel]``, the last inputs of the convolution
     memory: Tensor  # ``[rows, heads, key_dim, value_dim]`` float32 at least
 
 
-Run = Callable[[Tensor, State | None], tuple[Tensor, State]]
-"""A layer on ``[rows, tokens, d]`` that begin with a state or, None, at a text's beginning: its output and the states
-after the rows' last tokens."""
+LayerFunction = Callable[[Tensor, RecurrentState | None], tuple[Tensor, RecurrentState]]
+"""Call of a layer on ``[rows, tokens, d]`` with the state at their start (None at the start of a text). It returns
+the output and the states after the last tokens of the rows."""
 
 
 class RecurrentContext(Protocol):
-    """An ``AttentionContext`` that knows how layers with a state go over the row."""
+    """``AttentionContext`` that also runs layers with a state over the row."""
 
-    def carry(self, layer: int, hidden: Tensor, run: Run) -> Tensor:
-        """Output ``[1, tokens, d]`` of the layer of this index on ``hidden``, ``[1, tokens, d]``."""
+    def carry(self, layer: int, hidden: Tensor, run: LayerFunction) -> Tensor:
+        """Return the output ``[1, tokens, d]`` of the layer with this index for ``hidden``, ``[1, tokens, d]``."""
         ...
 
 
 class _LayerState:
-    """What a layer takes for transformers' cache: one layer of it, without writes in place, so that gradients pass."""
+    """Stand-in for transformers' cache with one layer. It never writes in place, so that gradients pass."""
 
-    record_past = True  # else a layer writes into the state that it was given
+    record_past = True  # otherwise a layer writes into the given state
 
-    def __init__(self, layer: int, state: State | None) -> None:
+    def __init__(self, layer: int, state: RecurrentState | None) -> None:
         self.layers = {layer: self}
         self._given = state
         self._inputs = self._memory = cast("Tensor | None", None)
@@ -70,14 +71,14 @@ class _LayerState:
         self._memory = memory
 
     @property
-    def state(self) -> State:
+    def state(self) -> RecurrentState:
         assert self._inputs is not None
         assert self._memory is not None
-        return State(self._inputs, self._memory)
+        return RecurrentState(self._inputs, self._memory)
 
 
 class _Carried:
-    """The forward of one layer; an object, so that a copied model's layer finds its own weights."""
+    """Forward of one layer. It is an object, so that the layer of a copied model finds its own weights."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -92,32 +93,34 @@ class _Carried:
             )
         return cast(Tensor, carry(self._module.layer_idx, hidden_states, self._run))
 
-    def _run(self, rows: Tensor, state: State | None) -> tuple[Tensor, State]:
+    def _run(self, rows: Tensor, state: RecurrentState | None) -> tuple[Tensor, RecurrentState]:
         cache = _LayerState(self._module.layer_idx, state)
         out = type(self._module).forward(self._module, rows, cache_params=cache)
         return cast(Tensor, out), cache.state
 
 
 def keep_sequences_apart(model: nn.Module) -> list[int]:
-    """Let layers that look along the row ask the pass's context or positions; the indices of those with a state."""
+    """Make layers that depend on the place in the row use the pass's context or positions. Return the indices of
+    those with a state.
+    """
     found: list[int] = []
     for module in model.modules():
-        # a class of the same name from elsewhere may compute something else
+        # A class of the same name from another package may compute something else.
         if not type(module).__module__.startswith("transformers.models."):
             continue
         if type(module).__name__ in _DELTA_NETS:
             module.forward = _Carried(module)
             found.append(cast(int, module.layer_idx))
         elif type(module).__name__ == "Llama4TextModel":
-            module.register_forward_pre_hook(_tell_positions, with_kwargs=True)
+            module.register_forward_pre_hook(_pass_positions, with_kwargs=True)
     return found
 
 
 def check_layers(model: nn.Module) -> None:
-    """``ValueError``, which names them, for layers known to mix packed sequences: convolutions over the row, states.
+    """Raise ``ValueError`` for layers known to mix packed sequences: convolutions over the row, states.
 
-    Weights are not looked at, so that it is known before they are read; `magicrl.models.scorer.check_isolation` tries
-    what a loaded model does.
+    It does not read the weights, so it can be called before they are loaded. `magicrl.models.scorer.check_isolation`
+    tests a loaded model.
     """
     found = {
         type(module).__name__
@@ -133,13 +136,15 @@ def check_layers(model: nn.Module) -> None:
         )
 
 
-def _tell_positions(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _pass_positions(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     del module
     return given, named | {"row_positions": named["position_ids"]}
 
 
 def queries_in_place(module: Any, query: Tensor, positions: Tensor | None) -> Tensor:
-    """``[1, heads, tokens, dim]`` queries that a Llama 4 layer scaled by their place in the row, by their positions."""
+    """Rescale the queries ``[1, heads, tokens, dim]`` of a Llama 4 layer from their place in the row to their
+    positions.
+    """
     if not getattr(module, "attn_temperature_tuning", False) or module.use_rope:
         return query
     assert positions is not None, "`keep_sequences_apart` was called"
@@ -152,7 +157,7 @@ def queries_in_place(module: Any, query: Tensor, positions: Tensor | None) -> Te
 
 
 def decoder_of(model: Any) -> nn.Module:
-    """What computes the hidden states of a causal LM, without its head."""
+    """Return the module that computes the hidden states of a causal LM, without its head."""
     found = cast(nn.Module, model.get_decoder())
-    # transformers looks for Llama 4's under the multimodal model's name, and finds the causal LM again
+    # transformers looks for the decoder of Llama 4 under the name in the multimodal model, and returns the causal LM.
     return cast(nn.Module, model.model) if found is model else found

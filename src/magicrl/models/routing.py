@@ -1,11 +1,12 @@
-"""The experts that a mixture's routers choose: taken down in one pass, chosen again in another.
+"""Expert choices of mixture-of-experts routers: recorded in one pass, replayed in another.
 
-Two passes over the same tokens round differently, and where two experts are nearly equal they choose different ones.
-With router replay the learner takes the sampler's choice and computes the chosen experts' weights with its own router,
-so that gradients reach it ("rollout routing replay", arXiv:2510.11370).
+Two passes over the same tokens round differently, and choose different experts where two scores are nearly equal. With
+router replay the learner uses the sampler's choice and computes the weights of these experts with its own router, so
+that gradients reach it ("rollout routing replay", arXiv:2510.11370).
 
-Every router of transformers ends in one ``torch.topk`` over its scores of all experts. `Routers` listens to that call
-inside the routers' forward, whatever the model does with the scores before and after: nothing is written for one model.
+Every router of transformers calls ``torch.topk`` once over its scores of all experts. `Routers` intercepts that call
+inside the routers' forward, whatever the model does before and after it. It therefore needs no code for specific
+models.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ _USE = "leave out model.router_replay, or use a mixture of docs/models.md"
 
 
 def experts_of(config: Any) -> int:
-    """Experts of each mixture, from a model's configuration; 0 where there are none."""
+    """Return the number of experts of each mixture from a model's configuration, 0 if there is no mixture."""
     return next((int(n) for name in _EXPERTS if (n := getattr(config, name, None))), 0)
 
 
 class Routers:
-    """The routers of a causal LM, in the order of its layers; their forward goes through here from now on.
+    """Routers of a causal LM in the order of its layers. From now on their forward goes through this object.
 
-    Of several that were made of one model the last one is told.
+    If several are made of one model, only the last one records.
 
     Attributes:
-        layers: index of the layer that each router is in.
-        given: ``[tokens, routers, k]`` int64, the experts that the next passes' tokens go to; None: the routers choose.
-            A backward pass that computes layers anew reads it again.
+        layers: Index of the layer of each router.
+        given: ``[tokens, routers, k]`` int64, experts for the tokens of the next passes. None lets the routers choose.
+            A backward pass that recomputes layers reads it again.
 
     Raises:
-        ValueError: the model has no routers, or some that are not known (names them).
+        ValueError: The model has no routers, or unknown ones (the message names them).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,16 +61,20 @@ class Routers:
             module.forward = _Routed(module, self, index, count)
 
     def chosen(self) -> ExpertArray:
-        """``[tokens, routers, k]`` what the last pass chose; ``ValueError`` names a router that is none."""
+        """Return the choice of the last pass, ``[tokens, routers, k]``. Raise ``ValueError`` for a router that made
+        none.
+        """
         silent = [name for name, chosen in zip(self._names, self._chosen, strict=True) if chosen is None]
         if silent:
             raise ValueError(f"{silent[0]} does not choose its experts by their greatest scores; {_USE}")
         found = torch.stack(cast("list[Tensor]", self._chosen), dim=1)
-        self._chosen = [None] * len(self._chosen)  # nothing is told twice
+        self._chosen = [None] * len(self._chosen)  # each choice is returned once
         return found.cpu().numpy().astype(self._dtype)
 
     def choose(self, index: int, scores: Tensor, topk: Callable[[], Any]) -> Any:
-        """What router ``index`` gets for its ``scores``, ``[tokens, experts]``, in the place of ``topk``'s result."""
+        """Return the result of router ``index`` for its ``scores``, ``[tokens, experts]``, instead of that of
+        ``topk``.
+        """
         if self.given is None:
             found = topk()
             self._chosen[index] = found[1].detach()
@@ -84,12 +89,12 @@ class Routers:
 
 
 def _is_router(module: nn.Module) -> bool:
-    # a class of the same name from elsewhere may compute something else
+    # A class of the same name from another package may compute something else.
     return type(module).__module__.startswith("transformers.models.") and type(module).__name__.endswith("Router")
 
 
 class _Routed:
-    """The forward of one router; an object, so that a copied model's router finds its own weights."""
+    """Forward of one router. It is an object, so that the router of a copied model finds its own weights."""
 
     def __init__(self, module: nn.Module, routers: Routers, index: int, experts: int) -> None:
         self._module, self._listener = module, _Listener(routers, index, experts)
@@ -100,7 +105,9 @@ class _Routed:
 
 
 class _Listener(TorchFunctionMode):
-    """Sends a router's choice among all experts to `Routers.choose`; choices among groups of experts pass."""
+    """Torch-function mode that sends a router's choice among all experts to `Routers.choose`, and ignores choices
+    among groups.
+    """
 
     def __init__(self, routers: Routers, index: int, experts: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Log-probabilities and entropies of given responses under a model: what learner and reference share.
+"""Log-probabilities and entropies of given responses under a model, for the learner and the reference model.
 
-Packed sequences are kept apart in attention and in gated delta nets. Another layer that carries something from token to
-token (the recurrent and convolutional layers of hybrid models) takes it over into the next sequence, in silence.
-`check_isolation` probes a loaded model for that, `check_attention` for attention that magicrl does not know.
+Packed sequences are kept apart in attention and in gated delta nets. Any other layer that carries a state from token to
+token (recurrent and convolutional layers of hybrid models) would carry it into the next sequence without an error.
+`check_isolation` tests a loaded model for this, `check_attention` for attention that magicrl does not support.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from magicrl.models.routing import Routers
 from magicrl.records import FloatArray, TrainSample, frozen_floats, frozen_tokens
 
 Hidden = Callable[[PackedBatch], Tensor]
-"""The last hidden states ``[N, d]`` of a micro-batch."""
+"""Function that returns the last hidden states ``[N, d]`` of a micro-batch."""
 
 _PROMPT, _RESPONSE, _WORDS = 3, 5, 4096
-# What another sequence's text may change (experts in groups of other sizes round differently), and what another
-# layout of the row may: a share of the hidden states' norm.
+# Largest changes by the text of another sequence (groups of other sizes in a mixture round differently) and by another
+# layout of the row, as shares of the norm of the hidden states: in float32 and in narrower precisions.
 _TEXT, _LAYOUT = (1e-5, 1e-3), (1e-3, 5e-2)
 
 
@@ -56,40 +56,47 @@ _TEXT, _LAYOUT = (1e-5, 1e-3), (1e-3, 5e-2)
 def check_isolation(
     model: PreTrainedModel, *, valid_vocab: int | None = None, hidden: Hidden | None = None, shared: bool = True
 ) -> None:
-    """Compare a response packed behind another one with the same behind another text, and with it alone.
+    """Compare a response packed after another one with the same after another text, and on its own.
 
-    ``hidden`` is how hidden states are computed, by default the model's decoder; with ``shared`` rows of one prompt and
-    its responses are probed too. ``ValueError``, which names the architecture, if they differ.
+    Args:
+        model: The causal LM.
+        valid_vocab: Number of valid tokens. None means all rows of the embedding.
+        hidden: Function that computes hidden states. None means the model's decoder.
+        shared: Also test rows with one prompt and several responses.
+
+    Raises:
+        ValueError: They differ. The message names the architecture.
     """
     compute = hidden or partial(_decoder_hidden, model)
     words = min(_WORDS, valid_vocab or int(cast(Any, model.get_input_embeddings()).weight.shape[0]))
-    # indexes the pairs of bounds above: rounding in bfloat16 alone moves hidden states by more
+    # Index into the pairs of bounds: rounding in bfloat16 moves hidden states by more.
     low = model.dtype not in (torch.float32, torch.float64)
     for pack in (PackedBatch.of, packed_with_shared_prompts) if shared else (PackedBatch.of,):
         rng = np.random.default_rng(0)
         prompt, tokens, further = (rng.integers(0, words, size) for size in (_PROMPT, _RESPONSE, _RESPONSE))
         first, second = _sample(prompt, tokens, 0), _sample(prompt, further, 1)
         other = _sample(prompt, (tokens + max(1, words // 2)) % words, 0)  # none of its tokens is the first's
-        behind, behind_other, alone = (
+        after, after_other, separate = (
             compute(pack(given, model.device))[-_RESPONSE + 1 :].double()
             for given in ((first, second), (other, second), (second,))
         )
-        # another text before it may change nothing but rounding; none before it is another layout of the products, too
-        leak, moved = (_distance(x, y) for x, y in ((behind_other, behind), (behind, alone)))
+        # Another preceding text may change only rounding. Without one, the layout of the products differs too.
+        leak, moved = (_distance(x, y) for x, y in ((after_other, after), (after, separate)))
         if leak > _TEXT[low] or moved > _LAYOUT[low]:
             raise ValueError(
                 f"{type(model).__name__} (model type {model.config.model_type!r}) mixes sequences that share a row: a "
-                f"response's hidden states change by {max(leak, moved):.1g} with what stands before it. Its layers "
-                "carry more than attention from token to token, which magicrl keeps apart in gated delta nets alone; "
+                f"response's hidden states change by {max(leak, moved):.1g} with the text before it. Its layers carry "
+                "more than attention from token to token, which magicrl keeps apart only in gated delta nets; "
                 "use a model of docs/models.md"
             )
 
 
 @torch.no_grad()
 def check_attention(model: PreTrainedModel, hidden: Hidden | None = None) -> None:
-    """Compare magicrl's attention with transformers' plainest on a few tokens.
+    """Compare magicrl's attention with transformers' eager attention on a few tokens.
 
-    ``ValueError``, which names the architecture, if they differ: its attention is told more than magicrl listens to.
+    Raises:
+        ValueError: They differ, so the architecture passes options that magicrl ignores. The message names it.
     """
     compute = hidden or partial(_decoder_hidden, model)
     tokens = np.arange(_RESPONSE)
@@ -100,10 +107,11 @@ def check_attention(model: PreTrainedModel, hidden: Hidden | None = None) -> Non
         theirs = compute(batch)
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
-    # the median token's: bfloat16's rounding sends a token or two of a mixture to other experts, far from theirs
+    # The median over tokens: in bfloat16, rounding sends a few tokens of a mixture to other experts, which changes them
+    # a lot.
     pairs = zip(ours.double(), theirs.double(), strict=True)
     moved = median(_distance(own, expected) for own, expected in pairs)
-    # what it computes in: sharded weights are float32 and gathered in bfloat16
+    # The precision of the computation: sharded weights are float32 and gathered in bfloat16.
     if moved > _LAYOUT[ours.dtype not in (torch.float32, torch.float64)]:
         raise ValueError(
             f"the attention of {type(model).__name__} (model type {model.config.model_type!r}) does more than "
@@ -140,14 +148,14 @@ def _distance(found: Tensor, expected: Tensor) -> float:
 
 
 _PROBED_WORDS = 64
-_TRIED_TOKENS = 2048  # most tokens of the pass for which graphs are made: one as those of training
+_TRIED_TOKENS = 2048  # most tokens of the pass for which graphs are made, similar to those of training
 
 
 def scorer_settings(model: ModelConfig, valid_vocab: int | None, *, frozen: bool = False) -> dict[str, Any]:
-    """Arguments of `PolicyScorer` for a recipe's ``[model]``.
+    """Return the arguments of `PolicyScorer` for a recipe's ``[model]``.
 
-    A frozen model has no backward pass to keep anything for, and its own routers choose: the sampler's choice belongs
-    to the policy's weights.
+    A frozen model has no backward pass to save memory for, and its own routers choose: the sampler's choice belongs to
+    the policy's weights.
     """
     above = 0 if model.gradient_checkpointing else model.checkpoint_above_tokens
     return {
@@ -165,29 +173,29 @@ def scorer_settings(model: ModelConfig, valid_vocab: int | None, *, frozen: bool
 
 
 class PolicyScorer:
-    """A causal LM, called on packed micro-batches, with the fused head in place of its own.
+    """A causal LM on packed micro-batches, with the fused head instead of its own.
 
-    The model is switched to magicrl's attention and to evaluation mode (no dropout: rho compares two log-probs
+    The model is switched to magicrl's attention and to evaluation mode (no dropout, because rho compares two log-probs
     of one distribution). Parameters keep their dtype and device.
 
     Args:
-        model: any HF causal LM with a decoder and a linear output head.
-        valid_vocab: rows of the head that are words; None means all.
-        micro_batch_tokens: most tokens of one forward pass in ``score``.
-        head_chunk_tokens: rows of logits that exist at once.
-        share_prompts: compute a prompt once for its responses in a micro-batch, where that saves enough.
-        checkpoint_above_tokens: in a micro-batch of more tokens keep only each layer's input and attention for the
-            backward pass, and compute the rest again; None is never.
-        router_replay: tokens go to the experts that the sampler chose, which every sample must then carry.
-        float32_head: the head's logits are float32, whatever the model's dtype.
-        exact: a token's bits do not depend on what else is computed (`magicrl.models.exact`).
-        entropy_clamp: share of the vocabulary, the least likely words, that entropies leave out.
-        compiled: decoder layers are compiled (`magicrl.models.compiled`); every graph is made here.
+        model: Any HF causal LM with a decoder and a linear output head.
+        valid_vocab: Rows of the head with a word. None means all.
+        micro_batch_tokens: Largest number of tokens of one forward pass in ``score``.
+        head_chunk_tokens: Rows of logits that exist at once.
+        share_prompts: Compute a prompt once for its responses in a micro-batch, if that saves enough.
+        checkpoint_above_tokens: In a micro-batch of more tokens, save only each layer's input and attention for the
+            backward pass, and recompute the rest. None means never.
+        router_replay: Send tokens to the experts that the sampler chose, which every sample must then have.
+        float32_head: Compute the head's logits in float32 for any dtype of the model.
+        exact: Make a token's bits independent of what else is computed (`magicrl.models.exact`).
+        entropy_clamp: Share of the vocabulary, the least likely words, that entropies exclude.
+        compiled: Compile decoder layers (`magicrl.models.compiled`). Every graph is made here.
 
     Raises:
-        ValueError: the model's logits are not its head applied to its last hidden state (up to a constant
-            factor and a soft cap that its config states), or are not finite; or its layers mix packed sequences; or
-            it has no routers to replay, or cannot be exact, or not be compiled here.
+        ValueError: The model's logits are not finite, or not its head applied to its last hidden state (up to a
+            constant factor and a soft cap in its config); its layers mix packed sequences; it has no routers to replay;
+            or it cannot be exact or compiled here.
     """
 
     def __init__(
@@ -214,7 +222,7 @@ class PolicyScorer:
         if float32_head:
             Float32Head.put_into(model)
         self.model = model
-        if not compiled:  # a compiler chooses by itself what is kept
+        if not compiled:  # a compiler decides itself what is saved
             self._use_memory_efficient_layers()
         self._budget = micro_batch_tokens
         self._share_prompts = share_prompts
@@ -232,80 +240,81 @@ class PolicyScorer:
 
     @property
     def device(self) -> torch.device:
+        """Device of the model."""
         return self.model.device
 
     def micro_batches(self, samples: Sequence[TrainSample]) -> Iterator[tuple[list[int], PackedBatch]]:
-        """Micro-batches of at most ``micro_batch_tokens`` tokens: indices into ``samples``, and those samples packed.
+        """Yield micro-batches of at most ``micro_batch_tokens`` tokens: indices into ``samples``, and those samples
+        packed.
 
-        With shared prompts a prompt's responses stay together as far as they fit, and the prompt counts once.
+        With shared prompts the responses of a prompt stay together if they fit, and the prompt counts once.
         """
         plan, shared = self.plan(samples)
         for members in plan:
             yield members, self.pack([samples[i] for i in members], shared=shared)
 
     def plan(self, samples: Sequence[TrainSample]) -> tuple[list[list[int]], bool]:
-        """Which samples make up each micro-batch, as indices, and whether they share prompts; nothing is packed yet."""
+        """Return the samples of each micro-batch, as indices, and whether they share prompts. Nothing is packed yet."""
         unrecorded = self._routers is not None and next((s for s in samples if s.experts is None), None)
         if unrecorded:
             raise ValueError(
-                f"sample {unrecorded.sample_index} of group {unrecorded.group_index} does not tell the sampler's "
-                "experts; leave out model.router_replay, or use an engine that records them"
+                f"sample {unrecorded.sample_index} of group {unrecorded.group_index} has no record of the "
+                "sampler's experts; leave out model.router_replay, or use an engine that records them"
             )
-        # decided once for all of them: micro-batches of a batch have one layout
+        # Decided once, so that all micro-batches of a batch have one layout.
         if not self._share_prompts or not samples or shared_layout(samples)[0].saved < PAYS_FROM:
             return plan_micro_batches([len(sample) for sample in samples], self._budget), False
-        # families take the place of samples: the prompt counts once in each
+        # Families are planned instead of samples, and the prompt counts once in each.
         parts = families(samples, self._budget)
         tokens = [len(samples[part[0]].prompt_tokens) + sum(len(samples[i].tokens) for i in part) for part in parts]
         return [[i for part in plan for i in parts[part]] for plan in plan_micro_batches(tokens, self._budget)], True
 
     def pack(self, samples: Sequence[TrainSample], *, shared: bool) -> PackedBatch:
-        """One micro-batch of these samples on the model's device."""
+        """Pack one micro-batch of these samples on the model's device."""
         return packed_with_shared_prompts(samples, self.device) if shared else PackedBatch.of(samples, self.device)
 
     @property
     def head(self) -> torch.nn.Linear:
-        """The model's output head; its weight may be the input embedding's."""
+        """The model's output head. Its weight may be the input embedding's."""
         return cast(torch.nn.Linear, self.model.get_output_embeddings())
 
     def forward(
         self, batch: PackedBatch, temperature: float, *, head_gradient: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the batch's response tokens, ``[R]`` each, with gradient where enabled.
+        """Return log-probs and entropies of the batch's response tokens, ``[R]`` each, with gradient where enabled.
 
-        The head's backward pass adds its weight's gradient to ``head_gradient``, where given, instead of to autograd's.
+        The head's backward pass adds its weight's gradient to ``head_gradient``, if given, instead of returning it to
+        autograd.
         """
         if self._routers is not None:
-            # until the next pass: layers that are computed anew for the backward pass choose again
+            # They stay until the next pass, because layers that are recomputed for the backward pass choose again.
             self._routers.given = batch.experts
         hidden = self._hidden(batch.input_ids, batch.position_ids, batch.attention)
-        # the head, a fifth of a small model's work, sees response positions only
+        # The head, a fifth of the compute of a small model, only sees response positions.
         return self._head(hidden.index_select(0, batch.predict_index), batch.targets, temperature, head_gradient)
 
     def score(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Log-probs and entropies of every response token, ``[T]`` a sample in the order given, without gradient."""
+        """Return log-probs and entropies of every response token, ``[T]`` per sample in the given order, without
+        gradient.
+        """
         found: dict[int, tuple[FloatArray, FloatArray]] = {}
         for part, batch in self.micro_batches(samples):
-            scored = self.score_batch(batch, temperature)
-            found.update(zip(part, scored[: len(part)], strict=True))  # an empty part is a pass made for other ranks
+            with torch.no_grad():
+                arrays = self.forward(batch, temperature)
+            split = zip(*(array.float().cpu().split(batch.response_lengths) for array in arrays), strict=True)
+            scored = [(frozen_floats(p.numpy()), frozen_floats(h.numpy())) for p, h in split]
+            found.update(zip(part, scored[: len(part)], strict=True))  # an empty part is a pass for other ranks
         ordered = [found[i] for i in range(len(samples))]
         return [pair[0] for pair in ordered], [pair[1] for pair in ordered]
-
-    @torch.no_grad()
-    def score_batch(self, batch: PackedBatch, temperature: float) -> list[tuple[FloatArray, FloatArray]]:
-        """Log-probs and entropies of one micro-batch, a pair a sample, without gradient."""
-        arrays = self.forward(batch, temperature)
-        split = [array.float().cpu().split(batch.response_lengths) for array in arrays]
-        return [(frozen_floats(p.numpy()), frozen_floats(h.numpy())) for p, h in zip(*split, strict=True)]
 
     def _use_memory_efficient_layers(self) -> None:
         use_memory_efficient_layers(self.model)
 
     def _compile(self) -> None:
-        """Compile the layers, and try them: ``ValueError`` where they do not give what they gave before.
+        """Compile the layers, and compare their outputs with those before. Raise ``ValueError`` if they differ.
 
-        All graphs are made here. The sizes of the pass for which one is made choose its code, and a resumed run shall
-        have the same.
+        All graphs are made here, because the sizes of the first pass select the code of a graph, and a resumed run must
+        have the same code.
         """
         check_compiler(self.device)
         check_compiled(self.model.config)
@@ -324,7 +333,7 @@ class PolicyScorer:
             )
 
     def _tried(self) -> list[Tensor]:
-        """Hidden states of two sequences, and where the model is trained a gradient of the first layer's input."""
+        """Return hidden states of two sequences and, for a trained model, a gradient of the first layer's input."""
         embedding = cast(Any, self.model.get_input_embeddings())
         tokens = max(4, min(self._budget, _TRIED_TOKENS))
         words = self._options.valid_vocab or int(embedding.weight.shape[0])
@@ -353,16 +362,16 @@ class PolicyScorer:
         return found
 
     def _within(self, work: Callable[[], Tensor]) -> Tensor:
-        """``work()``, in which the model may be used."""
+        """Return ``work()``. A subclass prepares the model for it."""
         return work()
 
     def _set_checkpointing(self, tokens: int) -> None:
         checkpoint = self._checkpoint_above is not None and tokens > self._checkpoint_above
         for layer in self._layers:
-            layer.training = checkpoint  # this layer's flag alone: its dropout modules stay in evaluation mode
+            layer.training = checkpoint  # only this layer's flag: its dropout modules stay in evaluation mode
 
     def _hidden(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
-        """``[N, d]`` last hidden states."""
+        """Return the last hidden states, ``[N, d]``."""
         tokens = input_ids.shape[1]
         self._set_checkpointing(tokens)
         if self._exact:
@@ -388,13 +397,13 @@ class PolicyScorer:
         check_isolation(self.model, valid_vocab=self._options.valid_vocab, hidden=hidden, shared=self._share_prompts)
         check_attention(self.model, hidden)
         if self._routers is not None:
-            self._routers.chosen()  # of the passes just made: every router must have told
+            self._routers.chosen()  # raises if a router recorded no choice in these passes
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Compare with the model's own logits once: a head that does more than a product must not go unnoticed."""
+        """Compare the log-probs with those of the model's own logits, to detect a head that is more than a product."""
         vocab = self._options.valid_vocab or cast(int, self.model.config.get_text_config().vocab_size)
-        # some words are enough: each one's log-prob has the sum over all of them in it
+        # A few words are enough, because each log-prob includes the sum over all of them.
         words = torch.arange(min(vocab, _PROBED_WORDS), device=self.device)
         positions = torch.arange(2, device=self.device)[None]
         context = PackedContext([2], self.device)
@@ -413,7 +422,7 @@ class PolicyScorer:
                     else ""
                 )
             )
-        # of the differences between words: a wrong head shows there, whatever the level of the log-probs
+        # Relative to the differences between words, which a wrong head changes at any level of the log-probs.
         spread = float((theirs - theirs.mean()).norm())
         if float((ours - theirs).norm()) > 0.05 * spread + 1e-6 * float(theirs.norm()):
             raise ValueError(
@@ -423,7 +432,7 @@ class PolicyScorer:
 
 
 def _head_options(model: PreTrainedModel, valid_vocab: int | None, chunk_tokens: int) -> HeadOptions:
-    """Constant factors and the soft cap that some architectures put on their logits, from the config."""
+    """Return the constant factors and the soft cap of the logits from the config."""
     config: Any = model.config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     return HeadOptions(
@@ -436,7 +445,9 @@ def _head_options(model: PreTrainedModel, valid_vocab: int | None, chunk_tokens:
 
 
 def _checkpointed_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Turn on gradient checkpointing, which transformers honours in layers in training mode only: those layers."""
+    """Enable gradient checkpointing, which transformers applies only to layers in training mode, and return these
+    layers.
+    """
     kwargs = {"use_reentrant": False, "context_fn": _keep_attention}
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     layers: list[torch.nn.Module] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
@@ -449,9 +460,11 @@ def _checkpointed_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def _keep_attention() -> Any:
-    """Attention alone costs the square of the length, and its output is as small as its input."""
+    """Return checkpoint contexts that save the output of attention: it costs the square of the length, and is as
+    small as its input.
+    """
     kinds = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
-    # whichever of its kernels torch chooses for a shape and a device
+    # torch selects one of these kernels by shape and device.
     operators = [getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default for kind in kinds]
     operators += [torch.ops.torch_attn._varlen_attn.default, torch.ops.magicrl.attend_row.default]
     return create_selective_checkpoint_contexts(operators)

@@ -1,8 +1,8 @@
-"""What a layer's attention does to its scores besides scaling them: windows, chunks, a soft cap, sinks.
+"""Rules of a layer for its attention scores in addition to scaling: windows, chunks, a soft cap, sinks.
 
-Sliding windows (Mistral, Gemma, gpt-oss) and chunks (Llama 4) hide keys that lie too far back; a soft cap (Gemma 2) is
-``cap * tanh(score / cap)``; a sink (gpt-oss) is one more score for each head that takes its share of the softmax and
-has no value. transformers tells of them in arguments of its attention interface and in the masks that it builds.
+Sliding windows (Mistral, Gemma, gpt-oss) and chunks (Llama 4) hide distant keys. A soft cap (Gemma 2) is ``cap *
+tanh(score / cap)``. A sink (gpt-oss) is one more score per head that takes part in the softmax and has no value.
+transformers passes them as arguments of its attention interface and in the masks that it builds.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from magicrl.models.exact import attend_exactly
 from magicrl.models.memory_efficient import widened_attention
 
 WIDENED_UP_TO = 256
-"""Below this width torch's CPU attention is faster in float32 than in bfloat16, four times at 48 tokens (it packs
-operands anew for every block); above, the two are equal and bfloat16 takes half the memory."""
+"""Width up to which torch's CPU attention is faster in float32 than in bfloat16, four times at 48 tokens, because
+bfloat16 packs its operands for every block. Above it both are equally fast, and bfloat16 takes half the memory."""
 
-_ALIGNED = 8  # heads of another width than a multiple of this have no fast kernel on CUDA
+_ALIGNED = 8  # CUDA has fast kernels only for head widths that are multiples of this
 _CAPPED_ROWS = 256  # queries whose capped scores exist at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreRules:
-    """Of one layer; all None is plain causal attention."""
+    """Rules of one layer. The default is plain causal attention."""
 
     window: int | None = None  # a query sees itself and the ``window - 1`` tokens before it
-    chunk: int | None = None  # a query sees its own chunk of so many tokens, up to itself
-    softcap: float | None = None  # of the scaled scores
-    sinks: Tensor | None = None  # ``[heads]`` scores beside those of the keys
+    chunk: int | None = None  # a query sees its own chunk of this many tokens, up to itself
+    softcap: float | None = None  # cap of the scaled scores
+    sinks: Tensor | None = None  # ``[heads]`` scores in addition to those of the keys
     exact: bool = False  # blocks of keys are counted from the start of a sequence (`magicrl.models.exact`)
 
     def cuts(self, longest: int) -> bool:
-        """Whether a window or a chunk hides anything in a sequence of ``longest`` tokens."""
+        """Return whether a window or a chunk hides anything in a sequence of ``longest`` tokens."""
         return any(size is not None and size < longest for size in (self.window, self.chunk))
 
     def plain(self, longest: int) -> bool:
-        """Whether attention over ``longest`` tokens is plain and causal."""
+        """Return whether attention over ``longest`` tokens is plain and causal."""
         return not self.exact and self.softcap is None and self.sinks is None and not self.cuts(longest)
 
     def seen(self, queries: Any, keys: Any) -> Any:
-        """Whether queries at these positions see keys at those; arrays or tensors that broadcast."""
+        """Return whether queries at these positions see keys at those. Takes arrays or tensors that broadcast."""
         visible = keys <= queries
         if self.window is not None:
             visible = visible & (keys > queries - self.window)
@@ -60,9 +60,10 @@ PLAIN, EXACT = ScoreRules(), ScoreRules(exact=True)
 def attend_rows(
     q: Tensor, k: Tensor, v: Tensor, scaling: float, rules: ScoreRules = PLAIN, mask: Tensor | None = None
 ) -> Tensor:
-    """Attention within the rows of a bucket, ``[rows, width, heads, dim]``; the queries are those of the last keys.
+    """Attend within the rows of a bucket, ``[rows, width, heads, dim]``. The queries are those of the last keys.
 
-    ``mask`` is ``[width, keys]`` bool, what each query sees under plain rules; None where there are as many keys.
+    ``mask`` is ``[width, keys]`` bool, the visible keys of each query under plain rules. None if there are as many
+    keys.
     """
     if rules.exact:
         return attend_exactly(q, k, v, scaling)
@@ -79,7 +80,7 @@ def attend_rows(
 
 def _product(q: Tensor, k: Tensor, v: Tensor, scaling: float, mask: Tensor | None) -> Tensor:
     causal = mask is None
-    # float16 at any width: torch's CPU attention is eight times slower in it
+    # float16 at any width, because torch's CPU attention is eight times slower in it.
     narrow = q.dtype == torch.float16 or (q.dtype == torch.bfloat16 and q.shape[1] <= WIDENED_UP_TO)
     if narrow and q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
         return widened_attention(q, k, v, scaling, mask=mask, causal=causal)
@@ -90,20 +91,20 @@ def _product(q: Tensor, k: Tensor, v: Tensor, scaling: float, mask: Tensor | Non
 
 
 def _with_sinks(q: Tensor, k: Tensor, v: Tensor, scaling: float, sinks: Tensor, seen: Tensor) -> Tensor:
-    """The sink as one more key, which meets nothing but one more component of the queries, and has the value 0."""
+    """Attend with each sink as one more key. It meets only an extra component of the queries, and its value is 0."""
     width = v.shape[-1]
     scores = (sinks / scaling).to(q.dtype)[:, None].expand(*q.shape[:3], 1)
     q = torch.cat((q, F.pad(scores, (0, _ALIGNED - 1))), dim=-1)
     k = F.pad(k, (0, _ALIGNED, 0, 0, 0, 1))
     one = torch.zeros_like(k)
     one[:, -1, :, -_ALIGNED] = 1.0
-    # values as wide as keys, where they were: kernels want that
+    # Kernels require values as wide as keys.
     v = F.pad(v, (0, _ALIGNED, 0, 0, 0, 1))
     return _product(q, k + one, v, scaling, F.pad(seen, (0, 1), value=True))[..., :width]
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, scaling: float, cap: float, seen: Tensor) -> Tensor:
-    """Scores exist for some queries at a time, in the backward pass too: no kernel of torch's caps them."""
+    """Attend with capped scores, for some queries at a time also in the backward pass: no torch kernel caps scores."""
     heads = q.shape[2] // k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     k, v = (x.repeat_interleave(heads, dim=1) for x in (k, v))
@@ -120,15 +121,16 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, scaling: float, cap: float, seen: T
 
 @dataclass(frozen=True, slots=True)
 class LocalMask:
-    """Stands for the mask of a layer whose queries do not see all before them, where transformers hands masks on."""
+    """Marker that transformers passes on as the mask of a layer whose queries do not see all earlier keys."""
 
     tokens: int
 
 
 def rules_of(module: torch.nn.Module, mask: object, given: dict[str, Any]) -> ScoreRules:
-    """The rules of a layer, from the mask that transformers made for it and the arguments of its attention.
+    """Return the rules of a layer from the mask that transformers made for it and the arguments of its attention.
 
-    ``ValueError``, which names the layer, for a mask or an argument of another kind.
+    Raises:
+        ValueError: The mask or an argument is of an unsupported kind. The message names the layer.
     """
     name = type(module).__name__
     if getattr(module, "exact", False):
@@ -141,7 +143,7 @@ def rules_of(module: torch.nn.Module, mask: object, given: dict[str, Any]) -> Sc
     sizes = [size for size in (mask.tokens if mask else None, given.get("sliding_window")) if size is not None]
     size = cast(int, min(sizes)) if sizes else None
     kinds = getattr(getattr(module, "config", None), "layer_types", None)
-    # chunks and windows are told apart by the layer's kind alone
+    # Only the kind of the layer distinguishes chunks from windows.
     chunked = kinds is not None and kinds[cast(int, module.layer_idx)] == "chunked_attention"
     softcap, sinks = given.get("softcap"), given.get("s_aux")
     if softcap is not None and sinks is not None:

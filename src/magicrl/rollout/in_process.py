@@ -23,7 +23,7 @@ from magicrl.models.decoding import fused_decoder, static_decoder
 from magicrl.models.exact import FilledContext, filled_rows, use_exact
 from magicrl.models.exact_cache import AHEAD, ExactDecodeAttention, exact_lengths
 from magicrl.models.head import Float32Head
-from magicrl.models.kv_cache import DecodeAttention, PrefillAttention, PromptRun, SlotCache, probe_cache_shape
+from magicrl.models.kv_cache import DecodeAttention, PrefillAttention, SlotCache, probe_cache_shape
 from magicrl.models.loading import device_name, peak_mb
 from magicrl.models.recurrent import keep_sequences_apart
 from magicrl.models.routing import Routers
@@ -59,7 +59,7 @@ def _packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:
     """Groups sorted by prompt length (ties in issue order), cut into packs of at most 8,192 prompt tokens."""
     pack: list[GroupProgress] = []
     tokens = 0
-    # prompts of one length lie side by side, so that attention takes them as one batch without padding (`PromptRun`)
+    # prompts of one length lie side by side, so that attention takes them as one batch without padding
     for group in sorted(groups, key=lambda g: len(g.request.prompt_tokens)):
         length = len(group.request.prompt_tokens)
         if pack and tokens + length > _PREFILL_TOKENS:
@@ -408,12 +408,10 @@ class InProcessEngine(SchedulingEngine):
     def _forward_prompts(self, cache: SlotCache, pack: Sequence[GroupProgress]) -> Tensor:
         """Run packed prompts (sorted by length), filing each in its slot; ``[prompts, V]`` logits after each."""
         lengths = [len(group.request.prompt_tokens) for group in pack]
-        runs: list[PromptRun] = []
-        start = 0
-        for length in sorted(set(lengths)):
-            members = tuple(g.place for g, n in zip(pack, lengths, strict=True) if n == length)
-            runs.append(PromptRun(start=start, length=length, slots=members))
-            start += length * len(members)
+        runs = [
+            (length, [g.place for g, n in zip(pack, lengths, strict=True) if n == length])
+            for length in sorted(set(lengths))
+        ]
         tokens = np.concatenate([group.request.prompt_tokens for group in pack]).astype(np.int64)
         positions = np.concatenate([np.arange(length) for length in lengths])
         # the head sees the last token of each prompt alone: logits of all tokens would be far the largest tensor

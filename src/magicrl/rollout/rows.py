@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.models.kv_cache import CacheShape, SlotCache
-from magicrl.models.recurrent import State
+from magicrl.models.recurrent import RecurrentState
 from magicrl.records import Completion, ExpertArray, RolloutRequest, VersionSpans, joined_experts
 from magicrl.rollout.requests import GroupProgress, OpenGroups, pack_completions, unpack_completions
 from magicrl.rollout.sampling import uniforms
@@ -398,5 +398,5 @@ def _filled(work: Work, cache: SlotCache) -> Iterator[tuple[str, list[Tensor]]]:
                     # layers of one shape stand in one tensor
                     part = f"{name}/{kind}/{block}" + (f"/{group}" if group else "")
                     yield part, [stored[layer][block][:places, :, :used] for layer in layers]
-        for kind in State._fields if store.states else ():
+        for kind in RecurrentState._fields if store.states else ():
             yield f"{name}/{kind}", [getattr(state, kind)[:places] for state in store.states.values()]

@@ -110,7 +110,7 @@ def sample_tokens(
     scale = None if bool((tau == 1.0).all()) else torch.from_numpy(factor).to(logits.device, dtype)[:, None]
     points = torch.from_numpy(uniforms).to(logits.device)
     picks = torch.from_numpy(greedy).to(logits.device) if greedy.any() else None
-    if not exact and cpu_kernels.serves(logits.dtype, logits.device, _BLOCK) and logits.stride(1) == 1:
+    if not exact and cpu_kernels.has_kernels(logits.dtype, logits.device, _BLOCK) and logits.stride(1) == 1:
         return _sample_by_kernel(logits[:, :valid_vocab], torch.from_numpy(factor).float(), points, picks)
     rows = max(1, _CHUNK_ELEMENTS // valid_vocab) if logits.device.type == "cpu" else len(logits)
     parts = [
