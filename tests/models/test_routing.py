@@ -231,7 +231,7 @@ def test_what_cannot_be_replayed_is_refused_by_name() -> None:
         Routers(jamba)
     scorer = PolicyScorer(own_model(plain_model(CASES["Mixtral"])), router_replay=True)
     given = other_choices(samples(), 4, 2)
-    with pytest.raises(ValueError, match="sample 3 of group 1 does not tell the sampler's experts"):
+    with pytest.raises(ValueError, match="sample 3 of group 1 has no record of the sampler's experts"):
         scorer.score([*given[:3], replace(given[3], experts=None)], 1.0)
     with pytest.raises(ValueError, match=r"recorded for \(\d+, 3\) \(tokens, routers\), the pass has \(\d+, 4\)"):
         scorer.score([replace(one, experts=one.experts[:, :3]) for one in given if one.experts is not None], 1.0)
