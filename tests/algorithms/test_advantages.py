@@ -183,8 +183,8 @@ def test_advantages_by_hand(function):
 
 
 @pytest.mark.parametrize("name", sorted(BUILTINS["advantage"]))
-def test_who_is_no_member_changes_nothing_and_has_nothing(name):
-    """Truncated under `before` and not judged: the rest has what it has without them, and these have 0."""
+def test_non_members_change_nothing_and_get_zero(name):
+    """Truncated (under `before`) and unjudged responses do not change the others, and get 0."""
     function = advantage_of(name)
     alone = advantages([1, 0, 0, 1], [0, 0, 1, 1], of=function, lengths_N=[2, 3, 1, 4])
     more = {"groups": [0, 0, 0, 1, 1, 1], "lengths_N": [2, 3, 9, 1, 4, 9]}
@@ -193,7 +193,7 @@ def test_who_is_no_member_changes_nothing_and_has_nothing(name):
     for found in (judged, before):
         assert found[[0, 1, 3, 4]].tolist() == pytest.approx(alone.tolist(), rel=1e-12)
         assert found[[2, 5]].tolist() == [0, 0]
-    # under `after` they count in mean and deviation, and have 0
+    # Under `after` they count in mean and deviation, and get 0.
     plain = advantages([1, 0, 1, 0, 1, 1], of=function, **more)
     after = advantages([1, 0, 1, 0, 1, 1], truncated_N=[0, 0, 1, 0, 0, 1], mask="after", of=function, **more)
     assert after.tolist() == [*plain[:2].tolist(), 0, *plain[3:5].tolist(), 0]
@@ -228,7 +228,7 @@ REWARDS = [0.0, 1.0, 0.0]
     ids=["rloo", "pass@2", "pass@n", "maxrl"],
 )
 def test_the_expected_gradient_by_enumeration(function, objective):
-    """All draws of a group from three answers: mean of A grad log pi is the gradient of what the method is for."""
+    """The mean of A grad log pi over all draws of a group from three answers is the gradient of the objective."""
     logits = torch.tensor([0.3, -0.8, 0.1], dtype=torch.float64, requires_grad=True)
     logp = logits.log_softmax(0)
     surrogate = torch.zeros((), dtype=torch.float64)
@@ -263,18 +263,18 @@ def lengthened(scored, lengths):
 
 def test_overlong_responses_lose_in_the_advantage_and_not_in_the_record(make_group):
     group = lengthened(make_group("ccwc", "...t"), [4, 7, 6, 8])
-    # buffer 4: none, 3/4, 2/4 and 1; the one that was cut is right and has 0 - 1
+    # Buffer 4: penalties 0, 3/4, 2/4 and 1. The truncated response is correct and gets 0 - 1.
     (found,) = scored_advantages([group], normalise_std=False, overlong_buffer=4)
     shaped = np.array([1.0, 0.25, -0.5, -1.0])
     assert found.tolist() == pytest.approx((shaped - shaped.mean()).tolist(), rel=1e-12)
     assert group.rewards.tolist() == [1, 1, 0, 0]
-    # rejection looks at the record: lengths alone teach nothing where it is on
+    # Rejection uses the rewards of the record: with rejection, lengths do not make a group teach anything.
     wrong = lengthened(make_group("ww"), [4, 8])
     assert group_signal(wrong) is Signal.ALL_WRONG
     assert scored_advantages([wrong], normalise_std=False, overlong_buffer=4)[0].tolist() == [0.5, -0.5]
 
 
-def test_a_function_may_give_anything_to_who_is_no_member(make_group):
+def test_a_function_may_return_anything_for_non_members(make_group):
     def ones(a):
         return torch.where(a.members_N, 1.0, math.nan)
 
@@ -352,7 +352,7 @@ def test_keep_d_t_keeps_the_size():
 
 
 @pytest.mark.parametrize("mode", ["keep_n_sgd", "keep_d_t"])
-def test_each_pass_draws_anew_and_reproducibly(mode):
+def test_each_pass_draws_a_new_split_reproducibly(mode):
     rng = np.random.default_rng(0)
     first, second = (split_minibatches(16, num_parts=4, prompts_per_part=4, mode=mode, rng=rng) for _ in range(2))
     assert first != second

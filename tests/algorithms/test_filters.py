@@ -25,7 +25,7 @@ def test_offline_filter_drops_never_and_always_solved(make_group):
     assert (found.all_correct, found.all_wrong, found.not_judged) == (2, 1, 1)
 
 
-def test_a_response_cut_at_the_limit_is_wrong_for_the_filter(make_group):
+def test_a_truncated_response_is_wrong_for_the_filter(make_group):
     found = offline_filter(pass_counts([make_group("cccc", "...t", problem="a")]))
     assert found.kept == ("a",)
 

@@ -1,4 +1,4 @@
-"""What ``make identities`` prints, as tests; and proof that the slow reference can tell errors."""
+"""The checks of ``make identities`` as tests, and proof that the slow reference detects errors."""
 
 from __future__ import annotations
 

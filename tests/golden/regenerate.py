@@ -1,7 +1,7 @@
 """The golden trajectory: five updates of a tiny model, whose losses and gradient norms are committed.
 
 A change that is meant to keep the arithmetic (a refactor, a faster kernel) must reproduce them. After a change
-that is meant to alter it, write them anew, and say why in the commit:
+that is meant to alter it, write them again, and say why in the commit:
 
     python tests/golden/regenerate.py
 """

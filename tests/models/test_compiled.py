@@ -1,6 +1,6 @@
-"""Compiled decoder layers beside the model's own: log-probs, gradients, updates, the number of graphs, resumed bits.
+"""Compiled decoder layers compared with the model's own: log-probs, gradients, updates, number of graphs, resumed bits.
 
-With the backend ``eager`` torch traces and splits as it does for its compiler, and runs what is traced as it stands: in
+With the backend ``eager``, torch traces and splits as for its compiler, and runs the traced code unchanged, which takes
 seconds. The slow tests compile.
 """
 

@@ -1,4 +1,4 @@
-"""Attention over a packed row by own CPU kernels: values and gradients beside float64's, sequence by sequence."""
+"""Attention over a packed row by CPU kernels: values and gradients compared with float64, per sequence."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_bits_depend_on_neither_threads_nor_other_sequences() -> None:
 
 @served
 def test_a_prompts_keys_get_the_gradients_of_all_their_responses() -> None:
-    """Families are told by their first key, in whatever order their sequences stand."""
+    """Families are found by their first key, for any order of their sequences."""
     places = np.r_[0:2, 2:5, 0:2, 5, 2:5, 6:8, 0:2, 8:12]
     _, source, bounds = CpuRow([2, 3, 1, 2, 4], [2, 3, 3, 5, 6], places)._tables
     assert bounds.tolist() == [0, 3, 5], "the first prompt with its two responses, the second with its one"

@@ -126,7 +126,7 @@ def narrow_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pieces_by_hand(narrow_pieces: None) -> None:
-    # 2 x 10 logits at once: five tokens meet 4 words at a time (the least), so not all rows fit beside each other
+    # 2 x 10 logits at once: five tokens meet 4 words at a time (the least), so not all rows fit at once
     assert list(pieces(6, 10, 2)) == [
         (slice(0, 4), [slice(0, 5), slice(5, 6)]),
         (slice(4, 8), [slice(0, 5), slice(5, 6)]),

@@ -56,7 +56,7 @@ def compiled(kernel: str, dtype: torch.dtype, capability: int, tiles: Tiles, *, 
 
 
 class Room:
-    """Of a device: shared memory of a block."""
+    """Shared memory per block of a device."""
 
     def __init__(self, size: int) -> None:
         self.shared_memory_per_block_optin = size

@@ -51,7 +51,7 @@ def logits_of(model: Any, ids: Tensor, places: Tensor, context: Any) -> Tensor:
 
 
 class Sequences:
-    """Prompts in slots and responses in rows, beside the tokens that they hold."""
+    """Prompts in slots and responses in rows, and the tokens that they hold."""
 
     def __init__(self, model: Any, prompts: Sequence[int], rows: int, capacity: int) -> None:
         self.model = model

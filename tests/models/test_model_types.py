@@ -1,4 +1,4 @@
-"""Every model type of docs/models.md in learner and engine beside plain transformers; states, snapshots, loading."""
+"""Model types of docs/models.md in learner and engine, compared with transformers; states, snapshots, loading."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_learner_and_engine_compute_what_plain_transformers_does(name: str) -> N
 
 @pytest.mark.parametrize("name", ["Qwen3.5", "Gemma 4"])
 def test_a_snapshot_holds_states_and_layers_of_every_shape(name: str) -> None:
-    """The responses go on in another engine with the tokens that they would have had."""
+    """The responses continue in another engine with the tokens that they would have had."""
     model = model_cases.own_model(model_cases.plain_model(CASES[name]))
     asked = model_cases.requests([(11, 3, 20), (4, 2, 30), (9, 3, 12)])
 

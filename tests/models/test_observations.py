@@ -1,4 +1,4 @@
-"""What an environment says, in tokens: it goes on behind a turn's end token as the chat template would have it."""
+"""Tokens of an environment's observation, which follow a turn's end token as in the chat template."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import CHATML, make_tokenizer, prepare_gguf_package
 from magicrl.records import Message, Problem
 
-# As Qwen2.5 and Qwen3 show tools: their schemas in the system prompt, a tool's message inside a user's turn.
+# Tools in Qwen2.5 and Qwen3: their schemas in the system prompt, a tool's message inside a user's turn.
 QWEN = (
     "{% if tools %}<|im_start|>system\n"
     "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}\n\n{% endif %}"
@@ -29,7 +29,7 @@ QWEN = (
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# As Llama 3 does: headers, messages without the space around them, a tool's message as a JSON text.
+# Llama 3: headers, messages without the space around them, a tool's message as a JSON text.
 LLAMA = (
     "{{ bos_token }}{% if tools %}<|start_header_id|>system<|end_header_id|>\n\n"
     "{% for tool in tools %}{{ tool | tojson(indent=4) }}\n\n{% endfor %}<|eot_id|>{% endif %}"
@@ -39,7 +39,7 @@ LLAMA = (
     "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-# As Mistral does: roles alternate and there is no tool.
+# Mistral: roles alternate and there is no tool.
 STRICT = (
     "<s>{% for message in messages %}{% if message['role'] == 'user' %}[INST] {{ message['content'] }} [/INST]"
     "{% elif message['role'] == 'assistant' %}{{ message['content'] }}</s>"
@@ -89,7 +89,7 @@ def backend() -> Tokenizer:
 
 
 def tokenizer_with(backend: Tokenizer, template: str | None) -> PreTrainedTokenizerFast:
-    # most control tokens stand in no setting but the vocabulary's, as Llama's headers do
+    # Most control tokens are only in the vocabulary and in no setting, like Llama's headers.
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(backend.to_str()), bos_token="<s>", eos_token="</s>"
     )

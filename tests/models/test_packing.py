@@ -79,7 +79,7 @@ def test_packed_batch_names_an_empty_sample() -> None:
 
 
 def separate_attention(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], scaling: float) -> Tensor:
-    """Each sequence alone, by the formula."""
+    """Each sequence separately, by the formula."""
     outputs: list[Tensor] = []
     repeat = q.shape[1] // k.shape[1]
     for qs, ks, vs in zip(*(x[0].split(lengths, dim=1) for x in (q, k, v)), strict=True):

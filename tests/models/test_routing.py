@@ -1,4 +1,4 @@
-"""Router replay: the engine tells what every mixture's routers chose, and the learner's tokens go there."""
+"""Router replay: the engine records the choice of every router, and the learner's tokens go to these experts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plain_choices(model: Any, tokens: NDArray[Any]) -> NDArray[np.int64]:
     found: list[torch.Tensor] = []
 
     def keep(module: Any, _given: Any, output: Any) -> None:
-        # Llama 4 alone gives scores and logits instead of indices
+        # Only Llama 4 gives scores and logits instead of indices
         last = output[-1]
         found.append(last if not last.is_floating_point() else last.topk(module.top_k, dim=-1)[1])
 
@@ -74,7 +74,7 @@ def other_choices(given: list[TrainSample], routers: int, k: int) -> list[TrainS
 
 @pytest.mark.parametrize(("name", "further"), [*((name, {}) for name in MIXTURES), ("Qwen3-MoE", {"num_experts": 300})])
 def test_the_engine_tells_what_plain_transformers_chooses(name: str, further: dict[str, int]) -> None:
-    """Of every token that the model reads: the prompt, once for its responses, and all but a response's last."""
+    """Record of every token that the model reads: the prompt, once for its responses, and all but a response's last."""
     plain = plain_model(CASES[name], **further)
     engine = make_engine(own_model(plain), experts=True)
     assert engine.capabilities.experts
@@ -95,7 +95,7 @@ def test_the_engine_tells_what_plain_transformers_chooses(name: str, further: di
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_the_learner_sends_each_token_where_its_record_says(name: str) -> None:
-    """With choices of nobody's, so that the routers' own would show; packed, with shared prompts and alone."""
+    """Random choices, unlike those of the routers, in a plain pack, with shared prompts, and in separate passes."""
     model = own_model(plain_model(CASES[name]))
     scorer = PolicyScorer(model, router_replay=True)
     layers, k = (2, 1) if name == "Llama 4 text" else (3, 2) if name == "DeepSeek-V3" else (4, 2)
@@ -114,8 +114,8 @@ def test_the_learner_sends_each_token_where_its_record_says(name: str) -> None:
 
 
 def weights_by_hand(kind: str, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """What each chosen expert weighs, as the models' papers have it."""
-    if kind == "gpt-oss":  # a softmax over the chosen ones alone
+    """Return the weights of the chosen experts by the models' papers."""
+    if kind == "gpt-oss":  # a softmax over the chosen ones only
         return logits.gather(1, chosen).softmax(-1)
     if kind == "DeepSeek-V3":  # sigmoids, made to sum to the scaling factor
         scores = logits.sigmoid().gather(1, chosen)
@@ -171,7 +171,7 @@ def test_a_snapshot_holds_the_record() -> None:
 
 
 def test_what_goes_on_after_an_interruption_keeps_the_choices_that_sampled_it() -> None:
-    """Under other weights the cache is computed anew, and other experts with it; the tokens' record stays."""
+    """With new weights the cache is recomputed with other experts, and the record of earlier tokens stays."""
     model, other = (own_model(plain_model(CASES["Mixtral"])) for _ in range(2))
     with torch.no_grad():
         for parameter in other.parameters():
@@ -231,7 +231,7 @@ def test_what_cannot_be_replayed_is_refused_by_name() -> None:
         Routers(jamba)
     scorer = PolicyScorer(own_model(plain_model(CASES["Mixtral"])), router_replay=True)
     given = other_choices(samples(), 4, 2)
-    with pytest.raises(ValueError, match="sample 3 of group 1 does not tell the sampler's experts"):
+    with pytest.raises(ValueError, match="sample 3 of group 1 has no record of the sampler's experts"):
         scorer.score([*given[:3], replace(given[3], experts=None)], 1.0)
     with pytest.raises(ValueError, match=r"recorded for \(\d+, 3\) \(tokens, routers\), the pass has \(\d+, 4\)"):
         scorer.score([replace(one, experts=one.experts[:, :3]) for one in given if one.experts is not None], 1.0)

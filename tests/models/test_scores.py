@@ -1,4 +1,4 @@
-"""Windows, chunks, capped scores and sinks: by hand, and beside the formula written out."""
+"""Windows, chunks, capped scores and sinks: by hand, and compared with the formula."""
 
 from __future__ import annotations
 

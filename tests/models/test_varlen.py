@@ -1,4 +1,4 @@
-"""The kernel for rows: which layers go to it, what it is told, and that it computes what buckets do."""
+"""The kernel for rows: the layers that it computes, its arguments, and results equal to those of buckets."""
 
 from __future__ import annotations
 

@@ -272,7 +272,9 @@ class DecodeKernel:
         Returns:
             ``[1, rows, heads, dim]``.
         """
-        q, k, v = (_packed_heads(x) for x in (query, key, value))
+        # [1, heads, rows, dim] -> [rows, heads, dim] with contiguous heads
+        by_row = (x[0].transpose(0, 1) for x in (query, key, value))
+        q, k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in by_row)
         rows, heads, dim = q.shape
         out = q.new_empty(1, rows, heads, dim)
         stored = (x if isinstance(x, int) else x.ctypes.data for store in (prompts, responses) for x in store)
@@ -283,9 +285,3 @@ class DecodeKernel:
             self._threads,
         )  # fmt: skip
         return out
-
-
-def _packed_heads(x: Tensor) -> Tensor:
-    """Convert ``[1, heads, rows, dim]`` to ``[rows, heads, dim]`` with contiguous heads."""
-    rows = x[0].transpose(0, 1)
-    return rows if rows.stride()[1:] == (rows.shape[2], 1) else rows.contiguous()

@@ -193,10 +193,20 @@ class FusedDecoder:
 
     def __init__(self, model: Any, plain_norms: bool) -> None:
         self._base = model.get_decoder()
+        exact = getattr(model, "exact", False)
         # transformers computes norms in float32 even in a float64 model. Fused norms do not.
-        norm = _fused_norm if plain_norms and model.dtype != torch.float64 else _own_norm
-        if getattr(model, "exact", False):
-            norm = _learners_norm
+        fused = plain_norms and model.dtype != torch.float64
+
+        def norm(module: Any) -> Callable[[Tensor], Tensor]:
+            if not exact and not fused:
+                return module
+            weight, eps = module.weight, float(module.variance_epsilon)
+            if exact:
+                return lambda x: rms_norm(x, weight, eps)
+            if has_kernels(weight.dtype, weight.device, len(weight)):
+                return lambda x: normalised(x, weight, eps)
+            return lambda x: F.rms_norm(x, weight.shape, weight, eps)
+
         self._layers = [_Layer(layer, norm) for layer in self._base.layers]
         self._norm = norm(self._base.norm)
         self.float32_head = Float32Head.serves(model)
@@ -224,22 +234,6 @@ class FusedDecoder:
         # The head is needed only where a token is sampled.
         x = x if keep is None else x.index_select(0, keep)
         return self._head(self._norm(x))
-
-
-def _fused_norm(module: Any) -> Callable[[Tensor], Tensor]:
-    weight, eps = module.weight, float(module.variance_epsilon)
-    if has_kernels(weight.dtype, weight.device, len(weight)):
-        return lambda x: normalised(x, weight, eps)
-    return lambda x: F.rms_norm(x, weight.shape, weight, eps)
-
-
-def _learners_norm(module: Any) -> Callable[[Tensor], Tensor]:
-    weight, eps = module.weight, float(module.variance_epsilon)
-    return lambda x: rms_norm(x, weight, eps)
-
-
-def _own_norm(module: Any) -> Callable[[Tensor], Tensor]:
-    return module
 
 
 def fused_decoder(model: Any) -> FusedDecoder | None:

@@ -48,7 +48,12 @@ class Routers:
     def __init__(self, model: nn.Module) -> None:
         config: Any = cast(Any, model).config.get_text_config()
         count = experts_of(config)
-        found = [(name, m) for name, m in decoder_of(model).named_modules() if _is_router(m)]
+        found = [
+            (name, module)
+            for name, module in decoder_of(model).named_modules()
+            # A class of the same name from another package may compute something else.
+            if type(module).__module__.startswith("transformers.models.") and type(module).__name__.endswith("Router")
+        ]
         if not count or not found:
             what = "has no routers that are known" if count else "is no mixture of experts"
             raise ValueError(f"{type(model).__name__} (model type {config.model_type!r}) {what}; {_USE}")
@@ -86,11 +91,6 @@ class Routers:
             )
         experts = self.given[:, index]
         return torch.return_types.topk((scores.gather(-1, experts), experts))
-
-
-def _is_router(module: nn.Module) -> bool:
-    # A class of the same name from another package may compute something else.
-    return type(module).__module__.startswith("transformers.models.") and type(module).__name__.endswith("Router")
 
 
 class _Routed:
