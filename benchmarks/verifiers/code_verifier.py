@@ -49,10 +49,10 @@ print(spent / count)
 # what the fork server does before it serves: nothing but its forks is left
 _SERVER = """
 import importlib
-from magicrl_verifiers.code import child, kernel
+from magicrl_verifiers.code import forkserver, kernel
 for name in forkserver.PRELOADED:
     importlib.import_module(name)
-child.prepare()
+forkserver.prepare()
 gc.collect()
 gc.freeze()
 fork = kernel.fork

@@ -34,8 +34,7 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
-from magicrl_verifiers.code.judge import CodeOptions
-from magicrl_verifiers.code.pool import CodePool
+from magicrl_verifiers.code.judge import CodeOptions, CodePool
 from magicrl_verifiers.code.sandbox import Limits, SandboxOptions
 
 ANSWERS = {"3": "9176", "4": "2281"}

@@ -157,7 +157,7 @@ def test_an_idle_worker_killed_from_outside_is_replaced(pool: VerifierPool) -> N
 CODE = Problem(id="c", prompt="?", references=('{"inputs": ["7"], "outputs": ["7"]}',), verifier="code", source="test")
 
 
-@pytest.mark.parametrize("victim", ["verifiers.isolated", "verifiers.code.pool", "forkserver"])
+@pytest.mark.parametrize("victim", ["verifiers.isolated", "verifiers.code.judge", "forkserver"])
 def test_whoever_is_killed_while_it_warms_up_is_started_again(victim: str, until: Until) -> None:
     if victim == "verifiers.isolated":
         problem_, answer = problem("7"), r"\boxed{7}"

@@ -25,8 +25,7 @@ from magicrl.pipeline.maths_rules import maths_fault
 from magicrl.pipeline.parts import StepFolder
 from magicrl.pipeline.pipeline_schema import CleanStep, CodeCleaning, MathsCleaning
 from magicrl.records import Outcome, Problem, Verdict
-from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict
-from magicrl_verifiers.code.pool import CodePool
+from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, CodeVerdict
 from magicrl_verifiers.code.sandbox import Limits
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
 from magicrl_verifiers.code_files import disagreements

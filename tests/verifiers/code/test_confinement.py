@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from magicrl_verifiers.code import seccomp
+from magicrl_verifiers.code import kernel
 from magicrl_verifiers.code.judge import CodeJudge, CodeVerdict
 from magicrl_verifiers.code.suite import parse_suite
 
@@ -368,7 +368,7 @@ def test_what_one_test_does_to_its_interpreter_does_not_reach_the_next(tiered: C
 
 
 KILL, EPERM = 0x80000000, 0x00050001
-OWN_PID = seccomp._PID  # pyright: ignore[reportPrivateUsage]
+OWN_PID = kernel._PID  # pyright: ignore[reportPrivateUsage]
 ARGUMENTS = [
     (0, 0, 0, 0, 0, 0),
     (1, 1, 0, 0, 0, 0),
@@ -402,8 +402,8 @@ def answer(ops: Sequence[tuple[int, int, int, int]], number: int, arguments: Seq
 
 @pytest.mark.parametrize("execute", [False, True])
 def test_the_tree_answers_every_call_as_its_rule_does(execute: bool) -> None:
-    rules, arch = seccomp._rules(execute), seccomp.AUDIT_ARCH_X86_64  # pyright: ignore[reportPrivateUsage]
-    tree = seccomp.Filter(allow_exec=execute).ops
+    rules, arch = kernel._rules(execute), kernel.AUDIT_ARCH_X86_64  # pyright: ignore[reportPrivateUsage]
+    tree = kernel.Filter(allow_exec=execute).ops
     for number in range(480):
         for arguments in ARGUMENTS:
             rule = rules.get(number, [(0x06, 0, 0, EPERM)])

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from magicrl_verifiers.code import border, collection, pytest_forms
+from magicrl_verifiers.code import border, pytest_forms, testrun
 from magicrl_verifiers.code.judge import CodeJudge
 from magicrl_verifiers.code.remote import Files
 from magicrl_verifiers.code.suite import SuiteError, is_plain, parse_suite, wanted_names
@@ -78,6 +78,14 @@ def test_what_is_collected_runs_or_is_not_judged(judge: CodeJudge, probe: Probe)
     assert outcome == probe.outcome, (reason, probe.why)
 
 
+@pytest.mark.parametrize("probe", _probes("escape_probes.txt"), ids=lambda probe: probe.name)
+def test_a_wrong_program_does_not_escape_its_verdict(judge: CodeJudge, probe: Probe) -> None:
+    outcome, reason = _outcome(judge, probe)
+    if judge.sandbox.tier == "A" and "tempfile" in str(probe.tests):
+        return
+    assert outcome == probe.outcome, (reason, probe.why)
+
+
 def test_what_counts_as_an_assertion() -> None:
     code = """
 assert 1
@@ -94,7 +102,7 @@ except ValueError: pass
 """
     counted = [
         node
-        for node in ast.walk(collection.Counting().visit(ast.parse(code)))
+        for node in ast.walk(testrun.Counting().visit(ast.parse(code)))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "__counted__"
     ]
     assert len(counted) == 7

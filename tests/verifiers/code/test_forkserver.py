@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from magicrl_verifiers.code import child, kernel
-from magicrl_verifiers.code.seccomp import Filter
+from magicrl_verifiers.code import forkserver, kernel
 from magicrl_verifiers.code.values import SLOTS
 
 REQUEST = {"role": "program", "compiled": False, "common": ["source"], "each": []}
@@ -28,8 +27,9 @@ def test_a_guard_that_cannot_be_set_ends_the_child(broken: bool, status: int, to
     if pid == 0:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         rules = 9999 if broken else kernel.landlock_rules([("/usr", kernel.READ_RIGHTS)])
-        guards = child.Guards(rules=rules, filter=Filter(), exec_filter=Filter(), folder="/", parent=parent)
-        child.run(REQUEST, [(source, SLOTS["source"]), (says, SLOTS["status"]), (out, 1), (out, 2)], guards, 5.0)
+        made = kernel.Filter()
+        guards = forkserver.Guards(rules=rules, filter=made, exec_filter=made, folder="/", parent=parent)
+        forkserver.run(REQUEST, [(source, SLOTS["source"]), (says, SLOTS["status"]), (out, 1), (out, 2)], guards, 5.0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
     os.close(says)
     assert os.read(hears, 9) == told

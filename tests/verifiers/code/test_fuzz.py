@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from magicrl.records import Problem
 from magicrl_verifiers.code import remote, values
 from magicrl_verifiers.code.checkers import same_text, same_value
-from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, program_in
-from magicrl_verifiers.code.pool import CodePool
+from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, program_in
 from magicrl_verifiers.code.sandbox import Limits
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
 from magicrl_verifiers.records import OUTCOME_OF_STATUS

@@ -17,8 +17,7 @@ from typing import Any
 from magicrl_verifiers.batch import BatchSummary, Line, Tell, check_file, count_lines, judge_file, objects, untold
 from magicrl_verifiers.code import remote, values
 from magicrl_verifiers.code.checkers import same_text, same_value
-from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict
-from magicrl_verifiers.code.pool import CodePool
+from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, CodeVerdict
 from magicrl_verifiers.code.suite import BESIDE, StdinCase, Suite, SuiteError, parse_suite, tests_object
 from magicrl_verifiers.records import Problem, Verdict
 

@@ -8,8 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from magicrl_verifiers.code.judge import CodeOptions, CodeVerdict
-from magicrl_verifiers.code.pool import CodePool
+from magicrl_verifiers.code.judge import CodeOptions, CodePool, CodeVerdict
 from magicrl_verifiers.code.sandbox import Limits
 from magicrl_verifiers.records import Extract, JudgeOptions, Problem, Reasoning, Verdict
 from magicrl_verifiers.service import VerifierPool

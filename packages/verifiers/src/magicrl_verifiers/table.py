@@ -70,8 +70,7 @@ def _maths(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> Wo
 
 
 def _code(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> WorkerProtocol:
-    from magicrl_verifiers.code.judge import CodeOptions
-    from magicrl_verifiers.code.pool import CodeProtocol
+    from magicrl_verifiers.code.judge import CodeOptions, CodeProtocol
     from magicrl_verifiers.code.sandbox import Limits
 
     return CodeProtocol(CodeOptions(limits=Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb), judge=options))

@@ -8,7 +8,8 @@ import inspect
 import io
 import sys
 import types
-from collections.abc import Callable, Mapping
+import unittest
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from magicrl_verifiers.code import values
@@ -22,7 +23,20 @@ NOT_MIRRORED = {("sys", "stdout"), ("sys", "stderr"), ("os", "environ")}
 _NO_ERRORS_OF = ("unittest", "magicrl", "pytest")
 """Modules whose exceptions steer a test run: never raised for a program."""
 MUTABLE = (list, dict, set, bytearray, collections.deque)
+_REMEMBERED = 8
+"""Results of the program that are kept to decide whether the program caused an error."""
 _STAND_INS = (io.StringIO, io.BytesIO, types.GeneratorType)
+
+
+def blamed_on_program(error: BaseException) -> BaseException:
+    """Mark an exception as one that the program caused, and return it."""
+    error._of_program = True  # pyright: ignore[reportAttributeAccessIssue]
+    return error
+
+
+def of_program(error: BaseException) -> bool:
+    """Whether the program raised or caused this exception."""
+    return getattr(error, "_of_program", False) is True
 
 
 class ProgramGone(BaseException):
@@ -45,9 +59,10 @@ class Client(Peer):
         self.called = 0
         self.missed = False
         self._last: tuple[Any, list[Any]] = (None, [])
+        self._results: collections.deque[Any] = collections.deque(maxlen=_REMEMBERED)
         self._assigned: dict[tuple[str, str], Any] = {}
         self.gone: str | None = None
-        self.first_call: Callable[[], None] = lambda: None
+        self.first_use: Callable[[], None] = lambda: None
 
     def greet(self, namespace: Mapping[str, Any]) -> None:
         """Say what the tests bring; lists and trees arrive as nodes of the tests' classes, if they have such."""
@@ -60,6 +75,7 @@ class Client(Peer):
     def names(self) -> dict[str, Any]:
         """What the program defines."""
         if self._names is None:
+            self.first_use()  # from here on the program can end this process: by a flood of names, for example
             found = self._receive().get("names")
             if not isinstance(found, dict):
                 raise self._nonsense("no names")
@@ -91,12 +107,29 @@ class Client(Peer):
             if isinstance(same, int) and 0 <= same < len(given) and isinstance(given[same], MUTABLE):
                 return given[same]
         self._last = (self._decode(reply["value"]), given)
+        self._results.append(self._last[0])
         return self._last[0]
 
     def is_new(self, found: Any, other: Any) -> bool:
         """Whether ``found`` is the last result and ``other`` an argument of that call, and they are two values."""
         result, given = self._last
         return found is result and any(other is one for one in given)
+
+    def sent(self) -> Iterator[str | bytes]:
+        """Yield the texts in the program's last results."""
+        waiting = list(self._results)
+        while waiting:
+            found = waiting.pop()
+            if isinstance(found, str | bytes):
+                yield found
+            elif isinstance(found, dict):
+                waiting += [*found.keys(), *found.values()]
+            elif isinstance(found, list | tuple | set | frozenset):
+                waiting += found
+
+    def has_lent(self, value: Any) -> bool:
+        """Whether the program has been given this object, so that it may have returned it."""
+        return any(value is one for one in self._lent)
 
     def operate(self, name: str, *operands: Any) -> Any:
         """A function of `operator` or a built-in one, applied in the program's process."""
@@ -134,8 +167,6 @@ class Client(Peer):
 
     def _exchange(self, op: str, **fields: Any) -> dict[str, Any]:
         self.names  # noqa: B018 - its answer comes first
-        if self.called == 0:
-            self.first_call()
         self.called += 1
         return self._request({"op": op, **fields})
 
@@ -160,6 +191,7 @@ class Client(Peer):
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The program uses what was lent to it: a function by calling it, a stand-in by its public attributes."""
+        before = Unsupported.first
         try:
             lent = self._lent[request["lent"]]
             given = [self._decode(item) for item in request["a"]]
@@ -175,6 +207,8 @@ class Client(Peer):
                 return {"value": None}
             return {"value": self._encode(getattr(lent, name))}
         except Exception as error:  # noqa: BLE001 - goes back to the program that called
+            if request.get("op") != "call":
+                Unsupported.first = before  # the program chose the attribute, not the tests
             return {"error": {"kinds": kinds_of(type(error)), "args": [str(item) for item in error.args], "vars": {}}}
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -188,8 +222,8 @@ class Client(Peer):
             raise ProgramGone(self.gone)
         try:
             message = self.receive()
-        except (ValueError, RecursionError, OSError) as error:
-            raise self._nonsense(str(error)) from error
+        except (ValueError, RecursionError, OSError, MemoryError) as error:
+            raise self._nonsense(str(error) or "too large") from error
         if message is None:
             raise self._nonsense("it ended while it was called")
         return message
@@ -230,7 +264,7 @@ class Client(Peer):
     def _decode(self, value: Any) -> Any:
         try:
             return values.decode(value, self._hook)
-        except (ValueError, TypeError, RecursionError, ArithmeticError, AttributeError, LookupError) as error:
+        except Exception as error:  # whatever a hostile form brings about
             raise self._nonsense(str(error)) from error
 
     def _hook(self, tagged: Mapping[str, Any]) -> Any:
@@ -260,15 +294,9 @@ class Client(Peer):
         """The program's exception, marked as such."""
         try:
             raised = made_error(error, self._decode, self._error_class)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as trouble:
+        except Exception as trouble:  # as in `_decode`
             raise self._nonsense(str(trouble)) from trouble
-        raised._of_program = True  # pyright: ignore[reportAttributeAccessIssue]
-        raise raised
-
-
-def of_program(error: BaseException) -> bool:
-    """Whether the program raised this exception."""
-    return getattr(error, "_of_program", False) is True
+        raise blamed_on_program(raised)
 
 
 def _is_mock(value: Any) -> bool:
@@ -281,7 +309,7 @@ def _may_use(lent: Any, name: str) -> bool:
     if _is_mock(lent):  # its children only: its own interface is the tests'
         interface = dir(sys.modules["unittest.mock"].NonCallableMock)
         return name in SPECIAL or not (name.startswith(("_", "assert")) or name in interface)
-    own = type(lent).__module__ == "__main__" and not isinstance(lent, type)
+    own = type(lent).__module__ == "__main__" and not isinstance(lent, type | unittest.TestCase)
     return (own or isinstance(lent, _STAND_INS)) and (name in SPECIAL or not name.startswith(("_", "gi_")))
 
 
@@ -409,10 +437,11 @@ class ProgramModule(types.ModuleType):
         if name == "__all__":
             return [name for name in names if not name.startswith("_")]
         if name not in names:
-            self._client.missed = self._client.missed or not name.startswith("__")
+            # unittest looks for these itself
+            if not name.startswith("__") and name not in ("setUpModule", "tearDownModule"):
+                self._client.missed = True
             error = AttributeError(f"the program defines no {name!r}", name=name, obj=self)
-            error._of_program = not name.startswith("__")  # pyright: ignore[reportAttributeAccessIssue]
-            raise error
+            raise error if name.startswith("__") else blamed_on_program(error)
         return self._client.lookup(name)
 
     def __setattr__(self, name: str, value: Any) -> None:

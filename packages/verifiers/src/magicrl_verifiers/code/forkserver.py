@@ -1,30 +1,351 @@
-"""The warm process that forks one program a test. Started by `sandbox.ForkServer`; standard library only.
+"""The warm process that forks one child per test, and what a child does. Standard library only.
 
-It preloads what contest programs import, takes what isolation the system offers, and then serves: a request and
-descriptors in, a forked child under every limit, the child's end watched and reported. It never sees an expected
-output: what a child inherits is this process's memory.
+`sandbox.ForkServer` starts it. It imports what contest programs import, isolates itself as far as the system allows,
+and then serves requests: it forks a child under every limit, watches it and reports its end. It never sees an expected
+output, because a child inherits this process's memory.
+
+A child binds itself with every guard before a byte of the program is compiled, then runs one of the roles below and
+never returns. It writes two letters to the status channel before the program runs and then closes it: R (the guards are
+set) and C (the program is compiled).
 """
 
 from __future__ import annotations
 
+import atexit
+import builtins
 import contextlib
 import dataclasses
 import fcntl
 import gc
 import importlib
+import io
 import json
+import marshal
 import os
 import resource
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, NoReturn
 
-from magicrl_verifiers.code import child, kernel
-from magicrl_verifiers.code.seccomp import Filter
-from magicrl_verifiers.code.values import SLOTS, present_cpu
+from magicrl_verifiers.code import kernel, remote, values
+from magicrl_verifiers.code.values import (
+    EXIT_CHECKER_BROKEN,
+    EXIT_CHECKER_CRASHED,
+    EXIT_MEMORY,
+    EXIT_NOT_PLAIN,
+    SLOTS,
+    present_cpu,
+)
+
+_RECURSION = 50_000
+_MAX_MESSAGE = 400
+_MAX_DIGITS = 100_000
+"""Of an integer that a checker or a test reads or writes; it takes 0.1 s and grows with the square."""
+_FIRST_SLOT, _END_SLOT, _MOST_DESCRIPTORS = 200, 220, 1024
+
+_modules: dict[str, Any] = {}
+_convenience: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guards:
+    """What binds a child. A guard that is None was switched off, by a test that shows what it is for.
+
+    Attributes:
+        rules: Landlock's, a descriptor.
+        filter, exec_filter: of system calls; the second for a compiled checker.
+        folder: where a program starts.
+        parent: the fork server's number as a child sees it.
+    """
+
+    rules: int | None
+    filter: kernel.Filter | None
+    exec_filter: kernel.Filter
+    folder: str
+    parent: int
+
+    def bind(self, request: Mapping[str, Any], cpu: float) -> None:
+        """Bind this process before a byte of the program is read; the status channel hears of it.
+
+        Raises:
+            OSError: a guard could not be set.
+        """
+        os.setpgid(0, 0)  # or its signals to its own group would reach the fork server
+        os.chdir(self.folder)
+        # a second net only: the kernel counts it in ticks, which may run ahead of the true time by a quarter
+        seconds = ceil(2 * cpu) + 5
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        kernel.drop_capabilities()
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self.parent:
+            raise ProcessLookupError("the fork server died before its death could reach this process")
+        if self.rules is not None:
+            kernel.landlock_restrict(self.rules)
+        # what is left of the fork server's: its socket, and the descriptors of the other runs of the request
+        os.closerange(3, _FIRST_SLOT)
+        os.closerange(_END_SLOT, _MOST_DESCRIPTORS)
+        # last: the guards above need calls that the filter refuses
+        filter = self.exec_filter if request["role"] == "execute" else self.filter
+        if filter is not None:
+            filter.install()
+        os.write(SLOTS["status"], b"R")
+
+
+def prepare() -> None:
+    """In the fork server: the names that LeetCode's own environment imports, offered below a program's own."""
+    for module in ("typing", "collections", "itertools", "functools", "heapq", "bisect", "operator", "math", "string"):
+        loaded = importlib.import_module(module)
+        for name in getattr(loaded, "__all__", None) or [n for n in vars(loaded) if not n.startswith("_")]:
+            if not hasattr(builtins, name):
+                _convenience.setdefault(name, getattr(loaded, name))
+        _modules[module] = loaded
+    for module in ("random", "re", "datetime", "copy", "sys", "json", "os", "time"):
+        _modules[module] = importlib.import_module(module)
+    _convenience.update(_modules)
+    _convenience.update(inf=float("inf"), ListNode=values.ListNode, TreeNode=values.TreeNode)
+    atexit._clear()  # pyright: ignore[reportPrivateUsage] # the fork server's own imports registered some: not a program's
+    importlib.import_module("random").seed(0)  # the same verdict every time
+    # str.encode and the traceback machinery load lazily what Landlock may later hide
+    str(ZeroDivisionError())
+    "a".encode("utf-8", "surrogatepass")
+    sys.set_int_max_str_digits(0)
+    sys.setrecursionlimit(_RECURSION)
+
+
+def run(request: dict[str, Any], places: Iterable[tuple[int, int]], guards: Guards, cpu: float) -> NoReturn:
+    """The role that ``request`` names, with descriptors put at their places, under every guard."""
+    status = 1
+    try:
+        for fd, number in places:
+            os.dup2(fd, number)
+        guards.bind(request, cpu)
+        _roles[request["role"]](request)
+        status = 0
+    except BaseException as error:  # noqa: BLE001 - the last frame of a forked child: nothing may pass it
+        status = _explain(error)
+    finally:
+        os._exit(status)
+
+
+def _read(name: str) -> bytes:
+    """All of an input channel, which is then closed."""
+    fd = SLOTS[name]
+    size = os.lseek(fd, 0, os.SEEK_END)
+    data = os.pread(fd, size, 0)
+    while len(data) < size and (part := os.pread(fd, size - len(data), len(data))):
+        data += part
+    os.close(fd)
+    return data
+
+
+def _load(request: dict[str, Any], compiler: Callable[[bytes], types.CodeType] | None = None) -> list[types.CodeType]:
+    """The program's code objects (prelude, if any, then program): compiled, or as an earlier test compiled them.
+
+    The code that is passed on was made by a child that had run nothing of the program, and only a child that runs
+    the program reads it.
+    """
+    if request["compiled"]:
+        codes: list[types.CodeType] = marshal.loads(_read("code"))
+        _say_compiled()
+        return codes
+    codes = []
+    for name in ("prelude", "source"):
+        if name in request["common"]:
+            text = _read(name)
+            made = None if compiler is None else compiler(text)
+            codes.append(made or compile(text, "main.py" if name == "source" else name, "exec", dont_inherit=True))
+    if "code" in request["common"]:
+        _write(SLOTS["code"], marshal.dumps(codes))
+        os.close(SLOTS["code"])
+    _say_compiled()
+    return codes
+
+
+def _say_compiled() -> None:
+    os.write(SLOTS["status"], b"C")
+    os.close(SLOTS["status"])
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _module(name: str, *, helpful: bool) -> dict[str, Any]:
+    """A fresh module's namespace. ``helpful``: names that LeetCode imports are found after the builtins."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    namespace = vars(module)
+    if helpful:
+        # behind the program's own names and the built-ins, so that it may define a `gcd` of its own
+        namespace["__builtins__"] = {**_convenience, **vars(builtins)}
+    else:
+        namespace["__builtins__"] = builtins
+    return namespace
+
+
+def _finish() -> None:
+    """What the interpreter does at its end: wait for threads, run exit handlers, flush."""
+    if threading.active_count() > 1:
+        threading._shutdown()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+
+
+def _program(request: dict[str, Any]) -> None:
+    """Run as ``__main__``, as ``python main.py`` would, standard input and output connected."""
+    os._exit(_main(request, 1))
+
+
+def _main(request: dict[str, Any], uncaught: int) -> int:
+    codes = _load(request)
+    namespace = _module("__main__", helpful=False)
+    status = 0
+    try:
+        for code in codes:
+            exec(code, namespace)
+    except BaseException as error:  # noqa: BLE001 - what the interpreter does with an uncaught exception
+        status = _explain(error)
+        if status == 1 and not isinstance(error, SystemExit):
+            status = EXIT_CHECKER_BROKEN if uncaught != 1 and _own_mistake(error) else uncaught
+    _finish()
+    return status
+
+
+def _own_mistake(error: BaseException) -> bool:
+    """Whether a checker's own lines name or import what is not there; text that it evaluates has another file name."""
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    in_source = where is not None and where.tb_frame.f_code.co_filename == "main.py"
+    return in_source and type(error) in (NameError, ImportError, ModuleNotFoundError)
+
+
+def _explain(error: BaseException) -> int:
+    """Write an uncaught exception's last line, as a traceback ends; returns the exit status it means."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return int(error.code or 0) & 0xFF
+        os.write(2, str(error.code)[:_MAX_MESSAGE].encode("utf-8", "replace"))
+        return 1
+    status = 1
+    if isinstance(error, MemoryError):
+        status = EXIT_MEMORY
+    elif isinstance(error, values.NotPlainError):
+        status = EXIT_NOT_PLAIN
+    try:
+        where = error.__traceback__
+        while where is not None and where.tb_next is not None:
+            where = where.tb_next
+        line = "" if where is None else f" (line {where.tb_lineno})"
+        text = f"{type(error).__name__}: {str(error)[:_MAX_MESSAGE]}{line}"
+        os.write(2, b"\n" + text.encode("utf-8", "replace"))
+    except BaseException:  # noqa: BLE001 - an exception whose own text fails
+        status = status or 1
+    return status
+
+
+def _call(request: dict[str, Any]) -> None:
+    """Call a function of the program once; its result, and arguments that it changed, go out as plain data."""
+    codes = _load(request)
+    arguments = json.loads(_read("args"))
+    namespace = _module("solution", helpful=True)
+    for code in codes:
+        exec(code, namespace)
+    function = remote.resolve(namespace, arguments["entry"])
+    positional, named = remote.arguments_for(function, arguments, namespace)
+    result = function(*positional, **named)
+    try:
+        after: Any = [values.encode(item) for item in positional]
+    except (values.NotPlainError, RecursionError):
+        # arguments that are no plain data any more are left as the caller has them
+        after = None
+    reply = {"result": remote.encode_result(function, result), "after": after}
+    _write(SLOTS["result"], json.dumps(reply).encode("ascii"))
+
+
+def _serve(request: dict[str, Any]) -> None:
+    """Run the program as a module, then answer calls from a test process."""
+    codes = _load(request)
+    namespace = _module("solution", helpful=True)
+    sys.stdout, sys.stderr = io.StringIO(), io.StringIO()  # they go to the tests with each answer
+    for code in codes:
+        exec(code, namespace)
+    # what it printed while it was defined belongs to no answer
+    for stream in (sys.stdout, sys.stderr):
+        stream.seek(0)
+        stream.truncate()
+    remote.Server(SLOTS["calls"], SLOTS["replies"], namespace, os.getcwd()).serve()
+
+
+def _assert(request: dict[str, Any]) -> None:
+    """Run test code, the program's names standing for calls into the other process. Trusted code, hostile data."""
+    from magicrl_verifiers.code import border, testrun  # their modules would slow every other fork
+
+    codes = _load(request, testrun.compile_tests)
+    sys.set_int_max_str_digits(_MAX_DIGITS)
+    client = border.Client(SLOTS["replies"], SLOTS["calls"], os.getcwd())
+    client.first_use = lambda: _write(SLOTS["result"], b"called\n")
+    found = testrun.run(client, codes, request["details"], _modules)
+    _write(SLOTS["result"], json.dumps(found).encode("ascii"))
+
+
+def _judge(request: dict[str, Any]) -> None:
+    """Call a checker's function with (input, output, answer). Trusted code, hostile data."""
+    from magicrl_verifiers.code.checkers import TOOLS  # preloaded where checkers run, left out of every other fork
+
+    codes = _load(request)
+    sys.set_int_max_str_digits(_MAX_DIGITS)
+    inputs = [values.decode(item, remote.as_list) for item in json.loads(_read("args"))]
+    namespace = _module("checker", helpful=True)
+    namespace["__builtins__"].update(TOOLS)
+    for code in codes:
+        exec(code, namespace)
+    function = namespace.get("check")
+    try:
+        accepted = function(*inputs) if callable(function) else namespace["sat"](inputs[1])
+    except (NameError, ImportError) as error:
+        _explain(error)
+        os._exit(EXIT_CHECKER_BROKEN if _own_mistake(error) else 1)
+    if accepted is not None:
+        _write(SLOTS["result"], b"yes" if accepted else b"no")
+
+
+def _checker(request: dict[str, Any]) -> None:
+    """Run a checker program with testlib's arguments: input, output and answer files."""
+    sys.set_int_max_str_digits(_MAX_DIGITS)
+    sys.argv = ["checker", *(f"/proc/self/fd/{SLOTS[name]}" for name in ("input", "output", "answer"))]
+    os._exit(_main(request, EXIT_CHECKER_CRASHED))
+
+
+def _execute(request: dict[str, Any]) -> None:
+    """Become a compiled checker, with testlib's arguments."""
+    _say_compiled()
+    files = [f"/proc/self/fd/{SLOTS[name]}" for name in ("input", "output", "answer")]
+    os.execve(SLOTS["binary"], ["checker", *files], {"PATH": "/usr/bin:/bin"})
+
+
+_roles = {
+    "program": _program,
+    "call": _call,
+    "serve": _serve,
+    "assert": _assert,
+    "judge": _judge,
+    "checker": _checker,
+    "execute": _execute,
+}
+
+# --- The server ------------------------------------------------------------------------------------------------------
 
 # fmt: off
 PRELOADED = (
@@ -62,7 +383,7 @@ def main() -> None:
     import site
 
     site.setquit()  # exit() and quit(), which -S leaves out
-    child.prepare()
+    prepare()
     os.environ.pop("LD_BIND_NOW")  # it was for the start of this process; programs do not see it
     tier, has_proc = _isolate(setup)
     forkserver = _ForkServer(link, setup, tier, has_proc)
@@ -119,10 +440,10 @@ class _ForkServer:
         # room for a request's descriptors and the slots; what a program's pipes can hold is bounded by it too
         resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_FDS + 128, _MAX_FDS + 128))
         _limit(resource.RLIMIT_STACK, _STACK)
-        self._guards = child.Guards(
+        self._guards = Guards(
             rules=None if "landlock" in off or kernel.landlock_abi() == 0 else kernel.landlock_rules(self._paths),
-            filter=None if "seccomp" in off else Filter(),
-            exec_filter=Filter(allow_exec=True),
+            filter=None if "seccomp" in off else kernel.Filter(),
+            exec_filter=kernel.Filter(allow_exec=True),
             folder=kernel.SCRATCH_FOLDER if tier == "B" else "/",
             parent=0 if self._numbers >= 0 else os.getpid(),
         )
@@ -182,7 +503,7 @@ class _ForkServer:
         start = time.monotonic()
         pid = self._fork()
         if pid == 0:
-            child.run(request, places, self._guards, cpu)
+            run(request, places, self._guards, cpu)
         turn, before, still = 0, 0.0, 0
         killed: str | None = None
         while True:

@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+from pydantic import TypeAdapter
+
 from magicrl_verifiers.code import checkers, remote, values
 from magicrl_verifiers.code.checkers import Checker
 from magicrl_verifiers.code.sandbox import (
@@ -27,14 +30,16 @@ from magicrl_verifiers.code.sandbox import (
     Program,
     Sandbox,
     SandboxOptions,
+    SandboxRefusal,
     check_lost,
     failure,
 )
-from magicrl_verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError
+from magicrl_verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError, parse_suite
 from magicrl_verifiers.code.values import present_cpu
 from magicrl_verifiers.extraction import answer_part
-from magicrl_verifiers.pool import Closing
-from magicrl_verifiers.records import OUTCOME_OF_STATUS, JudgeOptions, Reasoning, Verdict
+from magicrl_verifiers.pool import Closing, Item, Ticket, WorkerPool, WorkerProtocol
+from magicrl_verifiers.records import OUTCOME_OF_STATUS, JudgeOptions, Problem, Reasoning, Verdict, check_references
+from magicrl_verifiers.worker import Exhausted, Refused, RequestHandler, Send, WorkerPlan
 
 _FENCE = re.compile(r"^[ \t]{0,8}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n]*$", re.MULTILINE)
 _PYTHON = {"python", "python3", "py", "py3", "python2"}
@@ -85,6 +90,8 @@ class Referee:
         self._sandbox, self._checker, self._limits = sandbox, checker, limits
         self.program = None if checker.kind == "compiled" else Program(checker.text)
         self.seconds = 0.0
+        self._broken = False
+        """Whether the last run ended by a mistake of the checker's own code, such as an undefined name."""
 
     def by_function(self, arguments: list[Any]) -> bool:
         """A checker function's word. If it raises, the expected answer shows whose fault that is."""
@@ -92,15 +99,19 @@ class Referee:
         if said is not None:
             return said
         given, output, answer = arguments
-        # asked again with the expected answer as the output: if it takes that, it works and this output was at fault
-        if answer is not None:
-            if output != answer and self._ask_function([given, answer, answer])[0] is True:
-                return False  # it can judge: this output is what it could not read
-            raise CheckerFailed(f"the checker failed on the expected output too: {reason}")
-        # no expected answer to try it on: only what no output can bring about is the checker's own mistake
-        if reason.startswith(("NameError", "ImportError", "ModuleNotFoundError", "SyntaxError")):
-            raise CheckerFailed(f"the checker failed: {reason}")
+        # a verdict on the expected answer, whichever it is, shows that the checker works and could not read this output
+        if answer is not None and output != answer and self._ask_function([given, answer, answer])[0] is not None:
+            return False
+        self._blame(answer, reason)
         return False
+
+    def _blame(self, answer: Any, reason: str) -> None:
+        """Raise `CheckerFailed` where the output cannot have caused a checker's failure."""
+        if answer is not None:
+            raise CheckerFailed(f"the checker failed on the expected output too: {reason}")
+        # there is no expected answer to try: a wrong output must not be able to excuse itself
+        if self._broken:
+            raise CheckerFailed(f"the checker failed: {reason}")
 
     def _ask_function(self, arguments: list[Any]) -> tuple[bool | None, str]:
         seen = self._run("judge", {"args": json.dumps(arguments).encode("ascii")}, outputs=("result",))
@@ -114,9 +125,13 @@ class Referee:
         code, reason = self._ask_program(given, output, answer or b"")
         if code in _VERDICTS:
             return code == 0
-        if code != 3 and answer is not None and self._ask_program(given, answer, answer)[0] == 0:
+        reason = reason or f"exit status {code}"
+        if code in (3, 126, 127):  # testlib's word that the checker itself failed, or it could not be started
+            raise CheckerFailed(f"the checker failed: {reason}")
+        if answer is not None and self._ask_program(given, answer, answer)[0] in _VERDICTS:
             return False  # it crashed on this output only
-        raise CheckerFailed(f"the checker failed: {reason or f'exit status {code}'}")
+        self._blame(answer, reason)
+        return False
 
     def _ask_program(self, given: bytes, output: bytes, answer: bytes) -> tuple[int | None, str]:
         channels = {"input": given, "output": output, "answer": answer}
@@ -130,6 +145,7 @@ class Referee:
         (seen,) = self._sandbox.run(job, trusted=True)
         self.seconds += seen.cpu_seconds
         check_lost(seen, self._limits)
+        self._broken = seen.exit_code == values.EXIT_CHECKER_BROKEN
         return seen
 
 
@@ -358,7 +374,7 @@ class _Trial:
 
     def _stdin(self, case: StdinCase, seen: Observation) -> tuple[str, str] | None:
         # a checker is Python and reads it all: a flood of output would use up its time, and look like its fault
-        if self._referee is not None and len(seen.output) > max(_MAX_CHECKED, 4 * len(case.output or "")):
+        if self._checker is not None and len(seen.output) > max(_MAX_CHECKED, 4 * len(case.output or "")):
             return "output_limit", f"{len(seen.output)} bytes of output are more than a checker is asked to read"
         if self._accepts_text(case, seen.output):
             return None
@@ -379,10 +395,12 @@ class _Trial:
         try:
             message = json.loads(seen.result)
             accepted = self._accepts_value(case, message)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError):
-            return "wrong_answer", "the result is no plain data"
         except MemoryError:
             return "output_limit", "the result is too large"
+        except (Lost, CheckerFailed):
+            raise
+        except Exception:  # noqa: BLE001 - a program may write any form, also one that `values.encode` never makes
+            return "wrong_answer", "the result is no plain data"
         return None if accepted else ("wrong_answer", f"{case.entry}: got {json.dumps(message['result']):.100}")
 
     def _accepts_value(self, case: CallCase, message: dict[str, Any]) -> bool:
@@ -434,10 +452,6 @@ class _Trial:
             if not called:
                 raise CheckerFailed(f"the test code failed before it called the program: {failed[1]}")
             return failed
-        # tests that check nothing would reward every program
-        if not found["called"] or not found["asserted"]:
-            what = "asserted nothing" if found["called"] else "never called the program"
-            raise CheckerFailed(f"the test code {what}")
         return None
 
 
@@ -461,3 +475,146 @@ def _changed(after: list[Any], case: CallCase) -> Any:
         if now != values.encode(before):
             return now
     return after[0] if after else None
+
+
+# --- Worker processes -------------------------------------------------------------------------------------------------
+#
+# A worker holds the tests, drives the fork servers and compares; nothing of a program runs in it. Its own limits are
+# wide, because the programs have theirs in the sandbox: they only end a judge that a program's output keeps busy.
+
+_JUDGE_CPU_SECONDS = 60.0
+_STALL_FACTOR = 12.0
+_STALL_SECONDS = 120.0
+
+
+class CodeProtocol(WorkerProtocol):
+    """What the generic pool must know of code: a problem's tests are the JSON text in ``references[0]``."""
+
+    verdicts = TypeAdapter(CodeVerdict)
+
+    def __init__(self, options: CodeOptions) -> None:
+        seconds = options.limits.cpu_seconds
+        self.plan = WorkerPlan(
+            handler="magicrl_verifiers.code.judge:CodeHandler",
+            hello=dataclasses.asdict(options),
+            # of the worker itself, which only compares: programs have their time in the sandbox
+            cpu_limit=_JUDGE_CPU_SECONDS,
+            stall_limit=_STALL_SECONDS + _STALL_FACTOR * (options.total_seconds or 12 * seconds),
+        )
+
+    def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
+        request: dict[str, Any] = {"text": item.text, "program": item.bare}
+        return request if repeat else {**request, "tests": item.problem.references[0]}
+
+    def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> CodeVerdict:
+        # the program had its time in the sandbox: it was its output that kept the judge busy
+        if outcome.kind == "timeout":
+            reason = "its output could not be compared within the judge's own time"
+            return code_verdict("output_limit", reason, seconds=seconds)
+        return self.lost("the judge crashed", seconds)
+
+    def lost(self, reason: str, seconds: float = 0.0) -> CodeVerdict:
+        return code_verdict("infrastructure_error", reason, seconds=seconds, decided_by="pool")
+
+    def final(self, item: Item, verdict: Verdict) -> bool:
+        return verdict.decided_by == "suite"  # tests that cannot be used are told at once
+
+
+class CodePool(WorkerPool):
+    """Judges responses (or bare programs) to code problems in worker processes. Safe to use from several threads.
+
+    A problem's tests are the JSON text in ``references[0]`` (`suite` has the forms).
+
+    Args:
+        options: limits, isolation and where the program stands in a response.
+        workers: worker processes, each with its own sandbox.
+
+    Example:
+        >>> problem = Problem(id="p", prompt="", references=('{"inputs": ["2 3"], "outputs": ["5"]}',), verifier="code",
+        ...                   source="doc")
+        >>> with CodePool() as pool:
+        ...     ticket = pool.submit(problem, ["```python\\nprint(sum(map(int, input().split())))\\n```"])
+        ...     [verdict.status for verdict in pool.result(ticket)]
+        ['passed']
+    """
+
+    def __init__(self, options: CodeOptions | None = None, *, workers: int = 1) -> None:
+        super().__init__(CodeProtocol(options or CodeOptions()), workers)
+
+    def submit(self, problem: Problem, responses: Sequence[str], *, bare: bool = False) -> Ticket:
+        """As `WorkerPool.submit`; ``bare``: these are programs, from which nothing has to be extracted.
+
+        Raises:
+            ValueError: the problem has no tests.
+            RuntimeError: the pool is closed.
+        """
+        check_references(problem)
+        return super().submit(problem, responses, bare=bare)
+
+    def result(self, ticket: Ticket) -> tuple[CodeVerdict, ...]:
+        """The verdicts of ``ticket`` in the order of its texts. Waits until all are there.
+
+        Raises:
+            RuntimeError: the pool was closed before they were judged.
+            WorkerRefusal: this machine cannot isolate programs; says why.
+        """
+        verdicts = ticket.wait()
+        found = tuple(verdict for verdict in verdicts if isinstance(verdict, CodeVerdict))
+        assert len(found) == len(verdicts)
+        return found
+
+    def warm_up(self) -> str:
+        """Start every worker now and wait for them; returns the tier of isolation in use.
+
+        Raises:
+            WorkerRefusal: this machine cannot isolate programs; says why.
+            WorkerStartError: a worker could not be started.
+        """
+        return str(self.warm()[0]["tier"])
+
+
+_GROWTH_MB = 1024
+"""Resident memory beyond that of the start at which a worker asks to be replaced."""
+
+
+class CodeHandler(RequestHandler):
+    """One judge, and the tests that it was asked about last."""
+
+    def __init__(self, hello: dict[str, Any], send: Send) -> None:
+        self._judge = CodeJudge(TypeAdapter(CodeOptions).validate_python(hello))
+        try:
+            self.greeting = {"tier": self._judge.sandbox.tier}
+        except SandboxRefusal as error:
+            raise Refused(str(error)) from error
+        self._memory = psutil.Process()
+        self._most = self._memory.memory_info().rss + _GROWTH_MB * 2**20
+        self._suite: Suite | None = None
+        self._trouble = ""
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        # left out when the same problem is asked about again: tests may be megabytes
+        if "tests" in request:
+            self._suite, self._trouble = None, ""
+            try:
+                self._suite = parse_suite(request["tests"])
+            except SuiteError as error:
+                self._trouble = str(error)
+        verdict = dataclasses.asdict(self._verdict(request))
+        return {"verdict": verdict, "retire": self._memory.memory_info().rss > self._most}
+
+    def close(self) -> None:
+        self._judge.close()
+
+    def _verdict(self, request: dict[str, Any]) -> CodeVerdict:
+        suite = self._suite
+        if suite is None:
+            return code_verdict("infrastructure_error", self._trouble, decided_by="suite")
+        total = len(suite.cases)
+        try:
+            if request["program"]:
+                return self._judge.judge_program(request["text"], suite)
+            return self._judge.judge_response(request["text"], suite)
+        except MemoryError:
+            return code_verdict("output_limit", "its output is too large to be compared", total=total)
+        except Exception as error:  # noqa: BLE001 - a hostile output must not end the worker; the pool retries elsewhere
+            return code_verdict("infrastructure_error", f"the judge raised {error!r}", total=total)

@@ -210,13 +210,17 @@ class MonkeyPatch(_Offered):
 
     def __init__(self) -> None:
         self._patches: list[Any] = []
+        self._folder: str | None = None
 
     def _start(self, patcher: Any) -> None:
         patcher.__enter__()
         self._patches.append(patcher)
 
     def chdir(self, path: Any) -> None:
-        self._start(contextlib.chdir(path))
+        # only the first time, as in pytest: later the working directory may have been deleted
+        if self._folder is None:
+            self._folder = os.getcwd()
+        os.chdir(path)
 
     def setattr(self, target: Any, name: Any, *value: Any, raising: bool = True) -> None:
         if isinstance(target, str):
@@ -253,6 +257,9 @@ class MonkeyPatch(_Offered):
     def undo(self) -> None:
         while self._patches:
             self._patches.pop().__exit__(None, None, None)
+        if self._folder is not None:
+            os.chdir(self._folder)
+            self._folder = None
 
 
 class _Read(NamedTuple):
@@ -381,6 +388,105 @@ def around(setup: Any, teardown: Any, *given: Any) -> Generator[None]:
         call(teardown)
 
 
+class _Collector:
+    """Runs the tests of a module.
+
+    Args:
+        ledger: where tests that start or are left out are recorded.
+        hooks: ``setup_function`` and ``teardown_function`` of the module, or None for each.
+    """
+
+    def __init__(self, ledger: Any, hooks: Sequence[Any]) -> None:
+        self._ledger, self._hooks = ledger, hooks
+
+    def run_class(self, kind: type, fixtures: _Fixtures, outer: Mapping[str, _Scope], marks: list[Any]) -> None:
+        """Run the tests of a class, and of the classes inside it."""
+        members = _members(kind)
+        tests = {name: one for name, one in members.items() if _is_test(name, one) or _is_test_class(name, one)}
+        if tests and (kind.__init__ is not object.__init__ or kind.__new__ is not object.__new__):
+            raise Unsupported(f"class {kind.__name__} has a constructor, so pytest does not collect it")
+        own = {name: [*fixtures.get(name, ()), function] for name, function in _fixtures_of(members).items()}
+        scopes = {**outer, "class": _Scope({}, contextlib.ExitStack())}
+        with around(members.get("setup_class"), members.get("teardown_class"), kind), scopes["class"].end:
+            for name, one in tests.items():
+                if isinstance(one, type):
+                    self.run_class(one, {**fixtures, **own}, scopes, [*marks, *_marks_of(kind)])
+                else:
+                    wide = [*marks, *_marks_of(kind), *_marks_of(one)]
+                    self.run_function(one, {**fixtures, **own}, scopes, wide, (kind, name))
+
+    def run_function(
+        self,
+        function: Any,
+        fixtures: _Fixtures,
+        outer: Mapping[str, _Scope],
+        marks: list[Any],
+        method: tuple[type, str] | None = None,
+    ) -> None:
+        """Run one test with each of its parameter sets, and with each of those of its fixtures.
+
+        Args:
+            method: class and name of a method; None for a function of the module.
+        """
+        axes: list[list[tuple[dict[str, Any], dict[str, Any], list[Any]]]] = []
+        indirect: set[str] = set()
+        for name, given, named in reversed(marks):
+            if name == "parametrize":
+                axes.append(list(_parameters(*given, **named)))
+                indirect.update(*(one[1] for one in axes[-1]))
+        used = _used(function, fixtures, marks)
+        for name in used:
+            params = getattr(fixtures[name][-1], _FIXTURE).get("params")
+            if params is not None and name not in indirect:
+                given = [one if isinstance(one, _Param) else _Param(one) for one in params]
+                axes.append([({}, {name: one.given[0]}, one.marks) for one in given])
+        if not all(axes):
+            missing = f"{function.__name__} has no parameters to run with"
+            raise Unsupported(missing) if self._ledger.independent else Failed(missing)
+        for chosen in itertools.product(*axes):
+            values = {name: value for part in chosen for name, value in part[0].items()}
+            params = {name: value for part in chosen for name, value in part[1].items()}
+            scopes = {"function": _Scope({}, contextlib.ExitStack()), **outer}
+            instance = method[0]() if method else None
+            bound = getattr(instance, method[1]) if method else function
+            test = _Test(bound, method[0] if method else None, instance, fixtures, scopes, values, params)
+            self._run_once(test, used, [*marks, *(mark for part in chosen for mark in part[2])])
+
+    def _run_once(self, test: _Test, used: Sequence[str], marks: Sequence[Any]) -> None:
+        ledger, hooks = self._ledger, self._hooks
+        expected: list[Mapping[str, Any]] = []
+        for name, given, named in marks:
+            if name == "skip" or (name == "skipif" and _holds(given, named)):
+                ledger.conditional = ledger.conditional or name == "skipif"
+                ledger.leave_out(test.function)
+                return
+            if name == "xfail" and _holds(given, named):
+                if not named.get("run", True):
+                    ledger.leave_out(test.function)
+                    return
+                expected.append(named)
+        used_before, instance = ledger.used(), test.instance
+        if instance is not None:
+            hooks = [getattr(instance, f"{when}_method", None) for when in ("setup", "teardown")]
+        try:
+            with test.scopes["function"].end, around(*hooks, test.function):
+                for name in used:
+                    test.value(name)
+                result = test.function(**test.arguments(test.function))
+                if inspect.iscoroutine(result):
+                    result = asyncio.run(result)
+                refuse_result(result, test.function)
+        except (Skipped, unittest.SkipTest):
+            ledger.skipped_inside(used_before)
+            return
+        except (Exception, Failed) as error:
+            if not expected or not all(isinstance(error, named.get("raises", BaseException)) for named in expected):
+                raise
+            return
+        if any(named.get("strict") for named in expected):
+            raise Failed(f"{test.function.__name__} is marked as a strict xfail, and passes")
+
+
 def run(names: Mapping[str, Any], ledger: Any) -> None:
     """Run the tests that a module defines; raise what the first failing one raised."""
     module = _Scope({}, contextlib.ExitStack())
@@ -388,16 +494,16 @@ def run(names: Mapping[str, Any], ledger: Any) -> None:
     fixtures = {name: [function] for name, function in _fixtures_of(names).items()}
     first = names.get("setUpModule") or names.get("setup_module")
     last = names.get("tearDownModule") or names.get("teardown_module")
-    found = [(name, one) for name, one in names.items() if _is_test(name, one) or _is_test_class(name, one)]
+    found = [one for name, one in names.items() if _is_test(name, one) or _is_test_class(name, one)]
     if not found:
         return
+    collector = _Collector(ledger, [names.get(f"{when}_function") for when in ("setup", "teardown")])
     with around(first, last, types.SimpleNamespace(**names)), module.end:
-        for name, one in found:
+        for one in found:
             if isinstance(one, type):
-                _class(one, fixtures, {"module": module}, marks, ledger)
+                collector.run_class(one, fixtures, {"module": module}, marks)
             else:
-                hooks = [names.get(f"{when}_function") for when in ("setup", "teardown")]
-                _each(name, one, None, fixtures, {"module": module}, [*marks, *_marks_of(one)], ledger, hooks)
+                collector.run_function(one, fixtures, {"module": module}, [*marks, *_marks_of(one)])
 
 
 def _is_test(name: str, found: Any) -> bool:
@@ -431,22 +537,6 @@ def _members(kind: type) -> dict[str, Any]:
     return {name: found[name] for name in order}
 
 
-def _class(kind: type, fixtures: _Fixtures, outer: Mapping[str, _Scope], marks: list[Any], ledger: Any) -> None:
-    members = _members(kind)
-    tests = {name: one for name, one in members.items() if _is_test(name, one) or _is_test_class(name, one)}
-    if tests and (kind.__init__ is not object.__init__ or kind.__new__ is not object.__new__):
-        raise Unsupported(f"class {kind.__name__} has a constructor, so pytest does not collect it")
-    own = {name: [*fixtures.get(name, ()), function] for name, function in _fixtures_of(members).items()}
-    scopes = {**outer, "class": _Scope({}, contextlib.ExitStack())}
-    with around(members.get("setup_class"), members.get("teardown_class"), kind), scopes["class"].end:
-        for name, one in tests.items():
-            if isinstance(one, type):
-                _class(one, {**fixtures, **own}, scopes, [*marks, *_marks_of(kind)], ledger)
-            else:
-                wide = [*marks, *_marks_of(kind), *_marks_of(one)]
-                _each(name, one, kind, {**fixtures, **own}, scopes, wide, ledger)
-
-
 def _fixtures_of(names: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in names.items() if isinstance(value, types.FunctionType)}
     return {getattr(f, _FIXTURE).get("name") or name: f for name, f in found.items() if hasattr(f, _FIXTURE)}
@@ -476,41 +566,6 @@ def refuse_marks(kind: type[unittest.TestCase], names: Mapping[str, Any]) -> Non
     inner = [name for name, one in vars(kind).items() if name.startswith("Test") and isinstance(one, type)]
     if any(one.startswith("test") for name in inner for one in dir(vars(kind)[name])):
         raise Unsupported(f"class {inner[0]} in {kind.__name__}, a class of unittest, is not collected")
-
-
-def _each(
-    attribute: str,
-    function: Any,
-    kind: type | None,
-    fixtures: _Fixtures,
-    outer: Mapping[str, _Scope],
-    marks: list[Any],
-    ledger: Any,
-    hooks: Sequence[Any] = (None, None),
-) -> None:
-    """One test with each of its parameter sets, and each of those of its fixtures."""
-    axes: list[list[tuple[dict[str, Any], dict[str, Any], list[Any]]]] = []
-    indirect: set[str] = set()
-    for name, given, named in reversed(marks):
-        if name == "parametrize":
-            axes.append(list(_parameters(*given, **named)))
-            indirect.update(*(one[1] for one in axes[-1]))
-    used = _used(function, fixtures, marks)
-    for name in used:
-        params = getattr(fixtures[name][-1], _FIXTURE).get("params")
-        if params is not None and name not in indirect:
-            given = [one if isinstance(one, _Param) else _Param(one) for one in params]
-            axes.append([({}, {name: one.given[0]}, one.marks) for one in given])
-    if not all(axes):
-        raise Unsupported(f"{function.__name__} has no parameters to run with")
-    for chosen in itertools.product(*axes):
-        values = {name: value for part in chosen for name, value in part[0].items()}
-        params = {name: value for part in chosen for name, value in part[1].items()}
-        scopes = {"function": _Scope({}, contextlib.ExitStack()), **outer}
-        instance = kind() if kind else None
-        bound = function if instance is None else getattr(instance, attribute)
-        test = _Test(bound, kind, instance, fixtures, scopes, values, params)
-        _one(test, used, [*marks, *(mark for part in chosen for mark in part[2])], ledger, hooks)
 
 
 def _parameters(
@@ -549,42 +604,12 @@ def _holds(given: Sequence[Any], named: Mapping[str, Any]) -> bool:
     return any(conditions) if conditions else True
 
 
-def refuse_result(result: Any) -> None:
+def refuse_result(result: Any, function: Any) -> None:
     """Raise `Unsupported` for a test that returns something: what it found was not asserted."""
     if inspect.iscoroutine(result):
         result.close()
+    # it returns nothing else, so that False is how it fails
+    if result is False and getattr(function, "false_fails", False):
+        raise Failed("the test returned False")
     if result is not None:
         raise Unsupported("a test returns a value, which nothing looks at")
-
-
-def _one(test: _Test, used: Sequence[str], marks: Sequence[Any], ledger: Any, hooks: Sequence[Any]) -> None:
-    expected: list[Mapping[str, Any]] = []
-    for name, given, named in marks:
-        if name == "skip" or (name == "skipif" and _holds(given, named)):
-            ledger.leave_out(test.function)
-            return
-        if name == "xfail" and _holds(given, named):
-            if not named.get("run", True):
-                ledger.leave_out(test.function)
-                return
-            expected.append(named)
-    used_before, instance = ledger.used(), test.instance
-    if instance is not None:
-        hooks = [getattr(instance, f"{when}_method", None) for when in ("setup", "teardown")]
-    try:
-        with test.scopes["function"].end, around(*hooks, test.function):
-            for name in used:
-                test.value(name)
-            result = test.function(**test.arguments(test.function))
-            if inspect.iscoroutine(result):
-                result = asyncio.run(result)
-            refuse_result(result)
-    except (Skipped, unittest.SkipTest):
-        ledger.skipped_inside(used_before)
-        return
-    except (Exception, Failed) as error:
-        if not expected or not all(isinstance(error, named.get("raises", BaseException)) for named in expected):
-            raise
-        return
-    if any(named.get("strict") for named in expected):
-        raise Failed(f"{test.function.__name__} is marked as a strict xfail, and passes")

@@ -204,7 +204,7 @@ class Nodes:
             return values.linked([self.decode(item) for item in items], self._list_node)
         if tag == "tree":
             return values.tree([self.decode(item) for item in items], self._tree_node)
-        raise ValueError("unknown tag")
+        return values.decode_rich(tag, items, self.hook)
 
 
 class Peer:
@@ -217,21 +217,25 @@ class Peer:
         self._numbers: dict[int, int] = {}
         self._files = Files(folder)
         self._nodes = Nodes({})
-        self._state = _state()
+        self._environ = dict(_bytes_of_environ())
+        self._place = _working_folder()
         self._turn = threading.RLock()  # either side may use threads
 
     def state_changes(self) -> dict[str, Any]:
-        """The environment and the working directory, where they changed since they were last exchanged."""
-        now = _state()
-        changed = {name: value for name, value in now.items() if value != self._state[name]}
-        self._state = now
+        """Return the environment and the working directory, where they changed since they were last exchanged."""
+        changed: dict[str, Any] = {}
+        if _bytes_of_environ() != self._environ:
+            self._environ = dict(_bytes_of_environ())
+            changed["environ"] = dict(os.environ)
+        if (place := _working_folder()) != self._place:
+            self._place = changed["folder"] = place
         return changed
 
     def apply_state(self, changed: Mapping[str, Any]) -> None:
         """Take over the other side's environment and working directory; what is malformed is left out."""
         environ, folder = changed.get("environ"), changed.get("folder")
         if isinstance(environ, dict) and all(isinstance(one, str) for pair in environ.items() for one in pair):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, OSError):
                 for name in [*os.environ]:
                     if name not in environ:
                         del os.environ[name]
@@ -240,7 +244,7 @@ class Peer:
             with contextlib.suppress(OSError, ValueError):
                 chdir(folder)
         if environ is not None or folder is not None:
-            self._state = _state()
+            self.state_changes()
 
     def send(self, message: Mapping[str, Any]) -> None:
         _write_all(self._outgoing, dumps(message).encode("ascii") + b"\n")
@@ -261,13 +265,17 @@ class Peer:
         return number
 
 
-def _state() -> dict[str, Any]:
-    """What of a process the other side takes over before its next step."""
+def _bytes_of_environ() -> Mapping[Any, Any]:
+    # `os.environ` decodes every entry when it is copied or compared, and two processes look at it at every exchange
+    # test code may put another mapping in its place
+    return getattr(os.environ, "_data", os.environ)
+
+
+def _working_folder() -> str | None:
     try:
-        folder = getcwd()
+        return getcwd()
     except FileNotFoundError:  # it was deleted, and the other side cannot follow
-        folder = None
-    return {"environ": dict(os.environ), "folder": folder}
+        return None
 
 
 def taken(stream: io.StringIO) -> str:

@@ -1,27 +1,34 @@
 """Runs test code in a process of its own: plain assertions, ``check(candidate)``, unittest and pytest forms.
 
-What is executed is counted: assertions where the code writes them, uses of the program where they cross the border.
-Whose fault an error is follows from where it was raised. All of it happens where the program is not.
+Test code is compiled so that executed assertions are counted and so that every function whose name begins with ``test``
+reports its definition and its start. A test that was defined and never started makes the verdict "not judged", whatever
+the reason. Uses of the program are counted where they cross the border between the two processes.
+
+Who is to blame for an error follows from where it was raised and from what the program sent: a program must not be
+able to make itself "not judged".
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
 import copy
 import dataclasses
+import dis
 import errno
 import functools
 import importlib
 import inspect
+import operator
 import random
 import sys
 import types
 import unittest
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
 from unittest import mock
 
-from magicrl_verifiers.code import collection, pytest_forms
+from magicrl_verifiers.code import pytest_forms
 from magicrl_verifiers.code.border import (
     MUTABLE,
     NOT_MIRRORED,
@@ -29,13 +36,368 @@ from magicrl_verifiers.code.border import (
     Client,
     ProgramModule,
     Remote,
+    blamed_on_program,
     is_named,
     of_program,
 )
+from magicrl_verifiers.code.pytest_forms import Failed
 from magicrl_verifiers.code.remote import Unsupported
 from magicrl_verifiers.code.suite import is_plain
+from magicrl_verifiers.code.values import PLAIN_TYPES
 
-_REFUSED = {errno.EPERM, errno.EACCES, errno.EROFS}
+_COUNT, _DEFINED, _STARTED, _REFUSED = "__counted__", "__defined__", "__started__", "__refused__"
+_MESSAGE, _FALSE_FAILS = "__message__", "__false_fails__"
+_NOT_IN_LAMBDA = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+_SAME, _CLASS, _ASSIGN = "__same__", "__class_of__", "__assign__"
+"""Names of the functions that replace ``is``, ``type(x)`` and the assignment of an attribute in test code."""
+_ASSERTING = ("assert", "raises", "warns", "fail")
+_UNSEEN = ("assertLogs", "assertNoLogs", "assertWarns", "assertWarnsRegex")
+"""Assertions about the interpreter that runs them. The program has another interpreter."""
+_FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
+
+
+def compile_tests(source: bytes) -> types.CodeType:
+    """Compile test code with its assertions and tests counted, and with what two processes do not share replaced."""
+    tree = Counting().visit(ast.parse(source, "tests"))
+    return compile(ast.fix_missing_locations(tree), "tests", "exec", dont_inherit=True)
+
+
+class Counting(ast.NodeTransformer):
+    """Counts ``assert``, calls named so, what guards a ``raise`` or follows one, and functions that are tests."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        self.generic_visit(node)
+        node.test = _call(_COUNT, node.test)
+        # a mistake in the message shows only where the assertion fails, and must not excuse the program
+        if node.msg is not None and not any(isinstance(one, _NOT_IN_LAMBDA) for one in ast.walk(node.msg)):
+            none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+            node.msg = _call(_MESSAGE, ast.copy_location(ast.Lambda(none, node.msg), node.msg))
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self.generic_visit(node)
+        # `if f(1) != 2: raise ...` is an assertion in other words
+        if any(isinstance(statement, ast.Raise) for statement in (*node.body, *node.orelse)):
+            node.test = _call(_COUNT, node.test)
+        return node
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        """``try: f(-1); assert False`` expects to come to its handler."""
+        self.generic_visit(node)
+        if any(isinstance(statement, ast.Assert | ast.Raise) for statement in (*node.body, *node.orelse)):
+            for handler in node.handlers:
+                handler.body.insert(0, _statement(handler.body[0], _COUNT, ast.Constant(None)))
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name.startswith(_ASSERTING):
+            node.func = _call(_COUNT, node.func)
+        elif isinstance(node.func, ast.Name) and name == "type" and len(node.args) == 1 and not node.keywords:
+            return _call(_CLASS, node.args[0])
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        if node.name.startswith("test") or node.name.endswith("_test"):
+            # innermost, so that the function itself is registered and not what a decorator makes of it
+            node.decorator_list.append(ast.copy_location(ast.Name(_DEFINED, ast.Load()), node))
+            returned = [one.value for one in _own_nodes(node) if isinstance(one, ast.Return) and one.value is not None]
+            if returned and all(isinstance(one, ast.Constant) and one.value is False for one in returned):
+                node.decorator_list.append(ast.copy_location(ast.Name(_FALSE_FAILS, ast.Load()), node))
+            node.body.insert(ast.get_docstring(node) is not None, _statement(node.body[0], _STARTED))
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        (operator, *more), (right, *_) = node.ops, node.comparators
+        constant = any(
+            isinstance(side, ast.Constant) and not isinstance(side.value, str) for side in (node.left, right)
+        )
+        if more or constant or not isinstance(operator, ast.Is | ast.IsNot):
+            return node
+        same = _call(_SAME, node.left, right)
+        return same if isinstance(operator, ast.Is) else ast.copy_location(ast.UnaryOp(ast.Not(), same), node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        return _call(_CLASS, node.value) if node.attr == "__class__" and isinstance(node.ctx, ast.Load) else node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        if len(node.targets) != 1 or not isinstance(target := node.targets[0], ast.Attribute):
+            return node
+        # of `self.x = 1` it is known that it sets nothing of a module
+        if isinstance(target.value, ast.Name) and target.value.id in ("self", "cls"):
+            return node
+        # a name in a class is mangled by the compiler, which a text is not
+        if target.attr.startswith("__") and not target.attr.endswith("__"):
+            return node
+        return _statement(node, _ASSIGN, target.value, ast.Constant(target.attr), node.value)
+
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> Any:
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        if "doctest" not in names:
+            return node
+        return [_statement(node, _REFUSED, ast.Constant("doctests are not run")), node]
+
+    visit_ImportFrom = visit_Import
+
+
+def _call(name: str, *given: ast.expr) -> ast.expr:
+    return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), list(given), []), given[0])
+
+
+def _statement(where: ast.stmt, name: str, *given: ast.expr) -> ast.stmt:
+    return ast.copy_location(ast.Expr(ast.Call(ast.Name(name, ast.Load()), list(given), [])), where)
+
+
+_caller: Callable[[int], types.FrameType] = sys._getframe  # pyright: ignore[reportPrivateUsage]
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function without those of functions inside it."""
+    for node in ast.iter_child_nodes(function):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield node
+            yield from _own_nodes(node)
+
+
+def _message(make: Callable[[], Any]) -> Any:
+    """Return the message of a failed assertion, or an empty text where the message itself fails."""
+    before = Unsupported.first
+    try:
+        return str(make())
+    except Exception:  # noqa: BLE001 - the assertion has failed whatever the message says
+        Unsupported.first = before
+        return ""
+
+
+def _false_fails(function: Any) -> Any:
+    function.false_fails = True
+    return function
+
+
+class Ledger:
+    """The tests that test code defines, those that started, and the assertions that were executed.
+
+    Args:
+        used: how often the program has been used so far.
+        missed: whether test code looked for a name that the program does not define.
+    """
+
+    def __init__(self, used: Callable[[], int], missed: Callable[[], bool]) -> None:
+        self.used, self._missed = used, missed
+        self.asserted = 0
+        self.failed: BaseException | None = None
+        """First failure that a result of unittest was given, whoever ran the test."""
+        self._defined: dict[types.CodeType, Any] = {}
+        self._settled: set[types.CodeType] = set()
+        """Tests that started, or that the test code itself leaves out."""
+        self.independent = True
+        """Whether the module of the tests ran without a look at the program."""
+        self.conditional = False
+        """Whether the condition of a skip held after test code looked at the program."""
+        self.left_out = False
+
+    def names(self) -> dict[str, Any]:
+        """The functions that compiled test code calls."""
+        return {
+            _COUNT: self._count,
+            _DEFINED: self._define,
+            _STARTED: self._start,
+            _REFUSED: refuse,
+            _MESSAGE: _message,
+            _FALSE_FAILS: _false_fails,
+        }
+
+    def _count(self, value: Any) -> Any:
+        self.asserted += 1
+        return value
+
+    def _define(self, function: Any) -> Any:
+        self._defined[function.__code__] = function
+        return function
+
+    def _start(self) -> None:
+        self._settled.add(_caller(1).f_code)
+
+    def loaded(self) -> None:
+        """Note that the module of the tests has run; conditions of skips are known now."""
+        self.independent = self.used() == 0 and not self._missed()
+
+    def leave_out(self, test: Any) -> None:
+        """Accept that the test code skips a test by a mark or decorator, unless the program may have decided that."""
+        self.left_out = True
+        if not self.independent:
+            if self.conditional:
+                raise Failed("a test is skipped because of what the program is or does")
+            raise Unsupported("a test is skipped after the test code looked at the program")
+        if (code := getattr(inspect.unwrap(test), "__code__", None)) is not None:
+            self._settled.add(code)
+
+    def skipped_inside(self, used_before: int) -> None:
+        """Accept that a test skips itself, unless it has used the program by then: the program must not decide that."""
+        self.left_out = True
+        if self.used() != used_before:
+            raise Failed("a test skips itself after it has used the program")
+
+    def note_condition(self, holds: Any) -> None:
+        """Note that the condition of a skip was evaluated."""
+        self.conditional = self.conditional or bool(holds and (self.used() or self._missed()))
+
+    def excuse(self, kind: type) -> None:
+        """Accept that the tests of a class with ``__test__ = False`` do not run."""
+        self.left_out = True
+        self._settled.update(one.__code__ for one in vars(kind).values() if isinstance(one, types.FunctionType))
+
+    def close(self, code: types.CodeType) -> None:
+        """Refuse to judge if a test that was defined in ``code`` did not start, and nothing in ``code`` calls it."""
+        for test, function in self._defined.items():
+            if test not in self._settled and getattr(function, "__test__", True):
+                missing = f"{function.__qualname__} was defined as a test and did not run"
+                called = self.used() and any(
+                    one.opname.startswith("LOAD_") and one.argval == function.__name__
+                    for part in _codes(code)
+                    for one in dis.get_instructions(part)
+                )
+                raise Failed(missing) if called else Unsupported(missing)
+
+    def nothing_done(self, code: types.CodeType) -> tuple[str, str] | None:
+        """Return the outcome and the reason if no assertion was executed or the program was never used."""
+        if self.used() and self.asserted:
+            return None
+        what = "asserted nothing" if self.used() else "never called the program"
+        # the program lacks a name, or gave no items to a loop: other programs would have been tested
+        skipped = self.used() and not self.left_out and any(_COUNT in part.co_names for part in _codes(code))
+        return ("wrong" if self._missed() or skipped else "broken"), f"the test code {what}"
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a code object and all inside it."""
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _codes(one)
+
+
+def refuse(reason: str) -> NoReturn:
+    """Raise `Unsupported`."""
+    raise Unsupported(reason)
+
+
+def _collect(names: Mapping[str, Any], ledger: Ledger, code: types.CodeType) -> BaseException | None:
+    """Run the tests that a module defines and leaves to its harness; return the first failure."""
+    for name in names:
+        if name == "pytest_plugins" or (name.startswith("pytest_") and isinstance(names[name], types.FunctionType)):
+            raise Unsupported(f"{name}: hooks and plugins of pytest do not run")
+    if ledger.failed is None:
+        _run_unittest(names, ledger)
+    if ledger.failed is None:
+        pytest_forms.run(names, ledger)
+        ledger.close(code)
+    return ledger.failed
+
+
+def _run_unittest(names: Mapping[str, Any], ledger: Ledger) -> None:
+    loader = unittest.TestLoader()
+    suite: Any = unittest.TestSuite()
+    for kind in dict.fromkeys(_cases(list(names.values()), ledger)):
+        pytest_forms.refuse_marks(kind, names)
+        suite.addTests(loader.loadTestsFromTestCase(kind))
+    if callable(chosen := names.get("load_tests")):
+        suite = chosen(loader, suite, None)
+    if suite.countTestCases() == 0:
+        return
+    module = [names.get(name) for name in ("setup_module", "teardown_module")]
+    with pytest_forms.around(*module):
+        suite.run(unittest.TestResult())
+
+
+def _cases(found: list[Any], ledger: Ledger) -> Iterator[type[unittest.TestCase]]:
+    """Test cases of a module, and those in its classes, which pytest finds."""
+    for kind in found:
+        if not isinstance(kind, type):
+            continue
+        if not getattr(kind, "__test__", True):
+            ledger.excuse(kind)
+        elif issubclass(kind, unittest.TestCase):
+            yield kind
+        elif kind.__name__.startswith("Test"):
+            yield from _cases(list(vars(kind).values()), ledger)
+
+
+def _unseen(*_: Any, **__: Any) -> NoReturn:
+    refuse("log records and warnings stay in the program's process")
+
+
+def watch_unittest(ledger: Ledger, same: Callable[[Any, Any], bool]) -> None:
+    """Record every failure and skip that a result of unittest is given, also of runs that the test code starts.
+
+    Args:
+        ledger: where they are recorded.
+        same: decides ``assertIs``.
+    """
+    result, case = unittest.TestResult, unittest.TestCase
+    began: dict[Any, int] = {}
+
+    def record(name: str) -> None:
+        reported: Callable[..., Any] = getattr(result, name)
+
+        def report(self: Any, test: Any, *given: Any) -> None:
+            reported(self, test, *given)
+            if name == "startTest":
+                began[test] = ledger.used()
+            elif name == "addSkip":
+                _skipped(test)
+            elif name == "addUnexpectedSuccess":
+                ledger.failed = ledger.failed or AssertionError("an expected failure did not come")
+            elif given[-1] is not None:  # of a subtest that held
+                ledger.failed = ledger.failed or given[-1][1]
+            if ledger.failed is not None:
+                self.stop()
+
+        setattr(result, name, report)
+
+    def _skipped(test: Any) -> None:
+        method = getattr(test, getattr(test, "_testMethodName", ""), None)
+        if any(getattr(one, "__unittest_skip__", False) for one in (type(test), method)):
+            ledger.leave_out(method)
+        elif test not in began:
+            raise Unsupported("a class is skipped by its own code")
+        else:
+            ledger.skipped_inside(began[test])
+
+    def conditional(decorate: Callable[[Any, str], Any], skips: Callable[[Any], bool]) -> Callable[[Any, str], Any]:
+        def call(condition: Any, reason: str) -> Any:
+            ledger.note_condition(skips(condition))
+            return decorate(condition, reason)
+
+        return call
+
+    unittest.skipIf = conditional(unittest.skipIf, bool)
+    unittest.skipUnless = conditional(unittest.skipUnless, operator.not_)
+
+    for name in ("startTest", "addError", "addFailure", "addSubTest", "addSkip", "addUnexpectedSuccess"):
+        record(name)
+    for name in _UNSEEN:
+        setattr(case, name, _unseen)
+
+    def call_method(self: Any, method: Callable[[], Any]) -> None:
+        pytest_forms.refuse_result(method(), method)
+
+    def assert_is(self: Any, first: Any, second: Any, msg: Any = None) -> None:
+        if not same(first, second):
+            self.fail(msg or f"{first!r} is not {second!r}")
+
+    def assert_is_not(self: Any, first: Any, second: Any, msg: Any = None) -> None:
+        if same(first, second):
+            self.fail(msg or f"unexpectedly identical: {first!r}")
+
+    case._callTestMethod, case.assertIs, case.assertIsNot = call_method, assert_is, assert_is_not  # pyright: ignore
 
 
 class TestNamespace(dict[str, Any]):
@@ -45,7 +407,7 @@ class TestNamespace(dict[str, Any]):
         super().__init__()
         self.client = client
         self._wanted: frozenset[str] = frozenset()
-        self.ledger = collection.Ledger(lambda: client.called, lambda: client.missed)
+        self.ledger = Ledger(lambda: client.called, lambda: client.missed)
         self["__name__"] = "__main__"
         self["__builtins__"] = {**common, **vars(builtins), **_replacements(client), **self.ledger.names()}
 
@@ -78,8 +440,8 @@ def run(
         common: names that are offered after the tests' own.
 
     Returns:
-        ``said``: held, wrong (an assertion or something like it failed), program (its exception, or its end), broken
-        (the test code's fault); ``reason``; ``asserted`` and ``called``: how often.
+        ``said``: held, wrong (an assertion or something like it failed), program (its exception, or its end) or broken
+        (the test code's fault); ``reason``.
     """
     namespace = TestNamespace(client, common)
     # test code imports the program under several names: all of them lead to the other process
@@ -88,7 +450,7 @@ def run(
     sys.modules["pytest"] = pytest_forms.module()
     # the tests run when their module has run
     unittest.main = lambda *_, **__: types.SimpleNamespace(result=unittest.TestResult())  # pyright: ignore
-    collection.watch_unittest(namespace.ledger, functools.partial(_same, client))
+    watch_unittest(namespace.ledger, functools.partial(_same, client))
     _refuse_introspection(namespace)
     _mirror(client)
     # it cannot be taken off again, so test code that is misled cannot either
@@ -107,13 +469,14 @@ def run(
                 raise
         namespace.ledger.loaded()
         _check(namespace, details["check"])
-        error = collection.run(
-            {name: one for name, one in namespace.items() if type(one) is not Remote}, namespace.ledger
-        )
+        own = {name: one for name, one in namespace.items() if type(one) is not Remote}
+        error = _collect(own, namespace.ledger, codes[-1])
     except BaseException as raised:  # noqa: BLE001 - whatever it was is told
         error = raised
     said, reason = _judged(error, client)
-    return {"said": said, "reason": reason[:400], "asserted": namespace.ledger.asserted, "called": client.called}
+    if said == "held":
+        said, reason = namespace.ledger.nothing_done(codes[-1]) or (said, reason)
+    return {"said": said, "reason": reason[:400]}
 
 
 def _check(namespace: TestNamespace, check: str | None) -> None:
@@ -140,22 +503,23 @@ def _judged(error: BaseException | None, client: Client) -> tuple[str, str]:
     reason = f"{type(error).__name__}: {text}".rstrip(": ")
     if of_program(error) or (isinstance(error, ImportError) and error.name in PROGRAM_MODULES):
         return "program", reason
-    # before the program was used nothing can be its fault
-    if client.called == 0 or _own_fault(error):
+    # before the program was used, nothing but a missing name can be its fault
+    if (client.called == 0 and not client.missed) or _own_fault(error, client):
         return "broken", reason
     return "wrong", reason
 
 
-def _own_fault(error: BaseException) -> bool:
-    """Whether test code that has used the program raised this by a mistake of its own."""
-    if isinstance(error, NameError | ImportError | SyntaxError | Unsupported):
+def _own_fault(error: BaseException, client: Client) -> bool:
+    """Whether test code raised this by its own mistake, and nothing that the program sent can have caused it."""
+    if isinstance(error, NameError | ImportError | Unsupported):
         return True
     if isinstance(error, AttributeError):
-        return isinstance(error.obj, types.ModuleType | type | unittest.TestCase | types.FunctionType)
-    return isinstance(error, OSError) and error.errno in _REFUSED
-
-
-_caller: Callable[[int], types.FrameType] = sys._getframe  # pyright: ignore[reportPrivateUsage]
+        where: Any = error.obj
+        if isinstance(where, type) and where in PLAIN_TYPES:
+            return False
+        own = isinstance(where, types.ModuleType | type | unittest.TestCase | types.FunctionType)
+        return own and not client.has_lent(where)
+    return isinstance(error, OSError) and error.errno in _FORBIDDEN and error.filename not in client.sent()
 
 
 class _Guard:
@@ -167,13 +531,29 @@ class _Guard:
 
     def __call__(self, event: str, given: tuple[Any, ...]) -> None:
         if event == "pickle.find_class" and given[1] not in _UNPICKLED.get(given[0], ()):
-            raise Unsupported(f"the test code unpickles {given[0]}.{given[1]}")
+            what = f"the test code unpickles {given[0]}.{given[1]}"
+            own = given[0] == "__main__" and dict.__contains__(self._namespace, given[1])
+            raise Unsupported(what) if own or not self._client.called else blamed_on_program(ValueError(what))
         # only from the test code's own frame: the standard library compiles too (namedtuple)
         if event == "compile" and self._client.called and _caller(1).f_globals is self._namespace:
             source = given[0]
             text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
             if not isinstance(text, str) or not is_plain(text):
+                if isinstance(text, str) and self._is_programs(text, _caller(1)):
+                    raise blamed_on_program(ValueError("the program returned text that is no plain value"))
                 raise Unsupported("the test code executes text that the program may have written")
+
+    def _is_programs(self, text: str, frame: types.FrameType) -> bool:
+        """Whether ``text`` is no plain value because of the program, and uses no number that the tests define."""
+        sent = [one for one in self._client.sent() if isinstance(one, str) and one.strip() and one in text]
+        if not any(is_plain(text.replace(one, " 0 ")) for one in sent):
+            return False
+        try:
+            used = {node.id for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Name)}
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return True
+        known = {**self._namespace, **frame.f_locals}
+        return not any(isinstance(known.get(name), int | float | complex) for name in used)
 
 
 _UNPICKLED: dict[str, tuple[str, ...]] = {
@@ -227,9 +607,9 @@ def _replacements(client: Client) -> dict[str, Any]:
 
     return {
         "id": identity,
-        collection.CLASS: class_of,
-        collection.SAME: functools.partial(_same, client),
-        collection.ASSIGN: client.assign,
+        _CLASS: class_of,
+        _SAME: functools.partial(_same, client),
+        _ASSIGN: client.assign,
     }
 
 

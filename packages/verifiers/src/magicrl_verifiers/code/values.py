@@ -22,6 +22,8 @@ _MAX_NODES = 200_000
 _TYPES = {kind.__name__: kind for kind in (int, float, str, bool, list, tuple, dict, set, frozenset, bytes, complex)}
 """Types that are values themselves, e.g. as the argument of a filter."""
 
+PLAIN_TYPES = frozenset(_TYPES.values())
+
 Hook = Callable[[Any], Any]
 
 
@@ -175,6 +177,19 @@ def decode(value: Any, other: Hook | None = None) -> Any:
     return other(value)
 
 
+def decode_rich(tag: str, content: Any, other: Hook) -> Any:
+    """Return the named tuple or the array of a form that `encode` makes only with a hook.
+
+    Raises:
+        ValueError: another tag.
+    """
+    if tag == "nt":
+        return collections.namedtuple(content[0], content[1])(*_all(content[2], other))  # pyright: ignore[reportUntypedNamedTuple]
+    if tag == "np":
+        return _late("numpy", "array", _all(content[1], other), content[0])
+    raise ValueError(f"unknown tag {tag!r:.40}")
+
+
 def _all(items: Any, other: Hook | None) -> list[Any]:
     if type(items) is not list:
         raise ValueError("a tagged list is no list")
@@ -211,8 +226,6 @@ _DECODERS: dict[str, Callable[[Any, Hook | None], Any]] = {
     "date": lambda text, other: datetime.date.fromisoformat(text),
     "datetime": lambda text, other: datetime.datetime.fromisoformat(text),
     "delta": lambda parts, other: datetime.timedelta(*parts),
-    "nt": lambda parts, other: collections.namedtuple(parts[0], parts[1])(*_all(parts[2], other)),  # pyright: ignore[reportUntypedNamedTuple]
-    "np": lambda parts, other: _late("numpy", "array", _all(parts[1], other), parts[0]),
     "it": lambda items, other: iter(_all(items, other)),
 }
 
@@ -275,6 +288,7 @@ def present_cpu(each: float, left: float) -> float:
 EXIT_MEMORY = 102
 EXIT_NOT_PLAIN = 104
 EXIT_CHECKER_CRASHED = 113
+EXIT_CHECKER_BROKEN = 114
 """Exit statuses by which the runner names why a program failed. A program may fake them: it has failed anyway."""
 
 _CHANNELS = "status code source prelude args result calls replies binary input output answer"
