@@ -23,7 +23,7 @@ from magicrl.records import (
 )
 from magicrl.rollout.protocol import Capabilities
 from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, sample_seed
-from magicrl_verifiers.served.openai_http import ServerError, ServerSettings, ServerUsage, Transport, usage_of
+from magicrl_verifiers.served import ServerError, ServerSettings, ServerUsage, Transport, usage_of
 
 UNKNOWN_TOKEN = -1
 """Stands for each response token whose id the server did not give: their number is known, they are not."""

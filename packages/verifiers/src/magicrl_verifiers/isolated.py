@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 import psutil
 
-from magicrl_verifiers.pool import Item, WorkerProtocol
 from magicrl_verifiers.records import JudgeOptions, Verdict, Verifier, make_verdict
 from magicrl_verifiers.references import resolve
-from magicrl_verifiers.worker import Exhausted, RequestHandler, Send, WorkerPlan
+from magicrl_verifiers.workers import Exhausted, Item, RequestHandler, Send, WorkerPlan, WorkerProtocol
 
 _MAX_REASON = 300
 _MIN_STALL_SECONDS = 60.0

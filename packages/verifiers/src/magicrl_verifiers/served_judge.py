@@ -20,12 +20,22 @@ from typing import Any, cast
 
 from magicrl_verifiers.extraction import answer_part
 from magicrl_verifiers.judge_settings import JudgeSettings
-from magicrl_verifiers.pool import Closing
 from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, make_verdict
 from magicrl_verifiers.rewards import RewardFunction, event_loop
-from magicrl_verifiers.served.answers import AnswerFile, key_of
-from magicrl_verifiers.served.openai_http import ServerError, ServerSettings, ServerUsage, Transport, usage_of
-from magicrl_verifiers.served.replies import UnreadableAnswer, after_reasoning, content_of, json_objects
+from magicrl_verifiers.served import (
+    AnswerFile,
+    ServerError,
+    ServerSettings,
+    ServerUsage,
+    Transport,
+    UnreadableAnswer,
+    after_reasoning,
+    content_of,
+    json_objects,
+    key_of,
+    usage_of,
+)
+from magicrl_verifiers.workers import Closing
 
 PROMPT = """You grade one response to a problem.
 

@@ -9,9 +9,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from magicrl_verifiers.judge_settings import NO_JUDGE, JudgeSettings
-from magicrl_verifiers.pool import Closing, JudgingPool, Ticket, WorkerPool
 from magicrl_verifiers.records import Judge, JudgeOptions, Problem, Verdict
 from magicrl_verifiers.table import VerifierSpec, verifier_spec
+from magicrl_verifiers.workers import Closing, JudgingPool, Ticket, WorkerPool
 
 if TYPE_CHECKING:
     from magicrl_verifiers.served_judge import ServedJudge

@@ -37,9 +37,19 @@ from magicrl_verifiers.code.sandbox import (
 from magicrl_verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError, parse_suite
 from magicrl_verifiers.code.values import present_cpu
 from magicrl_verifiers.extraction import answer_part
-from magicrl_verifiers.pool import Closing, Item, Ticket, WorkerPool, WorkerProtocol
 from magicrl_verifiers.records import OUTCOME_OF_STATUS, JudgeOptions, Problem, Reasoning, Verdict, check_references
-from magicrl_verifiers.worker import Exhausted, Refused, RequestHandler, Send, WorkerPlan
+from magicrl_verifiers.workers import (
+    Closing,
+    Exhausted,
+    Item,
+    Refused,
+    RequestHandler,
+    Send,
+    Ticket,
+    WorkerPlan,
+    WorkerPool,
+    WorkerProtocol,
+)
 
 _FENCE = re.compile(r"^[ \t]{0,8}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n]*$", re.MULTILINE)
 _PYTHON = {"python", "python3", "py", "py3", "python2"}

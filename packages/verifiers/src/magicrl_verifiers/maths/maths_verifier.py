@@ -422,7 +422,7 @@ _MAY_BE_LIST = re.compile(r"[,;]|\\pm|\b(?:and|or)\b")
 
 
 class MathsVerifier:
-    """Judges one response against its reference answers. Runs in a worker process; see `magicrl_verifiers.pool`."""
+    """Judges one response against its reference answers. Runs in a worker process; see `magicrl_verifiers.workers`."""
 
     def __init__(self, options: JudgeOptions, progress: Progress = lambda phase: None) -> None:
         self._options = options

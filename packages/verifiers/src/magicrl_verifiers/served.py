@@ -1,18 +1,23 @@
-"""How an OpenAI-compatible server is reached: settings, time limits, retries, and errors that say what to do."""
+"""OpenAI-compatible servers: settings, time limits and retries, what a model replied, and answers kept on disk."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import hashlib
+import json
 import os
 import random
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, cast
+from itertools import islice
+from typing import Any, BinaryIO, Literal, cast
 
 import httpx2
 
@@ -323,3 +328,124 @@ def usage_of(answer: dict[str, Any]) -> tuple[int, int] | None:
     if not all(isinstance(count, int) and count >= 0 for count in counts):
         return None
     return cast("tuple[int, int]", tuple(counts))
+
+
+# --- What a model replied; hostile input ------------------------------------------------------------------------------
+
+_MOST_BRACES = 1000  # of a hostile answer each one may begin something that is parsed to its end
+
+
+class UnreadableAnswer(ValueError):
+    """A reply without what was asked for."""
+
+
+def content_of(answer: Any) -> str:
+    """The text of a chat answer's first choice.
+
+    Raises:
+        UnreadableAnswer: there is none.
+    """
+    try:
+        content = answer["choices"][0]["message"]["content"]
+    except (LookupError, TypeError):
+        content = None
+    if not isinstance(content, str):
+        raise UnreadableAnswer("the answer holds no message with text")
+    return content
+
+
+def after_reasoning(text: str) -> str:
+    """What stands behind the last ``</think>``.
+
+    Raises:
+        UnreadableAnswer: the reasoning never ended.
+    """
+    said = text.rpartition("</think>")[2]
+    if "<think>" in said:
+        raise UnreadableAnswer("the answer ends within its reasoning")
+    return said
+
+
+def json_objects(text: str) -> list[dict[str, Any]]:
+    """Every JSON object in a text that is not within another one."""
+    decoder, found, end = json.JSONDecoder(strict=False), list[dict[str, Any]](), 0
+    for brace in islice(re.finditer("{", text), _MOST_BRACES):
+        if brace.start() >= end:
+            try:
+                value, end = decoder.raw_decode(text, brace.start())
+            except (ValueError, RecursionError):
+                continue
+            found.append(value)
+    return found
+
+
+# --- Answers on disk --------------------------------------------------------------------------------------------------
+
+
+def key_of(decides: Any) -> bytes:
+    """12 bytes that identify what decides an answer, anything that JSON has a form for."""
+    text = json.dumps(decides, sort_keys=True).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=12).digest()
+
+
+class AnswerFile:
+    """Rows by key in a file of JSON lines. Memory holds a key and a place a row, not the row.
+
+    Several processes may append to one file; each knows what was there when it began, and what it wrote itself.
+
+    Args:
+        file: open for reading and appending.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._places: dict[bytes, int] = {}
+        self._file = file
+        with self._locked():
+            self._file.seek(0)
+            place = 0
+            for line in self._file:
+                if not line.endswith(b"\n"):
+                    self._file.truncate(place)  # a kill or a full disk may have cut the last line short
+                    break
+                # one that cannot be read is of a process that was killed while another one wrote
+                with suppress(ValueError, KeyError, TypeError):
+                    self._places[bytes.fromhex(json.loads(line)["key"])] = place
+                place += len(line)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._places
+
+    def get(self, key: bytes) -> dict[str, Any]:
+        """The row of a key that is there."""
+        self._file.seek(self._places[key])
+        row: dict[str, Any] = json.loads(self._file.readline())
+        del row["key"]
+        return row
+
+    def put(self, key: bytes, row: Mapping[str, Any]) -> None:
+        """Write a row; when this returns, it outlives the process.
+
+        Raises:
+            ValueError: it could not be written; says where.
+        """
+        with self._locked():
+            place = self._file.seek(0, 2)
+            try:
+                self._file.write((json.dumps({"key": key.hex(), **row}) + "\n").encode())
+                self._file.flush()
+            except OSError as error:
+                name = self._file.name
+                raise ValueError(f"{name}: an answer could not be written ({error}); make room and go on") from error
+        self._places[key] = place
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
