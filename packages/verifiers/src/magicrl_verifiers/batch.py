@@ -36,7 +36,7 @@ BROKEN_LINE = "broken_line"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSummary:
-    """What a batch came to.
+    """Counts of a judged file.
 
     Attributes:
         total: the lines of the output.
@@ -72,11 +72,11 @@ Parse = Callable[[dict[str, Any], Any, str], Line]
 
 
 Tell = Callable[[int, int], None]
-"""Who is told how many of how many lines are judged."""
+"""Progress callback with the number of judged lines and of all lines."""
 
 
 def untold(done: int, total: int) -> None:
-    """Nobody is told."""
+    """Ignore progress."""
 
 
 def judge_file(
@@ -398,7 +398,7 @@ def _parse_code(row: dict[str, Any], name: Any, where: str) -> Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """What a checker did with known programs.
+    """Result of a checker on known programs.
 
     Attributes:
         rejected_right: indices of right programs that it rejected, with the verdict's words.

@@ -15,7 +15,7 @@ OPEN_TAG = "<think>"
 CLOSE_TAG = "</think>"
 
 MAX_ANSWER_CHARS = 1_000_000
-"""Of a longer answer part only the tail is read."""
+"""Longest answer part in characters; of a longer one only the tail is read."""
 
 _BOX = r"\\(?:boxed|fbox)\s*"
 _TOKEN = re.compile(_BOX + r"(?P<box>\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
@@ -25,7 +25,7 @@ def answer_part(response: str, reasoning: Reasoning) -> str | None:
     """The text after the reasoning, or None when the reasoning never ended (RECIPE section 8, step 1).
 
     The text after the *last* ``</think>`` is the answer. A ``<think>`` that stays open means that no answer
-    was given, even if a box stands inside it.
+    was given, even if there is a box inside it.
     """
     if reasoning != "none":
         # the last one: a response may name the tag within its reasoning
@@ -87,7 +87,7 @@ def last_box(text: str) -> str | None:
 
 
 def joint_boxes(text: str) -> tuple[str, ...] | None:
-    r"""The last boxes of a text when nothing but ``and``, ``or`` or commas stands between them; None if it is one.
+    r"""The last boxes of a text when nothing but ``and``, ``or`` or commas is between them; None if it is one.
 
     Example:
         >>> joint_boxes(r"$\boxed{1}$ and $\boxed{2}$")

@@ -148,7 +148,7 @@ class IsolatedHandler(RequestHandler):
 
 
 def limit_memory(memory_limit_mb: int) -> None:
-    """Of this process's address space (Linux): what the warm worker has now plus the limit. No core dumps."""
+    """Limit the address space (Linux) to that of the warm worker plus the limit; no core dumps."""
     if sys.platform == "linux":
         _lower(resource.RLIMIT_AS, psutil.Process().memory_info().vms + memory_limit_mb * 2**20)
     _lower(resource.RLIMIT_CORE, 0)

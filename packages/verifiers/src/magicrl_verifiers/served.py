@@ -40,7 +40,7 @@ class ServerSettings:
             ``openai`` keeps to what every such server takes; ``auto`` asks the server's model list.
         key_variable: environment variable with the key; it may be unset when it is the default one.
         max_tokens_field: name of the limit's field; newer models of OpenAI want ``max_completion_tokens``.
-        processed_logprobs: the server's log-probs are those at the temperature asked for (vLLM started with
+        processed_logprobs: the server's log-probs are those at the requested temperature (vLLM started with
             ``--logprobs-mode processed_logprobs``). Otherwise they are kept at temperature 1 and 0 only.
         extra: further fields of every request, as the server's own; a field of value None is not sent.
     """
@@ -56,7 +56,7 @@ class ServerSettings:
     total_seconds: float = 7200.0  # longest all attempts of a request with the waits between them
     max_context: int | None = None  # most prompt + response tokens; None: what the server says, else no limit here
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    logprobs: bool | None = None  # ask for log-probs; None: of vLLM only, since others refuse or charge
+    logprobs: bool | None = None  # request log-probs; None: only from vLLM, since others refuse or charge
     processed_logprobs: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -91,7 +91,7 @@ class ServerSettings:
 
 @dataclass(kw_only=True, slots=True)
 class ServerUsage:
-    """What a server was asked for so far."""
+    """Requests to a server so far."""
 
     requests: int = 0  # answers that arrived and were used
     retries: int = 0  # attempts beyond the first
@@ -119,7 +119,7 @@ _KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]  # a long answer is 
 
 
 class ServerError(ValueError):
-    """What a server, or the way to it, refused. The text is complete: URL without credentials, status, remedy."""
+    """A request that failed. The text is complete: URL without credentials, status, remedy."""
 
     def __init__(
         self, text: str, *, status: int | None = None, retryable: bool = True, wait: float | None = None
@@ -142,7 +142,7 @@ class Transport:
         if not (self._key.isascii() and self._key.isprintable()):
             raise ValueError(f"the value of {settings.key_variable} holds characters that no key has; set it anew")
         self._client: httpx2.AsyncClient | None = None
-        # of its own: neither training nor evaluation may see that random numbers were drawn
+        # a separate generator: training and evaluation must not depend on these random numbers
         self._jitter = random.Random()
         self.served: list[str] = []  # names of the model list, for the error about an unknown one
 
@@ -168,7 +168,7 @@ class Transport:
             try:
                 return await self._attempt(method, path, body, limit)
             except ServerError as error:
-                # what the server asks for, else doubling; a little more, at random
+                # the wait that the server states, else doubling; a little more, at random
                 wait = error.wait if error.wait is not None else min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT)
                 # requests that failed together do not come back together
                 wait *= 1 + 0.5 * self._jitter.random()
@@ -205,7 +205,7 @@ class Transport:
                 headers["Authorization"] = f"Bearer {self._key}"
             limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self._settings.concurrency)
             timeout = httpx2.Timeout(self._settings.attempt_seconds, connect=_CONNECT_SECONDS, pool=None)
-            # with a transport of one's own httpx reads no proxy from the environment
+            # with a custom transport httpx reads no proxy from the environment
             direct = None if _proxied() else httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEP_ALIVE)
             self._client = httpx2.AsyncClient(headers=headers, timeout=timeout, limits=limits, transport=direct)
         return self._client
@@ -336,7 +336,7 @@ _MOST_BRACES = 1000  # of a hostile answer each one may begin something that is 
 
 
 class UnreadableAnswer(ValueError):
-    """A reply without what was asked for."""
+    """A reply that does not have the requested content."""
 
 
 def content_of(answer: Any) -> str:
@@ -355,7 +355,7 @@ def content_of(answer: Any) -> str:
 
 
 def after_reasoning(text: str) -> str:
-    """What stands behind the last ``</think>``.
+    """Return the text after the last ``</think>``.
 
     Raises:
         UnreadableAnswer: the reasoning never ended.

@@ -43,7 +43,7 @@ from magicrl_verifiers.records import MAX_EXTRACTED, OUTCOME_OF_STATUS, Outcome,
 MAX_REPLY_BYTES = 1 << 20
 START_SECONDS = 120.0
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
-"""Deaths that an answer can bring about by its depth or size; any other signal came from outside."""
+"""Signals that an answer can cause by its depth or size; any other signal came from outside."""
 _MIN_WAIT_SECONDS = 0.01
 
 
@@ -103,7 +103,7 @@ class WorkerProcess:
         self._unread = b""
         self._retired = False
         self.last_problem: Problem | None = None
-        """The problem that the worker was asked about last, so that a worker thread need not send it again."""
+        """Problem of the last request, which need not be sent again."""
         try:
             # a file: nobody reads while the worker warms up, and a full pipe would block it
             with tempfile.TemporaryFile() as errors:
@@ -160,7 +160,7 @@ class WorkerProcess:
                     self.kill()
                     return Lost("worker answered another item")
                 if "phase" not in message:
-                    # a worker must say that it may go on; anything else replaces it
+                    # a worker must say that it can continue; otherwise it is replaced
                     self._retired = message.get("retire") is not False
                     return message
                 # each phase has the whole limit, so that a slow reference answer is not the answer's fault
@@ -192,7 +192,7 @@ class WorkerProcess:
             self._child.wait(timeout=5)
         code = self._child.poll()
         self.kill()
-        # only a signal can be the item's doing (`_CRASHES`); an exit of its own is the worker's
+        # only a signal can be the item's doing (`_CRASHES`); an exit is the worker's
         if code is None or code >= 0:
             return Lost("worker closed its pipe" if code is None else f"worker exited ({code})")
         # the kernel's limit, a second net under the pool's own (`isolated.limit_cpu`)
@@ -309,7 +309,7 @@ def _spawn(handler: str, errors: int) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=errors,
         env=environment,
-        # a group of its own: `killpg` reaches all that it starts, and Ctrl-C at the terminal does not
+        # a separate group: `killpg` reaches all that it starts, and Ctrl-C at the terminal does not
         start_new_session=True,
         bufsize=0,
     )
@@ -322,7 +322,7 @@ Send = Callable[[Mapping[str, Any]], None]
 
 
 class RequestHandler(ABC):
-    """What a kind of worker does with a request; made from its settings and a function that sends word of progress.
+    """Handler of the requests of a worker; made from settings and a function that sends progress.
 
     Attributes:
         greeting: said once, when it is ready to serve.
@@ -332,7 +332,7 @@ class RequestHandler(ABC):
 
     @abstractmethod
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply; ``retire`` in it asks for this worker to be replaced."""
+        """The reply; ``retire`` in it makes the pool replace this worker."""
 
     def close(self) -> None:  # noqa: B027 - most kinds hold nothing open
         """The last request was served."""
@@ -345,7 +345,7 @@ class Refused(Exception):
 def main() -> None:
     """In the worker: read settings and then requests on standard input until it ends or the worker should be replaced.
 
-    The handler's ``module:class`` stands on the command line.
+    The handler's ``module:class`` is the argument on the command line.
     """
     sys.dont_write_bytecode = True
     module, _, name = sys.argv[1].partition(":")
@@ -368,7 +368,7 @@ def main() -> None:
             send({"ready": False, "reason": str(refusal)})
             return
         send({"ready": True, **handler.greeting})
-        os.dup2(sink, 2)  # until here the pool keeps standard error, to tell why a start failed
+        os.dup2(sink, 2)  # until here the pool keeps standard error for the message about a failed start
         with contextlib.closing(handler):
             for line in requests:
                 request = json.loads(line)
@@ -396,7 +396,7 @@ class Closing(ABC):
 
 
 ATTEMPTS = 2
-"""Of an item whose worker was lost."""
+"""Tries of an item whose worker was lost."""
 _CLOSED = "the verifier pool was closed before all answers were judged"
 
 
@@ -446,10 +446,10 @@ class WorkerProtocol(ABC):
 
     @abstractmethod
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
-        """The item as its worker reads it. ``repeat``: the worker was asked about the same problem last."""
+        """The item as its worker reads it. ``repeat``: the last request of the worker had the same problem."""
 
     def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
-        """What a reply says; a malformed one is a lost worker's."""
+        """Return the verdict of a reply; a malformed reply counts as a lost worker."""
         try:
             verdict: Verdict = self.verdicts.validate_python(message.get("verdict"))
             if self.own_words:
@@ -487,7 +487,7 @@ class WorkerThread:
         self._items, self._protocol, self._closing = items, protocol, closing
         self._slot = WorkerSlot(protocol.plan, closing)
         self.greeting: Future[Mapping[str, Any]] = Future()
-        """What its first worker said, or why there is none."""
+        """Greeting of its first worker, or the error that prevented one."""
         self.thread = threading.Thread(target=self._run, name="verifier-worker", daemon=True)
 
     @property
@@ -498,7 +498,7 @@ class WorkerThread:
     def _run(self) -> None:
         try:
             self.greeting.set_result(self._slot.ready().greeting)
-        except Exception as error:  # noqa: BLE001 - whoever waits for the first worker is told
+        except Exception as error:  # noqa: BLE001 - it is raised where the first worker is awaited
             self.greeting.set_exception(error)
         while (item := self._items.get()) is not None:
             try:
@@ -588,7 +588,7 @@ class WorkerPool(JudgingPool):
         """
         with self._lock:
             self._start()
-            # under the lock, so that none lies behind the sentinels that `close` puts: its ticket would wait for ever
+            # under the lock, so that none comes after the sentinels that `close` puts: its ticket would wait for ever
             items = [Item(next(self._numbers), problem, response, bare) for response in responses]
             for item in items:
                 self._items.put(item)
