@@ -30,7 +30,7 @@ from magicrl.environments.calculator import (
     read_calls,
 )
 from magicrl.records import Problem
-from magicrl_verifiers.exact import ExactVerifier
+from magicrl_verifiers.extraction import ExactVerifier
 from magicrl_verifiers.records import JudgeOptions
 
 ASKED = Problem(id="a", prompt="?", references=("758",), verifier="maths", source="test")

@@ -17,7 +17,7 @@ from magicrl.config.schema import EnvironmentConfig
 from magicrl.environments.base import Step, environment_spec
 from magicrl.environments.pool import EnvironmentPool
 from magicrl.records import Outcome, Verdict
-from magicrl_verifiers.worker import WorkerRefusal
+from magicrl_verifiers.workers import WorkerRefusal
 
 CODE = """
     import os, random, time

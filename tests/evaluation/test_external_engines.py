@@ -16,7 +16,7 @@ from magicrl.config.schema import VllmConfig
 from magicrl.evaluation.engines import open_engine
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.engines import _ENGINE_OPTIONS
-from magicrl_verifiers.served.openai_http import ServerError, ServerSettings
+from magicrl_verifiers.served import ServerError, ServerSettings
 
 NOWHERE = "base_url=http://127.0.0.1:9/v1"  # the discard port: nothing answers
 MISTAKES: dict[str, tuple[str, list[str], str]] = {
@@ -58,7 +58,7 @@ def test_the_page_on_engines_names_options_that_exist() -> None:
 
 
 def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magicrl_verifiers.served.openai_http._FIRST_WAIT", 0.0)
+    monkeypatch.setattr("magicrl_verifiers.served._FIRST_WAIT", 0.0)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/elsewhere")
     options: dict[str, Any] = parse_engine_options("openai", ["attempts=2", 'extra={"seed": null}'])
     with pytest.raises(ServerError, match=r"GET http://127\.0\.0\.1:9/elsewhere/models: cannot reach"):

@@ -401,7 +401,7 @@ class Observers:
 
             def drop(self) -> None: ...
 
-        with patch("magicrl_verifiers.pool.WorkerSlot", Slot):
+        with patch("magicrl_verifiers.workers.WorkerSlot", Slot):
             judge = config.verifier.pool()
             with contextlib.suppress(RuntimeError):
                 judge.warm_up(["maths"])
@@ -635,7 +635,7 @@ def _watched_calls() -> Generator[Seen]:
 @contextmanager
 def _settings_of_servers(limits: list[Any]) -> Generator[None]:
     """Waits and tries of every request that the transport makes."""
-    from magicrl_verifiers.served.openai_http import Transport
+    from magicrl_verifiers.served import Transport
 
     made = Transport.__init__
 

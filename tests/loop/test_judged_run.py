@@ -16,7 +16,7 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
-from magicrl_verifiers.served import openai_http
+from magicrl_verifiers import served as openai_http
 
 SECRET = "sk-never-shown-0123456789"
 

@@ -26,7 +26,7 @@ from magicrl.records import Outcome, Verdict
 from magicrl.training.checkpoint import load_checkpoint
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
-from magicrl_verifiers.exact import ExactVerifier
+from magicrl_verifiers.extraction import ExactVerifier
 
 CLOCKED = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
 FLOPS = ("flops/learner", "flops/engine")

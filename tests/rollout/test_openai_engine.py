@@ -25,7 +25,7 @@ from magicrl.evaluation.samples import SampleRow
 from magicrl.records import Message, Problem, RolloutGroup, RolloutRequest, TokenArray, frozen_tokens
 from magicrl.rollout.openai_engine import UNKNOWN_TOKEN, OpenAIEngine
 from magicrl.rollout.requests import sample_seed
-from magicrl_verifiers.served.openai_http import ServerError, ServerSettings
+from magicrl_verifiers.served import ServerError, ServerSettings
 from magicrl_verifiers.service import VerifierPool
 
 
@@ -110,7 +110,7 @@ def engine_on(server: ScriptedServer, *, tokenizer: Any = None, **settings: Any)
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magicrl_verifiers.served.openai_http._FIRST_WAIT", 0.001)
+    monkeypatch.setattr("magicrl_verifiers.served._FIRST_WAIT", 0.001)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 

@@ -28,7 +28,7 @@ from magicrl.models.scorer import PolicyScorer
 from magicrl.records import RolloutRequest
 from magicrl.rollout.episodes import EpisodeEngine
 from magicrl.rollout.openai_engine import OpenAIEngine
-from magicrl_verifiers.served.openai_http import ServerError, ServerSettings
+from magicrl_verifiers.served import ServerError, ServerSettings
 
 pytestmark = [
     pytest.mark.slow,

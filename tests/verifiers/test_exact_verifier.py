@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from magicrl.records import Outcome
-from magicrl_verifiers.exact import ExactVerifier, normalise
+from magicrl_verifiers.extraction import ExactVerifier, normalise
 from magicrl_verifiers.records import Extract, JudgeOptions, Reasoning
 
 

@@ -25,9 +25,8 @@ from magicrl.records import Episode, Outcome, Problem, Verdict
 from magicrl.rollout.judging import submit_completions, verdicts_of
 from magicrl_verifiers import JudgeOptions, VerifierPool
 from magicrl_verifiers.isolated import IsolatedProtocol
-from magicrl_verifiers.pool import Item
 from magicrl_verifiers.records import make_verdict
-from magicrl_verifiers.worker import Lost, WorkerProcess, WorkerRefusal, WorkerStartError
+from magicrl_verifiers.workers import Item, Lost, WorkerProcess, WorkerRefusal, WorkerStartError
 
 HANG = r"\boxed{\lim_{x \to 0} 9^{9^{9}}}"
 

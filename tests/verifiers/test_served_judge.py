@@ -17,10 +17,9 @@ from json_server import Asked, Reply, json_server
 from magicrl.config.verifier_schema import JudgeConfig
 from magicrl.records import Outcome, Problem, Verdict
 from magicrl_verifiers import VerifierPool
+from magicrl_verifiers import served as openai_http
 from magicrl_verifiers.batch import verify_file
-from magicrl_verifiers.served import openai_http
-from magicrl_verifiers.served.answers import AnswerFile, key_of
-from magicrl_verifiers.served.replies import UnreadableAnswer
+from magicrl_verifiers.served import AnswerFile, UnreadableAnswer, key_of
 from magicrl_verifiers.served_judge import question, read_score
 
 PROBLEM = Problem(id="p", prompt="What is 2 + 3?", references=("5",), verifier="judge", source="test")

@@ -12,14 +12,13 @@ from builders import problem
 
 from magicrl.records import Outcome, Verdict
 from magicrl_verifiers.isolated import IsolatedProtocol
-from magicrl_verifiers.pool import Item, WorkerPool, WorkerProtocol
 from magicrl_verifiers.records import JudgeOptions
-from magicrl_verifiers.worker import Exhausted, WorkerPlan
+from magicrl_verifiers.workers import Exhausted, Item, WorkerPlan, WorkerPool, WorkerProtocol
 
 SCRIPTED = '''
 import os, random, signal, time
 from magicrl_verifiers.records import make_verdict
-from magicrl_verifiers.worker import RequestHandler
+from magicrl_verifiers.workers import RequestHandler
 
 
 class Handler(RequestHandler):

@@ -22,9 +22,10 @@ from magicrl.config.schema import EnvironmentConfig
 from magicrl.environments.base import Environment, EnvironmentSpec, Step, environment_spec
 from magicrl.records import Problem, Verdict
 from magicrl_verifiers.isolated import limit_cpu, limit_memory
-from magicrl_verifiers.pool import ATTEMPTS, Closing
 from magicrl_verifiers.rewards import MAX_REASON, Failures, number, own_code_plan, told
-from magicrl_verifiers.worker import (
+from magicrl_verifiers.workers import (
+    ATTEMPTS,
+    Closing,
     Exhausted,
     Lost,
     Refused,

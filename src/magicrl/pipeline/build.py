@@ -34,7 +34,7 @@ from magicrl.pipeline.pipeline_schema import (
     PipelineConfig,
     PipelineSource,
 )
-from magicrl_verifiers.served.openai_http import ServerSettings
+from magicrl_verifiers.served import ServerSettings
 
 SOURCES = "sources"
 SETTINGS = "pipeline.toml"

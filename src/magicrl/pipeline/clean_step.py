@@ -25,16 +25,16 @@ from magicrl.pipeline.maths_rules import maths_fault
 from magicrl.pipeline.parts import StepFolder
 from magicrl.pipeline.pipeline_schema import CleanStep, CodeCleaning, MathsCleaning
 from magicrl.records import Outcome, Problem, Verdict
+from magicrl_verifiers.batch import disagreements
 from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, CodeVerdict
 from magicrl_verifiers.code.sandbox import Limits
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
-from magicrl_verifiers.code_files import disagreements
 from magicrl_verifiers.extraction import CLOSE_TAG, OPEN_TAG, last_box
 from magicrl_verifiers.maths.literals import plain_number
 from magicrl_verifiers.maths.notation import canonical, close_braces
-from magicrl_verifiers.pool import Closing, Ticket
 from magicrl_verifiers.records import JudgeOptions
 from magicrl_verifiers.service import VerifierPool
+from magicrl_verifiers.workers import Closing, Ticket
 
 _PROBE = r"\boxed{\int_0^1 \zeta(7) y \, dy + \Gamma(\frac{1}{7})}"
 """Answer that matches no reference: the verdict about it says whether the verifier can read the reference."""

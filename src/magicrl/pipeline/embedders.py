@@ -20,7 +20,7 @@ from scipy import sparse
 from magicrl.pipeline.canonical import WORDS, tokens_of
 from magicrl.pipeline.pipeline_schema import EmbeddingSettings
 from magicrl.pipeline.texts import mixed, shingles
-from magicrl_verifiers.served.openai_http import ServerError, ServerSettings, ServerUsage, Transport
+from magicrl_verifiers.served import ServerError, ServerSettings, ServerUsage, Transport
 
 Matrix = NDArray[np.float32]
 

@@ -18,9 +18,19 @@ from magicrl.config.schema import Section
 from magicrl.files import only_writer
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
-from magicrl_verifiers.served.answers import AnswerFile, key_of
-from magicrl_verifiers.served.openai_http import ServerError, ServerSettings, ServerUsage, Transport, usage_of
-from magicrl_verifiers.served.replies import UnreadableAnswer, after_reasoning, content_of, json_objects
+from magicrl_verifiers.served import (
+    AnswerFile,
+    ServerError,
+    ServerSettings,
+    ServerUsage,
+    Transport,
+    UnreadableAnswer,
+    after_reasoning,
+    content_of,
+    json_objects,
+    key_of,
+    usage_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,7 +42,7 @@ from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused
 from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl_verifiers.references import did_you_mean
 from magicrl_verifiers.secrets import without_secrets
-from magicrl_verifiers.served.openai_http import ServerSettings
+from magicrl_verifiers.served import ServerSettings
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from magicrl.records import Completion, FinishReason, RolloutRequest, frozen_floats, frozen_tokens
 from magicrl.rollout.protocol import Capabilities
 from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, sample_seed
-from magicrl_verifiers.served.openai_http import ServerError, ServerSettings, ServerUsage, Transport, usage_of
+from magicrl_verifiers.served import ServerError, ServerSettings, ServerUsage, Transport, usage_of
 
 UNKNOWN_TOKEN = -1
 """Placeholder for a response token whose id the server did not return."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magicrl_verifiers.served import openai_http
+from magicrl_verifiers import served as openai_http
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from builders import write_lines
 
+from magicrl_verifiers.batch import admission_file, disagreements, disagreements_file, examine_checker
 from magicrl_verifiers.code import checkers as tools
 from magicrl_verifiers.code.checkers import same_lines, same_text, same_value
 from magicrl_verifiers.code.judge import CodeJudge, program_in
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
-from magicrl_verifiers.code_files import admission_file, disagreements, disagreements_file, examine_checker
 
 
 @pytest.mark.parametrize(

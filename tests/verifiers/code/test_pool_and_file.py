@@ -16,10 +16,10 @@ from builders import write_lines
 
 from magicrl.records import Outcome, Problem
 from magicrl_verifiers import JudgeOptions, VerifierPool
+from magicrl_verifiers.batch import verify_code_file
 from magicrl_verifiers.cli import code
 from magicrl_verifiers.code.judge import CodeOptions, CodePool
 from magicrl_verifiers.code.sandbox import Limits
-from magicrl_verifiers.code_files import verify_code_file
 
 from .conftest import judge_of
 

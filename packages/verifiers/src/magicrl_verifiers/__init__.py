@@ -9,15 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from magicrl_verifiers.direct import verify_code, verify_maths
-    from magicrl_verifiers.pool import Ticket
+    from magicrl_verifiers.batch import verify_code, verify_maths
     from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, Verifier, VerifierService
     from magicrl_verifiers.rewards import reward
     from magicrl_verifiers.service import VerifierPool
+    from magicrl_verifiers.workers import Ticket
 
 _MODULES = {
-    "direct": ("verify_code", "verify_maths"),
-    "pool": ("Ticket",),
+    "batch": ("verify_code", "verify_maths"),
+    "workers": ("Ticket",),
     "records": ("JudgeOptions", "Problem", "Verdict", "Verifier", "VerifierService"),
     "rewards": ("reward",),
     "service": ("VerifierPool",),

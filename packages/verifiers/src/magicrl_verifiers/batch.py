@@ -1,11 +1,13 @@
-"""Judging a file of answers: the engine of ``magicrl verify``, and all of it but programs in their own form.
+"""Judging one answer, rows, or a file of answers or programs: the functions behind ``magicrl verify``.
 
-JSON Lines in, JSON Lines out, in the same order, one line each: a line that cannot be read gets its own, too, with the
+Files are JSON Lines. The output has one line per input line in the same order. A line that cannot be read gets the
 status ``broken_line`` and the reason.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import time
@@ -16,11 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from magicrl_verifiers.code import remote, values
+from magicrl_verifiers.code.checkers import same_text, same_value
+from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, CodeVerdict
+from magicrl_verifiers.code.sandbox import Limits
+from magicrl_verifiers.code.suite import BESIDE, StdinCase, Suite, SuiteError, parse_suite, tests_object
 from magicrl_verifiers.judge_settings import JudgeSettings
-from magicrl_verifiers.pool import Ticket
-from magicrl_verifiers.records import JudgeOptions, Outcome, Problem, Verdict, VerifierService
+from magicrl_verifiers.records import Extract, JudgeOptions, Outcome, Problem, Reasoning, Verdict, VerifierService
 from magicrl_verifiers.service import VerifierPool
 from magicrl_verifiers.table import VerifierSpec, verifier_spec
+from magicrl_verifiers.workers import Ticket
 
 _IN_FLIGHT_PER_WORKER = 32
 BROKEN_LINE = "broken_line"
@@ -29,7 +36,7 @@ BROKEN_LINE = "broken_line"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSummary:
-    """What a batch came to.
+    """Counts of a judged file.
 
     Attributes:
         total: the lines of the output.
@@ -65,11 +72,11 @@ Parse = Callable[[dict[str, Any], Any, str], Line]
 
 
 Tell = Callable[[int, int], None]
-"""Who is told how many of how many lines are judged."""
+"""Progress callback with the number of judged lines and of all lines."""
 
 
 def untold(done: int, total: int) -> None:
-    """Nobody is told."""
+    """Ignore progress."""
 
 
 def judge_file(
@@ -309,3 +316,306 @@ def _row(verdict: Verdict) -> dict[str, Any]:
         **graded,
         **({"reason": verdict.reason} if verdict.status == "reward_failed" else {}),
     }
+
+
+# --- Files of programs ------------------------------------------------------------------------------------------------
+#
+# Correct solutions that disagree with each other on a test show that the test has several right outputs: comparing with
+# one of them punishes the others. A checker is admitted only if it accepts what is known to be right and rejects what
+# is known to be wrong.
+
+
+def verify_code_file(
+    input: Path,
+    output: Path,
+    *,
+    options: CodeOptions | None = None,
+    workers: int = 1,
+    explain: bool = False,
+    tell: Tell = untold,
+) -> BatchSummary:
+    """Judge every line ``{"id"?, "response" | "program", "tests": {...}}`` of ``input``.
+
+    Writes ``{"id", "correct", "status", "passed", "total", "seconds"}`` a line to ``output``, which appears whole
+    when all are judged (until then ``<output>.part`` grows). A line without an id gets its line number.
+
+    Args:
+        explain: add ``reason``, a sentence for a person.
+        tell: called with the lines that are judged, and all.
+
+    Raises:
+        ValueError: an empty input, or input and output are the same file.
+        OSError: a file cannot be read or written.
+        WorkerRefusal: this machine cannot isolate programs; says why.
+    """
+    check_file(input, output)
+    with CodePool(options, workers=workers) as pool:
+        pool.warm_up()
+        return judge_file(
+            input,
+            output,
+            pool,
+            parse=_parse_code,
+            row=partial(_code_row, explain),
+            submit=lambda line: pool.submit(line.problem, [line.text], bare=line.bare),
+            workers=workers,
+            tell=tell,
+        )
+
+
+def _code_row(explain: bool, verdict: Verdict) -> dict[str, Any]:
+    passed, total = (verdict.passed, verdict.total) if isinstance(verdict, CodeVerdict) else (0, 0)
+    row: dict[str, Any] = {
+        "correct": verdict.correct,
+        "status": verdict.status,
+        "passed": passed,
+        "total": total,
+        "seconds": round(verdict.seconds, 4),
+    }
+    return {**row, "reason": verdict.reason} if explain else row
+
+
+def _parse_code(row: dict[str, Any], name: Any, where: str) -> Line:
+    given = [field for field in ("program", "response") if row.get(field) is not None]
+    if len(given) != 1:
+        raise ValueError(
+            f"{where}: exactly one of the fields 'program' and 'response' is needed, got {given or 'none'}"
+        )
+    text = row[given[0]]
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: field {given[0]!r} must be text, got {type(text).__name__}")
+    if "tests" not in row:
+        raise ValueError(f"{where}: field 'tests' is missing")
+    try:
+        tests = tests_object(row["tests"])
+    except SuiteError as error:
+        raise ValueError(f"{where}: {error}") from error
+    beside = {field: row[field] for field in BESIDE if row.get(field) is not None}
+    references = (json.dumps({**beside, **tests}),)
+    problem = Problem(id=str(name), prompt="", references=references, verifier="code", source="file")
+    return Line(problem, text, bare=given[0] == "program")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """Result of a checker on known programs.
+
+    Attributes:
+        rejected_right: indices of right programs that it rejected, with the verdict's words.
+        accepted_wrong: indices of wrong programs that it accepted.
+        judged_right, judged_wrong: how many programs of each kind were given.
+    """
+
+    rejected_right: tuple[tuple[int, str], ...]
+    accepted_wrong: tuple[int, ...]
+    judged_right: int
+    judged_wrong: int
+
+    @property
+    def admitted(self) -> bool:
+        """It made no mistake, and was shown at least one program of each kind."""
+        clean = not self.rejected_right and not self.accepted_wrong
+        return clean and self.judged_right > 0 and self.judged_wrong > 0
+
+
+def examine_checker(judge: CodeJudge, suite: Suite, *, right: Sequence[str], wrong: Sequence[str]) -> Admission:
+    """Judge known programs by the suite's checker.
+
+    Args:
+        right: programs known to be right.
+        wrong: programs known to be wrong (of another kind than crashes and time-outs, which no checker sees).
+
+    Raises:
+        ValueError: the suite has no checker.
+    """
+    if suite.checker is None:
+        raise ValueError("the tests name no checker; set field 'checker' in 'tests' or beside it")
+    verdicts = [judge.judge_program(source, suite) for source in right]
+    rejected = tuple((i, f"{v.status}: {v.reason}") for i, v in enumerate(verdicts) if not v.correct)
+    accepted = tuple(i for i, source in enumerate(wrong) if judge.judge_program(source, suite).correct)
+    return Admission(rejected_right=rejected, accepted_wrong=accepted, judged_right=len(right), judged_wrong=len(wrong))
+
+
+def disagreements(judge: CodeJudge, suite: Suite, solutions: Sequence[str]) -> list[int]:
+    """Indices of the tests on which solutions that are all known to be right give different outputs.
+
+    A solution that fails on a test (time, crash) says nothing about it. Outputs count as different only when the
+    built-in comparison (tokens, floats within the tolerance) says so.
+    """
+    given = [judge.outputs(source, suite) for source in solutions]
+    found: list[int] = []
+    for index, case in enumerate(suite.cases):
+        outputs = [row[index] for row in given]
+        known = [output for output in outputs if output is not None]
+        text = isinstance(case, StdinCase)
+        # with the first that ran: one that differs is enough
+        if any(not _same(known[0], other, suite.float_tolerance, text=text) for other in known[1:]):
+            found.append(index)
+    return found
+
+
+def disagreements_file(input: Path, output: Path, options: CodeOptions | None = None, tell: Tell = untold) -> int:
+    """Look through problems with several correct solutions: lines ``{"id"?, "solutions": [...], "tests": {...}}``.
+
+    Writes ``{"id", "needs_checker", "tests"}`` a line: indices of the tests on which the solutions disagree.
+
+    Returns:
+        How many problems need a checker.
+
+    Raises:
+        ValueError: a malformed line or unusable tests (names file, line and field), or output is the input.
+        SandboxError: this machine cannot isolate programs; says why.
+    """
+
+    def look(judge: CodeJudge, suite: Suite, row: dict[str, Any]) -> dict[str, Any]:
+        found = disagreements(judge, suite, _programs(row, "solutions", 2))
+        return {"needs_checker": bool(found), "tests": found}
+
+    return sum(row["needs_checker"] for row in _each_problem(input, output, options, look, tell))
+
+
+def admission_file(input: Path, output: Path, options: CodeOptions | None = None, tell: Tell = untold) -> int:
+    """Examine checkers: lines ``{"id"?, "tests": {..., "checker"}, "right": [programs], "wrong": [programs]}``.
+
+    Writes ``{"id", "admitted", "rejected_right", "accepted_wrong"}`` a line: indices of programs misjudged.
+
+    Returns:
+        How many checkers were admitted.
+
+    Raises:
+        ValueError: a malformed line or unusable tests (names file, line and field), or output is the input.
+        SandboxError: this machine cannot isolate programs; says why.
+    """
+
+    def look(judge: CodeJudge, suite: Suite, row: dict[str, Any]) -> dict[str, Any]:
+        found = examine_checker(judge, suite, right=_programs(row, "right", 1), wrong=_programs(row, "wrong", 1))
+        rejected = [index for index, _ in found.rejected_right]
+        return {"admitted": found.admitted, "rejected_right": rejected, "accepted_wrong": list(found.accepted_wrong)}
+
+    return sum(row["admitted"] for row in _each_problem(input, output, options, look, tell))
+
+
+def _each_problem(
+    input: Path,
+    output: Path,
+    options: CodeOptions | None,
+    look: Callable[[CodeJudge, Suite, dict[str, Any]], dict[str, Any]],
+    tell: Tell,
+) -> list[dict[str, Any]]:
+    if output.exists() and output.samefile(input):
+        raise ValueError(f"output {output} is the input file; choose another")
+    rows: list[dict[str, Any]] = []
+    lines = count_lines(input)
+    with CodeJudge(options) as judge:
+        for row, name, where in objects(input):
+            try:
+                suite = parse_suite(row.get("tests"), {field: row[field] for field in BESIDE if field in row})
+                rows.append({"id": name, **look(judge, suite, row)})
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
+            tell(len(rows), lines)
+    output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return rows
+
+
+def _programs(row: dict[str, Any], field: str, least: int) -> list[str]:
+    given = row.get(field)
+    if not isinstance(given, list) or len(given) < least or not all(isinstance(one, str) for one in given):
+        raise ValueError(f"field {field!r} must be a list of at least {least} programs")
+    return given
+
+
+def _same(one: bytes, other: bytes, tolerance: float | None, *, text: bool) -> bool:
+    if text:
+        return same_text(one, other, tolerance)
+    try:
+        first, second = (values.decode(json.loads(part)["result"], remote.as_list) for part in (one, other))
+    except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError):
+        return one == other
+    return same_value(first, second, tolerance, strict=False)
+
+
+# --- One answer or one program at a time ------------------------------------------------------------------------------
+
+
+@functools.cache
+def _maths_pool(reasoning: Reasoning, extract: Extract, time_limit: float) -> VerifierPool:
+    pool = VerifierPool(options=JudgeOptions(reasoning=reasoning, extract=extract), time_limit=time_limit)
+    atexit.register(pool.close)
+    return pool
+
+
+@functools.cache
+def _code_pool(reasoning: Reasoning, time_limit: float, memory_limit_mb: int) -> CodePool:
+    limits = Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb)
+    pool = CodePool(CodeOptions(limits=limits, judge=JudgeOptions(reasoning=reasoning)))
+    atexit.register(pool.close)
+    return pool
+
+
+def verify_maths(
+    reference: str | Sequence[str],
+    response: str,
+    *,
+    reasoning: Reasoning = "auto",
+    extract: Extract = "lenient",
+    time_limit: float = 10.0,
+) -> Verdict:
+    r"""Return whether a response gives the reference answer.
+
+    The response is judged in a worker process, which is killed at its limit. Safe to call from several threads. For
+    many responses `VerifierPool` or ``magicrl-verify math`` are faster: they keep several workers busy.
+
+    Args:
+        reference: the reference answer, or several of which any counts.
+        response: what the model wrote, reasoning included.
+        reasoning: what an unfinished ``<think>`` means (`JudgeOptions`).
+        extract: ``box``: only a ``\boxed{}`` counts; ``lenient``: an answer without a box counts, too.
+        time_limit: CPU seconds.
+
+    Raises:
+        ValueError: no reference.
+        RuntimeError: no worker can be started on this machine.
+
+    Example:
+        >>> verify_maths("1/2", r"It is \boxed{0.5}.").correct
+        True
+    """
+    references = (reference,) if isinstance(reference, str) else tuple(reference)
+    problem = Problem(id="direct", prompt="", references=references, verifier="maths", source="direct")
+    (verdict,) = _maths_pool(reasoning, extract, time_limit).judge(problem, [response])
+    return verdict
+
+
+def verify_code(
+    tests: Mapping[str, Any],
+    program: str,
+    *,
+    response: bool = False,
+    reasoning: Reasoning = "auto",
+    time_limit: float = 10.0,
+    memory_limit_mb: int = 4096,
+) -> CodeVerdict:
+    """Return whether a program passes its tests, run in a sandbox (docs/code-verifier.md).
+
+    Args:
+        tests: ``{"inputs", "outputs", "fn_name"?}``, ``{"entry_point", "import_prefix", "test_code"}`` or
+            ``{"assert_case"}``.
+        program: Python source; with ``response`` a model's text, whose last code block is the program.
+        response: whether ``program`` is a model's text.
+        reasoning: what an unfinished ``<think>`` in a response means (`JudgeOptions`).
+        time_limit: CPU seconds of one test.
+        memory_limit_mb: MiB of one test.
+
+    Raises:
+        WorkerRefusal: this machine cannot isolate programs; says why.
+
+    Example:
+        >>> verify_code({"inputs": ["3"], "outputs": ["6"]}, "print(2 * int(input()))").correct
+        True
+    """
+    problem = Problem(id="direct", prompt="", references=(json.dumps(tests),), verifier="code", source="direct")
+    pool = _code_pool(reasoning, time_limit, memory_limit_mb)
+    (verdict,) = pool.result(pool.submit(problem, [program], bare=not response))
+    assert isinstance(verdict, CodeVerdict)
+    return verdict

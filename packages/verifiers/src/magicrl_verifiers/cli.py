@@ -144,10 +144,9 @@ def code(
     workers
         Worker processes; default: the cores this process may use.
     """
-    from magicrl_verifiers.batch import usable_cores
+    from magicrl_verifiers.batch import usable_cores, verify_code_file
     from magicrl_verifiers.code.judge import CodeOptions
     from magicrl_verifiers.code.sandbox import Limits, SandboxOptions
-    from magicrl_verifiers.code_files import verify_code_file
     from magicrl_verifiers.records import JudgeOptions
 
     options = CodeOptions(
@@ -188,9 +187,9 @@ def checkers(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
     time_limit
         CPU seconds of one test, unless the problem states its own.
     """
+    from magicrl_verifiers.batch import admission_file
     from magicrl_verifiers.code.judge import CodeOptions
     from magicrl_verifiers.code.sandbox import Limits
-    from magicrl_verifiers.code_files import admission_file
 
     console = Console(emoji=False)
     options, tell = CodeOptions(limits=Limits(cpu_seconds=time_limit)), ProgressLines(console).lines("examined")
@@ -214,9 +213,9 @@ def disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int
     time_limit
         CPU seconds of one test, unless the problem states its own.
     """
+    from magicrl_verifiers.batch import disagreements_file
     from magicrl_verifiers.code.judge import CodeOptions
     from magicrl_verifiers.code.sandbox import Limits
-    from magicrl_verifiers.code_files import disagreements_file
 
     console = Console(emoji=False)
     options, tell = CodeOptions(limits=Limits(cpu_seconds=time_limit)), ProgressLines(console).lines("examined")

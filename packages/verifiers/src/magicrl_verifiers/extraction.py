@@ -1,19 +1,21 @@
-"""Where the answer is: after the reasoning, in the last box. Linear in the text, whatever it holds.
+"""Where the answer is: after the reasoning, in the last box; and normalised equality of short answers.
 
-Everything here reads what a model wrote: no recursion, no regular expression that can backtrack far.
+Everything here reads what a model wrote. It takes linear time: no recursion, no regular expression that backtracks far.
 """
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Sequence
 
-from magicrl_verifiers.records import Reasoning
+from magicrl_verifiers.records import JudgeOptions, Reasoning, Verdict, make_verdict
 
 OPEN_TAG = "<think>"
 CLOSE_TAG = "</think>"
 
 MAX_ANSWER_CHARS = 1_000_000
-"""Of a longer answer part only the tail is read."""
+"""Longest answer part in characters; of a longer one only the tail is read."""
 
 _BOX = r"\\(?:boxed|fbox)\s*"
 _TOKEN = re.compile(_BOX + r"(?P<box>\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
@@ -23,7 +25,7 @@ def answer_part(response: str, reasoning: Reasoning) -> str | None:
     """The text after the reasoning, or None when the reasoning never ended (RECIPE section 8, step 1).
 
     The text after the *last* ``</think>`` is the answer. A ``<think>`` that stays open means that no answer
-    was given, even if a box stands inside it.
+    was given, even if there is a box inside it.
     """
     if reasoning != "none":
         # the last one: a response may name the tag within its reasoning
@@ -85,7 +87,7 @@ def last_box(text: str) -> str | None:
 
 
 def joint_boxes(text: str) -> tuple[str, ...] | None:
-    r"""The last boxes of a text when nothing but ``and``, ``or`` or commas stands between them; None if it is one.
+    r"""The last boxes of a text when nothing but ``and``, ``or`` or commas is between them; None if it is one.
 
     Example:
         >>> joint_boxes(r"$\boxed{1}$ and $\boxed{2}$")
@@ -100,3 +102,60 @@ def joint_boxes(text: str) -> tuple[str, ...] | None:
         run.append(text[start:end].strip())
         before = command
     return tuple(reversed(run)) if 1 < len(run) <= _MAX_JOINT else None
+
+
+# --- Normalised equality ----------------------------------------------------------------------------------------------
+
+_INTEGER = re.compile(r"([+-]?)0*(\d+)", re.ASCII)
+
+
+def normalise(text: str) -> str:
+    """One space between tokens, case folded, integers without sign ``+`` and leading zeros.
+
+    Example:
+        >>> normalise("  Left  007 -0 ")
+        'left 7 0'
+    """
+    return " ".join(_normalise_token(token) for token in text.casefold().split())
+
+
+def _normalise_token(token: str) -> str:
+    match = _INTEGER.fullmatch(token)
+    if match is None:
+        return token
+    sign, digits = match.groups()
+    return f"-{digits}" if sign == "-" and digits != "0" else digits
+
+
+class ExactVerifier:
+    """The last box if there is one; with ``lenient`` else as many last tokens as the reference answer has.
+
+    Example: to ``"L 7 S3 4 1 S4 2 3"`` with reference answer ``"3"`` it says matched (lenient).
+    """
+
+    def __init__(self, options: JudgeOptions) -> None:
+        self._options = options
+
+    def judge(self, references: Sequence[str], response: str) -> Verdict:
+        start = time.perf_counter()
+        answer = answer_part(response, self._options.reasoning)
+        if answer is None:
+            return make_verdict("no_answer", reason="the reasoning never ended", decided_by="extraction")
+        box = last_box(answer)
+        found: str | None = None
+        for reference in references:
+            candidate = box if box is not None else self._tail(answer, len(reference.split()))
+            found = found if found is not None else candidate
+            if candidate and normalise(candidate) == normalise(reference):
+                seconds = time.perf_counter() - start
+                return make_verdict("matched", decided_by="string", extracted=candidate, seconds=seconds)
+        if not found or not found.strip():
+            return make_verdict("no_answer", reason="no answer was found", decided_by="extraction")
+        return make_verdict("mismatch", decided_by="string", extracted=found, seconds=time.perf_counter() - start)
+
+    def _tail(self, answer: str, count: int) -> str | None:
+        if self._options.extract == "box" or count == 0:
+            return None
+        # from the end: a response of 32K tokens is not split whole for its last one
+        tail = answer.rsplit(maxsplit=count)[-count:]
+        return " ".join(tail) or None

@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 import psutil
 
-from magicrl_verifiers.pool import Item, WorkerProtocol
 from magicrl_verifiers.records import JudgeOptions, Verdict, Verifier, make_verdict
 from magicrl_verifiers.references import resolve
-from magicrl_verifiers.worker import Exhausted, RequestHandler, Send, WorkerPlan
+from magicrl_verifiers.workers import Exhausted, Item, RequestHandler, Send, WorkerPlan, WorkerProtocol
 
 _MAX_REASON = 300
 _MIN_STALL_SECONDS = 60.0
@@ -149,7 +148,7 @@ class IsolatedHandler(RequestHandler):
 
 
 def limit_memory(memory_limit_mb: int) -> None:
-    """Of this process's address space (Linux): what the warm worker has now plus the limit. No core dumps."""
+    """Limit the address space (Linux) to that of the warm worker plus the limit; no core dumps."""
     if sys.platform == "linux":
         _lower(resource.RLIMIT_AS, psutil.Process().memory_info().vms + memory_limit_mb * 2**20)
     _lower(resource.RLIMIT_CORE, 0)

@@ -19,14 +19,14 @@ class JudgeSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     base_url: str
-    """Of the server, as ``http://localhost:8000/v1``."""
+    """Address of the server, as ``http://localhost:8000/v1``."""
     model: str
     """The name the server knows the model by."""
     endpoint: Literal["chat", "classify", "pooling"] = "chat"
     """``chat``: a language model that replies to ``prompt``; ``classify``, ``pooling``: a reward model in vLLM, which
     reads the conversation and gives the number itself."""
     key_variable: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; the key itself stands in no recipe."""
+    """Environment variable that holds the key; the key itself must not be in a recipe."""
     prompt: str | None = None
     """Text with ``{response}``, and ``{problem}`` and ``{reference}`` where they are wanted; default: a rubric for
     right and wrong. ``{response}`` becomes the response between marks that it cannot know."""
@@ -36,7 +36,7 @@ class JudgeSettings(BaseModel):
     lowest: float = 0.0
     """With ``chat`` the least score that the judge may give; the reward is 0 there. A reward model's is as it comes."""
     highest: float = 1.0
-    """The greatest score; the reward is 1 there, and what lies outside of both is unreadable."""
+    """The greatest score; the reward is 1 there, and a score outside of both is unreadable."""
     right_from: float = 1.0
     """Least reward of a right answer, for accuracy, pass@k and the filters."""
     temperature: float = Field(default=0.0, ge=0)
@@ -44,7 +44,7 @@ class JudgeSettings(BaseModel):
     max_tokens: int = Field(default=1024, ge=1)
     """Of the judge's reply."""
     unreadable_attempts: int = Field(default=2, ge=1)
-    """Times it is asked where its reply cannot be read; with temperature 0 once."""
+    """Requests where the reply cannot be read; with temperature 0 one."""
     concurrency: int = Field(default=16, ge=1)
     """Most requests under way."""
     attempts: int = Field(default=6, ge=1)
@@ -52,7 +52,7 @@ class JudgeSettings(BaseModel):
     attempt_seconds: float = Field(default=120.0, gt=0)
     """Longest one try."""
     token_budget: int | None = Field(default=None, ge=1)
-    """Tokens in and out that one process may spend; then nothing is asked, and responses are not judged."""
+    """Tokens in and out that one process may spend; then no request is sent, and responses are not judged."""
     cache: str | None = None
     """Folder of the scores given so far; default: ``magicrl/judge`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     extra: dict[str, Any] = Field(default_factory=dict[str, Any])

@@ -1,7 +1,7 @@
 """Problems, verdicts and the protocols of what judges; what makes two problems the same one.
 
 A verifier states a fact about one answer; rewards are made elsewhere, so that training and evaluation
-share one judge. Blame is decided by the status alone: whatever an answer exhausts by itself (CPU seconds,
+share one judge. Only the status decides who is to blame: whatever an answer exhausts by itself (CPU seconds,
 memory, depth) is wrong, because hanging the judge must not pay; only what is not the answer's doing (a
 lost worker, a reference answer that cannot be read) is not judged.
 """
@@ -47,7 +47,7 @@ def typed(text: str) -> str:
     if text.isascii():
         return text
     pieces = _APART.split(_UNSEEN.sub("", text).translate(_TYPED))
-    # every second piece is what stands between those that stay as they are
+    # every second piece is the text between those that stay as they are
     pieces[::2] = [unicodedata.normalize("NFKC", piece) for piece in pieces[::2]]
     return "".join(pieces)
 
@@ -56,7 +56,7 @@ def prompt_key(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     """The identity of a prompt: 16 hexadecimal digits, equal for prompts that ask the same in the same words.
 
     Whitespace counts as one space, case and typography (see ``typed``) do not count; words, numbers, punctuation and
-    LaTeX do. Two prompts that differ by case alone are rarely two problems, and taking them for one costs a training
+    LaTeX do. Two prompts that differ only by case are rarely two problems, and taking them for one costs a training
     problem, taking one for two lets a test problem into training. Of a list of messages all count, with their roles and
     in order; one user message is its text.
 
@@ -143,12 +143,12 @@ class Problem:
 
     @property
     def cluster(self) -> str:
-        """What makes two problems dependent observations: their template, else their key. The unit of an interval."""
+        """Unit of a confidence interval: the template, else the key. Problems of one cluster are dependent."""
         return self.key if self.template is None else f"{self.source}/{self.template}"
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation that the model goes on with; its chat template renders it."""
+        """The conversation that the model continues; its chat template renders it."""
         return (*self.context, Message("user", self.prompt))
 
 
@@ -181,7 +181,7 @@ def check_references(problem: Problem) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What a verifier found; a fact, not a reward.
+    """Result of a verifier; a fact, not a reward.
 
     Attributes:
         outcome: correct, wrong or not_judged: what is counted as right, in accuracy, pass@k and filters.
@@ -209,7 +209,7 @@ class Verdict:
 
     @property
     def reward(self) -> float:
-        """What the response earns by itself, before truncation is looked at."""
+        """Reward of the response before truncation is considered."""
         return float(self.correct) if self.score is None else self.score
 
     def earned(self, *, truncated: bool) -> float:
@@ -218,7 +218,7 @@ class Verdict:
 
 
 def reward_earned(reward: float, *, truncated: bool) -> float:
-    """What a response with this reward earns in training. Being cut at T must not pay: it earns 0 then, or less."""
+    """Return the reward in training: a truncated response earns at most 0, since truncation must not pay."""
     return min(0.0, reward) if truncated else reward
 
 
@@ -280,13 +280,13 @@ class JudgeOptions:
 
 
 class Verifier(Protocol):
-    """Judges whether a response gives any of the reference answers. Pure: depends on the two and the options alone."""
+    """Judges whether a response gives any of the reference answers. Pure: depends only on the two and the options."""
 
     def judge(self, references: Sequence[str], response: str) -> Verdict: ...
 
 
 class VerifierService(Protocol):
-    """What the training loop sees: submit while the engine generates, collect afterwards.
+    """Interface to the training loop: submit while the engine generates, collect afterwards.
 
     ``submit`` queues one problem's responses and returns a ticket at once; ``result`` waits for its verdicts, in the
     order of the responses; ``ready`` says whether it would return at once. ``close`` may be called twice.

@@ -40,7 +40,7 @@ _resolved: dict[str, str] = {}
 
 
 def live(thing: Any, name: str | None = None, text: str | None = None) -> str:
-    """A reference to ``thing``, ``live:NAME@DIGEST``, which this process alone can resolve.
+    """A reference to ``thing``, ``live:NAME@DIGEST``, which only this process can resolve.
 
     The digest is of ``text`` (default: the source text of a function or class, not what it reads from around it);
     ``live:NAME@unknown`` where no text can be had.
@@ -182,7 +182,7 @@ def _module_of_file(path: Path) -> ModuleType:
     path = path.resolve()
     text = path.read_bytes()
     digest = hashlib.sha256(text).hexdigest()[:8]
-    # with the text's digest: two recipes may each bring a file of this name, and a changed file is another module
+    # with the text's digest: two recipes may each name a file of this name, and a changed file is another module
     name = f"magicrl_file_{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]

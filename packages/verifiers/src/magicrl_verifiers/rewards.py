@@ -29,11 +29,10 @@ import psutil
 from pydantic import TypeAdapter
 
 from magicrl_verifiers.isolated import limit_cpu, limit_memory
-from magicrl_verifiers.pool import Item, WorkerProtocol
 from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, make_verdict
 from magicrl_verifiers.references import resolve
 from magicrl_verifiers.trl_rewards import adapted
-from magicrl_verifiers.worker import Exhausted, Refused, RequestHandler, Send, WorkerPlan
+from magicrl_verifiers.workers import Exhausted, Item, Refused, RequestHandler, Send, WorkerPlan, WorkerProtocol
 
 _log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """The reward ``judge``: a model behind an OpenAI-compatible server reads problem and response, and gives a score.
 
-What decides a score (model, wording, problem, response) is its key: it is asked for once, whichever run or group asks
-again. An outage is never a 0: what the server does not answer, or not readably, is *not judged*. The response is text
-of a model under training and wants a high score: it stands between marks that it cannot know.
+Model, wording, problem and response are the key of a score: it is requested once for all runs and groups. An outage is
+never a 0: a response without a readable score is *not judged*. The response is text of a model under training, which is
+rewarded for a high score, so it is put between marks that it cannot know.
 """
 
 from __future__ import annotations
@@ -20,12 +20,22 @@ from typing import Any, cast
 
 from magicrl_verifiers.extraction import answer_part
 from magicrl_verifiers.judge_settings import JudgeSettings
-from magicrl_verifiers.pool import Closing
 from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, make_verdict
 from magicrl_verifiers.rewards import RewardFunction, event_loop
-from magicrl_verifiers.served.answers import AnswerFile, key_of
-from magicrl_verifiers.served.openai_http import ServerError, ServerSettings, ServerUsage, Transport, usage_of
-from magicrl_verifiers.served.replies import UnreadableAnswer, after_reasoning, content_of, json_objects
+from magicrl_verifiers.served import (
+    AnswerFile,
+    ServerError,
+    ServerSettings,
+    ServerUsage,
+    Transport,
+    UnreadableAnswer,
+    after_reasoning,
+    content_of,
+    json_objects,
+    key_of,
+    usage_of,
+)
+from magicrl_verifiers.workers import Closing
 
 PROMPT = """You grade one response to a problem.
 
@@ -67,7 +77,7 @@ def read_score(text: str, config: JudgeSettings) -> float:
     """The reward that a reply says: 0 at ``lowest``, 1 at ``highest``.
 
     Raises:
-        UnreadableAnswer: no score where it should stand, or one out of range.
+        UnreadableAnswer: no score at the required place, or one out of range.
 
     Example:
         >>> read_score("It is right.\\nScore: 7", JudgeSettings(base_url="http://x", model="m", highest=10))
@@ -117,7 +127,7 @@ def model_score(answer: dict[str, Any]) -> float:
 
 
 def question(problem: Problem, response: str, config: JudgeSettings) -> str:
-    """What a language model is asked. The marks are made of problem and response: no response can hold its own."""
+    """Return the prompt for the judge. The marks depend on problem and response, so no response can contain them."""
     mark = f"response-{key_of([problem.prompt, response]).hex()[:12]}"
     references = " or ".join(problem.references)
     texts = {
@@ -133,7 +143,7 @@ def question(problem: Problem, response: str, config: JudgeSettings) -> str:
 
 @dataclass(kw_only=True, slots=True)
 class JudgeUsage:
-    """What was asked for so far, in this process."""
+    """Requests of this process so far."""
 
     asked: int = 0  # replies that arrived
     cached: int = 0  # scores that were there, or already under way
@@ -209,7 +219,7 @@ class ServedJudge(Closing):
             raise ValueError(f"[verifier.judge] does not work: {error}") from error
 
     def totals(self) -> dict[str, float]:
-        """What was asked for so far, as metrics."""
+        """Return the requests so far as metrics."""
         counts = {**dataclasses.asdict(self._usage), "retries": self._server.retries}
         return {f"judge/{name}": value for name, value in counts.items()}
 
@@ -230,7 +240,7 @@ class ServedJudge(Closing):
         self._answers.close()
 
     async def _row(self, problem: Problem, answer: str) -> dict[str, Any]:
-        """The score, from the file or from the server; the same question is asked once."""
+        """The score, from the file or from the server; the same request is sent once."""
         body = self._body(problem, answer)
         config = self._config
         key = key_of([_VERSION, config.endpoint, config.read, config.lowest, config.highest, body])
@@ -243,7 +253,7 @@ class ServedJudge(Closing):
             task = asyncio.ensure_future(self._asked(key, body))
             self._under_way[key] = task
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        # shielded: whoever gives up waiting does not take it from the others
+        # shielded: one waiter that is cancelled must not cancel the request of the others
         return await asyncio.shield(task)
 
     async def _asked(self, key: bytes, body: dict[str, Any]) -> dict[str, Any]:
@@ -258,7 +268,7 @@ class ServedJudge(Closing):
         return row
 
     async def _ask(self, body: dict[str, Any], attempts: int) -> dict[str, Any]:
-        """A new answer, asked for again while it cannot be read."""
+        """Request an answer, again while it cannot be read."""
         config, usage = self._config, self._usage
         path = "/chat/completions" if config.endpoint == "chat" else f"/{config.endpoint}"
         tries = config.unreadable_attempts if config.endpoint == "chat" and config.temperature else 1

@@ -9,9 +9,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from magicrl_verifiers.judge_settings import NO_JUDGE, JudgeSettings
-from magicrl_verifiers.pool import Closing, JudgingPool, Ticket, WorkerPool
 from magicrl_verifiers.records import Judge, JudgeOptions, Problem, Verdict
 from magicrl_verifiers.table import VerifierSpec, verifier_spec
+from magicrl_verifiers.workers import Closing, JudgingPool, Ticket, WorkerPool
 
 if TYPE_CHECKING:
     from magicrl_verifiers.served_judge import ServedJudge
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class VerifierPool(JudgingPool):
     r"""Judges responses, in this process (``exact``) or in worker processes (``maths``, ``code``).
 
-    A problem's verifier may also be a reward of one's own (`rewards`), which is called in either place.
+    A problem's verifier may also be a custom reward (`rewards`), which is called in either place.
 
     Safe to use from several threads. Workers start with the first item that needs one.
 
@@ -81,7 +81,7 @@ class VerifierPool(JudgingPool):
             with self._lock:
                 self._awaited.add(found)
                 closed = self._closed
-            if closed:  # while the reward was asked: `close` did not see this one
+            if closed:  # `close` was called meanwhile and did not see this one
                 found.cancel()
             found.add_done_callback(self._awaited.discard)
             return Ticket(problem, [found])
@@ -119,14 +119,14 @@ class VerifierPool(JudgingPool):
             self._closed = True
             pools: list[Closing] = [*self._pools.values(), *self._served.values()]
             awaited = list(self._awaited)
-        # outside the lock: whoever waits for these is woken now and may call the pool
+        # outside the lock: threads that wait for these wake up now and may call the pool
         for future in awaited:
             future.cancel()
         for pool in pools:
             pool.close()
 
     def totals(self) -> dict[str, float]:
-        """What servers were asked for so far; {} without one."""
+        """Return the requests to servers so far as metrics; {} without a server."""
         return {key: value for served in self._served.values() for key, value in served.totals().items()}
 
     def observations(self) -> dict[str, float]:
@@ -142,7 +142,7 @@ class VerifierPool(JudgingPool):
             raise RuntimeError("the verifier pool is closed")
 
     def _here(self, spec: VerifierSpec) -> Judge:
-        """What judges without worker processes, made once."""
+        """Return the judge that needs no worker processes, made once."""
         with self._lock:
             self._check_open()
             if spec.name not in self._local:

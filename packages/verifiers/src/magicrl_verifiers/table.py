@@ -13,8 +13,8 @@ from magicrl_verifiers.references import LIVE, resolve
 
 if TYPE_CHECKING:
     from magicrl_verifiers.judge_settings import JudgeSettings
-    from magicrl_verifiers.pool import WorkerProtocol
     from magicrl_verifiers.served_judge import ServedJudge
+    from magicrl_verifiers.workers import WorkerProtocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class VerifierSpec:
 
 
 def _exact(options: JudgeOptions) -> Judge:
-    from magicrl_verifiers.exact import ExactVerifier
+    from magicrl_verifiers.extraction import ExactVerifier
 
     verifier = ExactVerifier(options)
     return lambda problem, responses: [verifier.judge(problem.references, response) for response in responses]

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from magicrl_verifiers.direct import verify_code, verify_maths
+from magicrl_verifiers.batch import verify_code, verify_maths
 from magicrl_verifiers.records import Extract, Outcome, Reasoning
 
 

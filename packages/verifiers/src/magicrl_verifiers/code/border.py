@@ -18,7 +18,7 @@ from magicrl_verifiers.code.remote import SPECIAL, Nodes, Peer, Unsupported, kin
 PROGRAM_MODULES = ("solution", "main", "submission", "program", "candidate", "your_module", "__main__")
 """Names under which test code imports the program."""
 NOT_MIRRORED = {("sys", "stdout"), ("sys", "stderr"), ("os", "environ")}
-"""What the program writes, and its environment, cross with every answer."""
+"""Attributes that are not mirrored, because output and environment cross with every answer."""
 
 _NO_ERRORS_OF = ("unittest", "magicrl", "pytest")
 """Modules whose exceptions steer a test run: never raised for a program."""
@@ -65,15 +65,15 @@ class Client(Peer):
         self.first_use: Callable[[], None] = lambda: None
 
     def greet(self, namespace: Mapping[str, Any]) -> None:
-        """Say what the tests bring; lists and trees arrive as nodes of the tests' classes, if they have such."""
+        """Send the first message. Lists and trees arrive as nodes of the tests' own classes, if there are such."""
         self._nodes = Nodes(namespace)
         nodes = "ListNode" in namespace or "TreeNode" in namespace
-        with contextlib.suppress(OSError):  # its end shows when it is asked for something
+        with contextlib.suppress(OSError):  # the next request notices that it has ended
             self.send({"op": "hello", "nodes": nodes})
 
     @property
     def names(self) -> dict[str, Any]:
-        """What the program defines."""
+        """Names that the program defines."""
         if self._names is None:
             self.first_use()  # from here on the program can end this process: by a flood of names, for example
             found = self._receive().get("names")
@@ -83,7 +83,7 @@ class Client(Peer):
         return self._names
 
     def lookup(self, name: str) -> Any:
-        """What the program defines under a name that it has."""
+        """Return what the program defines under one of `names`."""
         known = self.names[name]
         if known is None:
             return self.ask("get", {"name": name})
@@ -254,7 +254,7 @@ class Client(Peer):
         return {"lent": self._number(value)}
 
     def _described(self, function: Any) -> list[Any]:
-        """What ``functools.wraps`` and ``inspect.signature`` read of a function."""
+        """Return what ``functools.wraps`` and ``inspect.signature`` read of a function."""
         parameters = [
             [one.name, int(one.kind), [] if one.default is one.empty else [self._encode(one.default)]]
             for one in inspect.signature(function).parameters.values()
@@ -264,7 +264,7 @@ class Client(Peer):
     def _decode(self, value: Any) -> Any:
         try:
             return values.decode(value, self._hook)
-        except Exception as error:  # whatever a hostile form brings about
+        except Exception as error:  # a hostile form may raise anything
             raise self._nonsense(str(error)) from error
 
     def _hook(self, tagged: Mapping[str, Any]) -> Any:

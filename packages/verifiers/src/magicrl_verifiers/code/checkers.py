@@ -29,7 +29,7 @@ from typing import Any, Literal
 from magicrl_verifiers.code.suite import SuiteError, parse_trusted
 
 DEFAULT_TOLERANCE = 1e-6
-"""Of floats, absolute or relative, where a problem states none: what contests usually grant."""
+"""Tolerance of floats, absolute or relative, where a problem states none: the usual one of contests."""
 MAX_NUMBER_CHARS = 400
 
 _FRACTION = re.compile(rb"[+-]?(\d+\.\d*|\.\d+|\d+(?:\.\d*)?[eE][+-]?\d+|\.\d+[eE][+-]?\d+)", re.ASCII)
@@ -91,7 +91,7 @@ def same_value(found: Any, wanted: Any, tolerance: float | None, *, strict: bool
     """
     if strict and tolerance is None:
         return bool(found == wanted)
-    # a list of what is left to compare, not recursion: hostile results may be nested deeply
+    # iterative, since hostile results may be nested deeply
     waiting = collections.deque([(found, wanted)])
     while waiting:
         a, b = waiting.pop()
@@ -183,7 +183,7 @@ def is_tree(nodes: Sequence[int], edges: Sequence[Edge]) -> bool:
     """The edges join exactly these nodes, without a cycle."""
     known = set(nodes)
     ends_known = all(one in known and other in known for one, other in edges)
-    # n - 1 edges that join n nodes leave no room for a cycle
+    # n - 1 edges that join n nodes hold no cycle
     return ends_known and len(edges) == len(known) - 1 and is_connected(nodes, edges)
 
 
@@ -273,7 +273,7 @@ def load_checker(text: str) -> Checker:
 
 
 def accepts_value(name: str, found: Any, wanted: Any, tolerance: float | None) -> bool:
-    """What a built-in checker says of a function's result."""
+    """Return whether a built-in checker accepts the result of a function."""
     if name in ("unordered", "permutation", "unordered_lines"):
         return _unordered(found, wanted, tolerance)
     if name == "set":
@@ -292,7 +292,7 @@ def _same_lines_in_any_order(output: bytes, answer: bytes, tolerance: float | No
     return collections.Counter(ours) == collections.Counter(theirs)
 
 
-# What each built-in checker says of a program's output: (output, answer, tolerance).
+# The built-in checkers of a program's output, each a function of (output, answer, tolerance).
 _TEXT: dict[str, Callable[[bytes, bytes, float | None], bool]] = {
     # tokens between white space (the default), floats within the tolerance
     "tokens": same_text,
@@ -317,7 +317,7 @@ _TEXT: dict[str, Callable[[bytes, bytes, float | None], bool]] = {
 
 
 def accepts_text(name: str, output: bytes, answer: bytes, tolerance: float | None) -> bool:
-    """What a built-in checker says of a program's output."""
+    """Return whether a built-in checker accepts the output of a program."""
     return _TEXT[name](output, answer, tolerance)
 
 

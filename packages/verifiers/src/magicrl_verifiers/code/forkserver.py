@@ -47,7 +47,7 @@ from magicrl_verifiers.code.values import (
 _RECURSION = 50_000
 _MAX_MESSAGE = 400
 _MAX_DIGITS = 100_000
-"""Of an integer that a checker or a test reads or writes; it takes 0.1 s and grows with the square."""
+"""Digits of an integer that a checker or a test reads or writes: 0.1 s, and quadratic beyond."""
 _FIRST_SLOT, _END_SLOT, _MOST_DESCRIPTORS = 200, 220, 1024
 
 _modules: dict[str, Any] = {}
@@ -56,12 +56,12 @@ _convenience: dict[str, Any] = {}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guards:
-    """What binds a child. A guard that is None was switched off, by a test that shows what it is for.
+    """The guards of a child. A guard that is None was switched off by a test.
 
     Attributes:
-        rules: Landlock's, a descriptor.
-        filter, exec_filter: of system calls; the second for a compiled checker.
-        folder: where a program starts.
+        rules: descriptor of the Landlock rules.
+        filter, exec_filter: filters of system calls; the second is for a compiled checker.
+        folder: working directory of a program.
         parent: the fork server's number as a child sees it.
     """
 
@@ -88,7 +88,7 @@ class Guards:
             raise ProcessLookupError("the fork server died before its death could reach this process")
         if self.rules is not None:
             kernel.landlock_restrict(self.rules)
-        # what is left of the fork server's: its socket, and the descriptors of the other runs of the request
+        # descriptors of the fork server: its socket, and those of the other runs of the request
         os.closerange(3, _FIRST_SLOT)
         os.closerange(_END_SLOT, _MOST_DESCRIPTORS)
         # last: the guards above need calls that the filter refuses
@@ -99,7 +99,7 @@ class Guards:
 
 
 def prepare() -> None:
-    """In the fork server: the names that LeetCode's own environment imports, offered below a program's own."""
+    """Load, in the fork server, the names that LeetCode imports; they are offered after a program's own."""
     for module in ("typing", "collections", "itertools", "functools", "heapq", "bisect", "operator", "math", "string"):
         loaded = importlib.import_module(module)
         for name in getattr(loaded, "__all__", None) or [n for n in vars(loaded) if not n.startswith("_")]:
@@ -136,12 +136,8 @@ def run(request: dict[str, Any], places: Iterable[tuple[int, int]], guards: Guar
 
 def _read(name: str) -> bytes:
     """All of an input channel, which is then closed."""
-    fd = SLOTS[name]
-    size = os.lseek(fd, 0, os.SEEK_END)
-    data = os.pread(fd, size, 0)
-    while len(data) < size and (part := os.pread(fd, size - len(data), len(data))):
-        data += part
-    os.close(fd)
+    data = values.read_all(SLOTS[name])
+    os.close(SLOTS[name])
     return data
 
 
@@ -162,7 +158,7 @@ def _load(request: dict[str, Any], compiler: Callable[[bytes], types.CodeType] |
             made = None if compiler is None else compiler(text)
             codes.append(made or compile(text, "main.py" if name == "source" else name, "exec", dont_inherit=True))
     if "code" in request["common"]:
-        _write(SLOTS["code"], marshal.dumps(codes))
+        values.write_all(SLOTS["code"], marshal.dumps(codes))
         os.close(SLOTS["code"])
     _say_compiled()
     return codes
@@ -173,19 +169,13 @@ def _say_compiled() -> None:
     os.close(SLOTS["status"])
 
 
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 def _module(name: str, *, helpful: bool) -> dict[str, Any]:
     """A fresh module's namespace. ``helpful``: names that LeetCode imports are found after the builtins."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     namespace = vars(module)
     if helpful:
-        # behind the program's own names and the built-ins, so that it may define a `gcd` of its own
+        # behind the program's own names and the built-ins, so that it may define its own `gcd`
         namespace["__builtins__"] = {**_convenience, **vars(builtins)}
     else:
         namespace["__builtins__"] = builtins
@@ -193,7 +183,7 @@ def _module(name: str, *, helpful: bool) -> dict[str, Any]:
 
 
 def _finish() -> None:
-    """What the interpreter does at its end: wait for threads, run exit handlers, flush."""
+    """Do what the interpreter does at its end: wait for threads, run exit handlers, flush."""
     if threading.active_count() > 1:
         threading._shutdown()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
@@ -222,11 +212,16 @@ def _main(request: dict[str, Any], uncaught: int) -> int:
     return status
 
 
-def _own_mistake(error: BaseException) -> bool:
-    """Whether a checker's own lines name or import what is not there; text that it evaluates has another file name."""
+def _last_line(error: BaseException) -> types.TracebackType | None:
     where = error.__traceback__
     while where is not None and where.tb_next is not None:
         where = where.tb_next
+    return where
+
+
+def _own_mistake(error: BaseException) -> bool:
+    """Whether a checker's own lines name or import what is not there; text that it evaluates has another file name."""
+    where = _last_line(error)
     in_source = where is not None and where.tb_frame.f_code.co_filename == "main.py"
     return in_source and type(error) in (NameError, ImportError, ModuleNotFoundError)
 
@@ -244,9 +239,7 @@ def _explain(error: BaseException) -> int:
     elif isinstance(error, values.NotPlainError):
         status = EXIT_NOT_PLAIN
     try:
-        where = error.__traceback__
-        while where is not None and where.tb_next is not None:
-            where = where.tb_next
+        where = _last_line(error)
         line = "" if where is None else f" (line {where.tb_lineno})"
         text = f"{type(error).__name__}: {str(error)[:_MAX_MESSAGE]}{line}"
         os.write(2, b"\n" + text.encode("utf-8", "replace"))
@@ -271,7 +264,7 @@ def _call(request: dict[str, Any]) -> None:
         # arguments that are no plain data any more are left as the caller has them
         after = None
     reply = {"result": remote.encode_result(function, result), "after": after}
-    _write(SLOTS["result"], json.dumps(reply).encode("ascii"))
+    values.write_all(SLOTS["result"], json.dumps(reply).encode("ascii"))
 
 
 def _serve(request: dict[str, Any]) -> None:
@@ -295,9 +288,9 @@ def _assert(request: dict[str, Any]) -> None:
     codes = _load(request, testrun.compile_tests)
     sys.set_int_max_str_digits(_MAX_DIGITS)
     client = border.Client(SLOTS["replies"], SLOTS["calls"], os.getcwd())
-    client.first_use = lambda: _write(SLOTS["result"], b"called\n")
+    client.first_use = lambda: values.write_all(SLOTS["result"], b"called\n")
     found = testrun.run(client, codes, request["details"], _modules)
-    _write(SLOTS["result"], json.dumps(found).encode("ascii"))
+    values.write_all(SLOTS["result"], json.dumps(found).encode("ascii"))
 
 
 def _judge(request: dict[str, Any]) -> None:
@@ -318,7 +311,7 @@ def _judge(request: dict[str, Any]) -> None:
         _explain(error)
         os._exit(EXIT_CHECKER_BROKEN if _own_mistake(error) else 1)
     if accepted is not None:
-        _write(SLOTS["result"], b"yes" if accepted else b"no")
+        values.write_all(SLOTS["result"], b"yes" if accepted else b"no")
 
 
 def _checker(request: dict[str, Any]) -> None:
@@ -353,14 +346,14 @@ PRELOADED = (
     "operator", "random", "re", "string", "threading", "typing",
 )
 # fmt: on
-"""What contest programs import. The rest loads when a program asks for it: each module here slows every fork."""
+"""Modules that contest programs import. Others load on demand, because each module here slows every fork."""
 _MAX_REQUEST = 1 << 16
 _MAX_FDS = 128
 _MAX_ERRORS = 500
 _SLICES = (0.02, 0.05, 0.1, 0.25)
 _HARD_FACTOR = 10.0
 _STACK = 120 << 20
-"""Of the main thread; the kernel leaves 128 MiB below the stack free."""
+"""Stack of the main thread in bytes. The kernel leaves 128 MiB below the stack free."""
 _PROGRESS_SECONDS = 0.002
 _STILL_LOOKS = 3
 """Looks without progress before a program counts as waiting: on a busy machine it may not run for a while."""
@@ -370,7 +363,7 @@ _PARENT_DEATH = signal.SIGKILL
 def main() -> None:
     """Serve until the other end of the socket is closed. The socket and the setup come on the command line."""
     setup: dict[str, Any] = json.loads(sys.argv[1])
-    # at a low number: children close what lies above their own descriptors up to a bound
+    # at a low number, since children close the descriptors above their own up to a bound
     link = socket.socket(fileno=os.dup(setup["socket"]))
     os.close(setup["socket"])
     kernel.prctl(kernel.PR_SET_PDEATHSIG, _PARENT_DEATH)
@@ -437,7 +430,7 @@ class _ForkServer:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # room for a request's descriptors and the slots; what a program's pipes can hold is bounded by it too
+        # enough for a request's descriptors and the slots; it also bounds what a program's pipes can hold
         resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_FDS + 128, _MAX_FDS + 128))
         _limit(resource.RLIMIT_STACK, _STACK)
         self._guards = Guards(
@@ -473,7 +466,7 @@ class _ForkServer:
             self._link.send(json.dumps({"runs": runs}).encode())
 
     def _all(self, request: dict[str, Any], fds: list[int], runs: list[dict[str, Any]]) -> None:
-        """Every run of a request, as long as the time and the room for outputs last; fills ``runs``."""
+        """Do every run of a request while CPU time and output bytes are left; append the reports to ``runs``."""
         # children inherit these limits; the filter keeps them from being raised
         _limit(resource.RLIMIT_AS, self._memory + (request["memory_mb"] << 20))
         room = request["output_mb"] << 20
@@ -499,7 +492,7 @@ class _ForkServer:
                 return
 
     def _run(self, request: dict[str, Any], places: Sequence[tuple[int, int]], cpu: float) -> dict[str, Any]:
-        """Fork a child, wait for its end and bring it about where a limit is passed."""
+        """Fork a child, wait for its end, and kill it where a limit is passed."""
         start = time.monotonic()
         pid = self._fork()
         if pid == 0:
@@ -515,7 +508,7 @@ class _ForkServer:
                 return {"status": status, "cpu": used, "peak": usage.ru_maxrss, "killed": killed}
             turn = min(turn + 1, len(_SLICES) - 1)
             used = kernel.cpu_seconds(pid)
-            # wall-clock time alone says little on a busy machine: only a program that makes no progress is idle
+            # a program is idle only if it makes no progress: on a busy machine wall-clock time says little
             still = still + 1 if used - before < _PROGRESS_SECONDS else 0
             before = used
             wall, patience = time.monotonic() - start, cpu + request["idle_seconds"]
@@ -529,7 +522,7 @@ class _ForkServer:
                 os.kill(pid, signal.SIGKILL)  # its number is its own until it is waited for
 
     def _fork(self) -> int:
-        """In tier B every child is the first of its own process numbers."""
+        """Fork a child; in tier B it gets a new namespace of process numbers."""
         if self._numbers < 0:
             return kernel.fork()
         # this process stays where it is; its next child is the first of the new numbers
@@ -561,13 +554,13 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _state(folder: str) -> tuple[int, ...]:
-    """Of a folder in memory: it changes with everything that is made there, even if it is gone again."""
+    """Return the state of a folder in memory. It changes with every file made there, even if that is deleted again."""
     found = os.stat(folder)
     return found.st_nlink, found.st_uid, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _told(fd: int) -> str:
-    """What lies in a pipe that does not block."""
+    """Read a pipe that does not block."""
     try:
         return os.read(fd, 8).decode("ascii")
     except BlockingIOError:

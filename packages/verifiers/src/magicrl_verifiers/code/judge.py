@@ -1,7 +1,7 @@
-"""One program against the tests of one problem. The comparison happens here, outside of every sandbox.
+"""Judges one program by the tests of one problem. The comparison happens here, outside of every sandbox.
 
-Whatever a program exhausts itself is its failure. Only a sandbox or a checker that failed is nobody's:
-``infrastructure_error``, after a second try in fresh processes.
+A program that exhausts a limit has failed. A sandbox, test code or checker that fails is not the program's fault:
+``infrastructure_error``, after a second try in fresh processes. A wrong program must not be able to cause that.
 """
 
 from __future__ import annotations
@@ -37,9 +37,19 @@ from magicrl_verifiers.code.sandbox import (
 from magicrl_verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError, parse_suite
 from magicrl_verifiers.code.values import present_cpu
 from magicrl_verifiers.extraction import answer_part
-from magicrl_verifiers.pool import Closing, Item, Ticket, WorkerPool, WorkerProtocol
 from magicrl_verifiers.records import OUTCOME_OF_STATUS, JudgeOptions, Problem, Reasoning, Verdict, check_references
-from magicrl_verifiers.worker import Exhausted, Refused, RequestHandler, Send, WorkerPlan
+from magicrl_verifiers.workers import (
+    Closing,
+    Exhausted,
+    Item,
+    Refused,
+    RequestHandler,
+    Send,
+    Ticket,
+    WorkerPlan,
+    WorkerPool,
+    WorkerProtocol,
+)
 
 _FENCE = re.compile(r"^[ \t]{0,8}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n]*$", re.MULTILINE)
 _PYTHON = {"python", "python3", "py", "py3", "python2"}
@@ -94,7 +104,7 @@ class Referee:
         """Whether the last run ended by a mistake of the checker's own code, such as an undefined name."""
 
     def by_function(self, arguments: list[Any]) -> bool:
-        """A checker function's word. If it raises, the expected answer shows whose fault that is."""
+        """Return the verdict of a checker function. If it raises, the expected answer decides whose fault that is."""
         said, reason = self._ask_function(arguments)
         if said is not None:
             return said
@@ -121,7 +131,7 @@ class Referee:
         return None, "no verdict" if failed is None else failed[1]
 
     def by_program(self, given: bytes, output: bytes, answer: bytes | None) -> bool:
-        """A checker program's exit status, by testlib's contract."""
+        """Return whether a checker program accepts the output, by testlib's contract for exit statuses."""
         code, reason = self._ask_program(given, output, answer or b"")
         if code in _VERDICTS:
             return code == 0
@@ -172,7 +182,7 @@ class CodeVerdict(Verdict):
 def code_verdict(
     status: str, reason: str = "", *, passed: int = 0, total: int = 0, seconds: float = 0.0, decided_by: str = "tests"
 ) -> CodeVerdict:
-    """The verdict of this status; its outcome follows from the status alone."""
+    """Return the verdict of this status. The outcome depends only on the status."""
     return CodeVerdict(
         outcome=OUTCOME_OF_STATUS[status],
         status=status,
@@ -189,11 +199,11 @@ class CodeOptions:
     """How programs are judged.
 
     Attributes:
-        limits: of each test, where the problem states no limits of its own.
+        limits: limits of each test where the problem states none.
         total_seconds: CPU seconds of all tests of a program together; None: 12 times the limit of one test.
         stop_at_failure: leave out the tests after the first that fails.
         sandbox: how programs are confined.
-        judge: where the program stands in a response.
+        judge: how the program is found in a response.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -240,13 +250,13 @@ class CodeJudge(Closing):
         return code_verdict(status, reason, passed=trial.passed, total=len(suite.cases), seconds=trial.seconds())
 
     def outputs(self, source: str, suite: Suite) -> list[bytes | None]:
-        """What a program gives on every test, uncompared: its output or its result; None where it fails."""
+        """Return the output or the result of a program on every test without a comparison; None where it fails."""
         with contextlib.closing(_Trial(self.sandbox, self._options, source, suite, None)) as trial:
             return [trial.output(case) for case in suite.cases]
 
 
 class _Trial:
-    """One program's way through its tests."""
+    """Runs one program on the tests of a problem."""
 
     def __init__(
         self, sandbox: Sandbox, options: CodeOptions, source: str, suite: Suite, checker: Checker | None
@@ -303,7 +313,7 @@ class _Trial:
         return first or ("passed", "")
 
     def _with_retries(self, cases: Sequence[Case]) -> list[tuple[str, str] | None]:
-        """What came of the first of these tests, at least of one."""
+        """Judge the first of these tests, at least one; None for a test that passes."""
         found: list[tuple[str, str] | None] = []
         lost = Lost("")
         for _ in range(_ATTEMPTS):
@@ -315,7 +325,7 @@ class _Trial:
                 return found
             except Lost as error:
                 lost = error
-                # fresh processes, and the next test alone, so that a second loss is its own
+                # fresh processes, and only the next test, so that a second loss is caused by this test
                 self._sandbox.close()
                 self._program.close()
                 self._ahead, cases = 1, cases[:1]
@@ -346,7 +356,7 @@ class _Trial:
         return dataclasses.replace(self._limits, cpu_seconds=present_cpu(self._limits.cpu_seconds, self._left))
 
     def _observe(self, cases: Sequence[Case]) -> Iterator[tuple[Observation, tuple[str, str] | None]]:
-        """What was seen of each of these tests, of one kind, and how it failed; fewer if one fails or time is up."""
+        """Yield the observation and the failure of each of these tests; fewer if one fails or time is up."""
         role, output = ("program", "stdout") if isinstance(cases[0], StdinCase) else ("call", "result")
         job = Job(
             role=role,
@@ -409,7 +419,7 @@ class _Trial:
             if not isinstance(after, list):
                 raise TypeError("the arguments are no plain data")
             result = after[self._suite.in_place]
-        # a function that returns nothing was asked to change an argument in place
+        # a function that returns nothing had to change an argument in place
         elif result is None and not case.strict and case.expected is not None and isinstance(after, list):
             result = _changed(after, case)
         found = values.decode(result, remote.as_list)
@@ -421,13 +431,13 @@ class _Trial:
             return checkers.accepts_value(self._checker.text, found, case.expected, tolerance)
         if checkers.same_value(found, case.expected, tolerance, strict=case.strict):
             return True
-        # the APPS convention: every expected result stands in a list of its own
+        # the APPS convention: every expected result is wrapped in a list
         if case.strict or not self._suite.wrapped or not isinstance(case.expected, list):
             return False
         return checkers.same_value(values.decode(result, remote.as_list), case.expected[0], tolerance, strict=False)
 
     def _assertions(self, case: AssertCase) -> tuple[str, str] | None:
-        """Test code in a process of its own; what it says counts, since nothing of the program runs there."""
+        """Run test code in a separate process. Its report counts, since nothing of the program runs there."""
         limits, heavy = self._present_limits(), self._heavy or bool(_HEAVY.search(case.code))
         details = {"entry": case.entry, "wanted": case.wanted, "check": case.check}
         with contextlib.closing(Program(case.code, prelude=self._suite.prelude)) as tests:
@@ -460,7 +470,7 @@ def _alike(one: Case, other: Case) -> bool:
 
 
 def _input(case: Case) -> Mapping[str, bytes]:
-    """The channels that a test is put to a program on."""
+    """Return the input channels of a test."""
     assert not isinstance(case, AssertCase)
     if isinstance(case, StdinCase):
         return {"stdin": case.input.encode("utf-8", "surrogatepass")}
@@ -470,7 +480,7 @@ def _input(case: Case) -> Mapping[str, bytes]:
 
 
 def _changed(after: list[Any], case: CallCase) -> Any:
-    """Of a function that returns nothing: the first argument that it changed, else the first."""
+    """Return the first argument that a function without a result changed, else the first argument."""
     for now, before in zip(after, case.positional, strict=False):
         if now != values.encode(before):
             return now
@@ -488,7 +498,7 @@ _STALL_SECONDS = 120.0
 
 
 class CodeProtocol(WorkerProtocol):
-    """What the generic pool must know of code: a problem's tests are the JSON text in ``references[0]``."""
+    """Judging of code in worker processes. A problem's tests are the JSON text in ``references[0]``."""
 
     verdicts = TypeAdapter(CodeVerdict)
 
@@ -517,7 +527,7 @@ class CodeProtocol(WorkerProtocol):
         return code_verdict("infrastructure_error", reason, seconds=seconds, decided_by="pool")
 
     def final(self, item: Item, verdict: Verdict) -> bool:
-        return verdict.decided_by == "suite"  # tests that cannot be used are told at once
+        return verdict.decided_by == "suite"  # a second try cannot make the tests usable
 
 
 class CodePool(WorkerPool):
@@ -526,7 +536,7 @@ class CodePool(WorkerPool):
     A problem's tests are the JSON text in ``references[0]`` (`suite` has the forms).
 
     Args:
-        options: limits, isolation and where the program stands in a response.
+        options: limits, isolation and how the program is found in a response.
         workers: worker processes, each with its own sandbox.
 
     Example:
@@ -542,7 +552,7 @@ class CodePool(WorkerPool):
         super().__init__(CodeProtocol(options or CodeOptions()), workers)
 
     def submit(self, problem: Problem, responses: Sequence[str], *, bare: bool = False) -> Ticket:
-        """As `WorkerPool.submit`; ``bare``: these are programs, from which nothing has to be extracted.
+        """Queue responses, or with ``bare`` programs from which nothing has to be extracted, and return at once.
 
         Raises:
             ValueError: the problem has no tests.
@@ -578,7 +588,7 @@ _GROWTH_MB = 1024
 
 
 class CodeHandler(RequestHandler):
-    """One judge, and the tests that it was asked about last."""
+    """One judge and the tests of the last request."""
 
     def __init__(self, hello: dict[str, Any], send: Send) -> None:
         self._judge = CodeJudge(TypeAdapter(CodeOptions).validate_python(hello))
@@ -592,7 +602,7 @@ class CodeHandler(RequestHandler):
         self._trouble = ""
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        # left out when the same problem is asked about again: tests may be megabytes
+        # left out when the problem is the same as in the last request: tests may be megabytes
         if "tests" in request:
             self._suite, self._trouble = None, ""
             try:

@@ -61,7 +61,7 @@ def setns(fd: int, kind: int) -> None:
 
 
 def fork() -> int:
-    """The C library's fork, without Python's handlers for it: they touch many pages, and seed `random` anew.
+    """The C library's fork, without Python's handlers for it: they touch many pages, and seed `random` again.
 
     Only for a process of one thread that holds no lock: what those handlers repair is then whole.
     """
@@ -216,7 +216,7 @@ def private_tree(readable: list[str]) -> bool:
     # from here on the machine's files cannot be reached
     _umount("/old")
     os.rmdir("/old")
-    # when everything stands: the root itself is read-only, the scratch folder is a mount of its own
+    # last: the root becomes read-only, and the scratch folder a separate mount
     _mount("none", "/", None, _MS_REMOUNT | _MS_RDONLY | _MS_BIND | _LOCKED)
     fresh_scratch()
     return has_proc
@@ -334,7 +334,7 @@ def _argument(index: int, *, high: bool = False) -> _Op:
 
 
 def _one_of(index: int, values: Sequence[int], otherwise: int, *, found: int = _ALLOW) -> list[_Op]:
-    """What to answer when the low half of an argument is one of ``values``. (The kernel reads these as 32 bits.)"""
+    """Return operations that test the low half of an argument for ``values``. (The kernel reads these as 32 bits.)"""
     count = len(values)
     # a jump skips so many operations: over the tests that are left and the refusal
     tests = [(_JEQ, count - place, 0, value) for place, value in enumerate(values)]
@@ -355,7 +355,7 @@ def _signal(sender_index: int, signal_index: int) -> list[_Op]:
 
 
 def _limits(index: int) -> list[_Op]:
-    """A limit of its own, but for CPU time (whoever lowers that is killed as if from outside), size and memory."""
+    """Allow a process its own limits except CPU time (lowering it looks like a kill from outside), size and memory."""
     return _one_of(index, _KEPT_LIMITS, _ALLOW, found=_EPERM)
 
 
@@ -411,7 +411,7 @@ def _segments(rules: dict[int, list[_Op]], otherwise: list[_Op]) -> list[tuple[i
         code = rules.get(number, otherwise)
         if not found or found[-1][1] != code:
             found.append((number, code))
-    # calls of the x32 interface have numbers of their own, which the list says nothing about
+    # calls of the x32 interface have separate numbers, which the list does not cover
     found.append((_X32_BIT, [_ret(_KILL_PROCESS)]))
     return found
 

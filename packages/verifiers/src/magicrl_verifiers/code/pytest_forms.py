@@ -50,7 +50,7 @@ class _Offered:
 
 
 class ExceptionInfo(_Offered):
-    """What ``raises`` caught."""
+    """The exception that ``raises`` caught."""
 
     value: Any = None
 
@@ -111,7 +111,7 @@ class approx:
         return self._same(found, self.expected)
 
     def _same(self, found: Any, wanted: Any) -> bool:
-        # numpy's arrays and scalars; of the type, so that a stand-in of the program's is not asked
+        # numpy's arrays and scalars; of the type, so that no attribute of the program's is read
         found, wanted = (one.tolist() if hasattr(type(one), "tolist") else one for one in (found, wanted))
         if isinstance(wanted, Mapping) and isinstance(found, Mapping):
             return found.keys() == wanted.keys() and all(self._same(found[key], wanted[key]) for key in wanted)
@@ -189,7 +189,7 @@ def _main(*_: Any, **__: Any) -> int:
 
 
 def module() -> types.ModuleType:
-    """What ``import pytest`` finds."""
+    """Return the module that ``import pytest`` finds."""
     made = types.ModuleType("pytest")
     vars(made).update(
         raises=_raises, approx=approx, skip=_skip, fail=_fail, importorskip=_import_or_skip, param=_Param,
@@ -298,7 +298,7 @@ class _Scope(NamedTuple):
 
 
 _Fixtures = Mapping[str, Sequence[Any]]
-"""Fixture functions by name, the outermost first: one of a class hides the module's, and may ask for it."""
+"""Fixture functions by name, the outermost first: one of a class hides the module's, and may request it."""
 
 
 @dataclasses.dataclass

@@ -1,8 +1,8 @@
 """Calls across the border: test code in one process, the program in another, plain data between them.
 
 Lines of JSON each way. Whatever the program answers arrives as exact plain types, as an exception, or as a handle
-(`border.Remote`). What tests lend to the program, it may call; attributes it reads of stand-ins (mocks, text files)
-alone. This is the program's side and what both share; the tests' side is in `border`.
+(`border.Remote`). The program may call functions that tests lend to it, and read attributes only of stand-ins (mocks,
+text files). This module has the program's side and what both share; the tests' side is in `border`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 import types
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from json import dumps, loads  # by name: test code may put mocks in the place of the module's functions
-from os import chdir, close, getcwd, lstat, makedirs, pread, remove, rmdir, scandir, write
+from os import chdir, close, getcwd, lstat, makedirs, pread, remove, rmdir, scandir
 from os import open as open_file
 from typing import Any, ClassVar
 
@@ -34,10 +34,10 @@ _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Files:
-    """The files of a folder that two processes keep alike, each in a file system of its own: one side's view.
+    """One side's view of a folder that two processes with separate file systems keep alike.
 
     Test code writes a file and gives its name to the program, which writes another; what changed since the last message
-    goes with the next one. Where nothing can be written (tier A) there is nothing to tell.
+    goes with the next one. In tier A nothing can be written, so nothing is exchanged.
     """
 
     def __init__(self, folder: str) -> None:
@@ -45,7 +45,7 @@ class Files:
         self._known: dict[str, tuple[int, ...]] = {}
 
     def changes(self) -> dict[str, Any] | None:
-        """What is new since the last look: content by path, None for a folder; and what is gone. None: nothing."""
+        """Return changes since the last look: content by path (None for a folder), and deleted paths. None: nothing."""
         if self._folder == "/":
             return None
         before, self._known = self._known, dict(self._walk())
@@ -101,7 +101,7 @@ class Files:
             return
         fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFE, 0o666)
         try:
-            _write_all(fd, content.encode("latin-1"))
+            values.write_all(fd, content.encode("latin-1"))
         finally:
             close(fd)
 
@@ -156,7 +156,7 @@ def resolve(namespace: Mapping[str, Any], entry: str) -> Callable[..., Any]:
 def arguments_for(
     function: Callable[..., Any], given: Mapping[str, Any], namespace: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and named arguments; lists become nodes where the signature asks for them."""
+    """Positional and named arguments; lists become nodes where the signature says so."""
     nodes = Nodes(namespace)
     positional = [nodes.decode(item) for item in given["a"]]
     named = {name: nodes.decode(item) for name, item in given["k"].items()}
@@ -247,7 +247,7 @@ class Peer:
             self.state_changes()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        _write_all(self._outgoing, dumps(message).encode("ascii") + b"\n")
+        values.write_all(self._outgoing, dumps(message).encode("ascii") + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
         """The next message, None at the end. Raises ValueError, RecursionError or OSError for what is none."""
@@ -286,12 +286,6 @@ def taken(stream: io.StringIO) -> str:
     return text
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[write(fd, view) :]
-
-
 class Server(Peer):
     """The program's side: answers until the other side is done."""
 
@@ -322,7 +316,7 @@ class Server(Peer):
         return found | self.state_changes()
 
     def _op_hello(self, message: dict[str, Any]) -> dict[str, Any]:
-        """What the program defines: functions and classes as handles, exceptions by their kinds, values as None."""
+        """Reply with the program's names: functions and classes as handles, exceptions by kinds, values as None."""
         self._as_nodes = message["nodes"]
         names: dict[str, Any] = {}
         for name, value in self._namespace.items():
@@ -380,7 +374,7 @@ class Server(Peer):
         for part in message["path"]:
             where = getattr(where, part)
         before = getattr(where, attribute, _ABSENT) if module else where.get(attribute, _ABSENT)
-        # patches of one attribute may be nested: each one that ends brings back the value of the one around it
+        # patches of one attribute may be nested: the end of each restores the value of the one around it
         self._replaced.setdefault(key, []).append((where, attribute, before))
         self._put(where, attribute, self._decode(message["a"][0]))
         return {"value": None}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import magicrl_verifiers
-from magicrl_verifiers.code.values import EXIT_MEMORY, EXIT_NOT_PLAIN
+from magicrl_verifiers.code.values import EXIT_MEMORY, EXIT_NOT_PLAIN, read_all, write_all
 
 MIB = 1 << 20
 
@@ -71,7 +71,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What was seen of one run from outside.
+    """Observation of one run from outside.
 
     Attributes:
         compiled: its source was accepted.
@@ -140,7 +140,7 @@ class Program:
     Attributes:
         source: the program.
         prelude: source that runs before it in the same namespace (imports, helper classes), or None.
-        compiled: whether a run has told that it compiled the program (before it ran it).
+        compiled: whether a run reported that it compiled the program, which it does before it runs the program.
     """
 
     source: str
@@ -149,7 +149,7 @@ class Program:
     _code: int = field(default=-1, init=False)
 
     def channels(self) -> dict[str, int | bytes]:
-        """What a run needs of it: the compiled form, or the texts and a place for the compiled form."""
+        """Return the channels of a run: the compiled form, or the texts and a place for the compiled form."""
         if self.compiled:
             return {"code": self._code}
         self.close()  # what a run left that did not get as far
@@ -168,10 +168,10 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Runs of one program, one after another, each in a process of its own.
+    """Runs of one program, one after another, each in a separate process.
 
     Attributes:
-        role: what the child does (see `child`).
+        role: what the child does (see `forkserver`).
         program: its source; None for a compiled program.
         limits: what each run may use.
         channels: descriptors, or bytes that it can read, by slot name, the same for every run.
@@ -194,7 +194,7 @@ class Job:
 
 
 def readable_paths() -> list[str]:
-    """What a program may read: the interpreter, its libraries, shared libraries, time zones."""
+    """Return the paths that a program may read: interpreter, libraries, shared libraries, time zones."""
     candidates = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     candidates += [str(Path(sys.base_prefix) / "lib"), "/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib"]
     candidates += ["/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache"]
@@ -271,9 +271,9 @@ class ForkServer:
         return running
 
     def finish(self, running: _Running) -> list[Observation]:
-        """Wait for the end of the runs that were started last: at least one, at most as many as were asked for.
+        """Wait for the end of the runs that were started last: at least one, at most all.
 
-        What was lost of them is told by the observation's ``lost``. Raises Lost if the fork server is gone.
+        An observation's ``lost`` says why there is none. Raises Lost if the fork server is gone.
         """
         limits, runs = running.job.limits, len(running.job.each)
         # the fork server ends each run by then at the latest
@@ -339,7 +339,7 @@ def bootstrap() -> str:
 
 
 class _Running:
-    """Runs that were asked for, with the descriptors of their channels: those of all of them, then those of each."""
+    """Started runs with the descriptors of their channels: the common ones, then those of each run."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -353,17 +353,17 @@ class _Running:
             self._made = made.pop_all()
 
     def observe(self, number: int, report: Mapping[str, Any]) -> Observation:
-        """What came of a run."""
+        """Return the observation of a run."""
         if "lost" in report:
             return Observation(lost=report["lost"])
         code = os.waitstatus_to_exitcode(report["status"])
         told: str = report["told"]
-        # C is written after the compiled form lies in its file
+        # C is written after the compiled form
         if told == "RC" and self.job.program is not None:
             self.job.program.compiled = True
         # descriptors: the common ones, then for each run its inputs and its outputs
         first = len(self.common) + number * len(self.each) + len(self.each) - len(self.job.outputs)
-        written = {name: _content(self.fds[first + place]) for place, name in enumerate(self.job.outputs)}
+        written = {name: read_all(self.fds[first + place]) for place, name in enumerate(self.job.outputs)}
         return Observation(
             compiled=told == "RC",
             exit_code=code if code >= 0 else None,
@@ -374,7 +374,7 @@ class _Running:
             output=written.get("stdout", b""),
             errors=report["errors"].strip(),
             result=written.get("result", b""),
-            # a child tells R before it reads the program: one that told nothing ran nothing of it
+            # a child writes R before it reads the program, so without R nothing of the program ran
             lost=None if told else f"the guards could not be set: {report['errors']}",
         )
 
@@ -385,19 +385,9 @@ class _Running:
 def _memory(content: bytes, made: contextlib.ExitStack) -> int:
     fd = os.memfd_create("channel", os.MFD_CLOEXEC)
     made.callback(os.close, fd)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
+    write_all(fd, content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
-
-
-def _content(fd: int) -> bytes:
-    size = os.fstat(fd).st_size
-    data = os.pread(fd, size, 0)
-    while len(data) < size and (part := os.pread(fd, size - len(data), len(data))):
-        data += part
-    return data
 
 
 _MAX_RUNS = 20_000
@@ -434,9 +424,9 @@ class Sandbox:
         return [forkserver.pid for forkserver in self._forkservers.values()]
 
     def run(self, job: Job, *, heavy: bool = False, trusted: bool = False) -> list[Observation]:
-        """The runs of a program (``heavy``: it wants numpy) or of a checker (``trusted``), as confined but apart.
+        """Do the runs of a program (``heavy``: it imports numpy) or, apart from those, of a checker (``trusted``).
 
-        As `ForkServer.finish` tells of them; raises Lost.
+        Returns what `ForkServer.finish` returns; raises Lost.
         """
         forkserver = self._forkserver("trusted" if trusted else "numpy" if heavy else "program")
         return forkserver.finish(forkserver.start(job))
@@ -503,14 +493,14 @@ def check_lost(seen: Observation, limits: Limits) -> None:
     """Raise `Lost` for a run that came to nothing through no fault of the program's."""
     if seen.lost is not None:
         raise Lost(seen.lost)
-    # a kill that nobody here asked for: the kernel's memory killer takes large processes, somebody else small ones
+    # a kill from outside: the kernel's memory killer takes large processes, anybody else may take small ones
     outside = seen.signal == signal.SIGKILL and seen.killed is None and seen.cpu_seconds < limits.cpu_seconds
     if outside and seen.peak_mb < min(_MUCH_MEMORY_MB, limits.memory_mb / 2):
         raise Lost("the program was killed from outside", killed=True)
 
 
 def failure(seen: Observation, limits: Limits) -> tuple[str, str] | None:
-    """What the outside saw go wrong, as (status, reason); None when the program ran to its end."""
+    """Return (status, reason) of a run that failed, None for one that ran to its end."""
     # what the sandbox did or the kernel says comes first; exit status and text are the program's own words
     if seen.killed == "cpu" or seen.cpu_seconds > limits.cpu_seconds or seen.signal == signal.SIGXCPU:
         return "time_limit", f"more than {limits.cpu_seconds:g} s of CPU time"

@@ -6,8 +6,7 @@
 {"assert_case": [...]}                                     assertions (MBPP)
 
 An assertion ``assert f(1, 2) == 3`` becomes a call with literal arguments and an expected result, so that the
-comparison happens outside of every sandbox. Whatever is more than that runs as a whole in a process of its own (see
-`testrun`).
+comparison happens outside of every sandbox. Other test code runs as a whole in a separate process (see `testrun`).
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class CallCase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AssertCase:
-    """Test code that runs in a process of its own.
+    """Test code that runs in a separate process.
 
     Attributes:
         code: the test code.
@@ -98,7 +97,7 @@ class Suite:
         checker: name or program of a checker, or None for the built-in comparison.
         float_tolerance: absolute or relative difference that floats may have; None: the default.
         in_place: index of the argument whose content after the call is the result, or None.
-        wrapped: every expected result stands in a list of its own (the APPS convention) or may do so.
+        wrapped: every expected result may be wrapped in a list (the APPS convention).
         time_limit, memory_limit_mb: the problem's own limits, or None.
     """
 
@@ -113,7 +112,7 @@ class Suite:
 
 
 class _NotSimple(Exception):
-    """This assertion needs a process of its own."""
+    """This assertion needs a separate process."""
 
 
 def parse_trusted(source: str) -> ast.Module:
@@ -132,7 +131,7 @@ def parse_trusted(source: str) -> ast.Module:
 
 
 def wanted_names(tree: ast.Module, entry: str | None) -> list[str]:
-    """The names that test code expects of the program, the entry point alone where one is stated.
+    """Return the names that test code expects of the program: only the entry point where one is stated.
 
     Else what it calls, or gives to ``check``, and neither defines nor finds among the built-ins. Where there is no such
     name and nothing is imported from elsewhere either (a program that defines its own ``sum``): the outermost call of
@@ -293,7 +292,7 @@ def _check_safe(expression: ast.Expression) -> None:
 
 
 BESIDE = ("checker", "time_limit", "memory_limit_mb", "float_tolerance", "in_place", "interactive")
-"""Fields that may stand beside ``tests`` as well as inside."""
+"""Fields that are read next to ``tests`` as well as inside."""
 _LEAST_MEMORY_MB = 16
 _INTERACTIVE = ("interactive", "interactor", "is_interactive")
 
@@ -303,13 +302,13 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
 
     Args:
         tests: the ``tests`` object, or its JSON text.
-        extra: where ``checker``, ``time_limit``, ``memory_limit_mb`` and ``float_tolerance`` may also stand.
+        extra: other place of ``checker``, ``time_limit``, ``memory_limit_mb`` and ``float_tolerance``.
 
     Raises:
         SuiteError: no tests, an interactive problem, or a malformed field.
     """
     tests = tests_object(tests)
-    # what stands inside `tests` wins over what stands beside it
+    # a field inside `tests` overrides the same field next to it
     merged: dict[str, Any] = {**(extra or {}), **{k: v for k, v in tests.items() if v is not None}}
     for name in _INTERACTIVE:
         if merged.get(name):
@@ -383,7 +382,7 @@ def _joined(value: Any, field: str) -> str:
 
 
 def _outputs(tests: Mapping[str, Any], count: int) -> list[Any]:
-    # a checker may judge by the input alone
+    # a checker may need only the input
     if "outputs" not in tests and tests.get("checker"):
         return [None] * count
     outputs = _list(tests, "outputs")
@@ -405,7 +404,7 @@ def _call_cases(tests: Mapping[str, Any], name: str) -> tuple[list[Case], bool]:
         else:
             positional, named = list(given) if isinstance(given, list) else [given], {}
         cases.append(CallCase(entry=name, positional=positional, named=named, expected=wanted))
-    # lists of one everywhere: whether the list is a wrap cannot be told, so the judge takes either reading
+    # lists of one everywhere may be wraps or results, so the judge accepts both readings
     wrapped = bool(outputs) and all(isinstance(item, list) and len(item) == 1 for item in outputs)
     return cases, wrapped
 

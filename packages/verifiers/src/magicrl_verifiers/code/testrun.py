@@ -1,4 +1,4 @@
-"""Runs test code in a process of its own: plain assertions, ``check(candidate)``, unittest and pytest forms.
+"""Runs test code in a separate process: plain assertions, ``check(candidate)``, unittest and pytest forms.
 
 Test code is compiled so that executed assertions are counted and so that every function whose name begins with ``test``
 reports its definition and its start. A test that was defined and never started makes the verdict "not judged", whatever
@@ -193,7 +193,7 @@ class Ledger:
         self.used, self._missed = used, missed
         self.asserted = 0
         self.failed: BaseException | None = None
-        """First failure that a result of unittest was given, whoever ran the test."""
+        """First failure that was reported to a result of unittest."""
         self._defined: dict[types.CodeType, Any] = {}
         self._settled: set[types.CodeType] = set()
         """Tests that started, or that the test code itself leaves out."""
@@ -422,7 +422,7 @@ class TestNamespace(dict[str, Any]):
         raise KeyError(name)
 
     def bind(self, entry: str | None, wanted: list[str]) -> None:
-        """What the program has to define; the entry point is the program's whatever else has its name."""
+        """Bind the names that the program has to define. The entry point is always the program's."""
         self._wanted = frozenset(wanted)
         for name in wanted:
             if name == entry or (name in self["__builtins__"] and name not in self):
@@ -471,7 +471,7 @@ def run(
         _check(namespace, details["check"])
         own = {name: one for name, one in namespace.items() if type(one) is not Remote}
         error = _collect(own, namespace.ledger, codes[-1])
-    except BaseException as raised:  # noqa: BLE001 - whatever it was is told
+    except BaseException as raised:  # noqa: BLE001 - the report says what it was
         error = raised
     said, reason = _judged(error, client)
     if said == "held":
@@ -621,7 +621,7 @@ _INTROSPECTION = {
 
 
 def _refuse_introspection(namespace: TestNamespace) -> None:
-    """Make functions that look into an object refuse the program's: they would look into its stand-in."""
+    """Make functions that look into an object refuse the program's: they would see the stand-in instead."""
 
     def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         # a result could be made an object in order not to be judged; but what a decorator returns is one, too

@@ -12,6 +12,7 @@ import importlib
 import itertools
 import sys
 from collections.abc import Callable, Generator, Iterable
+from os import fstat, pread, write  # by name: test code may put mocks in the place of the module's functions
 from typing import Any, NoReturn
 
 MAX_ITEMS = 1_000_000
@@ -32,7 +33,7 @@ class NotPlainError(TypeError):
 
 
 def encode(value: Any, other: Hook | None = None) -> Any:
-    """The JSON form of a plain value. ``other`` may encode what is not plain (a tagged dict of its own).
+    """The JSON form of a plain value. ``other`` may encode what is not plain (as another tagged dict).
 
     Raises:
         NotPlainError: not plain data.
@@ -42,7 +43,7 @@ def encode(value: Any, other: Hook | None = None) -> Any:
         return None
     encoder = _ENCODERS.get(type(value))
     if encoder is None:
-        # a subclass: the first base that fits, so that datetime stands before date
+        # a subclass: the first base that fits, so that datetime comes before date
         encoder = next((one for base, one in _ENCODERS.items() if isinstance(value, base)), _encode_odd)
     return encoder(value, other)
 
@@ -124,7 +125,7 @@ def refuse(value: Any) -> NoReturn:
 
 
 class Opaque:
-    """What a program returned that is no plain data: equal to nothing; only its truth value is known."""
+    """Result of a program that is no plain data: equal to nothing; only its truth value is known."""
 
     def __init__(self, truth: bool) -> None:
         self._truth = truth
@@ -156,7 +157,7 @@ def _nodes(value: Any) -> tuple[str, list[Any]] | None:
 
 
 def decode(value: Any, other: Hook | None = None) -> Any:
-    """The plain value of a JSON form. ``other`` is asked for tags that are not known here.
+    """The plain value of a JSON form. ``other`` decodes tags that are not known here.
 
     Raises:
         ValueError: no form that `encode` makes. (TypeError: a set or dict key that is not hashable.)
@@ -231,7 +232,7 @@ _DECODERS: dict[str, Callable[[Any, Hook | None], Any]] = {
 
 
 class ListNode:
-    """LeetCode's linked list, for programs that do not bring their own."""
+    """LeetCode's linked list, for programs that do not define one."""
 
     def __init__(self, val: Any = 0, next: Any = None) -> None:
         self.val = val
@@ -239,7 +240,7 @@ class ListNode:
 
 
 class TreeNode:
-    """LeetCode's binary tree, for programs that do not bring their own."""
+    """LeetCode's binary tree, for programs that do not define one."""
 
     def __init__(self, val: Any = 0, left: Any = None, right: Any = None) -> None:
         self.val = val
@@ -279,9 +280,25 @@ def tree(items: Iterable[Any], node: Callable[..., Any] = TreeNode) -> Any:
 # --- what both sides of the sandbox know of a run -----------------------------------------------------------------
 
 
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of ``data``."""
+    view = memoryview(data)
+    while view:
+        view = view[write(fd, view) :]
+
+
+def read_all(fd: int) -> bytes:
+    """Return the content of a memory file."""
+    size = fstat(fd).st_size
+    data = pread(fd, size, 0)
+    while len(data) < size and (part := pread(fd, size - len(data), len(data))):
+        data += part
+    return data
+
+
 def present_cpu(each: float, left: float) -> float:
     """CPU seconds of the next test when ``left`` remain for all together. Both sides of the sandbox reckon so."""
-    # a test that is begun at all gets a moment, or a start alone would use its time up
+    # a test that starts gets a moment, since the start itself takes time
     return max(0.05, min(each, left))
 
 

@@ -417,7 +417,7 @@ _MAY_BE_LIST = re.compile(r"[,;]|\\pm|\b(?:and|or)\b")
 
 
 class MathsVerifier:
-    """Verifier of responses against reference answers. It runs in a worker process; see `magicrl_verifiers.pool`."""
+    """Verifier of responses against reference answers. It runs in a worker process; see `magicrl_verifiers.workers`."""
 
     def __init__(self, options: JudgeOptions, progress: Progress = lambda phase: None) -> None:
         self._options = options

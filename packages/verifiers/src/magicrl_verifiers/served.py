@@ -1,18 +1,23 @@
-"""How an OpenAI-compatible server is reached: settings, time limits, retries, and errors that say what to do."""
+"""OpenAI-compatible servers: settings, time limits and retries, what a model replied, and answers kept on disk."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import hashlib
+import json
 import os
 import random
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, cast
+from itertools import islice
+from typing import Any, BinaryIO, Literal, cast
 
 import httpx2
 
@@ -35,7 +40,7 @@ class ServerSettings:
             ``openai`` keeps to what every such server takes; ``auto`` asks the server's model list.
         key_variable: environment variable with the key; it may be unset when it is the default one.
         max_tokens_field: name of the limit's field; newer models of OpenAI want ``max_completion_tokens``.
-        processed_logprobs: the server's log-probs are those at the temperature asked for (vLLM started with
+        processed_logprobs: the server's log-probs are those at the requested temperature (vLLM started with
             ``--logprobs-mode processed_logprobs``). Otherwise they are kept at temperature 1 and 0 only.
         extra: further fields of every request, as the server's own; a field of value None is not sent.
     """
@@ -51,7 +56,7 @@ class ServerSettings:
     total_seconds: float = 7200.0  # longest all attempts of a request with the waits between them
     max_context: int | None = None  # most prompt + response tokens; None: what the server says, else no limit here
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    logprobs: bool | None = None  # ask for log-probs; None: of vLLM only, since others refuse or charge
+    logprobs: bool | None = None  # request log-probs; None: only from vLLM, since others refuse or charge
     processed_logprobs: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -86,7 +91,7 @@ class ServerSettings:
 
 @dataclass(kw_only=True, slots=True)
 class ServerUsage:
-    """What a server was asked for so far."""
+    """Requests to a server so far."""
 
     requests: int = 0  # answers that arrived and were used
     retries: int = 0  # attempts beyond the first
@@ -114,7 +119,7 @@ _KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]  # a long answer is 
 
 
 class ServerError(ValueError):
-    """What a server, or the way to it, refused. The text is complete: URL without credentials, status, remedy."""
+    """A request that failed. The text is complete: URL without credentials, status, remedy."""
 
     def __init__(
         self, text: str, *, status: int | None = None, retryable: bool = True, wait: float | None = None
@@ -137,7 +142,7 @@ class Transport:
         if not (self._key.isascii() and self._key.isprintable()):
             raise ValueError(f"the value of {settings.key_variable} holds characters that no key has; set it anew")
         self._client: httpx2.AsyncClient | None = None
-        # of its own: neither training nor evaluation may see that random numbers were drawn
+        # a separate generator: training and evaluation must not depend on these random numbers
         self._jitter = random.Random()
         self.served: list[str] = []  # names of the model list, for the error about an unknown one
 
@@ -163,7 +168,7 @@ class Transport:
             try:
                 return await self._attempt(method, path, body, limit)
             except ServerError as error:
-                # what the server asks for, else doubling; a little more, at random
+                # the wait that the server states, else doubling; a little more, at random
                 wait = error.wait if error.wait is not None else min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT)
                 # requests that failed together do not come back together
                 wait *= 1 + 0.5 * self._jitter.random()
@@ -200,7 +205,7 @@ class Transport:
                 headers["Authorization"] = f"Bearer {self._key}"
             limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self._settings.concurrency)
             timeout = httpx2.Timeout(self._settings.attempt_seconds, connect=_CONNECT_SECONDS, pool=None)
-            # with a transport of one's own httpx reads no proxy from the environment
+            # with a custom transport httpx reads no proxy from the environment
             direct = None if _proxied() else httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEP_ALIVE)
             self._client = httpx2.AsyncClient(headers=headers, timeout=timeout, limits=limits, transport=direct)
         return self._client
@@ -323,3 +328,124 @@ def usage_of(answer: dict[str, Any]) -> tuple[int, int] | None:
     if not all(isinstance(count, int) and count >= 0 for count in counts):
         return None
     return cast("tuple[int, int]", tuple(counts))
+
+
+# --- What a model replied; hostile input ------------------------------------------------------------------------------
+
+_MOST_BRACES = 1000  # of a hostile answer each one may begin something that is parsed to its end
+
+
+class UnreadableAnswer(ValueError):
+    """A reply that does not have the requested content."""
+
+
+def content_of(answer: Any) -> str:
+    """The text of a chat answer's first choice.
+
+    Raises:
+        UnreadableAnswer: there is none.
+    """
+    try:
+        content = answer["choices"][0]["message"]["content"]
+    except (LookupError, TypeError):
+        content = None
+    if not isinstance(content, str):
+        raise UnreadableAnswer("the answer holds no message with text")
+    return content
+
+
+def after_reasoning(text: str) -> str:
+    """Return the text after the last ``</think>``.
+
+    Raises:
+        UnreadableAnswer: the reasoning never ended.
+    """
+    said = text.rpartition("</think>")[2]
+    if "<think>" in said:
+        raise UnreadableAnswer("the answer ends within its reasoning")
+    return said
+
+
+def json_objects(text: str) -> list[dict[str, Any]]:
+    """Every JSON object in a text that is not within another one."""
+    decoder, found, end = json.JSONDecoder(strict=False), list[dict[str, Any]](), 0
+    for brace in islice(re.finditer("{", text), _MOST_BRACES):
+        if brace.start() >= end:
+            try:
+                value, end = decoder.raw_decode(text, brace.start())
+            except (ValueError, RecursionError):
+                continue
+            found.append(value)
+    return found
+
+
+# --- Answers on disk --------------------------------------------------------------------------------------------------
+
+
+def key_of(decides: Any) -> bytes:
+    """12 bytes that identify what decides an answer, anything that JSON has a form for."""
+    text = json.dumps(decides, sort_keys=True).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=12).digest()
+
+
+class AnswerFile:
+    """Rows by key in a file of JSON lines. Memory holds a key and a place a row, not the row.
+
+    Several processes may append to one file; each knows what was there when it began, and what it wrote itself.
+
+    Args:
+        file: open for reading and appending.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._places: dict[bytes, int] = {}
+        self._file = file
+        with self._locked():
+            self._file.seek(0)
+            place = 0
+            for line in self._file:
+                if not line.endswith(b"\n"):
+                    self._file.truncate(place)  # a kill or a full disk may have cut the last line short
+                    break
+                # one that cannot be read is of a process that was killed while another one wrote
+                with suppress(ValueError, KeyError, TypeError):
+                    self._places[bytes.fromhex(json.loads(line)["key"])] = place
+                place += len(line)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._places
+
+    def get(self, key: bytes) -> dict[str, Any]:
+        """The row of a key that is there."""
+        self._file.seek(self._places[key])
+        row: dict[str, Any] = json.loads(self._file.readline())
+        del row["key"]
+        return row
+
+    def put(self, key: bytes, row: Mapping[str, Any]) -> None:
+        """Write a row; when this returns, it outlives the process.
+
+        Raises:
+            ValueError: it could not be written; says where.
+        """
+        with self._locked():
+            place = self._file.seek(0, 2)
+            try:
+                self._file.write((json.dumps({"key": key.hex(), **row}) + "\n").encode())
+                self._file.flush()
+            except OSError as error:
+                name = self._file.name
+                raise ValueError(f"{name}: an answer could not be written ({error}); make room and go on") from error
+        self._places[key] = place
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
