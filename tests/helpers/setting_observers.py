@@ -234,7 +234,7 @@ class Observers:
             schedule.observe_accuracy(0.5 - 0.4 * 0.9**step + 0.01 * (-1) ** step, 0.01)
             schedule.observe_truncation(0.9 * 0.95**step)
             if (end := schedule.finish_step()) is not None:
-                ends.append((end.stage, end.steps, end.reason))
+                ends.append(end)
         return {"ends": ends, "steps": [steps for _, steps, _ in ends]}
 
     def see_compiled(self, config: TrainConfig | SftConfig, folder: Path) -> Seen:

@@ -21,7 +21,7 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.data.families import make_family, unique_problems
 from magicrl.rollout.recording import read_rollouts
 from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint
-from magicrl.training.held_out import Validation
+from magicrl.training.curriculum import Validation
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 

@@ -295,7 +295,7 @@ def test_a_difficulty_filter_that_keeps_less_than_a_step_draws_says_why(toy_reci
     (told,) = [event for event in events if event.get("rule") == "filter_keeps_little"]
     kept = sum(row["kept"] for row in json.loads((tmp_path / "run" / "difficulty.json").read_text())["table"])
     assert f"kept {kept} problems, fewer than a step draws (D_R = 64)" in told["message"]
-    assert "groups have answers of differing reward" in told["message"]
+    assert "groups have answers with different rewards" in told["message"]
     assert told["remedy"]
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from magicrl.evaluation.requested import Requested
     from magicrl.evaluation.runner import EvaluationSettings, Watcher
     from magicrl.rollout.engine_settings import EngineSettings
+    from magicrl.training.checkpoint import start_model_of
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -416,13 +417,12 @@ def requested(given: SimpleNamespace, run: Path) -> Requested:
     from magicrl.evaluation.requested import Requested
     from magicrl.models.loading import described_model
     from magicrl.models.prompts import PromptEncoder
-    from magicrl.training.checkpoint import start_model
     from magicrl_verifiers.records import JudgeOptions
 
     settings = settings_of(given)
     reasoning = settings.reasoning
     if reasoning is None:  # every checkpoint has the chat template of the starting model
-        policy = described_model(start_model(run))
+        policy = described_model(start_model_of(run))
         opens = opens_reasoning(policy.tokenizer, PromptEncoder(policy.tokenizer, policy.max_context))
         reasoning = "required" if opens else "auto"
     chosen = parse_engine_options(given.engine, given.engine_options)

@@ -82,7 +82,7 @@ def found_steps(run: Path) -> dict[str, Any]:
     """
     from magicrl.records import StepMetrics
     from magicrl.training.checkpoint import step_of
-    from magicrl.training.notable import notable_steps
+    from magicrl.training.health import notable_steps
     from magicrl.training.repeating import newest_before, recorded_lines
 
     lines = recorded_lines(run)

@@ -24,10 +24,10 @@ from magicrl.config.schema import TrainConfig
 from magicrl.models.loading import load_policy, resolve_device, resolve_dtype
 from magicrl.models.packing import PackedBatch
 from magicrl.records import ScoredGroup, TrainBatch, TrainSample
-from magicrl.training.batches import buffer_samples
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings, MicroBatch, Objective
 from magicrl.training.protocols import Controls
+from magicrl.training.step import buffer_samples
 
 COPIES = 7
 """Copies of the weights in float64 that an attribution holds in addition to the learner."""

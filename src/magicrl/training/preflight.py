@@ -31,13 +31,13 @@ from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.planning.workload import lengths_of_mean
 from magicrl.records import Problem, ScoredGroup, StepMetrics
 from magicrl.training.assemble import Built, Judge
-from magicrl.training.batches import buffer_samples
-from magicrl.training.diagnosis import SampledAnswers, answers_of, judging_of
+from magicrl.training.diagnosis import SampledAnswers, judging_of
 from magicrl.training.learner import LocalLearner
+from magicrl.training.metrics import answers_of
 from magicrl.training.objective import entropy_controller
 from magicrl.training.protocols import NotFiniteError, TrainingStopped
 from magicrl.training.reward_probes import RewardFacts, probe_reward
-from magicrl.training.step import Parts, Trainer
+from magicrl.training.step import Parts, Trainer, buffer_samples
 
 Tell: TypeAlias = Callable[[str], None]
 """Told what is measured now."""

@@ -26,8 +26,9 @@ from magicrl.records import Problem, RolloutRequest, SamplingParams, ScoredGroup
 from magicrl.rollout.engines import in_process_engine
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.demonstrations import supervised_sample
-from magicrl.training.diagnosis import Judging, SampledAnswers, answers_of
+from magicrl.training.diagnosis import Judging, SampledAnswers
 from magicrl.training.learner import LocalLearner
+from magicrl.training.metrics import answers_of
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 from magicrl.training.sft import SUPERVISED

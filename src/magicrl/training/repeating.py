@@ -34,7 +34,7 @@ from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings, entropy_controller
 from magicrl.training.protocols import Controls, TrainingStopped, UpdateMetrics
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import StopRequest, opened
+from magicrl.training.session import StopRequest, open_session
 from magicrl.training.start_checks import check_run
 from magicrl.training.step import Parts, StepResult, Trainer
 
@@ -216,7 +216,7 @@ def repeat(run: Path, step: int, tell: Callable[[str], None] = lambda _: None) -
         made = _scratch(run, folder, config, source)
         ready = check_run(made, folder, resume=True)
         parts, watch = _Parts(made), _Watch(tell)
-        with opened(made, folder, watch, ready=ready, resume=True, stop=StopRequest(), parts=parts) as session:
+        with open_session(made, folder, watch, ready=ready, resume=True, stop=StopRequest(), parts=parts) as session:
             while session.steps_done < step - 1:
                 if session.step() is None:
                     break

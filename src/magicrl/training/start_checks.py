@@ -36,7 +36,7 @@ from magicrl.registry import resolve
 from magicrl.rollout.recording import read_rollouts
 from magicrl.rollout.vllm_engine import vllm_missing
 from magicrl.training.demonstrations import demonstrated_keys, trial_batches
-from magicrl.training.objective import LearnerSettings, Objective, brought, entropy_controller
+from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
 from magicrl.training.recorder import check_folder
 from magicrl.training.sft import made_model, start_policy, supervised_start
 
@@ -393,9 +393,9 @@ def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int,
 def _check_brought(config: TrainConfig) -> None:
     """What the recipe brings to the algorithm is imported, and is what it should be; its engine's module is, too."""
     # with a cluster it is made on other nodes, when the learner's ranks are up
-    brought("rollout.engine", partial(resolve, "engine"), config.rollout.engine)
+    resolve_setting("rollout.engine", partial(resolve, "engine"), config.rollout.engine)
     row = Objective(LearnerSettings.of(config)).row
-    brought("algorithm.advantage", advantage_of, config.algorithm.advantage)
+    resolve_setting("algorithm.advantage", advantage_of, config.algorithm.advantage)
     entropy_controller(config.entropy)
     for index, stage in enumerate(config.stages):
         entropy_controller(config.in_stage(index).entropy)  # one of your own may refuse a target
