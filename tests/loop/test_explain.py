@@ -309,7 +309,7 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         explain(run, what_if=["algorithm.loss=cispo"])
     with pytest.raises(ValueError, match="has no step 9: it recorded the steps 1 to 5"):
         explain(run, step=9)
-    with pytest.raises(ValueError, match="no run folder"):
+    with pytest.raises(ValueError, match="not a run folder"):
         explain(tmp_path)
 
 

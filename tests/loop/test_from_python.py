@@ -123,7 +123,7 @@ def test_a_live_reward_and_live_data(toy_recipe: Path, tmp_path: Path) -> None:
     assert run.rollouts()["reward"].nunique() > 2
     # nothing says that a command could repeat it
     recipe = (run.path / "config.toml").read_text()
-    assert recipe.startswith("# Not to be run by a command: live:data@")
+    assert recipe.startswith("# No command can run this recipe: live:data@")
     assert "near@" in recipe.splitlines()[0]
     (environment,) = json.loads((run.path / "run.json").read_text())["environments"]
     texts = list(environment["live"].values())

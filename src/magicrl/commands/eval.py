@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from magicrl.evaluation.requested import Requested
     from magicrl.evaluation.runner import EvaluationSettings, Watcher
     from magicrl.rollout.engine_settings import EngineSettings
-    from magicrl.training.checkpoint import start_model_of
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -417,6 +416,7 @@ def requested(given: SimpleNamespace, run: Path) -> Requested:
     from magicrl.evaluation.requested import Requested
     from magicrl.models.loading import described_model
     from magicrl.models.prompts import PromptEncoder
+    from magicrl.training.checkpoint import start_model_of
     from magicrl_verifiers.records import JudgeOptions
 
     settings = settings_of(given)

@@ -29,9 +29,9 @@ from magicrl.records import Problem, ScoredGroup, StepMetrics
 from magicrl.rollout.recording import write_rollouts
 from magicrl.training.assemble import (
     Built,
-    Judge,
     LocalParts,
-    build,
+    OwnedVerifiers,
+    build_run,
     set_threads,
     start_model_folder,
 )
@@ -220,7 +220,7 @@ def open_session(
         with contextlib.closing(parts.judge()) as judge:
             judge.warm_up(ready.data.verifiers())  # Finds a broken installation now, not after the cold start.
             start = start_model_folder(config.start, folder.path.parent / "models", observer.progress)
-            built = build(config, ready, start, parts)
+            built = build_run(config, ready, start, parts)
             folder.start(config, {**built.facts(), "threads": threads})
             with contextlib.closing(built.engine), _judging_noted(folder, judge), _ending_noted(folder):
                 checkpoint = load_latest(folder.checkpoints, owner=folder.owner)
@@ -237,7 +237,7 @@ def open_session(
 
 
 @contextmanager
-def _judging_noted(folder: RunFolder, judge: Judge) -> Generator[None]:
+def _judging_noted(folder: RunFolder, judge: OwnedVerifiers) -> Generator[None]:
     """Add the usage of a served judge in the block to ``run.json``, however the block ends."""
     try:
         yield
@@ -281,7 +281,7 @@ class Session:
         folder: RunFolder,
         observer: RunObserver,
         built: Built,
-        judge: Judge,
+        judge: OwnedVerifiers,
         stop: StopRequest,
         writer: CheckpointWriter,
     ) -> None:
