@@ -209,7 +209,7 @@ def test_what_if(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("rollout.temperature=0.5", "changes settings of the update alone"),
+        ("rollout.temperature=0.5", "only settings of the update can change"),
         ("algorithm.loss=nonsense", "nonsense"),
         ("algorithm.clip_low=-1", "clip_low"),
         ("algorithm.reject_zero_advantage=false algorithm.refill=until_full", "refill"),
@@ -341,7 +341,7 @@ def test_other_runs_are_refused_by_name(broken: Path) -> None:
     assert 'engine = "in_process"' in text
     text = text.replace('engine = "in_process"', 'engine = "vllm"')
     config.write_text(text.replace('estimator = "exact"', 'estimator = "sampled"'))
-    with pytest.raises(ValueError, match=r"rollout\.engine is not repeated: 'vllm' does not promise"):
+    with pytest.raises(ValueError, match=r"rollout\.engine cannot be repeated: 'vllm' does not promise"):
         magicrl.explain(broken, ON_POLICY)
 
 

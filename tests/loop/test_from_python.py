@@ -129,7 +129,7 @@ def test_a_live_reward_and_live_data(toy_recipe: Path, tmp_path: Path) -> None:
     texts = list(environment["live"].values())
     assert any("abs(len(response) - wanted)" in text for text in texts)
     assert any(text.startswith("10 records, SHA-256 ") for text in texts)
-    assert "no command makes it again" in (run.model / "README.md").read_text()
+    assert "no command can reproduce it" in (run.model / "README.md").read_text()
     # resumed with the same objects only
     assert train(resume=True).status == "finished"
     with pytest.raises(

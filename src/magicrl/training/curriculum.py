@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from magicrl.algorithms.convergence import ConvergenceTest, TruncationRule
 from magicrl.algorithms.filters import FilterResult, PassCount, offline_filter
@@ -354,13 +354,6 @@ def _shown(judged: ScoredGroup, temperature: float) -> dict[str, Any]:
     }
 
 
-class Best(NamedTuple):
-    """Best validated step so far, by accuracy, or by mean reward where the reward is graded."""
-
-    step: int
-    score: float
-
-
 class Validation:
     """Validation every few steps, with the best step so far.
 
@@ -386,7 +379,8 @@ class Validation:
         self._max_tokens = max_tokens
         self._seed = seed
         self._progress = progress
-        self.best: Best | None = None
+        self.best: tuple[int, float] | None = None
+        """Best validated step and its accuracy, or mean reward where the reward is graded."""
 
     @property
     def active(self) -> bool:
@@ -415,8 +409,8 @@ class Validation:
         measured = {"accuracy": result.accuracy, **({} if result.reward is None else {"reward": result.reward})}
         found = result.reward or result.accuracy
         # Among equal steps the earlier one is kept.
-        if self.best is None or found.mean > self.best.score:
-            self.best = Best(step=step, score=found.mean)
+        if self.best is None or found.mean > self.best[1]:
+            self.best = (step, found.mean)
         return {
             **{f"validation/{name}/mean": estimate.mean for name, estimate in measured.items()},
             **{f"validation/{name}/standard_error": estimate.standard_error for name, estimate in measured.items()},
@@ -431,4 +425,4 @@ class Validation:
 
     def restore(self, state: Sequence[Any] | None) -> None:
         """Restore what ``state`` returned."""
-        self.best = Best(step=int(state[0]), score=float(state[1])) if state else None
+        self.best = (int(state[0]), float(state[1])) if state else None

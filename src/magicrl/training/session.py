@@ -591,7 +591,7 @@ class Session:
     def _best_kept(self) -> frozenset[int]:
         """Return the step of the best validation if its checkpoint is to be kept."""
         best = self._validation.best
-        return frozenset({best.step}) if best is not None and self._config.checkpoint.keep_best else frozenset()
+        return frozenset({best[0]}) if best is not None and self._config.checkpoint.keep_best else frozenset()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:

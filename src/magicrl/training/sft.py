@@ -327,7 +327,12 @@ def _train(
 ) -> tuple[_Journal, LocalLearner]:
     """Train all phases, from the last checkpoint if there is one."""
     journal, restored = _resume(partial)
-    learner = _learner(config, policy)
+    learner = LocalLearner(
+        policy.model,
+        LearnerSettings(algorithm=SUPERVISED, optimizer=config.optimizer, model=config.training),
+        tokenizer=policy.tokenizer,
+        valid_vocab=policy.valid_vocab,
+    )
     if restored is not None:
         learner.restore(restored)
     total = sum(phase.steps for phase in config.phases)
@@ -359,15 +364,6 @@ def _train(
                 writer.begin(Checkpoint(step=journal.steps, tensors=tensors, state=state), keep_last=1)
                 saved = time.monotonic()
     return journal, learner
-
-
-def _learner(config: SftConfig, policy: LoadedModel) -> LocalLearner:
-    return LocalLearner(
-        policy.model,
-        LearnerSettings(algorithm=SUPERVISED, optimizer=config.optimizer, model=config.training),
-        tokenizer=policy.tokenizer,
-        valid_vocab=policy.valid_vocab,
-    )
 
 
 def _forget_moments(learner: LocalLearner) -> None:
