@@ -38,12 +38,12 @@ from magicrl.models.loading import load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, RolloutRequest, SamplingParams, ScoredGroup, TrainBatch
 from magicrl.rollout.engines import in_process_engine
-from magicrl.training.batches import train_samples
 from magicrl.training.curriculum import StageSchedule
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 from magicrl.training.sft import run_sft
+from magicrl.training.step import train_samples
 from magicrl_verifiers import JudgeOptions, VerifierPool
 
 SEED = 0

@@ -39,7 +39,7 @@ from magicrl.algorithms.losses import (
     unclipped_ratio,
 )
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
-from magicrl.training.batches import with_policy_mask
+from magicrl.training.step import with_policy_mask
 
 RHO = [1.5, 1.0, 0.5, 1.5, 0.5, 2.0, 0.9, 0.9]
 ROW = [0, 0, 0, 1, 1, 2, 3, 3]

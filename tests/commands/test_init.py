@@ -31,8 +31,8 @@ from magicrl.training.recipe_proposal import (
     Speed,
     Way,
     group_size,
-    learning_rate,
     numbers,
+    proposed_learning_rate,
     response_limit,
 )
 from magicrl.training.sft import run_sft
@@ -139,7 +139,7 @@ def test_numbers_by_hand() -> None:
     chances = (0.03125 / 1.5, 0.15625 / 1.5)
     assert expected == pytest.approx(sum(1 - p**16 - (1 - p) ** 16 for p in chances) / 2)
     assert group_size([0.01])[0] == 16, "more would be too dear"
-    assert [learning_rate(n) for n in (135_000_000, 7_000_000_000, 10_000)] == [2e-5, 3e-6, 1e-3]
+    assert [proposed_learning_rate(n) for n in (135_000_000, 7_000_000_000, 10_000)] == [2e-5, 3e-6, 1e-3]
 
 
 def look(truncated: float, lengths: tuple[int, ...]) -> Look:

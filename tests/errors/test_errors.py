@@ -95,7 +95,7 @@ def test_weights_that_are_not_finite_reach_no_checkpoint(desk: Desk, tmp_path: P
     absurd = ("optimizer.learning_rate=1e30", "algorithm.reject_zero_advantage=false", "stages.0.max_steps=9")
     status, text = seen(Case(set=absurd), desk, folder)
     assert status == 1
-    assert "update 2 made weights that are not finite" in text
+    assert "update 2 gave weights that are not finite" in text
     assert "lower optimizer.learning_rate" in text
     facts = json.loads((folder / "run" / "run.json").read_text())
     assert facts["status"] == "failed"
@@ -176,5 +176,5 @@ def test_foreign_lines_and_damaged_tests_of_a_resumed_run(desk: Desk, tmp_path: 
     assert folder.rewind(2) == []
     assert metrics.read_text().splitlines() == lines
     (tmp_path / "run" / "evaluations" / "before-exam.json").write_text('{"set": ')
-    with pytest.raises(ValueError, match=r"before-exam\.json is damaged .*delete it to run that test again"):
+    with pytest.raises(ValueError, match=r"before-exam\.json is damaged .*delete it to run that evaluation again"):
         folder.read_evaluation("before-exam")

@@ -234,7 +234,7 @@ class Observers:
             schedule.observe_accuracy(0.5 - 0.4 * 0.9**step + 0.01 * (-1) ** step, 0.01)
             schedule.observe_truncation(0.9 * 0.95**step)
             if (end := schedule.finish_step()) is not None:
-                ends.append((end.stage, end.steps, end.reason))
+                ends.append(end)
         return {"ends": ends, "steps": [steps for _, steps, _ in ends]}
 
     def see_compiled(self, config: TrainConfig | SftConfig, folder: Path) -> Seen:
@@ -317,7 +317,7 @@ class Observers:
         from magicrl.models.loading import load_shell
         from magicrl.models.prompts import PromptEncoder
         from magicrl.records import frozen_tokens
-        from magicrl.training import demonstrations
+        from magicrl.training.sft import demonstrations
 
         shown: list[Any] = []
 
@@ -336,9 +336,9 @@ class Observers:
             patch.object(PromptEncoder, "encode_response", response),
             patch.object(PromptEncoder, "observation", lambda self, _, text, *limit: response(self, text)),
             patch("datasets.load_dataset", _hub(asked)),
-            patch("magicrl.training.demonstrations.opens_reasoning", lambda *_: False),
+            patch("magicrl.training.sft.opens_reasoning", lambda *_: False),
         ):
-            next(demonstrations.demonstrations(config, 0, load_shell("model")))
+            next(demonstrations(config, 0, load_shell("model")))
         return {"shown": shown, "hub": asked}
 
     def see_sft_start(self, config: SftConfig, folder: Path) -> Seen:

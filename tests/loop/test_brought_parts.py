@@ -154,12 +154,12 @@ def test_a_changed_file_is_told_to_a_resumed_run(toy_recipe: Path, tmp_path: Pat
     before, plain = config_hash(config), config_hash(load_train_recipe(toy_recipe))
     run(toy_recipe, tmp_path / "run", own, "stages.1.max_steps=1")
     document = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert document["environments"][0]["brought"] == brought_files(config)
+    assert document["environments"][0]["custom"] == brought_files(config)
     mine.write_text(COPIES["loss"][2] + "\n# another\n")
     assert len({before, plain, config_hash(config)}) == 3
     run(toy_recipe, tmp_path / "run", own, "stages.1.max_steps=1", resume=True)
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert any("the file of algorithm.loss has another text" in event.get("message", "") for event in events)
+    assert any("the file of algorithm.loss has changed" in event.get("message", "") for event in events)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.data.families import make_family, unique_problems
 from magicrl.rollout.recording import read_rollouts
 from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint
-from magicrl.training.held_out import Validation
+from magicrl.training.curriculum import Validation
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 
@@ -198,5 +198,5 @@ def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finish
     with pytest.raises(ValueError, match="no benchmark in common"):  # these results are empty
         evaluate_checkpoints(arguments(), finished, tmp_path / "out", evaluate, Console(), follow=True, look_every=0.01)
     assert seen == [first.name, second.name]
-    with pytest.raises(ValueError, match="is no run folder"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         evaluate_checkpoints(arguments(), tmp_path, tmp_path / "out", evaluate, Console(), follow=True)

@@ -209,7 +209,7 @@ def test_what_if(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("rollout.temperature=0.5", "changes settings of the update alone"),
+        ("rollout.temperature=0.5", "only settings of the update can change"),
         ("algorithm.loss=nonsense", "nonsense"),
         ("algorithm.clip_low=-1", "clip_low"),
         ("algorithm.reject_zero_advantage=false algorithm.refill=until_full", "refill"),
@@ -309,7 +309,7 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         explain(run, what_if=["algorithm.loss=cispo"])
     with pytest.raises(ValueError, match="has no step 9: it recorded the steps 1 to 5"):
         explain(run, step=9)
-    with pytest.raises(ValueError, match="no run folder"):
+    with pytest.raises(ValueError, match="not a run folder"):
         explain(tmp_path)
 
 
@@ -341,7 +341,7 @@ def test_other_runs_are_refused_by_name(broken: Path) -> None:
     assert 'engine = "in_process"' in text
     text = text.replace('engine = "in_process"', 'engine = "vllm"')
     config.write_text(text.replace('estimator = "exact"', 'estimator = "sampled"'))
-    with pytest.raises(ValueError, match=r"rollout\.engine is not repeated: 'vllm' does not promise"):
+    with pytest.raises(ValueError, match=r"rollout\.engine cannot be repeated: 'vllm' does not promise"):
         magicrl.explain(broken, ON_POLICY)
 
 

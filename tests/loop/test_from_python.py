@@ -123,20 +123,20 @@ def test_a_live_reward_and_live_data(toy_recipe: Path, tmp_path: Path) -> None:
     assert run.rollouts()["reward"].nunique() > 2
     # nothing says that a command could repeat it
     recipe = (run.path / "config.toml").read_text()
-    assert recipe.startswith("# Not to be run by a command: live:data@")
+    assert recipe.startswith("# No command can run this recipe: live:data@")
     assert "near@" in recipe.splitlines()[0]
     (environment,) = json.loads((run.path / "run.json").read_text())["environments"]
     texts = list(environment["live"].values())
     assert any("abs(len(response) - wanted)" in text for text in texts)
     assert any(text.startswith("10 records, SHA-256 ") for text in texts)
-    assert "no command makes it again" in (run.model / "README.md").read_text()
+    assert "no command can reproduce it" in (run.model / "README.md").read_text()
     # resumed with the same objects only
     assert train(resume=True).status == "finished"
     with pytest.raises(
-        ValueError, match=r"was begun in Python with data.train.0.verifier = live:near@.*, and this call"
+        ValueError, match=r"was started in Python with data.train.0.verifier = live:near@.*, and this call"
     ):
         train(reward=lambda problem, response: 1.0, resume=True)
-    with pytest.raises(ValueError, match=r"was begun in Python with data.train.0.source = live:data@"):
+    with pytest.raises(ValueError, match=r"was started in Python with data.train.0.source = live:data@"):
         train(data=rows.to_dict("records")[1:], resume=True)
     with pytest.raises(
         ValueError, match="already holds a run; pass resume=True to continue it, or choose another output"

@@ -295,7 +295,7 @@ def test_a_difficulty_filter_that_keeps_less_than_a_step_draws_says_why(toy_reci
     (told,) = [event for event in events if event.get("rule") == "filter_keeps_little"]
     kept = sum(row["kept"] for row in json.loads((tmp_path / "run" / "difficulty.json").read_text())["table"])
     assert f"kept {kept} problems, fewer than a step draws (D_R = 64)" in told["message"]
-    assert "groups have answers of differing reward" in told["message"]
+    assert "groups have answers with different rewards" in told["message"]
     assert told["remedy"]
 
 
@@ -334,7 +334,7 @@ def test_a_run_that_cannot_learn_says_so_everywhere(
     assert learning["facts"]["weights_changed"] is False
     said = " ".join(capsys.readouterr().out.split())
     page, card = (output / "report.html").read_text(), (output / "model" / "README.md").read_text()
-    assert "Did it learn? nothing to learn from: not one group had a signal" in said
+    assert "Did it learn? nothing to learn from: no group had an advantage" in said
     assert page.index("nothing to learn from") < page.index('id="learning"'), "at the top"
     assert "verifier.extract = &#34;lenient&#34;" in page
     assert 'verifier.extract = "lenient"' in said

@@ -18,8 +18,7 @@ from magicrl.models.loading import LoadedModel, load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_miniature
 from magicrl.records import Problem
-from magicrl.training.demonstrations import as_response, demonstrations, trial_batches
-from magicrl.training.sft import recipe_hash, run_sft
+from magicrl.training.sft import as_response, demonstrations, recipe_hash, run_sft, trial_batches
 from magicrl.training.start_checks import check_run, check_sft
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -25,11 +25,11 @@ from magicrl.training.diagnosis import (
     SampledAnswers,
     ScoreRise,
     answers_in,
-    answers_of,
     conclude,
     diagnose,
     learning_facts,
 )
+from magicrl.training.metrics import answers_of
 
 
 def answers(
@@ -144,7 +144,7 @@ def test_an_aborted_response_is_counted_no_more_than_in_training() -> None:
 
 
 def test_answers_that_nobody_could_judge_are_no_diagnosis() -> None:
-    with pytest.raises(ValueError, match="no answer could be judged: look at the reference answers"):
+    with pytest.raises(ValueError, match="no answer could be judged: check the reference answers"):
         answers_of([], max_tokens=64, judging=ANY_JUDGING)
     unjudged = {"groups/rejected/ratio": 1.0, "train/accuracy/mean": None, "train/truncation/ratio": 0.0}
     assert answers_in([StepMetrics(step=1, stage=0, values=unjudged | {"stage/max_tokens": 64})]) is None
@@ -181,7 +181,7 @@ def facts(
         (facts(measured=rise(0.02, 0.1, clusters=7)), "learned", "100 problems of 7 prompts or templates)"),
         (facts(measured=rise(-0.1, -0.02)), "worse", "(95 %: −10.0 to −2.0, 100 problems)"),
         (facts(measured=rise(-0.03, 0.02)), "no_rise", "(95 %: −3.0 to +2.0, 100 problems)"),
-        (facts(measured=rise(-0.03, 0.2)), "undecided", "too wide to tell"),
+        (facts(measured=rise(-0.03, 0.2)), "undecided", "too wide to decide"),
         (facts(), "undecided", "no test set"),
         (facts(measured=rise(-0.03, 0.2), answers=SCARCE), "nothing_to_learn", "2.0 % of 24 groups"),
         (facts(updates=0, answers=SILENT, measured=rise(-0.03, 0.2)), "nothing_to_learn", "2.0 % end with a boxed"),
@@ -288,7 +288,7 @@ def test_equal_rewards_have_advice_of_their_own() -> None:
     found = diagnose(replace(answers(0.1, 0.97, 0.0, 1.0), reward=0.5))
     assert found.cause == "same_reward"
     assert "the mean reward is 0.5" in found.message
-    assert "tells more of them apart" in found.remedy
+    assert "a reward with more levels" in found.remedy
 
 
 def test_scores_of_other_problems_are_not_paired() -> None:

@@ -36,11 +36,11 @@ from magicrl.records import (
     frozen_floats,
 )
 from magicrl.rollout.protocol import Capabilities
-from magicrl.training.attribution import Attributor
-from magicrl.training.batches import buffer_samples, train_samples, with_old_logprobs, with_policy_mask
 from magicrl.training.learner import LocalLearner
 from magicrl.training.metrics import StalenessMeter, rollout_metrics, sampled_work
 from magicrl.training.protocols import Controls
+from magicrl.training.repeating import Attributor
+from magicrl.training.step import buffer_samples, train_samples, with_old_logprobs, with_policy_mask
 from magicrl_verifiers.records import make_verdict
 
 END = 1

@@ -10,7 +10,7 @@ from builders import completion, problem
 from magicrl.config.schema import EvaluationConfig
 from magicrl.records import Completion, Episode, FinishReason, Outcome, RolloutRequest, Verdict, frozen_tokens
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.training.held_out import Validation, held_out_test
+from magicrl.training.curriculum import Validation, held_out_test
 
 RIGHT = Verdict(outcome=Outcome.CORRECT, status="matched")
 JUDGE: Any = None

@@ -21,8 +21,7 @@ from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig, Tiny
 from magicrl.models.packing import PackedBatch, register_attention
 from magicrl.models.small_models import make_tiny
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
-from magicrl.training.learner import LocalLearner, MasterOptimizer
-from magicrl.training.loss_scale import START, LossScale
+from magicrl.training.learner import START_SCALE, LocalLearner, LossScale, MasterOptimizer
 from magicrl.training.protocols import Controls, NotFiniteError
 
 SYMBOLS = [f"w{i}" for i in range(30)]
@@ -225,9 +224,9 @@ def test_the_updates_before_an_overflow_do_not_count_towards_the_next_growth() -
     assert scale.lower()
     for _ in range(99):
         scale.passed()
-    assert scale.value == START / 2
+    assert scale.value == START_SCALE / 2
     scale.passed()
-    assert scale.value == START
+    assert scale.value == START_SCALE
 
 
 def test_float16_learns_from_small_advantages_as_float32_does() -> None:

@@ -81,7 +81,7 @@ def test_an_engine_that_took_nothing_is_told_apart(learner: LocalLearner, engine
     with torch.no_grad():
         for weight in learner.weights().values():
             weight *= 1.05
-    with pytest.raises(StaleEngineError, match="nothing of the update arrived"):
+    with pytest.raises(StaleEngineError, match="the update did not arrive"):
         check.compare({"engine": old}, 0)
 
 

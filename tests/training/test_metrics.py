@@ -86,7 +86,7 @@ def test_ages_are_steps_however_many_updates_a_step_makes() -> None:
 )
 def test_tokens_of_other_versions_stop_the_run_and_are_named(response: Completion) -> None:
     seen = meter(1, [0, 2, 4, 6])
-    with pytest.raises(TrainingStopped, match=r"response 2 to problem 'sum-3' .* version [29], .*versions 4, 6 alone"):
+    with pytest.raises(TrainingStopped, match=r"response 2 to problem 'sum-3' .* version [29], .*versions 4, 6 only"):
         seen.check(buffer(completion(6), response))
 
 
@@ -95,7 +95,7 @@ def test_the_bound_holds_over_a_resume() -> None:
     resumed.restore(seen.state())
     resumed.begin_step(SimpleNamespace(policy_version=3, capabilities=Capabilities()))  # pyright: ignore[reportArgumentType]
     resumed.check(buffer(completion(1)))
-    with pytest.raises(TrainingStopped, match="versions 1, 2, 3 alone"):
+    with pytest.raises(TrainingStopped, match="versions 1, 2, 3 only"):
         resumed.check(buffer(completion(0)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from magicrl.records import StepMetrics
-from magicrl.training.notable import notable_steps
+from magicrl.training.health import notable_steps
 
 
 def curves(steps: int = 60, **planted: dict[int, float]) -> list[StepMetrics]:
@@ -28,7 +28,7 @@ def test_even_curves_have_nothing_to_look_at() -> None:
 def test_each_sign_is_found_where_it_was_planted() -> None:
     cases = {
         "gradient spike": ("learner/grad_norm", 4.2, "the gradient's norm is 4.2"),
-        "loss of entropy": ("entropy/exact/mean", 0.1, "entropy is 0.1 nats a token"),
+        "loss of entropy": ("entropy/exact/mean", 0.1, "entropy is 0.1 nats per token"),
         "jump in length": ("length/mean", 180.0, "responses have 180 tokens on average"),
     }
     for sign, (key, value, words) in cases.items():

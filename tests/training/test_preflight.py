@@ -23,7 +23,7 @@ from magicrl.training.preflight import (
     Learnable,
     LongerAnswers,
     OtherForm,
-    Template,
+    TemplateFacts,
     Update,
     divergence,
 )
@@ -66,7 +66,7 @@ SOUND = Facts(
         earned={NOTHING: 0.0, REFERENCE: 1.0, WRONG: 0.0, SEVERAL: 0.0},
         neighbour=NEIGHBOUR,
     ),
-    template=Template(
+    template=TemplateFacts(
         chat=True,
         prompt="?",
         end="<end>",

@@ -31,12 +31,13 @@ from magicrl.models.loading import LoadedModel, describe_policy, load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_tiny
 from magicrl.records import Problem, frozen_tokens
-from magicrl.training.demonstrations import demonstrations, supervised_sample
 from magicrl.training.learner import LocalLearner
 from magicrl.training.sft import (
+    demonstrations,
     phase_schedule,
     recipe_hash,
     run_sft,
+    supervised_sample,
     supervised_start,
     supervised_steps,
 )
@@ -186,7 +187,7 @@ def test_turns_are_taught_and_observations_are_context() -> None:
 def test_a_demonstration_that_ends_in_an_observation_is_refused(tmp_path: Path) -> None:
     config = recipe(times=1)
     phase = config.phases[0].model_copy(update={"family": f"{__file__}:Dialogue"})
-    with pytest.raises(ValueError, match="problem 'e0': its demonstration has 2 texts; give turn, observation, turn"):
+    with pytest.raises(ValueError, match="problem 'e0': its demonstration has 2 texts; pass turn, observation, turn"):
         run_sft(config.model_copy(update={"phases": (phase,)}), tmp_path / "start")
 
 

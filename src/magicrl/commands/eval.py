@@ -418,13 +418,13 @@ def requested(given: SimpleNamespace, run: Path) -> Callable[[Path], list[str]]:
     from magicrl.evaluation.runner import requested_changes
     from magicrl.models.loading import described_model
     from magicrl.models.prompts import PromptEncoder
-    from magicrl.training.checkpoint import start_model
+    from magicrl.training.checkpoint import start_model_of
     from magicrl_verifiers.records import JudgeOptions
 
     settings = settings_of(given)
     reasoning = settings.reasoning
     if reasoning is None:  # every checkpoint has the chat template of the starting model
-        policy = described_model(start_model(run))
+        policy = described_model(start_model_of(run))
         opens = opens_reasoning(policy.tokenizer, PromptEncoder(policy.tokenizer, policy.max_context))
         reasoning = "required" if opens else "auto"
     chosen = parse_engine_options(given.engine, given.engine_options)

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from magicrl.config.schema import TrainConfig
-    from magicrl.training.attribution import Attributor, Probe
-    from magicrl.training.repeating import Repeated
+    from magicrl.training.repeating import Attributor, PrecisePolicy, Repeated
 
 
 NOT_EQUAL = 3
@@ -82,7 +81,7 @@ def found_steps(run: Path) -> dict[str, Any]:
     """
     from magicrl.records import StepMetrics
     from magicrl.training.checkpoint import step_of
-    from magicrl.training.notable import notable_steps
+    from magicrl.training.health import notable_steps
     from magicrl.training.repeating import newest_before, recorded_lines
 
     lines = recorded_lines(run)
@@ -107,8 +106,7 @@ def explained(
     # torch takes seconds to import
     from magicrl.commands.training import threads_kept
     from magicrl.training.assemble import set_threads
-    from magicrl.training.attribution import Attributor, Probe, of_state
-    from magicrl.training.repeating import repeat, varied_config
+    from magicrl.training.repeating import Attributor, PrecisePolicy, of_state, repeat, varied_config
 
     # refused before anything is computed
     variants = [(words, varied_config(run, words)) for words in what_if]
@@ -119,7 +117,7 @@ def explained(
         _refuse_without_memory(repeated)
         tell("what each token did")
         config = repeated.config
-        probe = Probe(config, repeated.learner.start)
+        probe = PrecisePolicy(config, repeated.learner.start)
         attributor = Attributor(config.in_stage(repeated.metrics.stage), probe, repeated.groups)
         for update in repeated.again():
             attributor.add(update)
@@ -144,7 +142,7 @@ def _refuse_without_memory(repeated: Repeated) -> None:
     """``ValueError`` where taking the step apart would be killed for want of memory; it says how the step came out."""
     import psutil
 
-    from magicrl.training.attribution import COPIES
+    from magicrl.training.repeating import COPIES
 
     need = COPIES * 8 * len(repeated.after)
     free = psutil.virtual_memory().available
@@ -167,7 +165,7 @@ class _Changes(NamedTuple):
 class _Measured:
     """What really changed in the step's responses, against the weights before it."""
 
-    def __init__(self, probe: Probe, attributor: Attributor, before: Tensor) -> None:
+    def __init__(self, probe: PrecisePolicy, attributor: Attributor, before: Tensor) -> None:
         self._probe, self._of = probe, attributor
         self.logprobs, self.entropies = self._at(before)
 

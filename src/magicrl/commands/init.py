@@ -206,7 +206,7 @@ def _look(
     """The best way of asking, what this machine can do, and the settings that fit it."""
     from magicrl.evaluation.engines import opens_reasoning
     from magicrl.models.loading import load_policy
-    from magicrl.training.recipe_proposal import FirstLook, Speed, asked, learning_speed, templates_for
+    from magicrl.training.recipe_proposal import FirstLook, Speed, learning_speed, templates_for, with_template
 
     parameters = sum(p.numel() for p in policy.model.parameters())
     settings = _fitting(policy, read, encoder, parameters)
@@ -217,7 +217,7 @@ def _look(
     order = np.random.default_rng(0).permutation(len(read.problems))
     chosen = [read.problems[i] for i in order[:PROBLEMS]]
     ways = templates_for(chosen[0], encoder, chat=bool(policy.tokenizer.chat_template))
-    longest = max(encoder.length(asked(problem, way)) for problem in chosen for way in ways)
+    longest = max(encoder.length(with_template(problem, way)) for problem in chosen for way in ways)
     limit = max(8, min(look.affordable_limit(chosen[0]), policy.max_context - longest))
     table = Table("asked", "read", "right", "with a signal", "readable", "cut", "tokens", box=None, pad_edge=False)
     looks: list[Look] = []
@@ -299,7 +299,7 @@ def _write(
 ) -> str:
     """Return the text of the recipe; with ``keep`` it is written to ``output``."""
     from magicrl.training.diagnosis import diagnose
-    from magicrl.training.recipe_proposal import Setting, asked, group_size, propose
+    from magicrl.training.recipe_proposal import Setting, group_size, propose, with_template
 
     hopeless = best.answers.correct < 0.5 and group_size(best.per_problem)[1] < ENOUGH_SIGNAL
     begun = _from_solutions(read, policy, encoder, best, output) if hopeless else None
@@ -318,7 +318,9 @@ def _write(
             verifier=read.source.verifier,
             parameters=sum(p.numel() for p in policy.model.parameters()),
             context=policy.max_context,
-            prompt_lengths=sorted(encoder.length(asked(problem, best.way.template)) for problem in read.problems),
+            prompt_lengths=sorted(
+                encoder.length(with_template(problem, best.way.template)) for problem in read.problems
+            ),
             reasoning=best.answers.judging.reasoning or "auto",
             minutes=minutes,
         ),
@@ -359,8 +361,8 @@ def _from_solutions(
     read: _Data, policy: LoadedModel, encoder: PromptEncoder, best: Look, output: Path
 ) -> tuple[Look, Solved] | None:
     """What answers will be like after a supervised start on the data's worked solutions; None where it has too few."""
-    from magicrl.training.demonstrations import encoded_solutions
     from magicrl.training.recipe_proposal import Solved, Way, templates_for
+    from magicrl.training.sft import encoded_solutions
 
     # the last way of asking names the box that a solution ends in
     template = templates_for(read.problems[0], encoder, chat=bool(policy.tokenizer.chat_template))[-1]

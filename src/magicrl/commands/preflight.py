@@ -76,7 +76,7 @@ def preflight(
         raise RecipeError("recorded rollouts tell nothing of the start model; name another", key="rollout.engine")
     # torch takes seconds to import: not before the recipe is known to be right
     from magicrl.commands.training import threads_kept
-    from magicrl.training.assemble import LocalParts, build, set_threads, start_model_folder
+    from magicrl.training.assemble import LocalParts, build_run, set_threads, start_model_folder
     from magicrl.training.preflight import Budget, measure
     from magicrl.training.start_checks import check_run
 
@@ -90,7 +90,7 @@ def preflight(
         with contextlib.closing(LocalParts(config).judge()) as judge:
             judge.warm_up(ready.data.verifiers())
             start = start_model_folder(config.start, run.parent / "models", lambda what, done, of: None)
-            built = build(config, ready, start)
+            built = build_run(config, ready, start)
             with contextlib.closing(built.engine):
                 facts = measure(config, built, judge, Budget(60 * minutes, samples), progress or (lambda _: None))
     return _document(config.run.name, facts)

@@ -274,13 +274,13 @@ def run_to_end(made: Prepared, observer: AbstractContextManager[RunObserver]) ->
 @contextmanager
 def session_of(made: Prepared, observer: AbstractContextManager[RunObserver], stop: StopRequest) -> Generator[Session]:
     """The run's session with everything around it: parts elsewhere, observers, trackers, places of errors."""
-    from magicrl.training.session import opened
+    from magicrl.training.session import open_session
 
     with (
         placed_errors(made.recipe, made.overrides),
         made.parts as parts,
         watched(made, observer) as watcher,
-        opened(
+        open_session(
             made.config, made.folder, watcher, ready=made.ready, resume=made.resume, stop=stop, parts=parts
         ) as session,
     ):

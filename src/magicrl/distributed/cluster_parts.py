@@ -29,7 +29,7 @@ from magicrl.models.routing import experts_of
 from magicrl.planning.memory import NodeRoom, placement_fault
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.weight_lag import LaggedEngine
-from magicrl.training.assemble import Judge, LocalParts, make_engine
+from magicrl.training.assemble import LocalParts, OwnedVerifiers, make_engine
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Learner, Reference
 from magicrl.training.start_checks import with_needed_reference
@@ -68,7 +68,7 @@ class ClusterParts(LocalParts):
         rollout = self._cluster.rollout
         return self._cluster.learner.ranks + (0 if rollout.colocated else rollout.replicas * rollout.tensor_parallel)
 
-    def judge(self) -> Judge:
+    def judge(self) -> OwnedVerifiers:
         """A verifier pool on every node."""
         placement = self._cluster.verifier
         return VerifierNodes(

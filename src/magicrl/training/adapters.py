@@ -1,4 +1,4 @@
-"""LoRA adapters in the learner's model, through PEFT: only they are trained."""
+"""LoRA adapters in the learner's model, through PEFT. Only the adapters are trained."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _HALVES = ("lora_A", "lora_B")
 
 
 class LoraAdapters:
-    """Adapters injected into ``model``: the model's own weights are frozen, the adapters' are trained.
+    """Adapters in ``model``, whose own weights are frozen.
 
-    Without ``config.start`` B starts at 0, so the policy starts as the model itself, and A from a fixed seed.
+    Without ``config.start`` B starts at 0, so that the policy starts as the model itself, and A from a fixed seed.
 
     Raises:
-        RecipeError: the model has no such layers, or ``config.start`` holds adapters of another model.
-        ValueError: peft is not installed, or the output head or embedding would be adapted.
+        RecipeError: The model has no such layers, or ``config.start`` holds adapters of another model.
+        ValueError: PEFT is not installed, or the output head or embedding would be adapted.
     """
 
     def __init__(self, model: PreTrainedModel, config: LoraConfig) -> None:
@@ -39,18 +39,18 @@ class LoraAdapters:
             r=config.rank,
             lora_alpha=cast(int, config.alpha),
             target_modules=list(config.target_modules),
-            # as in the whole model: rho compares two log-probs of one distribution
+            # No dropout, as in the whole model: rho compares two log-probs of one distribution.
             lora_dropout=0.0,
             bias="none",
             task_type="CAUSAL_LM",
         )
-        # the learner decides about precision: adapters have float32 masters like any other weight
+        # The learner decides the precision: adapters have float32 masters like other weights.
         try:
-            with torch.random.fork_rng():  # what PEFT draws is drawn again below
+            with torch.random.fork_rng():  # PEFT's values are replaced below
                 self._peft: Any = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
         except ValueError as error:
             linear = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-            named = f"{list(config.target_modules)} are no layers of this model"
+            named = f"{list(config.target_modules)} are not layers of this model"
             raise RecipeError(
                 f"{named}; it has: {', '.join(sorted(linear))}", key="model.lora.target_modules"
             ) from error
@@ -70,14 +70,14 @@ class LoraAdapters:
                 )
 
     def _names(self) -> dict[str, str]:
-        """PEFT's names in files -> parameter names, the two of a layer behind each other."""
+        """Return the parameter names by PEFT's names in files, with the two of a layer next to each other."""
         return {tensor_name(n, half): f"{n}.{half}.{_ADAPTER}.weight" for n in self._layers for half in _HALVES}
 
     def start_values(self) -> dict[str, Tensor]:
-        """What the adapters start from, by parameter name, on the CPU: ``config.start``, or A by ``nn.Linear``'s rule
+        """Return the adapters' initial values by parameter name, on the CPU: ``config.start``, or A as in ``nn.Linear``
         and B 0.
 
-        The latter depends on the adapters' names and shapes alone, so that ranks with an empty model find the same.
+        The latter depend only on the adapters' names and shapes, so that ranks with an empty model get the same.
         """
         names = self._names()
         shapes = {name: tuple(self.model.get_parameter(own).shape) for name, own in names.items()}
@@ -95,7 +95,7 @@ class LoraAdapters:
         return values
 
     def tensors(self, prefix: str = "") -> dict[str, Tensor]:
-        """The present adapters by PEFT's names, in the compute precision; of layers that begin with ``prefix``."""
+        """Return the adapters of layers that start with ``prefix``, by PEFT's names, in the compute precision."""
         return {
             name: self.model.get_parameter(own).detach()
             for name, own in self._names().items()
@@ -103,13 +103,15 @@ class LoraAdapters:
         }
 
     def write(self, folder: Path) -> None:
-        """Write the present adapters in PEFT's format."""
+        """Write the adapters in PEFT's format."""
         write_adapters(folder, self.tensors(), self.config, self.base)
 
     @torch.no_grad()
     def merged_weights(self, prefix: str = "") -> dict[str, Tensor]:
-        """The model's weights with the adapters added in float32, by the names it had without adapters; only those
-        that begin with ``prefix``, such as ``model.layers.3.``."""
+        """Return the model's weights with the adapters added in float32, by the names without adapters.
+
+        Only those whose names start with ``prefix``, such as ``model.layers.3.``.
+        """
         weights: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
             if name.startswith(prefix) and ".lora_" not in name:
@@ -118,15 +120,15 @@ class LoraAdapters:
             if not name.startswith(prefix):
                 continue
             base = weights[f"{name}.weight"]
-            # added before it is rounded: in bfloat16 most of a small delta would be lost, as small steps would
+            # Added before rounding: in bfloat16 most of a small delta would be lost, like small updates.
             wide = torch.promote_types(base.dtype, torch.float32)
             delta = layer.get_delta_weight(_ADAPTER).to(wide)
             weights[f"{name}.weight"] = (base.to(wide) + delta).to(base.dtype)
         return weights
 
     def merged_model(self) -> PreTrainedModel:
-        """A copy of the model without adapters, their effect merged into its weights."""
-        # of a copy: the learner's own keeps its adapters
+        """Return a copy of the model without adapters, their effect merged into its weights."""
+        # From a copy, since the learner's model keeps its adapters.
         plain = cast(PreTrainedModel, copy.deepcopy(self._peft).unload())
         plain.load_state_dict(self.merged_weights(), strict=False)
         return plain

@@ -38,16 +38,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """Everything of a run that is made from files.
+    """Parts of a run that are loaded from files.
 
     Attributes:
-        start: the start model as it was loaded (its ``model`` belongs to the learner, and may have no weights).
-        encoder: text to tokens.
-        data: the problems.
-        learner: holds the trained weights.
-        engine: generates; has no weights yet.
-        reference: None without one.
-        devices: accelerators, or machines without any, that the run holds.
+        start: Initial model as it was loaded. Its ``model`` belongs to the learner, and may have no weights.
+        encoder: Prompt encoder.
+        data: Problems.
+        learner: Learner with the trained weights.
+        engine: Rollout engine, without weights yet.
+        reference: Reference model, or None.
+        devices: Number of accelerators, or of machines without any, that the run uses.
     """
 
     start: LoadedModel
@@ -59,7 +59,7 @@ class Built:
     devices: int
 
     def facts(self) -> dict[str, Any]:
-        """Provenance for ``run.json``: start model, and a checksum of every set of problems."""
+        """Return provenance for ``run.json``: initial model, and a checksum of every set of problems."""
         sets = {"train": self.data.train, "validation": self.data.validation}
         sets |= {f"test/{name}": problems for name, problems in self.data.test.items()}
         return {
@@ -77,22 +77,22 @@ class Built:
         }
 
 
-class Judge(VerifierService, Protocol):
-    """A verifier pool that a run owns."""
+class OwnedVerifiers(VerifierService, Protocol):
+    """A verifier service that a run owns."""
 
     def warm_up(self, verifiers: Iterable[str]) -> None:
-        """Start every worker of these verifiers now. Raises ``RuntimeError`` where one does not start."""
+        """Start every worker of these verifiers now. Raises ``RuntimeError`` if one does not start."""
         ...
 
     def totals(self) -> Mapping[str, float]:
-        """What a served judge was asked for so far; {} without one."""
+        """Return the usage of a served judge so far; {} without one."""
         ...
 
 
 class LocalParts:
-    """Makes the parts of a run: everything in this process, on this machine.
+    """Creates the parts of a run, all in this process.
 
-    Others make them elsewhere; the loop is the same for all of them.
+    Subclasses create them in other processes. The loop is the same for all of them.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -100,54 +100,54 @@ class LocalParts:
 
     @property
     def devices(self) -> int:
-        """Accelerators, or machines without any, that learner and engine hold together."""
+        """Number of accelerators, or of machines without any, that learner and engine use."""
         return 1
 
-    def judge(self) -> Judge:
-        """The verifier pool of the recipe's ``[verifier]``."""
+    def judge(self) -> OwnedVerifiers:
+        """Return the verifier pool of the recipe's ``[verifier]``."""
         return self._config.verifier.pool()
 
     def policy(self, start: Path | str) -> LoadedModel:
-        """The start model for `learner`: with float32 weights, or without any where other processes read them.
+        """Return the initial model for `learner`: with float32 weights, or without any where other processes read them.
 
         Raises:
-            RecipeError: ``run.device`` is not there, or ``start.model`` is no model.
-            ValueError: its files are unusable.
+            RecipeError: ``run.device`` is unavailable, or ``start.model`` is not a model.
+            ValueError: The model's files are unusable.
         """
         with under("run.device"):
             device = resolve_device(self._config.run.device)
         with under("start.model"):
-            # whatever `model.dtype` is: the masters are made of these
+            # Float32 whatever `model.dtype` is, since the master weights are copied from it.
             return load_policy(start, dtype="float32", device=device)
 
     def learner(self, policy: LoadedModel) -> Learner:
-        """The learner on the start model, which is the learner's from here on."""
+        """Return the learner. It owns the initial model from here on."""
         return make_learner(self._config, policy)
 
     def reference(self, start: Path | str, learner: Learner) -> Reference | None:
-        """The frozen reference (default: the start model), None where nothing of the recipe asks for one."""
+        """Return the frozen reference model (default: the initial model), or None where the recipe needs none."""
         return make_reference(self._config, start)
 
     def engine(self, start: Path | str, encoder: PromptEncoder, learner: Learner, check: WeightCheck) -> RolloutEngine:
-        """The engine that ``rollout.engine`` names, without a version of weights yet.
+        """Return the engine that ``rollout.engine`` names, without weights yet.
 
-        It will be given ``learner``'s. Engines beside the learner's process run ``check`` then.
+        It will load those of ``learner``. Engines outside the learner's process run ``check`` after loading.
         """
         return make_engine(self._config, start, encoder, check=check)
 
 
-def build(config: TrainConfig, ready: Ready, start: Path | str, parts: LocalParts | None = None) -> Built:
-    """Load the model and make the engines.
+def build_run(config: TrainConfig, ready: Ready, start: Path | str, parts: LocalParts | None = None) -> Built:
+    """Load the model and create the engines.
 
     Args:
-        config: the recipe.
-        ready: what ``check_run`` has read.
-        start: folder of the start model, or its hub name.
-        parts: makes the parts that may live elsewhere.
+        config: The recipe.
+        ready: Result of ``check_run``.
+        start: Folder of the initial model, or its hub name.
+        parts: Creates the parts that may run in other processes.
 
     Raises:
-        RecipeError: a setting or a combination of them is unusable (with its key).
-        ValueError: a file is; the text says what to do.
+        RecipeError: A setting or a combination of settings is unusable (with its key).
+        ValueError: A file is unusable. The text says what to do.
     """
     parts = parts or LocalParts(config)
     policy, data = ready.policy or parts.policy(start), ready.data
@@ -161,7 +161,7 @@ def build(config: TrainConfig, ready: Ready, start: Path | str, parts: LocalPart
         max_tokens=min(stage.max_tokens for stage in config.stages),  # no probe is longer than any stage allows
     )
     engine = parts.engine(start, encoder, learner, check)
-    # recorded rollouts hold what environments answered
+    # Recorded rollouts include the environments' observations.
     if data.environments() and config.rollout.engine != "replay":
         engine = EpisodeEngine(engine, encoder, config.environment)
     return Built(
@@ -176,14 +176,14 @@ def build(config: TrainConfig, ready: Ready, start: Path | str, parts: LocalPart
 
 
 def set_threads(config: TrainConfig) -> int:
-    """Set torch's threads as the recipe says (default: the cores this process may use); returns them."""
+    """Set torch's threads as in the recipe (default: the cores this process may use) and return their number."""
     threads = config.run.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     return threads
 
 
 def start_model_folder(start: StartConfig, models_root: Path, progress: Progress) -> Path | str:
-    """The folder (or hub name) of the start model; an SFT recipe's model is made when it is absent."""
+    """Return the folder (or hub name) of the initial model. The model of an SFT recipe is trained if it is absent."""
     if start.model is not None:
         return start.model
     recipe, folder = supervised_start(start, models_root)
@@ -199,20 +199,20 @@ def make_engine(
     check: WeightCheck | None = None,
     gpus: int = 1,
 ) -> RolloutEngine:
-    """The engine that the recipe names, with the start model's weights' shapes but no version yet.
+    """Return the engine that the recipe names, without weights yet.
 
     Args:
-        config: the recipe.
-        folder: of the start model.
-        encoder: text to tokens and back.
-        check: run by engines beside the learner's process after each weight copy.
-        gpus: over how many GPUs vLLM spreads the model.
+        config: The recipe.
+        folder: Folder of the initial model.
+        encoder: Prompt encoder and decoder.
+        check: Weight check that engines outside the learner's process run after each weight copy.
+        gpus: Number of GPUs over which vLLM spreads the model.
     """
     rollout, placed = config.rollout, None if config.cluster is None else config.cluster.rollout
-    shared = placed is None or placed.colocated  # the GPU, with the learner
+    shared = placed is None or placed.colocated  # shares the GPU with the learner
     vllm = rollout.engine == "vllm"
     if vllm and resolve_device(config.run.device).type == "cpu" and torch.cuda.is_available():
-        raise RecipeError("vLLM uses the GPU where there is one", key="run.device")
+        raise RecipeError("vLLM uses the GPU of this machine; leave run.device out", key="run.device")
     settings = EngineSettings(
         model=str(folder),
         dtype=rollout.dtype or config.model.dtype,
@@ -229,7 +229,7 @@ def make_engine(
         training=TrainingUse(
             check=check,
             shares_gpu=shared,
-            # asynchronous: it generates while the learner works, so its memory is never free
+            # In asynchronous mode it generates while the learner works, so its memory is never free.
             sleeps=shared and not rollout.max_staleness,
             direct_weights=_direct_weights(placed),
             experts=config.model.router_replay,
@@ -237,9 +237,9 @@ def make_engine(
         ),
     )
     engine = named_engine(rollout.engine, settings, key="rollout.engine")
-    # asynchronous: the learner measures it, on the whole buffer
+    # In asynchronous mode the learner measures the entropy of the whole buffer.
     if config.entropy.estimator == "exact" and not (engine.capabilities.entropies or rollout.max_staleness):
-        # it may hold processes and a GPU's memory
+        # The engine may hold processes and GPU memory.
         engine.close()
         raise RecipeError(
             f'"exact" needs an engine that reports entropies, and {rollout.engine!r} declares that it does not; set it '
@@ -256,14 +256,14 @@ def _direct_weights(placed: RolloutPlacement | None) -> Placed | None:
 
 
 def _max_context(config: TrainConfig, folder: Path | str) -> int:
-    """The most tokens of prompt and response that any stage or test has, at most the model's."""
+    """Return the largest number of prompt and response tokens of any stage or evaluation, at most the model's."""
     longest = max(config.evaluation.max_tokens or 0, *(stage.max_tokens for stage in config.stages))
     longest += config.environment.most_observed if _may_observe(config) else 0
     return min(described_model(str(folder)).max_context, config.data.max_prompt_tokens + longest)
 
 
 def _may_observe(config: TrainConfig) -> bool:
-    """Whether a source gives problems with an environment; of a function of the user's nobody knows."""
+    """Return whether a source may have problems with an environment. A custom source may."""
     data = config.data
     return any(
         source.environment is not None
@@ -274,18 +274,18 @@ def _may_observe(config: TrainConfig) -> bool:
 
 
 def make_learner(config: TrainConfig, policy: LoadedModel) -> LocalLearner:
-    """The learner on the start model (float32 masters)."""
+    """Return the learner on the initial model (float32 masters)."""
     return LocalLearner(
         policy.model, LearnerSettings.of(config), tokenizer=policy.tokenizer, valid_vocab=policy.valid_vocab
     )
 
 
 def make_reference(config: TrainConfig, start: Path | str) -> ReferenceModel | None:
-    """The frozen reference (default: the start model) in this process, None where nothing asks for one."""
+    """Return the frozen reference model in this process, or None where the recipe needs none."""
     if with_needed_reference(config).reference.mode == "none":
         return None
     with under("reference.model"):
-        # in the precision of the passes: a frozen model needs no master weights
+        # A frozen model needs no master weights, so it is loaded in the compute precision.
         policy = load_policy(
             config.reference.model or start, dtype=config.model.dtype, device=resolve_device(config.run.device)
         )

@@ -1,14 +1,14 @@
 """Checkpoints: the run's whole state, written atomically, without pickle.
 
-A checkpoint is a folder ``step-000040`` with ``tensors.safetensors`` (weights and moments by parameter
-name) and ``state.json`` (everything else, and the tensors' checksum). It is written under another name,
-flushed to disk and renamed, so that a folder of that name is always whole: a run killed while writing, or
-a disk that fills up, leaves the last good one untouched. Training waits until the state is copied to the host's
-memory; the copy is written while the next step runs. When that ends changes no result, so there is no other way.
+A checkpoint is a folder ``step-000040`` with ``tensors.safetensors`` (weights and moments by parameter name) and
+``state.json`` (everything else, and the tensors' checksum). It is written under another name, flushed to disk and
+renamed, so that a folder of that name is always complete: a kill while writing, or a full disk, leaves the last good
+one untouched. Training waits until the state is copied to the host's memory. The copy is written while the next step
+runs, and the time of writing changes no result.
 
-Where ranks write the learner's tensors themselves, those lie in the folder ``learner`` instead, under the same
-names and each rank's rows in a file of its own. Each file says in its header which rows of which tensor it holds
-(the form of ``torch.distributed.checkpoint``), so that one process, or an evaluation, reads them without any ranks.
+If ranks write the learner's tensors, these are in the folder ``learner`` under the same names, with one file per rank.
+Each file's header lists which rows of which tensor it holds (the format of ``torch.distributed.checkpoint``), so that
+one process, or an evaluation, can read them without ranks.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from magicrl.training.adapters import LoraAdapters
 from magicrl.training.protocols import WritesShards
 
 SHARDS = "learner"
-"""Of the shards, in a checkpoint's folder."""
+"""Folder of the learner's shards in a checkpoint."""
 LEARNER = "learner"
 """Prefix of the learner's tensors."""
 WEIGHTS = "weights/"
-"""Prefix of the weights among them."""
+"""Prefix of the weights among the learner's tensors."""
 SCHEMA_VERSION = 2
 _NAME = re.compile(r"step-(\d{6,})")
 _UNFINISHED = ".writing-"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the text names the folder and the remedy."""
+    """A checkpoint cannot be used. The text names the folder and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,12 +57,12 @@ class Checkpoint:
     """A checkpoint in memory.
 
     Attributes:
-        step: training steps done.
-        tensors: flat names to tensors.
+        step: Number of training steps.
+        tensors: Tensors by flat name.
         state: JSON-able state of everything that is not a tensor.
-        owner: identifies what may go on from it (a configuration hash); None: anything.
-        folder: where it was read from, None when it was not.
-        shards: what a learner that writes its own tensors said of them when it did; None where ``tensors`` has all.
+        owner: Hash of the configuration that may continue from it; None for any.
+        folder: Folder it was read from, or None.
+        shards: Result of the learner's ``begin_shards``; None where ``tensors`` holds everything.
     """
 
     step: int
@@ -73,10 +73,10 @@ class Checkpoint:
     shards: Mapping[str, Any] | None = None
 
     def learner_state(self) -> dict[str, Any]:
-        """What the learner's ``restore`` takes, its tensors whole, whoever wrote them.
+        """Return the input of the learner's ``restore``, with whole tensors, whoever wrote them.
 
         Raises:
-            CheckpointError: its shards are damaged.
+            CheckpointError: The shards are damaged.
         """
         if self.shards is None:
             return join_state(LEARNER, self.tensors, self.state[LEARNER])
@@ -89,7 +89,7 @@ class Checkpoint:
 
 
 def _joined(folder: Path, files: Iterable[str]) -> dict[str, Tensor]:
-    """Whole tensors by name from the shards in ``folder``: each file says in its header where its rows begin."""
+    """Return whole tensors by name from the shards in ``folder``, each with its row offsets in the header."""
     parts: dict[str, list[tuple[int, Tensor]]] = {}
     for name in sorted(files):
         with safe_open(folder / name, framework="pt") as opened:
@@ -98,7 +98,7 @@ def _joined(folder: Path, files: Iterable[str]) -> dict[str, Tensor]:
                 raise OSError(f"{name} does not say which rows it holds")
             offsets: dict[str, Any] = json.loads(described)
             for key in opened.keys():  # noqa: SIM118 - the file is no mapping
-                # a tensor without dimensions has no offset: row 0
+                # A tensor without dimensions has no offset: row 0.
                 first_row = int((*offsets[key]["saved_offsets"], 0)[0])
                 parts.setdefault(key, []).append((first_row, opened.get_tensor(key)))
     ordered = {key: [rows for _, rows in sorted(found, key=lambda part: part[0])] for key, found in parts.items()}
@@ -106,13 +106,13 @@ def _joined(folder: Path, files: Iterable[str]) -> dict[str, Tensor]:
 
 
 class CheckpointWriter:
-    """Writes checkpoints into ``root``, one at a time, in a thread beside training.
+    """Writes checkpoints into ``root``, one at a time, in a background thread.
 
-    At the end of the block the one that is being written is waited for.
+    The end of the block waits for the one in progress.
 
     Args:
-        root: their folder.
-        ranks: the learner, where its ranks write its tensors themselves.
+        root: Folder of the checkpoints.
+        ranks: The learner, if its ranks write its tensors themselves.
     """
 
     def __init__(self, root: Path, ranks: WritesShards | None = None) -> None:
@@ -128,12 +128,12 @@ class CheckpointWriter:
         try:
             self.wait()
         except (CheckpointError, RuntimeError):
-            # what ended the block is the one to tell, but a signal is no error
+            # The error that ended the block matters more, but a signal is not an error.
             if error is None or isinstance(error, KeyboardInterrupt):
                 raise
         finally:
             if self._shards is not None:
-                self._shards.cancel()  # a signal ended the wait: the thread is not to wait for ranks for ever
+                self._shards.cancel()  # A signal ended the wait: the thread must not wait for ranks for ever.
 
     def begin(
         self,
@@ -143,17 +143,17 @@ class CheckpointWriter:
         keep: frozenset[int] = frozenset(),
         settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copy ``checkpoint`` and begin to write ``root/step-NNNNNN``; one that is being written is waited for first.
+        """Copy ``checkpoint`` and start writing ``root/step-NNNNNN``, after any checkpoint in progress.
 
-        Once it is whole, all but the last ``keep_last`` and those of the steps in ``keep`` are removed. ``settle`` puts
-        on the disk what may not be older than the checkpoint.
+        When it is complete, all but the last ``keep_last`` and those of the steps in ``keep`` are removed. ``settle``
+        flushes files that must not be older than the checkpoint.
 
         Raises:
-            CheckpointError: the one before could not be written, or this one not begun; older ones are untouched.
+            CheckpointError: The previous one could not be written, or this one not started. Older ones are untouched.
         """
         self.wait()
         name = f"step-{checkpoint.step:06d}"
-        # another name each time: the ranks of a killed run may still write into theirs
+        # A new name each time: the ranks of a killed run may still be writing into theirs.
         writing = self._root / f"{_UNFINISHED}{name}-{secrets.token_hex(4)}"
         self._shards = None
         try:
@@ -181,15 +181,15 @@ class CheckpointWriter:
         self._begun = self._thread.submit(write)
 
     def check(self) -> None:
-        """Raise the ``CheckpointError`` of one that could not be written; does not wait."""
+        """Raise the ``CheckpointError`` of a failed checkpoint. Does not wait."""
         if self._begun is not None and self._begun.done():
             self.wait()
 
     def wait(self) -> Path | None:
-        """Wait for the one that is being written; its folder, None if there is none.
+        """Wait for the checkpoint in progress and return its folder, None if there is none.
 
         Raises:
-            CheckpointError: it could not be written; older ones are untouched.
+            CheckpointError: It could not be written. Older ones are untouched.
         """
         begun = self._begun
         if begun is None:
@@ -205,25 +205,25 @@ class CheckpointWriter:
     def _publish(self, writing: Path, name: str) -> None:
         folder = self._root / name
         if folder.exists():
-            shutil.rmtree(writing)  # the same step of the same run: the two are identical, and this one is whole
+            shutil.rmtree(writing)  # The same step of the same run: both are identical, and this one is complete.
         else:
             writing.rename(folder)
-        _flush(self._root)  # the rename itself must be on the disk before an older one goes
+        _flush(self._root)  # The rename must be on disk before an older one is removed.
         if self._ranks is not None:
-            self._ranks.shards_kept(folder / SHARDS)  # they, too, let go of the older one
+            self._ranks.shards_kept(folder / SHARDS)  # they drop the older one too
 
     def _failed(self, name: str, writing: Path, error: Exception) -> CheckpointError:
-        shutil.rmtree(writing, ignore_errors=True)  # what it had written may be the very space that is missing
+        shutil.rmtree(writing, ignore_errors=True)  # Its files may occupy the missing space.
         last = _folders(self._root)
         remedy = f"the last good one is {last[-1].name}" if last else "there is none yet"
         return CheckpointError(
             f"the checkpoint {self._root / name} could not be written: {error}; {remedy}. "
-            "Make room (or mend the permissions) and continue with --resume"
+            "Free disk space (or fix the permissions) and continue with --resume"
         )
 
 
 def host_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The values of this moment in the host's memory, none of it shared with ``tensors``."""
+    """Return a copy of the current values in the host's memory, sharing nothing with ``tensors``."""
     layout = torch.contiguous_format
     return {name: t.detach().to("cpu", copy=True, memory_format=layout) for name, t in tensors.items()}
 
@@ -239,13 +239,13 @@ def _write(folder: Path, checkpoint: Checkpoint, shards: Future[Mapping[str, Any
         "shards": None if shards is None else shards.result(),
     }
     (folder / "state.json").write_text(json.dumps(document, indent=1))
-    # the folder as well: its entries, the files' names, reach the disk with it alone
+    # The folder too: its entries, the file names, are flushed only with it.
     for path in (*folder.rglob("*"), folder):
         _flush(path)
 
 
 def remove_leftovers(root: Path) -> None:
-    """Delete what a killed run left half written or half deleted."""
+    """Delete folders that a killed run left incomplete."""
     for leftover in root.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -254,17 +254,17 @@ def remove_old(root: Path, *, keep_last: int, keep: frozenset[int]) -> None:
     """Remove all but the last ``keep_last`` checkpoints and those of the steps in ``keep``."""
     for folder in _folders(root)[:-keep_last]:
         if step_of(folder) not in keep:
-            # Renamed first: a kill in the middle of the removal must not leave half a checkpoint under its name.
+            # Renamed first: a kill during the removal must not leave half a checkpoint under its name.
             doomed = root / f"{_UNFINISHED}old-{folder.name}"
             folder.rename(doomed)
             shutil.rmtree(doomed)
 
 
 def load_latest(root: Path, *, owner: str | None = None) -> Checkpoint | None:
-    """The newest checkpoint of a run, None if it has none; one that says it belongs to another ``owner`` is refused.
+    """Return the newest checkpoint of a run, or None. One of another ``owner`` is refused.
 
     Raises:
-        CheckpointError: the newest one is damaged, of another schema, or another's.
+        CheckpointError: The newest one is damaged, of another schema, or of another owner.
     """
     folders = _folders(root)
     if not folders:
@@ -273,7 +273,7 @@ def load_latest(root: Path, *, owner: str | None = None) -> Checkpoint | None:
     if owner is not None and found.owner is not None and found.owner != owner:
         raise CheckpointError(
             f"{found.folder} was written by another configuration (hash {found.owner}, this run's is {owner}); "
-            "move that folder away, or start anew with another --output"
+            "move that folder away, or start a new run with another --output"
         )
     return found
 
@@ -281,12 +281,12 @@ def load_latest(root: Path, *, owner: str | None = None) -> Checkpoint | None:
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read one checkpoint folder. Raises ``CheckpointError`` if it is damaged or of another schema."""
     try:
-        # first the small file: a checkpoint of another schema is refused before its tensors are read
+        # The small file first: another schema is refused before its tensors are read.
         document = json.loads((folder / "state.json").read_text())
         if document["schema_version"] != SCHEMA_VERSION:
             raise CheckpointError(
                 f"{folder} has checkpoint schema {document['schema_version']}, this magicrl reads {SCHEMA_VERSION}; "
-                "resume it with the version that wrote it, or start anew with another --output"
+                "resume it with the version that wrote it, or start a new run with another --output"
             )
         file = folder / "tensors.safetensors"
         if document["tensors_sha256"] != _sha256(file):
@@ -310,19 +310,19 @@ def _damaged(folder: Path, error: Exception) -> CheckpointError:
 
 
 def split_state(prefix: str, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors of ``state`` under ``prefix/name``, and the rest as JSON."""
+    """Return the tensors of ``state`` under ``prefix/name``, and the rest as JSON."""
     tensors = {f"{prefix}/{k}": v for k, v in state.items() if isinstance(v, torch.Tensor)}
     return tensors, {k: v for k, v in state.items() if not isinstance(v, torch.Tensor)}
 
 
 def join_state(prefix: str, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of ``split_state``."""
+    """Return the state that ``split_state`` split."""
     head = f"{prefix}/"
     return {**{k.removeprefix(head): v for k, v in tensors.items() if k.startswith(head)}, **rest}
 
 
 def step_of(folder: Path) -> int:
-    """The step after which a checkpoint's folder was written."""
+    """Return the step of a checkpoint's folder."""
     return int(folder.name.removeprefix("step-"))
 
 
@@ -337,7 +337,7 @@ def _sha256(path: Path) -> str:
 
 
 def _flush(path: Path) -> None:
-    # for reading: a folder cannot be opened otherwise, and fsync needs no more
+    # A folder can only be opened for reading, which is enough for fsync.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -346,49 +346,49 @@ def _flush(path: Path) -> None:
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
-    """The whole checkpoints that a run has at this moment, oldest first.
+    """Return the complete checkpoints of a run, oldest first.
 
     Raises:
-        ValueError: ``run`` is no run folder.
+        ValueError: ``run`` is not a run folder.
     """
     _read_run(run)
     return _folders(run / "checkpoints")
 
 
 def run_status(run: Path) -> str:
-    """``running``, ``finished``, ``stopped`` or ``failed``, as the run last wrote it."""
+    """Return ``running``, ``finished``, ``stopped`` or ``failed``, as the run last wrote it."""
     return str(_read_run(run).get("status", "unknown"))
 
 
-def start_model(run: Path) -> str:
-    """Return the folder or name of the model that the run started from."""
+def start_model_of(run: Path) -> str:
+    """Return the folder or name of the run's initial model."""
     return str(_read_run(run)["start_model"])
 
 
 def export_checkpoint(run: Path, checkpoint: Path, target: Path) -> Path:
-    """Write the weights of a checkpoint as a model folder, in the precision that the run computes in.
+    """Write the weights of a checkpoint as a model folder, in the run's compute precision.
 
-    Everything but the weights (configuration, tokenizer, chat template) is the start model's. Of a run with LoRA the
-    adapters are merged, and lie in the folder ``adapter`` beside.
+    Configuration, tokenizer and chat template are those of the initial model. With LoRA the adapters are merged, and
+    also written into the folder ``adapter``.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or does not fit the start model.
-        ValueError: the start model cannot be loaded, or PEFT is missing.
+        CheckpointError: The checkpoint is damaged, or does not fit the initial model.
+        ValueError: The initial model cannot be loaded, or PEFT is missing.
     """
     tensors = load_checkpoint(checkpoint).learner_state()
     weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
     config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     settings = config.get("model", {})
-    policy = load_policy(start_model(run), dtype=settings.get("dtype", "float32"))
-    # the checkpoint has the adapters' values, wherever the run took its first ones from
+    policy = load_policy(start_model_of(run), dtype=settings.get("dtype", "float32"))
+    # The checkpoint holds the adapters' values, whatever they started from.
     of = LoraConfig.model_validate(settings["lora"] | {"start": None}) if settings.get("lora") else None
     lora = None if of is None else LoraAdapters(policy.model, of)
     model = policy.model if lora is None else lora.model
     trained = {name: p for name, p in model.named_parameters() if lora is None or ".lora_" in name}
     if weights.keys() != trained.keys():
         raise CheckpointError(
-            f"{checkpoint} does not hold what the run trains of its start model ({len(weights)} tensors for "
-            f"{len(trained)}): the start model's folder holds another one by now"
+            f"{checkpoint} does not fit the run's initial model ({len(weights)} tensors for {len(trained)}): the "
+            "folder of the initial model now holds another model"
         )
     for name, parameter in trained.items():
         parameter.data.copy_(weights[name])
@@ -401,6 +401,6 @@ def _read_run(run: Path) -> dict[str, Any]:
     try:
         return json.loads((run / "run.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{run} is no run folder (no run.json); give the --output of magicrl train") from None
+        raise ValueError(f"{run} is not a run folder (no run.json); pass the --output of magicrl train") from None
     except ValueError as error:
         raise ValueError(f"{run / 'run.json'} is damaged: {error}") from None

@@ -1,6 +1,8 @@
-"""Which problems and which response limit a run trains on: stages, their transitions, the offline difficulty filter.
+"""Stages of a run: transitions, the offline difficulty filter, and evaluation on held-out problems.
 
-The offline filter samples every training prompt N times and drops those that are 0/N or N/N.
+The offline filter samples every training prompt N times and drops those with 0/N or N/N correct answers. Evaluations on
+test sets before and after training support claims. Validation during training drives stages and selects the best
+checkpoint.
 """
 
 from __future__ import annotations
@@ -10,81 +12,76 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from magicrl.algorithms.convergence import ConvergenceTest, TruncationRule
 from magicrl.algorithms.filters import FilterResult, PassCount, offline_filter
-from magicrl.config.schema import StageConfig, TrainConfig
-from magicrl.evaluation.job import Encode, evaluation_seed, sample_problems
+from magicrl.config.schema import EvaluationConfig, StageConfig, TrainConfig
+from magicrl.evaluation.job import Encode, Progress, evaluation_seed, sample_problems, score
+from magicrl.evaluation.statistics import Score
 from magicrl.files import write_atomically
-from magicrl.records import Problem
+from magicrl.records import Problem, ScoredGroup
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.training.diagnosis import Diagnosis, Judging, SampledAnswers, answers_of, diagnose, judging_of
+from magicrl.training.diagnosis import Diagnosis, Judging, SampledAnswers, diagnose, judging_of
+from magicrl.training.metrics import answers_of
 from magicrl_verifiers.records import VerifierService
 
 
-class StageEnd(NamedTuple):
-    """The stage that ended (its index), the training steps it took, and why, a sentence for the log."""
-
-    stage: int
-    steps: int
-    reason: str
-
-
 class StageSchedule:
-    """A state machine over the stages of a recipe.
+    """State machine over the stages of a recipe.
 
-    A stage ends when its rule says so and it has had ``min_steps``, or at ``max_steps``. The convergence test
-    looks at validation accuracy where it is measured, else at training accuracy before rejection, corrected
-    for the prompts that a filter removed.
+    A stage ends when its rule says so and it had ``min_steps``, or at ``max_steps``. The convergence test reads
+    validation accuracy where it is measured, else training accuracy before rejection, corrected for the prompts that a
+    filter removed.
     """
 
     def __init__(self, stages: Sequence[StageConfig]) -> None:
         self._stages = tuple(stages)
-        self.index = 0  # of the present stage; the number of stages once all are done
+        self.index = 0  # current stage, or the number of stages after the last
         self._steps = 0
         self._converged = False
         self._test = self._make_test()
 
     @property
     def stage(self) -> StageConfig | None:
-        """The present stage, None when the run is over."""
+        """Current stage, None after the last."""
         return self._stages[self.index] if self.index < len(self._stages) else None
 
     def observe_accuracy(self, accuracy: float, standard_error: float | None) -> None:
-        """Take in one measured accuracy (of validation, or of training where none is measured)."""
+        """Observe one measured accuracy (of validation, or of training where there is no validation)."""
         if isinstance(self._test, ConvergenceTest):
-            # steps of the stage: a curve never reaches back over a change of T
+            # Steps of this stage only: a curve never extends over a change of T.
             self._converged |= self._test.observe(self._steps, accuracy, standard_error)
 
     def observe_truncation(self, ratio: float) -> None:
-        """Take in the share of truncated responses of a training step."""
+        """Observe the share of truncated responses of a training step."""
         if isinstance(self._test, TruncationRule):
             self._converged |= self._test.observe(self._steps, ratio)
 
-    def finish_step(self) -> StageEnd | None:
-        """Count one training step; if it was the stage's last, move on and say why."""
+    def finish_step(self) -> tuple[int, int, str] | None:
+        """Count one training step. At the end of a stage, start the next one and return (index, steps, reason) of the
+        ended one."""
         stage = self.stage
         assert stage is not None, "finish_step after the last stage"
         self._steps += 1
-        # a verdict before min_steps waits, and holds
+        # A convergence before min_steps stays valid.
         early = self._converged and self._steps >= stage.min_steps
         if not early and self._steps < stage.max_steps:
             return None
-        reason = self._reason(stage) if early else f"max_steps = {stage.max_steps} reached"
-        end = StageEnd(stage=self.index, steps=self._steps, reason=reason)
-        # the next stage has another T, so what the old curve showed says nothing of the new one
+        rule = stage.transition
+        reason = f"max_steps = {stage.max_steps} reached"
+        if early and rule.rule == "truncation":
+            reason = f"truncated share below {rule.truncation_below} for {rule.window} steps"
+        elif early:
+            gain = f"{rule.horizon} more steps gain less than {rule.delta} at {rule.confidence:.0%} confidence"
+            reason = f"converged: {gain}"
+        ended = (self.index, self._steps, reason)
+        # The next stage has another T, so its curve starts again.
         self.index += 1
         self._steps = 0
         self._converged = False
         self._test = self._make_test()
-        return end
-
-    def _reason(self, stage: StageConfig) -> str:
-        rule = stage.transition
-        if rule.rule == "truncation":
-            return f"truncated share below {rule.truncation_below} for {rule.window} steps"
-        return f"converged: {rule.horizon} more steps gain less than {rule.delta} at {rule.confidence:.0%} confidence"
+        return ended
 
     def _make_test(self) -> ConvergenceTest | TruncationRule | None:
         stage = self.stage
@@ -96,7 +93,7 @@ class StageSchedule:
         return ConvergenceTest(horizon=rule.horizon, delta=rule.delta, window=rule.window, confidence=rule.confidence)
 
     def state(self) -> dict[str, Any]:
-        """JSON-able state."""
+        """Return the JSON-able state."""
         return {
             "index": self.index,
             "steps": self._steps,
@@ -105,13 +102,13 @@ class StageSchedule:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``."""
+        """Restore what ``state`` returned."""
         self.index = int(state["index"])
         self._steps = int(state["steps"])
         self._converged = bool(state["converged"])
         self._test = self._make_test()
         if self._test:
-            # its settings come from the recipe, the curve alone from the checkpoint
+            # The settings come from the recipe, only the curve from the checkpoint.
             self._test.restore(state["test"])
 
 
@@ -120,10 +117,10 @@ Removals: TypeAlias = dict[str, dict[str, tuple[int, int]]]
 
 
 def removals(problems: Sequence[Problem], removed: Collection[str]) -> Removals:
-    """How many of ``problems`` have a key among ``removed``, by source and by difficulty.
+    """Count how many of ``problems`` have a key in ``removed``, by source and by difficulty.
 
     The difficulty is a generated problem's level, else the released schema's ``model_difficulty``: the number of failed
-    samples of each model, so that such a problem counts once for every model. Problems without either are ``unknown``.
+    samples of each model, so that such a problem counts once per model. Problems without either are ``unknown``.
 
     Example:
         >>> easy = Problem(id="a", prompt="1+1?", references=("2",), verifier="exact", source="sums", level=1)
@@ -142,7 +139,7 @@ def removals(problems: Sequence[Problem], removed: Collection[str]) -> Removals:
 
 
 def difficulties_of(problem: Problem) -> list[str]:
-    """What is known of a problem's difficulty."""
+    """Return the known difficulties of a problem."""
     if problem.level is not None:
         return [f"level {problem.level}"]
     info: Any = problem.extra.get("extra_info")
@@ -153,7 +150,7 @@ def difficulties_of(problem: Problem) -> list[str]:
 
 
 def in_words(counts: Mapping[str, tuple[int, int]]) -> str:
-    """``sums 1 of 2, stories 0 of 5``."""
+    """Return counts as in ``sums 1 of 2, stories 0 of 5``."""
     return ", ".join(f"{name} {removed} of {total}" for name, (removed, total) in counts.items())
 
 
@@ -164,12 +161,12 @@ def filter_by_difficulty(
     path: Path,
     progress: Callable[[int, int], None],
 ) -> tuple[FilterResult, Diagnosis]:
-    """The offline filter of ``data.difficulty_filter``: what stays, by key, and what the answers say.
+    """Apply the offline filter ``data.difficulty_filter``. Returns its result by key, and the diagnosis of the answers.
 
-    It is measured once a run, problems of one prompt once. The counts are kept in ``path`` and read again on a resume.
+    It is measured once per run, and once per prompt. ``path`` stores the counts, which a resumed run reads again.
 
     Raises:
-        ValueError: nothing stays, nothing could be judged, or the file is damaged.
+        ValueError: No problem is kept, no answer has a verdict, or the file is damaged.
     """
     judging = judging_of(config.verifier, problems)
     if not path.exists():
@@ -179,12 +176,12 @@ def filter_by_difficulty(
             raise ValueError(f"data.difficulty_filter: {error}") from None
         write_atomically(path, json.dumps(document, indent=1))
     try:
-        # read also when it was just written: a new run and a resumed one go on from the same bytes
+        # Also read when it was just written, so that a new and a resumed run use the same bytes.
         document = json.loads(path.read_text())
         counts = {name: PassCount(correct=c, counted=n) for name, (c, n) in document["counts"].items()}
         found = diagnose(SampledAnswers(**document["answers"], judging=judging))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it to measure the difficulty anew") from None
+        raise ValueError(f"{path} is damaged ({error}); delete it to measure the difficulty again") from None
     try:
         return offline_filter({p.key: counts[p.id] for p in problems if p.id in counts}), found
     except ValueError as error:
@@ -201,11 +198,11 @@ def _measured(
     settings = config.data.difficulty_filter
     assert settings is not None, "called without a filter"
     engine, judge, encode = sampler
-    # a problem is its prompt: two of one key would be measured twice
+    # Problems are identified by their prompt: two with one key would be measured twice.
     first: dict[str, Problem] = {}
     for problem in problems:
         first.setdefault(problem.key, problem)
-    # by default the T under which the first stage will train on them: one that is always cut there teaches nothing
+    # By default the T of the first stage: a prompt whose answers are always truncated there has no advantage.
     max_tokens = settings.max_tokens or config.stages[0].max_tokens
     groups = sample_problems(
         engine,
@@ -228,14 +225,14 @@ def _measured(
         "temperature": settings.temperature,
         "table": filter_table(problems, counts),
         "answers": {key: value for key, value in answers.items() if key != "judging"},
-        "counts": {p.id: [counts[p.key].correct, counts[p.key].counted] for p in problems},  # by id: people read it
+        "counts": {p.id: [counts[p.key].correct, counts[p.key].counted] for p in problems},  # by id, for readers
     }
 
 
 def filter_table(problems: Sequence[Problem], counts: Mapping[str, PassCount]) -> list[dict[str, Any]]:
-    """Per level: how many problems were never (0/N), always (N/N) and sometimes solved (kept)."""
+    """Return per level how many problems were never (0/N), always (N/N) and sometimes solved (kept)."""
     by_level: dict[int | None, list[PassCount]] = {}
-    # those without a level come last
+    # Problems without a level come last.
     for problem in sorted(problems, key=lambda p: math.inf if p.level is None else p.level):
         by_level.setdefault(problem.level, []).append(counts[problem.key])
     return [
@@ -248,3 +245,184 @@ def filter_table(problems: Sequence[Problem], counts: Mapping[str, PassCount]) -
         }
         for level, found in by_level.items()
     ]
+
+
+def held_out_test(
+    name: str,
+    label: str,
+    problems: Sequence[Problem],
+    config: EvaluationConfig,
+    sampler: tuple[RolloutEngine, VerifierService, Encode],
+    *,
+    max_tokens: int,
+    seed: int,
+    shown: int,
+    start: bool,
+    progress: Callable[[str, int, int], None],
+) -> dict[str, Any]:
+    """Evaluate the engine's current weights on a test set at every temperature. Returns a document of ``evaluations/``.
+
+    Args:
+        name, label: Names of the evaluation (``before``) and of the set.
+        problems: Problems of the set.
+        config: Temperatures, samples, ks.
+        sampler: Engine, verifier service and prompt encoder.
+        max_tokens: T of the evaluation.
+        seed: Run seed. Each (set, temperature) has its own seed, the same before and after.
+        shown: Number of problems whose responses are stored for reading.
+        start: Whether to add the larger pass@k of the initial model.
+        progress: Called with the phase, the number of finished problems and their total.
+    """
+    engine, judge, encode = sampler
+    scores: dict[str, dict[str, Any]] = {}
+    read: dict[str, list[dict[str, Any]]] = {}
+    for temperature in config.temperatures:
+        larger = {config.start_pass_at} if start and config.start_pass_at else set[int]()
+        ks = tuple(sorted({*config.pass_at, *larger})) if temperature == 1.0 else ()
+        groups = sample_problems(
+            engine,
+            judge,
+            problems,
+            encode,
+            # greedy decoding has one response per problem
+            samples=max([1 if temperature == 0 else config.samples, *ks]),
+            temperature=temperature,
+            max_tokens=max_tokens,
+            # The same seed before and after, so that only the weights differ.
+            seed=evaluation_seed(seed, f"test/{label}/{temperature}"),
+            progress=lambda i, n, t=temperature: progress(f"test {name} {label} at {t:g}", i, n),
+        )
+        scores[str(float(temperature))] = score_document(score(groups, ks))
+        for group in groups[:shown]:
+            # The same problems at every temperature, next to each other.
+            read.setdefault(group.group.request.problem.id, []).append(_shown(group, temperature))
+    by_id = {p.id: p for p in problems}
+    return {
+        "name": name,
+        "set": label,
+        "policy_version": engine.policy_version,
+        "max_tokens": max_tokens,
+        "temperatures": scores,
+        "samples": [
+            {
+                "problem_id": key,
+                "prompt": by_id[key].prompt,
+                "reference": ", ".join(by_id[key].references),
+                "responses": rows,
+            }
+            for key, rows in read.items()
+        ],
+    }
+
+
+def score_document(result: Score) -> dict[str, Any]:
+    """Return a score as JSON, with the values per problem (and mean rewards) for paired comparisons."""
+
+    def rounded(values: Sequence[float]) -> list[float | None]:
+        return [None if math.isnan(value) else round(value, 6) for value in values]
+
+    graded: dict[str, Any] = {}
+    if result.reward is not None:
+        graded = {"reward": result.reward.as_dict(), "reward_per_problem": rounded(result.reward_per_problem)}
+    return {
+        "accuracy": result.accuracy.as_dict(),
+        **graded,
+        "problems": result.accuracy.problems,
+        "samples": result.samples,
+        "pass_at": {str(k): estimate.as_dict() for k, estimate in result.pass_at.items()},
+        "length_mean": result.length.mean,
+        "truncation": result.truncation.mean,
+        "entropy": result.entropy,
+        "boxed_and_stopped": result.boxed_and_stopped,
+        "clusters": list(result.clusters),
+        "per_problem": rounded(result.per_problem),
+    }
+
+
+def _shown(judged: ScoredGroup, temperature: float) -> dict[str, Any]:
+    completion, verdict = judged.group.completions[0], judged.verdicts[0]
+    return {
+        "temperature": temperature,
+        "text": completion.text,
+        # A truncated response is wrong, whatever the verifier found in its text, as in training.
+        "outcome": "wrong" if completion.truncated else verdict.outcome.value,
+        "status": "truncated" if completion.truncated else verdict.status,
+        "decided_by": verdict.decided_by,
+        "extracted": verdict.extracted,
+        "finish_reason": completion.finish_reason.value,
+        "tokens": completion.num_sampled,
+    }
+
+
+class Validation:
+    """Validation every few steps, with the best step so far.
+
+    Args:
+        config: Interval, number of samples, temperature.
+        problems: Validation set. If it is empty, there is no validation.
+        max_tokens: T of the validation.
+        seed: Run seed. Each step's validation has its own seed.
+        progress: Called with ``(done, total)``.
+    """
+
+    def __init__(
+        self,
+        config: EvaluationConfig,
+        problems: Sequence[Problem],
+        *,
+        max_tokens: int,
+        seed: int,
+        progress: Progress,
+    ) -> None:
+        self._config = config
+        self._problems = problems
+        self._max_tokens = max_tokens
+        self._seed = seed
+        self._progress = progress
+        self.best: tuple[int, float] | None = None
+        """Best validated step and its accuracy, or mean reward where the reward is graded."""
+
+    @property
+    def active(self) -> bool:
+        """Whether this run validates at all."""
+        return bool(self._config.every and self._problems)
+
+    def measure(self, step: int, engine: RolloutEngine, judge: VerifierService, encode: Encode) -> dict[str, float]:
+        """Return metrics ``validation/...`` with the weights after ``step``; {} where none is due."""
+        if not self.active or step % self._config.every:
+            return {}
+        temperature = self._config.validation_temperature
+        with engine.newest_weights():
+            groups = sample_problems(
+                engine,
+                judge,
+                self._problems,
+                encode,
+                samples=1 if temperature == 0 else self._config.validation_samples,
+                temperature=temperature,
+                max_tokens=self._max_tokens,
+                # With one seed for all steps, all points of the curve would share the same sampling error.
+                seed=evaluation_seed(self._seed, f"validation/{step}"),
+                progress=self._progress,
+            )
+        result = score(groups)
+        measured = {"accuracy": result.accuracy, **({} if result.reward is None else {"reward": result.reward})}
+        found = result.reward or result.accuracy
+        # Among equal steps the earlier one is kept.
+        if self.best is None or found.mean > self.best[1]:
+            self.best = (step, found.mean)
+        return {
+            **{f"validation/{name}/mean": estimate.mean for name, estimate in measured.items()},
+            **{f"validation/{name}/standard_error": estimate.standard_error for name, estimate in measured.items()},
+            "validation/length/mean": result.length.mean,
+            "validation/truncation/ratio": result.truncation.mean,
+            **({} if result.entropy is None else {"validation/entropy/mean": result.entropy}),
+        }
+
+    def state(self) -> list[Any] | None:
+        """Return the JSON-able state."""
+        return None if self.best is None else list(self.best)
+
+    def restore(self, state: Sequence[Any] | None) -> None:
+        """Restore what ``state`` returned."""
+        self.best = (int(state[0]), float(state[1])) if state else None

@@ -1,9 +1,9 @@
-"""Why sampled answers give nothing to learn from, and whether a run learned: numbers in, cause, advice and verdict out.
+"""Why sampled answers give nothing to learn from, and whether a run learned: causes, advice and the verdict.
 
-A policy learns from groups whose answers do not all earn the same. Where those are rare, the answers say why: they are
-cut at T, they hold no answer that the verifier reads, they are all wrong, or all right. Health findings, the stop of a
-run without signal, the difficulty filter, ``magicrl init`` and the verdict on a finished run (in the terminal, the
-report, the model card, ``run.json`` and the exit status) take their words from here.
+A policy learns from groups whose answers have different rewards. Where such groups are rare, the answers show why: they
+are truncated, they hold no answer that the verifier reads, or they are all wrong or all correct. The texts of this
+module appear in health findings, in the error that stops a run with nothing to learn, in the difficulty filter, in
+``magicrl init`` and in the verdict on a finished run (terminal, report, model card, ``run.json``, exit status).
 """
 
 from __future__ import annotations
@@ -14,32 +14,30 @@ from dataclasses import asdict, dataclass
 from statistics import fmean as mean
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.statistics import Difference, paired_scores
-from magicrl.records import Completion, Problem, ScoredGroup, StepMetrics, Verdict
-from magicrl_verifiers.records import NO_ANSWER, Extract, Reasoning
+from magicrl.records import Problem, StepMetrics
+from magicrl_verifiers.records import Extract, Reasoning
 
 Cause: TypeAlias = Literal["enough", "truncated", "no_answer", "all_wrong", "all_right", "same_reward"]
 
 ENOUGH = 0.25
-"""Share of groups with a signal from which a run learns at a fair price; and the share of the answers from which a
-cause is named beside the largest one."""
+"""Share of groups with an advantage that suffices for learning. Also the share of answers from which a second cause is
+named."""
 NEVER_ENDS = 0.9
-"""Share of truncated answers from which a model more likely never ends than thinks for long."""
+"""Share of truncated answers above which the model probably never ends its answers, at any length."""
 
 
 def unjudged_text(reason: str) -> str:
     """Return what to say if no answer could be judged, with the ``reason`` of one verdict (empty if none has one)."""
-    return f"no answer could be judged: {reason or 'look at the reference answers and at the verifier'}"
+    return f"no answer could be judged: {reason or 'check the reference answers and the verifier'}"
 
 
 SUPERVISED_START = "a short supervised start ([start] sft)"
 
 
 def column(steps: Sequence[StepMetrics], *keys: str) -> list[float]:
-    """The finite numbers of the first of ``keys`` that each step has; steps without one are left out."""
+    """Return the finite numbers of the first of ``keys`` that each step has. Steps without one are left out."""
     found: list[float] = []
     for row in steps:
         values = (row.values.get(key) for key in keys)
@@ -49,12 +47,12 @@ def column(steps: Sequence[StepMetrics], *keys: str) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """What success is told in: the share of right answers, or the mean reward where rewards are graded.
+    """Unit of success: the share of correct answers, or the mean reward where rewards are graded.
 
     Attributes:
-        key: of a score in ``evaluations/``; of a step, ``train/KEY/mean``.
-        name: in words.
-        per_problem: key of a score's values by problem.
+        key: Key of a score in ``evaluations/``; a step has ``train/KEY/mean``.
+        name: Name in words.
+        per_problem: Key of a score's values by problem.
     """
 
     key: Literal["accuracy", "reward"]
@@ -62,28 +60,29 @@ class Measure:
     per_problem: Literal["per_problem", "reward_per_problem"]
 
     def bare(self, value: float) -> str:
-        """``45.7``, in per cent, or a reward as ``0.457``."""
+        """Return ``45.7`` in per cent, or a reward as ``0.457``."""
         return f"{100 * value:.1f}" if self.key == "accuracy" else f"{value:.3g}".replace("-", "−")
 
     def value(self, value: float | None) -> str:
-        """The same with its unit; a dash for what was not measured."""
+        """Return the value with its unit, or a dash for None."""
         return "–" if value is None else self.bare(value) + (" %" if self.key == "accuracy" else "")
 
     def change(self, difference: float) -> str:
-        """``+12.3``, in percentage points, or a difference of rewards as ``+0.123``."""
+        """Return ``+12.3`` in percentage points, or a difference of rewards as ``+0.123``."""
         size = abs(difference)
-        text = self.bare(size if size > 1e-9 else 0.0)  # a sum that cancels leaves its last bits
+        text = self.bare(size if size > 1e-9 else 0.0)  # Sums that cancel leave rounding errors.
         return text if not text.strip("0.") else ("+" if difference > 0 else "−") + text
 
     @property
     def unit(self) -> str:
-        """What stands behind a change."""
+        """Unit after a change."""
         return " points" if self.key == "accuracy" else ""
 
     def span(self, *per_problem: Sequence[float | None]) -> float:
-        """The range of the scores of problems: 1 for shares; of rewards what was seen (1 where all are equal)."""
-        told = [value for values in per_problem for value in values if value is not None]
-        return (max(told, default=0.0) - min(told, default=0.0) or 1.0) if self.key == "reward" else 1.0
+        """Return the range of the problems' scores: 1 for shares; for rewards the observed range (1 where all are
+        equal)."""
+        known = [value for values in per_problem for value in values if value is not None]
+        return (max(known, default=0.0) - min(known, default=0.0) or 1.0) if self.key == "reward" else 1.0
 
 
 ACCURACY = Measure(key="accuracy", name="accuracy", per_problem="per_problem")
@@ -91,8 +90,11 @@ REWARD = Measure(key="reward", name="mean reward", per_problem="reward_per_probl
 
 
 def measure_of(steps: Iterable[StepMetrics] = (), rewards: Iterable[object] = ()) -> Measure:
-    """``REWARD`` where rewards are graded: a test told a mean reward (``rewards``: what each told, None for none), or
-    a step's mean reward is not its accuracy."""
+    """Return ``REWARD`` where rewards are graded, else ``ACCURACY``.
+
+    Rewards are graded where an evaluation has a mean reward (``rewards``: one per evaluation, or None) or a step's mean
+    reward differs from its accuracy.
+    """
     pairs = ([row.values.get(f"train/{measure.key}/mean") for measure in (ACCURACY, REWARD)] for row in steps)
     graded = any(reward is not None for reward in rewards) or any(
         None not in pair and pair[0] != pair[1] for pair in pairs
@@ -101,39 +103,39 @@ def measure_of(steps: Iterable[StepMetrics] = (), rewards: Iterable[object] = ()
 
 
 class Judging(NamedTuple):
-    """How the recipe's verifier reads answers; None where it has no such setting (code)."""
+    """Settings with which the recipe's verifier reads answers; None where it has none (code)."""
 
     extract: Extract | None = None
     reasoning: Reasoning | None = None
 
 
 ANY_JUDGING = Judging()
-"""Where the verifier's settings are not known."""
+"""Used where the verifier's settings are unknown."""
 
 
 def judging_of(verifier: VerifierConfig, problems: Iterable[Problem]) -> Judging:
-    """The settings as far as they count for these problems: code and a reward of the user's have none of their own."""
+    """Return the settings that apply to these problems. Code and custom rewards have none."""
     read = any(problem.verifier in ("maths", "exact") for problem in problems)
     return Judging(verifier.extract, verifier.reasoning) if read else ANY_JUDGING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledAnswers:
-    """What came of problems that were sampled several times each. Shares are in [0, 1].
+    """Figures of problems that were sampled several times each. Shares are in [0, 1].
 
     Attributes:
-        groups: groups sampled.
-        max_tokens: response limit, T.
-        mixed: share of the groups whose answers do not all earn the same.
-        correct: share of the judged answers that are right.
-        truncated: share cut at T.
-        answered: share that ended by itself and held an answer that the verifier read; None where unknown.
-        judging: the verifier's settings.
-        reward: the mean, where rewards are graded.
+        groups: Number of groups sampled.
+        max_tokens: Response limit, T.
+        mixed: Share of groups whose answers have different rewards.
+        correct: Share of correct answers among those with a verdict.
+        truncated: Share of answers truncated at T.
+        answered: Share of complete answers that the verifier could read; None where unknown.
+        judging: Settings of the verifier.
+        reward: Mean reward, where rewards are graded.
 
     Example:
-        100 problems of which 2.2 % of the answers are boxed: ``SampledAnswers(groups=100, max_tokens=256,
-        mixed=0.02, correct=0.005, truncated=0.06, answered=0.022, judging=Judging("box", "auto"))``.
+        100 problems, of whose answers 2.2 % are boxed: ``SampledAnswers(groups=100, max_tokens=256, mixed=0.02,
+            correct=0.005, truncated=0.06, answered=0.022, judging=Judging("box", "auto"))``.
     """
 
     groups: int
@@ -146,8 +148,8 @@ class SampledAnswers:
     reward: float | None = None
 
     def failures(self) -> dict[Cause, float]:
-        """Share of the answers that each cause made fail; with ``correct`` they add up to one."""
-        # unknown: what was not cut is taken as answered
+        """Return the share of answers that failed for each cause. With ``correct`` they add up to one."""
+        # Where it is unknown, every complete answer counts as readable.
         answered = 1.0 - self.truncated if self.answered is None else self.answered
         rest: dict[Cause, float] = {"all_wrong": max(0.0, answered - self.correct)}
         return {
@@ -155,34 +157,6 @@ class SampledAnswers:
             "no_answer": max(0.0, 1.0 - self.truncated - answered),
             **(rest if self.reward is None else {"same_reward": answered}),
         }
-
-
-def answers_of(groups: Sequence[ScoredGroup], *, max_tokens: int, judging: Judging) -> SampledAnswers:
-    """The numbers of groups that were sampled and judged.
-
-    Raises:
-        ValueError: no answer was judged.
-    """
-    judged = [group for group in groups if group.counted.any()]
-    if not judged:
-        raise ValueError(unjudged_text(next((v.reason for g in groups for v in g.verdicts if v.reason), "")))
-    right = [group.correct[group.counted] for group in judged]
-    return SampledAnswers(
-        groups=len(groups),
-        max_tokens=max_tokens,
-        # by reward, as training rejects; of all groups: one that nobody could judge gave no signal either
-        mixed=sum(len(np.unique(group.rewards[group.counted])) > 1 for group in judged) / len(groups),
-        correct=float(np.concatenate(right).mean()),
-        truncated=float(np.mean([c.truncated for group in judged for c in group.group.completions])),
-        answered=answered_share([g.group.completions for g in judged], [g.verdicts for g in judged]),
-        judging=judging,
-    )
-
-
-def answered_share(completions: Iterable[Sequence[Completion]], verdicts: Iterable[Sequence[Verdict]]) -> float:
-    """Share of responses that ended by themselves and held an answer that the verifier read; a sequence a group."""
-    pairs = [pair for c, v in zip(completions, verdicts, strict=True) for pair in zip(c, v, strict=True)]
-    return float(np.mean([not completion.truncated and v.status not in NO_ANSWER for completion, v in pairs]))
 
 
 STEP_KEYS = (
@@ -194,18 +168,18 @@ STEP_KEYS = (
     "train/answered/ratio",
     "train/reward/mean",
 )
-"""The metrics that ``answers_in`` reads."""
+"""Metrics that ``answers_in`` reads."""
 
 
 def answers_in(steps: Sequence[StepMetrics], judging: Judging = ANY_JUDGING) -> SampledAnswers | None:
-    """The numbers of recorded training steps, their means; None where they do not say."""
+    """Return the mean figures of recorded training steps, or None where metrics are missing."""
     groups, limits, rejected, correct, truncated, answered, rewards = (column(steps, key) for key in STEP_KEYS)
     if not (rejected and correct and truncated and limits):
         return None
     return SampledAnswers(
         groups=round(sum(groups)),
         max_tokens=round(limits[-1]),
-        # groups with fewer than two judged answers are among the rejected ones: they teach nothing either
+        # Rejected groups include those with fewer than two verdicts: they have no advantage either.
         mixed=1.0 - mean(rejected),
         correct=mean(correct),
         truncated=mean(truncated),
@@ -217,12 +191,12 @@ def answers_in(steps: Sequence[StepMetrics], judging: Judging = ANY_JUDGING) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """What keeps a model from learning from its answers.
+    """Cause that keeps a model from learning from its answers.
 
     Attributes:
-        cause: the first one; ``enough``: nothing does.
-        message: what was seen, with numbers.
-        advice: what helps, first things first, each a sentence in the recipe's settings.
+        cause: The main cause, or ``enough`` where there is none.
+        message: The figures, in a sentence.
+        advice: Remedies, most important first, each a sentence with the recipe's settings.
     """
 
     cause: Cause
@@ -236,15 +210,15 @@ class Diagnosis:
 
     @property
     def text(self) -> str:
-        """What was seen and what helps."""
+        """Message and advice."""
         return f"{self.message}. {self.remedy}"
 
 
 def diagnose(answers: SampledAnswers) -> Diagnosis:
-    """The cause of the largest share of the answers, with the advice against it and every other large one."""
+    """Return the cause of most failed answers, with advice against it and against every other frequent cause."""
     if answers.mixed >= ENOUGH:
         return Diagnosis(cause="enough", message=_seen(answers), advice=())
-    # more right than wrong and still few mixed groups: what is left to learn from is solved
+    # More correct than wrong answers, and still few mixed groups: the problems are solved.
     causes: list[Cause] = ["all_right"]
     if answers.correct <= 0.5 or answers.reward is not None:
         shares = answers.failures()
@@ -261,25 +235,25 @@ def _seen(answers: SampledAnswers) -> str:
     ended = "" if answers.answered is None else f"{percent(answers.answered)} end with a {form} answer, "
     right = f"{percent(answers.correct)} of the answers are right"
     return (
-        f"{percent(answers.mixed)} of {answers.groups} groups have answers of differing reward, "
+        f"{percent(answers.mixed)} of {answers.groups} groups have answers with different rewards, "
         f"{right if answers.reward is None else f'the mean reward is {REWARD.value(answers.reward)}'}, {ended}"
-        f"{percent(answers.truncated)} are cut at T = {answers.max_tokens}"
+        f"{percent(answers.truncated)} are truncated at T = {answers.max_tokens}"
     )
 
 
 def _advice(cause: Cause, answers: SampledAnswers) -> str:
     if cause == "no_answer":
         return _advice_on_the_form(answers.judging)
-    ending = f" If they do not end at any length, make {SUPERVISED_START}, or ask for brevity in the template."
+    ending = f" If they do not end at any length, use {SUPERVISED_START}, or ask for brevity in the template."
     return {
-        "truncated": f"Answers are cut at T = {answers.max_tokens}: raise max_tokens of the stage."
+        "truncated": f"Answers are truncated at T = {answers.max_tokens}: raise max_tokens of the stage."
         + (ending if answers.truncated >= NEVER_ENDS else ""),
-        "all_wrong": "Answers are readable and wrong: easier problems, a filter that finds those solved sometimes "
-        "([data.difficulty_filter]), or more samples a problem (group_size of the stage).",
-        "same_reward": "Answers to a problem earn the same: a reward that tells more of them apart, other problems, or "
-        "more samples a problem (group_size of the stage).",
-        "all_right": "The problems are solved already: harder ones, or those not always solved "
-        "([data.difficulty_filter], data.online_filter); more samples a problem (group_size of the stage) find the "
+        "all_wrong": "Answers are readable and wrong: use easier problems, a filter for those sometimes solved "
+        "([data.difficulty_filter]), or more samples per problem (group_size of the stage).",
+        "same_reward": "Answers to a problem have the same reward: use a reward with more levels, other problems, or "
+        "more samples per problem (group_size of the stage).",
+        "all_right": "The problems are solved already: use harder ones, or those not always solved "
+        "([data.difficulty_filter], data.online_filter). More samples per problem (group_size of the stage) find the "
         "rare mistake.",
     }[cause]
 
@@ -291,9 +265,9 @@ def _advice_on_the_form(judging: Judging) -> str:
         *(['do not require a closed <think> (verifier.reasoning = "auto")'] if judging.reasoning == "required" else []),
         "ask for the form of the answer in the template of the data"
         + (' (e.g. "{prompt} Put the answer in \\\\boxed{}.")' if boxed else ""),
-        f"or make {SUPERVISED_START}",
+        f"or use {SUPERVISED_START}",
     ]
-    return f"Answers end without anything that the verifier reads: {', '.join(ways)}."
+    return f"Answers end without an answer that the verifier can read: {', '.join(ways)}."
 
 
 Outcome: TypeAlias = Literal["learned", "no_rise", "worse", "nothing_to_learn", "no_update", "undecided"]
@@ -307,22 +281,21 @@ TITLES: Mapping[Outcome, str] = {
     "undecided": "undecided",
 }
 SUCCESS: frozenset[str] = frozenset({"learned", "undecided"})
-"""Outcomes of a run that did what was asked; after any other ``magicrl train`` ends with ``NOTHING_LEARNED``."""
+"""Outcomes of a successful run. After any other, ``magicrl train`` exits with ``NOTHING_LEARNED``."""
 NOTHING_LEARNED = 3
-"""Exit status of ``magicrl train`` after a run that went to its end and learned nothing."""
+"""Exit status of ``magicrl train`` after a finished run that learned nothing."""
 
 NOTEWORTHY = 0.05
-"""A rise, as a share of the scores' range, that a test excludes when its interval ends below: then there is none; else
-the test cannot tell."""
+"""Smallest relevant rise, as a share of the scores' range. An interval that ends below it excludes a rise."""
 SCARCE = 0.05
-"""Share of groups with a signal below which a run without a rise had nothing to learn from."""
+"""Share of groups with an advantage below which a run without a rise had nothing to learn from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreRise:
-    """The first test set before and after training, paired by problem and clustered, at one temperature for both.
+    """First test set before and after training, paired by problem and clustered, at one temperature for both.
 
-    ``span`` is the range of the problems' scores, ``graded`` whether these are mean rewards.
+    ``span`` is the range of the problems' scores; ``graded`` says whether these are mean rewards.
     """
 
     set_name: str
@@ -336,15 +309,15 @@ class ScoreRise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningFacts:
-    """What a verdict rests on.
+    """Facts that decide the verdict.
 
     Attributes:
-        steps: training steps.
-        updates: SGD updates applied.
-        weights_changed: whether any weight of the saved model differs from the start's; None where it cannot be told.
-        tokens_share: share of the sampled tokens that an update learnt from; None without a step.
-        answers: all training steps' answers together; None without a step.
-        rise: None without a test before and after.
+        steps: Number of training steps.
+        updates: Number of updates applied.
+        weights_changed: Whether any weight of the saved model differs from the initial one; None where unknown.
+        tokens_share: Share of the sampled tokens that an update used; None without a step.
+        answers: Answers of all training steps; None without a step.
+        rise: Result of the test set; None without an evaluation before and after.
     """
 
     steps: int
@@ -357,7 +330,7 @@ class LearningFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conclusion:
-    """The verdict: in a word, in a sentence with numbers, what helps, and what it rests on."""
+    """Verdict on a run: outcome, reason with figures, advice, and the facts behind it."""
 
     outcome: Outcome
     reason: str
@@ -366,16 +339,16 @@ class Conclusion:
 
     @property
     def title(self) -> str:
-        """The outcome in words."""
+        """Outcome in words."""
         return TITLES[self.outcome]
 
     def as_dict(self) -> dict[str, Any]:
-        """Its place in ``run.json``."""
+        """Return its entry in ``run.json``."""
         return {**asdict(self), "title": self.title}
 
 
 def conclude(facts: LearningFacts) -> Conclusion:
-    """The verdict on a run that went to its end: on its weights first, then on its test."""
+    """Return the verdict on a finished run: first from its weights, then from its evaluation."""
     found = None if facts.answers is None else diagnose(facts.answers)
     seen = "" if found is None else f"; {found.message}"
     advice = () if found is None else found.advice
@@ -384,31 +357,31 @@ def conclude(facts: LearningFacts) -> Conclusion:
     def verdict(outcome: Outcome, reason: str, *advice: str) -> Conclusion:
         return Conclusion(outcome=outcome, reason=reason, advice=advice, facts=facts)
 
-    # the weights first: where none changed, a rise is not the training's
+    # If no weight changed, training did not cause a rise.
     if facts.updates == 0:
         if found is None:
-            return verdict("no_update", "no training step was made")
-        why = f"not one group had a signal, so no update was applied{seen}"
+            return verdict("no_update", "there was no training step")
+        why = f"no group had an advantage, so no update was applied{seen}"
         return verdict("no_update" if found.cause == "enough" else "nothing_to_learn", why, *advice)
-    if facts.weights_changed is False:  # None: it cannot be told, which is not unchanged
-        raised = "Raise optimizer.learning_rate: its steps are lost in the precision of the weights."
+    if facts.weights_changed is False:  # None means unknown.
+        raised = "Raise optimizer.learning_rate: its updates are smaller than the precision of the weights."
         return verdict("no_update", f"{updates} left every weight of the saved model as it was{seen}", raised, *advice)
     if facts.rise is None:
-        why = f"{updates} changed the weights, and no test set says whether for the better{seen}"
+        why = f"{updates} changed the weights, but no test set measured the result{seen}"
         held_out = "Hold problems out (data.holdout) or name a test set ([data.test.NAME])."
         return verdict("undecided", why, held_out, *advice)
     tested, change = _in_words(facts.rise), facts.rise.change
     if change.low > 0:
         return verdict("learned", tested)
     if change.high < 0:
-        return verdict("worse", tested, "Lower optimizer.learning_rate, and see the health findings.", *advice)
-    # no rise shown, and hardly a group to learn from: that is the cause, whatever the interval's width
+        return verdict("worse", tested, "Lower optimizer.learning_rate, and check the health findings.", *advice)
+    # No rise and hardly a group with an advantage: that is the cause, whatever the interval's width.
     if facts.answers is not None and facts.answers.mixed < SCARCE:
         return verdict("nothing_to_learn", f"{tested}{seen}", *advice)
     if change.high < NOTEWORTHY * facts.rise.span:
         return verdict("no_rise", tested, *advice, "Train longer, or with a larger optimizer.learning_rate.")
-    more = "More test problems or samples (evaluation.samples) make the interval narrower; more steps the rise larger."
-    return verdict("undecided", f"{tested}: too wide to tell", *advice, more)
+    more = "Use more test problems or samples (evaluation.samples) for a narrower interval, or train longer."
+    return verdict("undecided", f"{tested}: the interval is too wide to decide", *advice, more)
 
 
 def learning_facts(
@@ -421,13 +394,18 @@ def learning_facts(
     weights_changed: bool | None,
     judging: Judging,
 ) -> LearningFacts:
-    """The facts of a recorded run, from its training steps and the documents of its first test set.
+    """Return the facts of a recorded run, from its training steps and the documents of its first test set.
 
-    ``reuse`` is the number of passes over a step's buffer, by stage; ``temperature`` is that of training: where the
-    test has none at it, its highest counts.
+    Args:
+        steps: Recorded training steps.
+        before, after: Documents of the evaluations, None where missing.
+        reuse: Passes over a step's buffer, by stage.
+        temperature: Temperature of training. An evaluation without it counts at its highest temperature.
+        weights_changed: Whether any weight changed; None where unknown.
+        judging: Settings of the verifier.
     """
     sampled = sum(column(steps, "tokens/sampled"))
-    # every pass over the buffer counts the same tokens again
+    # Every pass over the buffer counts the same tokens again.
     trained = sum(sum(column([step], "tokens/trained")) / reuse[step.stage] for step in steps)
     return LearningFacts(
         steps=len(steps),
@@ -444,7 +422,7 @@ def _rise(before: Mapping[str, Any], after: Mapping[str, Any], temperature: floa
     both = old.keys() & new.keys()
     if not both:
         return None
-    # one temperature for both, so that a mere change of temperature is no rise
+    # One temperature for both, so that a change of temperature is not a rise.
     at = temperature if temperature in both else max(both)
     measure = measure_of(rewards=[score.get("reward") for score in (old[at], new[at])])
     scores = [score.get(measure.per_problem, ()) for score in (old[at], new[at])]

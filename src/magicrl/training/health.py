@@ -1,16 +1,20 @@
-"""Health of a run: what goes wrong in runs of this recipe, told with its remedy while it happens.
+"""Health rules of a run, and its notable steps.
 
-A rule is a pure predicate over the steps so far, so that the live display, the event log and the report say the same. A
-metric that is missing from the steps it looks at keeps it quiet. The signs are those of section 12 of the recipe, the
-thresholds are ours. A finding is told once an episode: again only after its rule has been quiet for ``REARM_STEPS``.
-Losses that are not finite are not among them: the learner stops.
+A rule is a pure function of the steps so far, so that the live display, the event log and the report agree. A metric
+that is missing from the steps it reads disables it. The signs are those of section 12 of the recipe, the thresholds are
+ours. A finding is reported once per episode: again only after its rule was quiet for ``REARM_STEPS``. Losses that are
+not finite are not among the rules, since the learner stops.
+
+A notable step is compared with the ``BEFORE`` steps of its stage before it. It must differ from their median by more
+than ``FAR`` typical deviations and by a minimum share of the median, so that neither noise nor a smooth curve gives
+findings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,18 +33,18 @@ from magicrl.training.diagnosis import (
 )
 
 Series: TypeAlias = Sequence[StepMetrics]
-"""The training steps so far, oldest first, never empty."""
+"""Training steps so far, oldest first, never empty."""
 Severity: TypeAlias = Literal["info", "warning", "critical"]
 Check: TypeAlias = Callable[[Series], str | SampledAnswers | None]
 
 RECENT = 5
-"""Steps that make up "now"."""
+"""Number of steps that count as "now"."""
 EARLY_STEPS = 100
-"""Steps that make up "early", from the start of the run or of the stage."""
+"""Number of steps that count as "early", from the start of the run or of the stage."""
 REARM_STEPS = 10
-"""Steps a rule must be quiet before it may speak again."""
+"""Steps that a rule must be quiet before it may report again."""
 SOLVED = 0.95
-"""Train accuracy from which low entropy is what certainty looks like, not collapse."""
+"""Training accuracy above which low entropy means certainty, not collapse."""
 
 EXACT, SAMPLED, TARGET = "entropy/exact/mean", "entropy/sampled/mean", "entropy/target"
 ACCURACY, FINISHED_ACCURACY = "train/accuracy/mean", "train/accuracy_nontruncated/mean"
@@ -55,13 +59,13 @@ class HealthRule:
     """One warning sign.
 
     Attributes:
-        name: its key in events.
+        name: Key in events.
         severity: ``info`` is expected behaviour worth knowing, ``critical`` usually ruins the run.
-        keys: the metrics it reads; what the monitor must remember.
-        sign: what it looks for, in a sentence.
-        check: the steps so far to a message, or None when all is well; answers instead of a message are diagnosed,
-            which gives message and remedy.
-        remedy: what to change, in the recipe's settings.
+        keys: Metrics that it reads. The monitor stores only these.
+        sign: Description of the sign, in a sentence.
+        check: Function of the steps so far. Returns a message, or None if all is well, or answers whose diagnosis gives
+            message and remedy.
+        remedy: Advice in the recipe's settings.
     """
 
     name: str
@@ -73,7 +77,7 @@ class HealthRule:
 
 
 def rule(severity: Severity, *keys: str, remedy: str) -> Callable[[Check], HealthRule]:
-    """Makes a predicate the rule of its name; its docstring's first line is the sign."""
+    """Return a decorator that makes a rule of a function. The first line of its docstring is the sign."""
 
     def made(check: Check) -> HealthRule:
         sign = (check.__doc__ or "").partition("\n")[0]
@@ -83,29 +87,29 @@ def rule(severity: Severity, *keys: str, remedy: str) -> Callable[[Check], Healt
 
 
 def last(series: Series, count: int, *keys: str) -> list[float]:
-    """The first of ``keys`` in each of the last ``count`` steps; [] unless every one of them has it."""
+    """Return the first of ``keys`` in each of the last ``count`` steps; [] unless all of them have it."""
     found = column(series[-count:], *keys)
     return found if len(found) == count else []
 
 
 def this_stage(series: Series) -> Series:
-    """The steps of the stage that the last step belongs to; stages follow one another."""
+    """Return the steps of the last step's stage."""
     return [row for row in series if row.stage == series[-1].stage]
 
 
 def right(series: Series, key: str) -> list[float]:
-    """A share of right answers by step; [] where rewards are graded, which may rise while nothing is right."""
+    """Return a share of correct answers per step; [] where rewards are graded, which may rise without any."""
     return [] if measure_of(series) is REWARD else column(series, key)
 
 
 def change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
-    """Difference of two windows' means and its standard error, from the scatter inside the windows."""
+    """Return the difference of two windows' means and its standard error, from the scatter inside the windows."""
     variance = sum(float(np.var(window, ddof=1)) / len(window) for window in (before, after) if len(window) > 1)
     return mean(after) - mean(before), variance**0.5
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
-    """Rise of the least-squares line over all of ``values`` (three or more), and its standard error."""
+    """Return the rise of the least-squares line over ``values`` (three or more), and its standard error."""
     y, x = np.array(values) - mean(values), np.arange(len(values)) - (len(values) - 1) / 2
     slope = float(x @ y / (x @ x))
     residual = float(((y - slope * x) ** 2).sum())
@@ -118,7 +122,7 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     EXACT,
     SAMPLED,
     ACCURACY,
-    remedy="Sample at temperature 1 (rollout.temperature), take one SGD step per training step (algorithm.reuse = 1"
+    remedy="Sample at temperature 1 (rollout.temperature), make one update per training step (algorithm.reuse = 1"
     " and mini_batch = rollout_batch), lower the learning rate, or hold entropy at a target"
     " (entropy.controller = 'adaptive').",
 )
@@ -139,16 +143,16 @@ def entropy_collapse(series: Series) -> str | None:
     SAMPLED,
     TARGET,
     remedy="Lower the entropy coefficient (entropy.alpha, or entropy.step and entropy.maximum), or lower "
-    "algorithm.clip_high. Where neither acts, lower optimizer.learning_rate and see whether any answer is right.",
+    "algorithm.clip_high. If neither helps, lower optimizer.learning_rate and check whether any answer is correct.",
 )
 def entropy_growth(series: Series) -> str | None:
     """Twice the start's and the target's entropy, and still rising."""
     recent, target = last(series, 2 * RECENT, EXACT, SAMPLED), last(series, 1, TARGET)
-    first = column(series[:RECENT], EXACT, SAMPLED)[:2]  # no more: it may double within a few steps
+    first = column(series[:RECENT], EXACT, SAMPLED)[:2]  # No more steps: it may double within a few.
     if not recent or not first:
         return None
     start, earlier, now = mean(first), mean(recent[:RECENT]), mean(recent[-RECENT:])
-    # 0.1: a start of nearly no entropy doubles without any harm; 1.03: a plateau is no growth
+    # 0.1: a start of nearly no entropy doubles without harm. 1.03: a plateau is not growth.
     if now < 2 * max(start, 0.1, *target) or now < 1.03 * earlier:
         return None
     return f"entropy has risen from {start:.2f} to {now:.2f} nats per token"
@@ -163,7 +167,7 @@ def entropy_growth(series: Series) -> str | None:
     "accuracy of finished responses recovers later.",
 )
 def response_shortening(series: Series) -> str | None:
-    """Early in a stage: accuracy up, accuracy among the finished down, both beyond twice their error."""
+    """Early in a stage: accuracy rises, accuracy of complete responses falls, both by more than twice their error."""
     stage, window = this_stage(series), 2 * RECENT
     total, finished = right(stage, ACCURACY), right(stage, FINISHED_ACCURACY)
     if len(stage) > EARLY_STEPS or min(len(total), len(finished)) < 2 * window:
@@ -179,19 +183,19 @@ def response_shortening(series: Series) -> str | None:
     "warning",
     ACCURACY,
     MEAN_REWARD,
-    remedy="Enlarge the batch (rollout_batch, group_size) or look at the data: wrong references, problems that are "
+    remedy="Enlarge the batch (rollout_batch, group_size) or check the data: wrong references, problems that are "
     "all too hard or too easy (data.difficulty_filter).",
 )
 def early_plateau(series: Series) -> str | None:
     """First stage, steps 40 to 200, well below solved: a line through the last 40 to 60 steps does not rise.
 
-    With 95 % confidence it rises by less than half a point in ten steps, so that noise alone stays quiet.
+    With 95 % confidence it rises by less than half a point in ten steps, so that noise gives no finding.
     """
     accuracy = right(series[-12 * RECENT :], ACCURACY)
     if series[0].stage != series[-1].stage or len(series) > 2 * EARLY_STEPS or len(accuracy) < 8 * RECENT:
         return None
     (rise, error), now = trend(accuracy), mean(accuracy[-RECENT:])
-    # 1.645: one-sided 95 %; 0.0005 a step is half a point in ten
+    # 1.645: one-sided 95 %. 0.0005 per step is half a point in ten.
     if now >= 0.9 or rise + 1.645 * error >= 0.0005 * len(accuracy):
         return None
     return f"train accuracy {now:.0%}, {100 * rise:+.1f} points over the last {len(accuracy)} steps of the first stage"
@@ -213,8 +217,8 @@ def groups_rejected(series: Series) -> SampledAnswers | None:
 @rule(
     "warning",
     NOT_JUDGED,
-    remedy="What judges fails: its first error is in the log, the others are beside their responses in the recorded "
-    "rollouts. Until then accuracy and advantages are of the judged responses alone, which are no random sample.",
+    remedy="The verifier fails: its first error is in the log, the others are next to their responses in the recorded "
+    "rollouts. Accuracy and advantages only use responses with a verdict, which are not a random sample.",
 )
 def answers_not_judged(series: Series) -> str | None:
     """More than a tenth of the responses not judged over the last steps."""
@@ -228,21 +232,21 @@ def answers_not_judged(series: Series) -> str | None:
     "info",
     CLIPPED,
     SGD_STEPS,
-    remedy="The policy hardly moves between the SGD steps of one batch: optimizer.learning_rate may be too low.",
+    remedy="The policy hardly moves between the updates of one batch: optimizer.learning_rate may be too low.",
 )
 def clip_never_acts(series: Series) -> str | None:
-    """Several SGD steps a training step, and not one token clipped in twenty of them."""
+    """Several updates per training step, and no clipped token in twenty steps."""
     clipped, sgd_steps = last(series, 4 * RECENT, CLIPPED), last(series, 1, SGD_STEPS)
-    # with one SGD step the ratio is exactly 1 and nothing can be clipped
+    # With one update the ratio is exactly 1 and nothing can be clipped.
     if not clipped or any(clipped) or not sgd_steps or sgd_steps[0] <= 1:
         return None
-    return f"not one token clipped in {len(clipped)} training steps of {sgd_steps[0]:.0f} SGD steps each"
+    return f"no token clipped in {len(clipped)} training steps of {sgd_steps[0]:.0f} updates each"
 
 
 @rule(
     "warning",
     CLIPPED,
-    remedy="The policy leaves its own data within a step: lower optimizer.learning_rate, or take fewer SGD steps "
+    remedy="The policy moves far from its own data within a step: lower optimizer.learning_rate, or make fewer updates "
     "(larger mini_batch, algorithm.reuse = 1).",
 )
 def clip_share_high(series: Series) -> str | None:
@@ -261,7 +265,7 @@ def clip_share_high(series: Series) -> str | None:
     "rollout.weight_lag) widen it too.",
 )
 def sampler_gap(series: Series) -> str | None:
-    """Sampler and learner disagree by more than 0.07 nats a token; bf16 alone explains about 0.05."""
+    """Sampler and learner differ by more than 0.07 nats per token; bf16 alone explains about 0.05."""
     gap = last(series, RECENT, SAMPLER_GAP)
     if not gap or mean(gap) <= 0.07:
         return None
@@ -272,15 +276,15 @@ def sampler_gap(series: Series) -> str | None:
     "critical",
     EXACT,
     SAMPLED,
-    remedy="The sampler's log-probs are not those of the distribution it samples from: check its temperature "
+    remedy="The sampler's log-probs do not belong to the distribution it samples from: check its temperature "
     "and top_p.",
 )
 def entropy_estimators_disagree(series: Series) -> str | None:
-    """The exact and the sampled estimate have the same mean; five standard errors apart they have not."""
+    """The exact and the sampled estimate, whose means are equal, differ by five standard errors."""
     exact, sampled = last(series, 4 * RECENT, EXACT), last(series, 4 * RECENT, SAMPLED)
     if not exact or not sampled:
         return None
-    # against 0, which has no scatter: the error is that of the differences alone
+    # Compared with 0, which has no scatter, so that the error is that of the differences.
     offset, error = change([0.0], [s - e for s, e in zip(sampled, exact, strict=True)])
     if abs(offset) <= max(5 * error, 0.02 * mean(exact), 1e-3):
         return None
@@ -292,11 +296,11 @@ def entropy_estimators_disagree(series: Series) -> str | None:
     LENGTH,
     ACCURACY,
     MEAN_REWARD,
-    remedy="Look at the longest rollouts for loops; lower the entropy coefficient or the learning rate, or "
+    remedy="Check the longest rollouts for loops; lower the entropy coefficient or the learning rate, or "
     "shorten T for a while.",
 )
 def length_explosion(series: Series) -> str | None:
-    """Responses twice as long as at the stage's start, without any accuracy to show for it."""
+    """Responses twice as long as at the start of the stage, without a gain in accuracy."""
     stage = this_stage(series)
     length, accuracy = column(stage, LENGTH), right(stage, ACCURACY)
     if min(len(length), len(accuracy)) < 3 * RECENT:
@@ -312,17 +316,17 @@ def length_explosion(series: Series) -> str | None:
     "warning",
     TRUNCATION,
     remedy="Raise the stage's max_tokens, and use algorithm.advantage_mask = 'none': masking truncated responses "
-    "takes away the pressure to finish.",
+    "removes the incentive to finish.",
 )
 def truncation_stuck(series: Series) -> str | None:
-    """After thirty steps of a stage more than 30 % are cut, hardly fewer than twenty steps ago."""
+    """After thirty steps of a stage more than 30 % are truncated, hardly fewer than twenty steps ago."""
     cut, window = column(this_stage(series), TRUNCATION), 2 * RECENT
     if len(cut) < 3 * window:
         return None
     now, earlier = mean(cut[-window:]), mean(cut[-3 * window : -2 * window])
     if now <= 0.3 or now < 0.9 * earlier:
         return None
-    return f"{now:.0%} of the responses cut at T after {len(cut)} steps of this stage ({earlier:.0%} before)"
+    return f"{now:.0%} of the responses truncated at T after {len(cut)} steps of this stage ({earlier:.0%} before)"
 
 
 RULES: tuple[HealthRule, ...] = (
@@ -339,12 +343,12 @@ RULES: tuple[HealthRule, ...] = (
     length_explosion,
     truncation_stuck,
 )
-"""Every rule, in the order in which findings of one step are told."""
+"""Every rule, in the order in which findings of one step are reported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthFinding:
-    """A rule that spoke: what was seen, with numbers, and what helps."""
+    """Finding of a rule: figures and remedy."""
 
     rule: str
     severity: Severity
@@ -354,30 +358,30 @@ class HealthFinding:
     remedy: str
 
     def as_event(self) -> dict[str, Any]:
-        """Its line of ``events.jsonl``."""
+        """Return its line of ``events.jsonl``."""
         return {"kind": "health", **asdict(self)}
 
 
 class HealthMonitor:
-    """Watches a run step by step.
+    """Health rules applied to a run step by step.
 
     Args:
-        judging: the verifier's settings, which some remedies depend on.
+        judging: Settings of the verifier, for remedies that depend on them.
     """
 
     def __init__(self, judging: Judging = ANY_JUDGING) -> None:
         self._judging = judging
-        # what no rule reads is forgotten, so that the state stays small enough for every checkpoint
+        # Metrics that no rule reads are dropped, so that the state fits into every checkpoint.
         self._keys = {key for rule in RULES for key in rule.keys}
         self._series: list[StepMetrics] = []
-        self._quiet: dict[str, int] = {}  # of each episode that goes on: steps since its rule last spoke
+        self._quiet: dict[str, int] = {}  # steps since its rule last fired, per current episode
 
     def observe(self, metrics: StepMetrics) -> list[HealthFinding]:
-        """Take one training step in; return what has newly gone wrong (or been noticed) at it."""
-        # sorted: a set's order differs between processes, and a resumed run is to write the same state
+        """Observe one training step and return its new findings."""
+        # Sorted, since a set's order differs between processes, but a resumed run must write the same state.
         kept = {k: metrics.values[k] for k in sorted(self._keys) if metrics.values.get(k) is not None}
         self._series.append(StepMetrics(step=metrics.step, stage=metrics.stage, values=kept))
-        # an episode that was quiet for long enough is over, and its rule may speak again
+        # After enough quiet steps an episode is over, and its rule may report again.
         self._quiet = {name: steps + 1 for name, steps in self._quiet.items() if steps < REARM_STEPS}
         findings: list[HealthFinding] = []
         for rule in RULES:
@@ -404,19 +408,123 @@ class HealthMonitor:
         )
 
     def state(self) -> dict[str, Any]:
-        """All it remembers, as JSON."""
+        """Return the JSON-able state."""
         return {
             "series": [[row.step, row.stage, dict(row.values)] for row in self._series],
             "quiet": dict(self._quiet),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``."""
+        """Restore what ``state`` returned."""
         self._series = [StepMetrics(step=step, stage=stage, values=values) for step, stage, values in state["series"]]
         self._quiet = dict(state["quiet"])
 
 
 def findings_of(series: Series) -> list[HealthFinding]:
-    """Every finding of a recorded run, in order: what a monitor would have told while it ran."""
+    """Return every finding of a recorded run, in order, as a monitor would have reported them."""
     monitor = HealthMonitor()
     return [finding for row in series for finding in monitor.observe(row)]
+
+
+BEFORE, LEAST, FAR = 10, 5, 5.0
+"""Number of steps that a step is compared with; fewest of them; typical deviations of a notable step."""
+MOST_STEPS = 10
+"""Most steps that are reported."""
+APART = 5
+"""Steps within which findings of one kind are one: the strongest is reported."""
+WINDOW = 20
+"""Steps at each end of a run whose mean rewards are compared, next to the validation."""
+
+
+class Notable(NamedTuple):
+    """A notable step: kind of sign, reason in a sentence, and strength."""
+
+    step: int
+    sign: str
+    why: str
+    strength: float
+
+
+class _Sign(NamedTuple):
+    """A metric, the direction that counts (1 up, -1 down, 0 both), its minimum share of the median, its wording."""
+
+    name: str
+    keys: tuple[str, ...]
+    direction: int
+    share: float
+    words: str
+
+
+_SIGNS = (
+    _Sign("loss of entropy", (EXACT, SAMPLED), -1, 0.25, "entropy is {now:.3g} nats per token, {times} the {was:.3g}"),
+    _Sign("jump in length", (LENGTH,), 0, 0.25, "responses have {now:.3g} tokens on average, {times} the {was:.3g}"),
+    _Sign("gradient spike", ("learner/grad_norm",), 1, 1.0, "the gradient's norm is {now:.3g}, {times} the {was:.3g}"),
+)
+
+
+def notable_steps(rows: Sequence[StepMetrics]) -> list[Notable]:
+    """Return the notable steps, strongest first, at most ``MOST_STEPS``."""
+    found = [one for sign in _SIGNS for one in _apart(_standing_out(rows, sign))]
+    found += _reward_alone(rows)
+    return sorted(found, key=lambda one: (-one.strength, one.step))[:MOST_STEPS]
+
+
+def _standing_out(rows: Sequence[StepMetrics], sign: _Sign) -> list[Notable]:
+    found: list[Notable] = []
+    for at, row in enumerate(rows):
+        now, before = column([row], *sign.keys), column(this_stage(rows[: at + 1])[-BEFORE - 1 : -1], *sign.keys)
+        if not now or len(before) < LEAST:
+            continue
+        middle = float(np.median(before))
+        # standard deviation of a normal distribution
+        typical = 1.4826 * float(np.median(np.abs(np.array(before) - middle)))
+        change = now[0] - middle
+        if change * sign.direction < 0 or abs(change) <= max(FAR * typical, sign.share * abs(middle)):
+            continue
+        times = f"{now[0] / middle:.2g} times" if middle else "against"
+        words = sign.words.format(now=now[0], was=middle, times=times)
+        why = f"{words} of the {len(before)} steps before"
+        found.append(Notable(row.step, sign.name, why, abs(change) / max(typical, 0.01 * abs(middle), 1e-12)))
+    return found
+
+
+def _apart(found: Sequence[Notable]) -> list[Notable]:
+    """Return the strongest finding of each episode."""
+    kept: list[Notable] = []
+    for one in sorted(found, key=lambda one: -one.strength):
+        if all(abs(one.step - other.step) > APART for other in kept):
+            kept.append(one)
+    return kept
+
+
+def _reward_alone(rows: Sequence[StepMetrics]) -> list[Notable]:
+    """Return steps with reward but no learning: it rose without the validation, or nearly all groups were rejected."""
+    found: list[Notable] = []
+    rewards, validated = (_points(rows, key) for key in (MEAN_REWARD, "validation/accuracy/mean"))
+    if len(rewards) >= 2 * WINDOW and len(validated) >= 2:
+        (early, late), (first, last) = (_ends(rewards), (validated[0][1], validated[-1][1]))
+        if late - early > 0.1 and last - first < 0.2 * (late - early):
+            rises = [(b[1] - a[1], b[0]) for a, b in zip(rewards, rewards[WINDOW // 2 :], strict=False)]
+            why = (
+                f"the reward rose from {early:.2f} to {late:.2f} while validation went from {first:.2f} to {last:.2f}; "
+                "it rose most up to here"
+            )
+            found.append(Notable(max(rises)[1], "reward without learning", why, (late - early) * 100))
+    for row in rows:
+        rejected, reward = column([row], REJECTED), column([row], MEAN_REWARD, ACCURACY)
+        if rejected and reward and rejected[0] >= 0.9 and reward[0] > 0:
+            why = (
+                f"the mean reward is {reward[0]:.2f}, and {rejected[0]:.0%} of the groups have equal rewards: "
+                "nothing is learned from these"
+            )
+            found.append(Notable(row.step, "reward without learning", why, FAR + 10 * rejected[0]))
+    return _apart(found)
+
+
+def _points(rows: Sequence[StepMetrics], key: str) -> list[tuple[int, float]]:
+    return [(row.step, values[0]) for row in rows if (values := column([row], key))]
+
+
+def _ends(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    values = [value for _, value in points]
+    return float(np.mean(values[:WINDOW])), float(np.mean(values[-WINDOW:]))

@@ -1,7 +1,7 @@
-"""The learner of one process: Eq. 3.1 (or another row of the loss table) from a batch to new weights.
+"""The learner of one process: Eq. 3.1 (or another row of the loss table) from a mini-batch to new weights.
 
-What is minimised is ``objective.py``'s; here are the weights, AdamW on their float32 masters, and the frozen reference
-model. LoRA adapters are ``adapters.py``'s.
+``objective.py`` computes the loss. This module holds the weights, AdamW on their float32 masters, the loss scale of
+float16, and the frozen reference model. LoRA adapters are in ``adapters.py``.
 """
 
 from __future__ import annotations
@@ -27,26 +27,25 @@ from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_pol
 from magicrl.models.scorer import PolicyScorer, scorer_settings
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.training.adapters import LoraAdapters
-from magicrl.training.loss_scale import LossScale
 from magicrl.training.objective import LearnerSettings, MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
 
 
 class LocalLearner:
-    """Owns a model, its float32 master weights and AdamW; implements ``Learner``.
+    """A model, its float32 master weights and AdamW. Implements ``Learner``.
 
     Args:
-        model: the start model in float32 (float64 is kept, for tests); it belongs to the learner from here on
-            and is given the compute precision ``model.dtype``.
-        tokenizer: written beside the weights by ``save_hf``.
-        valid_vocab: rows of the output head that are words; None means all.
-        learning: what the recipe says about learning; the rate of each update comes with its ``Controls``.
+        model: Initial model in float32 (float64 is kept, for tests). The learner owns it from here on and converts it
+            to the compute precision ``model.dtype``.
+        learning: Recipe sections about learning. The learning rate of each update comes with its ``Controls``.
+        tokenizer: Tokenizer that ``save_hf`` writes next to the weights.
+        valid_vocab: Number of rows of the output head that are tokens. None means all.
 
     Attributes:
-        scorer: what turns samples into micro-batches and these into log-probs.
+        scorer: Splits samples into micro-batches and computes their log-probs.
 
     Raises:
-        ValueError: unknown loss, a model that cannot be trained, or LoRA without PEFT.
+        ValueError: The loss is unknown, the model cannot be trained, or LoRA is set without PEFT.
     """
 
     def __init__(
@@ -61,80 +60,80 @@ class LocalLearner:
         self._objective = Objective(learning)
         settings = learning.model
         self._tokenizer = tokenizer
-        # all of it; with LoRA the adapters' maker freezes the rest again
+        # All parameters. With LoRA, `LoraAdapters` freezes the model's own again.
         model.requires_grad_(True)
         self._lora = None if settings.lora is None else LoraAdapters(model, settings.lora)
         self._model = model if self._lora is None else self._lora.model
-        # float64 is the tests' own: a slow reference is matched to its last digits
+        # Only tests use float64: they compare with a slow reference to the last digits.
         compute = torch.float64 if model.dtype == torch.float64 else resolve_dtype(settings.dtype)
         warn_of_slow_products(compute, model.device)
-        # a tied parameter stands once: `named_parameters` gives each tensor under its first name
+        # `named_parameters` lists a tied tensor once, under its first name.
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
-        # before the model is rounded below: the masters keep what was loaded
+        # The masters copy the loaded values, so this precedes the rounding below.
         self._optimizer = MasterOptimizer(trained, learning.optimizer, compute)
         for parameter in self._model.parameters():
-            # parameters only: buffers such as the rotary frequencies stay precise
+            # Only parameters: buffers such as the rotary frequencies stay precise.
             parameter.data = parameter.data.to(compute)
         self.scorer = PolicyScorer(self._model, **scorer_settings(settings, valid_vocab))
 
     @property
     def version(self) -> int:
-        """Number of updates made."""
+        """Number of updates so far."""
         return self._optimizer.steps
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The one that it computes on; see ``OnDevices``."""
+        """Device that it computes on; see ``OnDevices``."""
         return (device_name(self.scorer.device),)
 
     def peak_mb(self) -> float:
-        """Most memory of this process so far, an engine in it included."""
+        """Return the peak memory of this process so far in MiB, including an engine in it."""
         return peak_mb(self.scorer.device)
 
     def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
-        """One SGD step on the mini-batch; see ``Learner.update``.
+        """Make one update from the mini-batch; see ``Learner.update``.
 
         Raises:
-            NotFiniteError: loss or gradient norm is not finite (weights and moments are as before), or the new
-                weights are not: the learner is then of no more use.
-            ValueError: the batch has no loss tokens, or samples disagree in what log-probs they carry.
+            NotFiniteError: The loss or gradient norm is not finite (weights and moments are unchanged), or the new
+                weights are not, and the learner cannot be used any more.
+            ValueError: The batch has no loss tokens, or only some samples carry a kind of log-probs.
         """
-        # of the whole mini-batch, before it is cut: T_k and the groups' sizes do not depend on micro-batches (D3)
+        # From the whole mini-batch: T_k and the group sizes do not depend on micro-batches (D3).
         weights, statistics = self.sample_weights(batch), self.statistics(batch)
         metrics, norm = self._optimizer.collect(
             lambda scale: self.accumulate(batch.samples, weights, controls, statistics, loss_scale=scale)
         )
         values = metrics.values()
-        # before AdamW sees it: a NaN in its moments would stay there
+        # Checked before AdamW's step: a NaN in its moments would stay there.
         for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
             if not math.isfinite(value):
                 culprit = self._culprit(batch, controls, statistics)
-                self._optimizer.forget()  # nothing of this update is kept, whoever catches the error
+                self._optimizer.forget()  # The gradients are spoiled, whoever catches the error.
                 raise NotFiniteError(not_finite_loss(name, value, self.version + 1), culprit)
         self._optimizer.step(controls.learning_rate, norm)
-        # a finite gradient can still carry a weight out of range, and the step cannot be taken back: the run stops
+        # A finite gradient can still overflow a weight. The step cannot be undone, so the run stops.
         if not self._optimizer.weights_are_finite():
             raise NotFiniteError(not_finite_weights(self.version, controls.learning_rate), None)
         further = {"grad_norm": norm, "learning_rate": controls.learning_rate, **self._optimizer.loss_scale.metrics()}
         return UpdateMetrics(values={**values, **further})
 
     def _culprit(self, batch: TrainBatch, controls: Controls, statistics: Mapping[str, Any]) -> tuple[int, int] | None:
-        """(group, sample) of the first sample whose own loss or gradient is not finite. Spoils the gradients."""
+        """Return (group, sample) of the first sample whose own loss or gradient is not finite. Spoils the gradients."""
         weights = self.sample_weights(batch)
         for index, sample in enumerate(batch.samples):
             self._optimizer.forget()
-            # alone, since a sum does not tell whose NaN it is, but with the weight that it had in the mini-batch
+            # One sample at a time, with its weight in the mini-batch: a sum does not show which sample has the NaN.
             loss = self.accumulate([sample], weights[index : index + 1], controls, statistics).values()["loss"]
             if not (math.isfinite(loss) and math.isfinite(self._optimizer.gradient_norm())):
                 return sample.group_index, sample.sample_index
         return None
 
     def sample_weights(self, batch: TrainBatch) -> Tensor:
-        """What each loss token of each response weighs, ``[samples]`` float64, from the whole mini-batch."""
+        """Return the weight of each loss token of each response, ``[samples]`` float64, from the whole mini-batch."""
         return self._objective.sample_weights(batch)
 
     def statistics(self, batch: TrainBatch) -> Mapping[str, Any]:
-        """What the loss row wants to know of the whole mini-batch."""
+        """Return the loss row's statistics of the whole mini-batch."""
         return self._objective.statistics(batch)
 
     def accumulate(
@@ -149,14 +148,14 @@ class LocalLearner:
         """Add these samples' share of the mini-batch's gradient to ``gradients()``, one micro-batch at a time.
 
         Args:
-            samples: all of a mini-batch, or one worker's share of it.
+            samples: All samples of a mini-batch, or one worker's share of them.
             weights: ``[samples]``, these samples' entries of the whole mini-batch's ``sample_weights``.
-            controls: of this update.
-            statistics: the whole mini-batch's.
-            loss_scale: factor on the gradients, as float16 needs one.
+            controls: Settings of this update.
+            statistics: Statistics of the whole mini-batch.
+            loss_scale: Factor that scales the gradients, for float16.
 
         Returns:
-            Sums over these samples; those of other shares add to them.
+            Sums over these samples. Those of other shares add to them.
         """
         jobs = (
             MicroBatch([samples[i] for i in members], weights[members], packed)
@@ -173,30 +172,30 @@ class LocalLearner:
         )
 
     def gradients(self) -> dict[str, Tensor]:
-        """Gradients accumulated since the last update, by parameter name, in the masters' precision."""
+        """Return the gradients since the last update by parameter name, in the masters' precision."""
         return self._optimizer.gradients()
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Log-probs and entropies of every response token, ``[T]`` a sample, without gradient."""
+        """Return log-probs and entropies of every response token, ``[T]`` per sample, without gradient."""
         return self.scorer.score(samples, temperature)
 
     def weights(self) -> Mapping[str, Any]:
-        """Present weights by HF parameter name in the compute precision, LoRA merged; a tied weight stands once."""
+        """Return the weights by HF parameter name in the compute precision, LoRA merged. A tied weight once."""
         if self._lora is not None:
             return self._lora.merged_weights()
         return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
 
     def adapters(self) -> Mapping[str, Any]:
-        """The LoRA adapters alone, by PEFT's names; see `magicrl.models.adapter_files`."""
+        """Return only the LoRA adapters, by PEFT's names; see `magicrl.models.adapter_files`."""
         assert self._lora is not None, "without LoRA there are no adapters"
         return self._lora.tensors()
 
     def state(self) -> Mapping[str, Any]:
-        """Masters, moments and counters; see ``MasterOptimizer.state``. With LoRA the adapters' alone."""
+        """Return masters, moments and counters; see ``MasterOptimizer.state``. With LoRA only those of the adapters."""
         return self._optimizer.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``: what follows is bit for bit what would have followed."""
+        """Restore what ``state`` returned. Training continues bit for bit."""
         self._optimizer.restore(state)
 
     def save_hf(
@@ -206,15 +205,15 @@ class LocalLearner:
         extra_files: Mapping[str, str] | None = None,
         generation: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a model folder in the compute precision, LoRA merged; see ``save_policy`` for what goes with it.
+        """Write a model folder in the compute precision, LoRA merged; see ``save_policy``.
 
-        The adapters by themselves lie in its folder ``adapter``, in PEFT's format.
+        The adapters alone are in its folder ``adapter``, in PEFT's format.
 
         Raises:
-            ValueError: the learner was made without a tokenizer.
+            ValueError: The learner was created without a tokenizer.
         """
         if self._tokenizer is None:
-            raise ValueError("save_hf needs the tokenizer; give it to LocalLearner(tokenizer=...)")
+            raise ValueError("save_hf needs the tokenizer; pass it to LocalLearner(tokenizer=...)")
         model = self._model if self._lora is None else self._lora.merged_model()
         adapters = {} if self._lora is None else {ADAPTER: self._lora.write}
         save_policy(
@@ -223,12 +222,12 @@ class LocalLearner:
 
 
 class ReferenceModel:
-    """pi_ref of the k3 term (recipe section 2).
+    """Frozen reference model pi_ref of the k3 term (recipe, section 2).
 
     Args:
-        model: loaded in the precision that it is to compute in; it is frozen here and belongs to the reference.
-        valid_vocab: rows of the head that are words; None means all.
-        model_config: micro-batch and head-chunk sizes.
+        model: Model in the precision it computes in. The reference owns it from here on.
+        valid_vocab: Number of rows of the head that are tokens. None means all.
+        model_config: Micro-batch and head-chunk sizes.
     """
 
     def __init__(
@@ -238,34 +237,34 @@ class ReferenceModel:
         self._scorer = PolicyScorer(model, **scorer_settings(model_config or ModelConfig(), valid_vocab, frozen=True))
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Log-probs and entropies of every response token at tau, ``[T]`` a sample."""
+        """Return log-probs and entropies of every response token at tau, ``[T]`` per sample."""
         return self._scorer.score(samples, temperature)
 
 
-# torch's names of AdamW's two moments
+# Torch's names of AdamW's two moments.
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-# values: a buffer of 4 MiB in float32
+# Values per buffer: 4 MiB in float32.
 _WIDEN_CHUNK = 1 << 20
-# values of one partial sum in float32; the partial sums are added in float64
+# Values per partial sum in float32. The partial sums are added in float64.
 _NORM_CHUNK = 1 << 12
 
 
 class MasterOptimizer:
     """Float32 masters, AdamW and gradient clipping for a model that computes in ``compute_dtype``.
 
-    In bfloat16 a weight of 1 cannot move by less than 1/256, so steps of 1e-6 would be lost, and so would
-    small gradients added to large ones: weights, gradients and moments are kept in float32, the model holds a
-    rounded copy. Where the model already computes in the masters' precision the two are the same tensors.
-    A model that computes in float16 has its loss scaled (``LossScale``).
+    In bfloat16 a weight of 1 cannot change by less than 1/256, so updates of 1e-6 would be lost, and so would small
+    gradients added to large ones. Weights, gradients and moments are therefore kept in float32, and the model holds a
+    rounded copy. Where the model computes in the masters' precision, the two are the same tensors. The loss of a
+    float16 model is scaled (`LossScale`).
 
     Args:
-        parameters: the trained parameters by name, each tied one once; float32 (or float64, for tests).
-            Their data are given ``compute_dtype`` here.
-        config: AdamW's settings; the learning rate is given at each step.
-        compute_dtype: what the model computes in.
+        parameters: Trained parameters by name, each tied one once, in float32 (or float64, for tests). They are
+            converted to ``compute_dtype`` here.
+        config: AdamW settings. The learning rate is passed with each step.
+        compute_dtype: Precision of the model.
 
     Attributes:
-        loss_scale: what the loss is multiplied by in `collect`.
+        loss_scale: Factor that scales the loss in `collect`.
     """
 
     def __init__(
@@ -285,10 +284,10 @@ class MasterOptimizer:
             master.grad = torch.zeros_like(master)
             self._masters[name] = master
             parameter.data = parameter.data.to(compute_dtype)
-            # at once, so that no more than a layer's gradients exist twice
+            # Added at once, so that at most one layer's gradients exist twice.
             parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
         self._shared = all(m is self._compute[name] for name, m in self._masters.items())
-        # AdamW steps on the masters; each step sets its own learning rate
+        # Each step sets its own learning rate.
         self._adam = torch.optim.AdamW(
             list(self._masters.values()),
             betas=(config.beta1, config.beta2),
@@ -299,8 +298,8 @@ class MasterOptimizer:
         self.steps = 0
 
     def gradient_of(self, parameter: Tensor) -> Tensor | None:
-        """What a backward pass may add ``parameter``'s gradient to itself; None if it is not trained."""
-        # a tied head's weight is the embedding's: both passes add to one gradient
+        """Return the buffer that a backward pass may add ``parameter``'s gradient to. None if it is not trained."""
+        # A tied head shares its weight with the embedding: both backward passes add to one gradient.
         for name, trained in self._compute.items():
             if trained is parameter:
                 master = self._masters[name]
@@ -310,46 +309,46 @@ class MasterOptimizer:
         return None
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients of all backward passes since the last step, by parameter name; zeros where nothing flowed."""
+        """Return the gradients of all backward passes since the last step by parameter name, zeros where there was
+        none."""
         for master in self._masters.values():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
         return {name: master.grad for name, master in self._masters.items() if master.grad is not None}
 
     def collect(self, accumulate: Callable[[float], LossMetrics]) -> tuple[LossMetrics, float]:
-        """Gradients of a mini-batch, its metrics, and the gradients' norm.
+        """Return a mini-batch's metrics and its gradient norm, with the gradients in the masters.
 
-        ``accumulate`` adds them up, times the loss scale that it is given; it is called again with less where they
-        overflow.
+        ``accumulate`` adds up the gradients times the loss scale it receives. It is called again with a smaller scale
+        where they overflow.
         """
         before = self.loss_scale.state()
         while True:
             metrics, scale = accumulate(self.loss_scale.value), self.loss_scale.value
             if scale != 1.0:
                 for gradient in self.gradients().values():
-                    gradient.mul_(1 / scale)  # a power of two: nothing is rounded
+                    gradient.mul_(1 / scale)  # A power of two, so nothing is rounded.
             norm = self.gradient_norm()
             if math.isfinite(norm):
                 return metrics, norm
-            # a loss that is not finite is no matter of scale
+            # A smaller scale does not help a loss that is not finite.
             if not math.isfinite(metrics.values()["loss"]) or not self.loss_scale.lower():
                 self.loss_scale.restore(before)
                 return metrics, norm
             self.forget()
 
     def gradient_norm(self) -> float:
-        """Global L2 norm of the collected gradients."""
+        """Return the global L2 norm of the gradients."""
         return math.sqrt(sum(float(square_sum(gradient)) for gradient in self.gradients().values()))
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
-        """Clip what has this norm to ``max_grad_norm``, take one AdamW step, refresh the model's copy, forget the
-        gradients."""
+        """Clip the gradients to ``max_grad_norm``, make one AdamW step, refresh the model's copy."""
         gradients = self.gradients().values()
         if gradient_norm > self._config.max_grad_norm:
             for gradient in gradients:
                 gradient.mul_(self._config.max_grad_norm / gradient_norm)
-        # AdamW's decay is multiplied by the rate, so warm-up scales it as well
+        # AdamW multiplies its decay by the learning rate, so warm-up scales it too.
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
         self._adam.step()
@@ -360,23 +359,23 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def weights_are_finite(self) -> bool:
-        """Whether every master is; a sum is enough to see, and one look at the device."""
+        """Return whether every master is finite. Sums suffice, with one synchronisation of the device."""
         return bool(torch.stack([master.sum() for master in self._masters.values()]).isfinite().all())
 
     def forget(self) -> None:
-        """Drop the collected gradients."""
+        """Drop the gradients."""
         for name, master in self._masters.items():
             if master is self._compute[name]:
                 master.grad = None
-            # a master of its own keeps its buffer: the hooks add to it
+            # A separate master keeps its buffer, since the hooks add to it.
             elif master.grad is not None:
                 master.grad.zero_()
                 self._compute[name].grad = None
 
     def state(self) -> dict[str, Any]:
-        """``weights/<name>``, ``exp_avg/<name>``, ``exp_avg_sq/<name>`` (from the first step on) and ``meta``.
+        """Return ``weights/<name>``, ``exp_avg/<name>``, ``exp_avg_sq/<name>`` (from the first step on) and ``meta``.
 
-        The tensors are the living ones: they change with the next step.
+        The tensors are not copies: they change with the next step.
         """
         tensors = {f"weights/{name}": master.detach() for name, master in self._masters.items()}
         for name, master in self._masters.items():
@@ -386,19 +385,19 @@ class MasterOptimizer:
         return {**tensors, "meta": self.meta()}
 
     def meta(self) -> dict[str, Any]:
-        """What ``state`` holds beside tensors: ``optimizer_steps``, with float16 the loss scale."""
+        """Return the scalars of ``state``: ``optimizer_steps``, and with float16 the loss scale."""
         return {"optimizer_steps": self.steps, **self.loss_scale.state()}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``.
+        """Restore what ``state`` returned.
 
         Raises:
-            ValueError: the state's parameters are not this model's (the first differences are named).
+            ValueError: The state holds other parameters than this model. The first differences are named.
         """
         steps = int(state["meta"]["optimizer_steps"])
         expected = {f"weights/{name}": master.shape for name, master in self._masters.items()}
-        # before its first step AdamW has no moments
+        # AdamW has no moments before its first step.
         if steps:
             expected |= {f"{m}/{name}": master.shape for name, master in self._masters.items() for m in _MOMENTS}
         given = {name: value.shape for name, value in state.items() if isinstance(value, Tensor)}
@@ -412,7 +411,7 @@ class MasterOptimizer:
         for name, master in self._masters.items():
             master.copy_(state[f"weights/{name}"])
             if steps:
-                # on the master's device and in its precision, wherever the state was read
+                # On the master's device and in its precision, wherever the state was read.
                 self._adam.state[master] = {
                     "step": torch.tensor(float(steps), device=master.device),
                     **{m: torch.empty_like(master).copy_(state[f"{m}/{name}"]) for m in _MOMENTS},
@@ -425,12 +424,12 @@ class MasterOptimizer:
     def _refresh(self) -> None:
         if not self._shared:
             for name, parameter in self._compute.items():
-                # rounded anew from the master each time, so that rounding does not add up
+                # Rounded from the master each time, so that rounding errors do not add up.
                 parameter.data.copy_(self._masters[name])
 
 
 def _add_to_master(master: Tensor, parameter: Tensor) -> None:
-    """Add a parameter's gradient to its master's, and drop it."""
+    """Add a parameter's gradient to its master's and drop it."""
     if parameter.grad is not None:
         assert master.grad is not None
         _add_widened(master.grad, parameter.grad)
@@ -438,7 +437,7 @@ def _add_to_master(master: Tensor, parameter: Tensor) -> None:
 
 
 def _add_widened(total: Tensor, part: Tensor) -> None:
-    """``total += part`` for a narrower ``part``, through a small buffer: six times as fast as torch's mixed sum."""
+    """Add a narrower ``part`` to ``total`` through a small buffer: six times as fast as torch's mixed sum."""
     flat_total, flat_part = total.view(-1), part.reshape(-1)
     buffer = torch.empty(min(_WIDEN_CHUNK, len(flat_total)), dtype=total.dtype, device=total.device)
     for into, piece in zip(flat_total.split(_WIDEN_CHUNK), flat_part.split(_WIDEN_CHUNK), strict=True):
@@ -446,7 +445,7 @@ def _add_widened(total: Tensor, part: Tensor) -> None:
 
 
 def square_sum(values: Tensor) -> Tensor:
-    """Sum of squares, float64. In one float32 sum over an embedding's gradient the third digit is wrong already."""
+    """Return the sum of squares in float64. One float32 sum over an embedding's gradient has only two right digits."""
     flat = values.reshape(-1)
     whole = len(flat) // _NORM_CHUNK * _NORM_CHUNK
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, _NORM_CHUNK), dim=1).double()
@@ -455,12 +454,12 @@ def square_sum(values: Tensor) -> Tensor:
 
 
 WORTH_IT_BYTES = 1 << 30
-"""Below this resident size a run is left alone: there is nothing to win and the call takes time."""
+"""Resident size below which memory is not returned: there is little to win, and the call takes time."""
 
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's ``malloc_trim``; None where the C library has none (macOS, musl)."""
+    """Return glibc's ``malloc_trim``, or None where the C library has none (macOS, musl)."""
     try:
         function = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
@@ -470,11 +469,64 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 def release_free_memory() -> None:
-    """Return the allocator's free pages to the system, where the process is large and the library can.
+    """Return the allocator's free pages to the system if the process is large.
 
-    Micro-batches differ in size, so glibc's heap fragments: on a 135M-parameter model it kept 4 GB of free pages after
-    thirty steps. ``malloc_trim`` returns them; it changes nothing but the resident size.
+    Micro-batches differ in size, so glibc's heap fragments: with a 135M-parameter model it kept 4 GB of free pages
+    after thirty steps. ``malloc_trim`` returns them and changes only the resident size.
     """
     trim = _malloc_trim()
     if trim is not None and psutil.Process().memory_info().rss > WORTH_IT_BYTES:
         trim(0)
+
+
+START_SCALE = 2.0**16
+LEAST_SCALE = 1.0
+"""Scale below which an overflow has another cause."""
+GROWS_AFTER = 100
+"""Updates without an overflow after which the factor doubles. If it is then too high, one update in 100 runs twice."""
+
+
+class LossScale:
+    """Factor on the loss that keeps float16 gradients inside float16's range: a power of two, constant 1 unless
+    ``dynamic``.
+
+    float16 has a finer resolution than bfloat16 (10 fraction bits, not 7) and a smaller range: numbers below 3e-8
+    become 0, numbers above 65504 infinite. In a mini-batch of 100,000 tokens one token's gradient on an unlikely
+    token's logit is below 1e-8. So the loss is multiplied by a power of two before the backward pass, and the float32
+    gradient sums are divided by it, exactly, before clipping and AdamW read them. The scaling is dynamic as in
+    Micikevicius et al. (2018, section 3.2), with one difference: a mini-batch whose gradients overflow is not skipped
+    but computed again with half the factor, so that every mini-batch makes its update.
+    """
+
+    def __init__(self, *, dynamic: bool) -> None:
+        self._dynamic = dynamic
+        self.value = START_SCALE if dynamic else 1.0
+        """Current factor on the loss."""
+        self._passed = 0
+
+    def lower(self) -> bool:
+        """Halve the factor after an overflow. Returns False if it cannot be lowered."""
+        if not self._dynamic or self.value <= LEAST_SCALE:
+            return False
+        self.value, self._passed = self.value / 2, 0
+        return True
+
+    def passed(self) -> None:
+        """Count an update without an overflow, and double the factor when it is due."""
+        self._passed += self._dynamic
+        if self._passed == GROWS_AFTER:
+            self.value, self._passed = self.value * 2, 0
+
+    def metrics(self) -> dict[str, float]:
+        """Return ``loss_scale``, or nothing where it is constant."""
+        return {"loss_scale": self.value} if self._dynamic else {}
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, empty where the factor is constant."""
+        return {"loss_scale": self.value, "updates_at_loss_scale": self._passed} if self._dynamic else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state`` returned. The state of another precision has no factor, so it starts again."""
+        if self._dynamic:
+            self.value = float(state.get("loss_scale", START_SCALE))
+            self._passed = int(state.get("updates_at_loss_scale", 0))

@@ -1,9 +1,9 @@
-"""The log-prob check: after every weight copy an engine outside the learner's process shows what it samples with.
+"""Check after every weight copy that an engine outside the learner's process samples with the new weights.
 
-An engine that serves stale weights still gives fluent text and plausible log-probs; training then goes wrong slowly.
-So a few short responses are sampled after each copy, and the learner, which has just these weights, scores their
-tokens. In float32 both agree to 1e-5 (measured, FINDINGS); in bfloat16 they differ by rounding, by how much depends
-on the model: the first comparison, whose weights are the start model's on both sides, tells.
+An engine with stale weights still returns fluent text and plausible log-probs, and training then degrades slowly. So a
+few short responses are sampled after each copy, and the learner, which has the same weights, scores their tokens. In
+float32 both agree to 1e-5 (measured, FINDINGS). In bfloat16 they differ by rounding, by an amount that depends on the
+model: the first comparison, with the initial model on both sides, measures it.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from numpy.typing import NDArray
 from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, TrainSample
 from magicrl.training.protocols import Learner, TrainingStopped
 
-# 2 prompts x 4 samples x 16 tokens: a mean over 128 tokens at most, after every copy
+# 2 prompts x 4 samples x 16 tokens: a mean over at most 128 tokens, after every copy.
 PROBES = 2
 SAMPLES = 4
 TOKENS = 16
 FLOAT32_LIMIT = 1e-3
-# nats a token; a stale tied head is off by 0.086 (measured on vLLM, FINDINGS)
+# Nats per token. A stale tied head differs by 0.086 (measured on vLLM, FINDINGS).
 LEAST_LIMIT = 0.02
 TIMES_ROUNDING = 4.0
 _ANOTHER_MODEL = (
-    "Both hold the start model, so the engine computes something else: another precision (rollout.dtype), another "
-    'model folder, or an architecture that it has wrong; use rollout.engine = "in_process" if no setting helps'
+    "Both hold the initial model, so the engine computes something else: another precision (rollout.dtype), another "
+    'model folder, or an architecture that it implements wrongly; use rollout.engine = "in_process" if no setting helps'
 )
 _NOTHING_ARRIVED = (
-    "Its log-probs are those of the version before: nothing of the update arrived. This step is in no checkpoint; "
+    "Its log-probs are those of the previous version: the update did not arrive. This step is in no checkpoint; "
     "resume from the last one"
 )
 _PARTLY_STALE = (
-    "It samples with weights of which a part is stale; with tied embeddings that is the output head, which vLLM's own "
-    "reload leaves as it was. magicrl packs it again for the vLLM of constraints.txt: install that one, or use "
+    "Part of its weights is stale. With tied embeddings that is the output head, which vLLM's own reload does not "
+    "update. magicrl updates it for the vLLM of constraints.txt: install that version, or use "
     'rollout.engine = "in_process". This step is in no checkpoint; resume from the last one'
 )
 
@@ -47,15 +47,15 @@ class LogprobCheck:
     """A `magicrl.rollout.protocol.WeightCheck` against a learner.
 
     Args:
-        learner: has the weights of the version that is compared.
-        prompts: problems with their tokens; a few short samples at tau = 1 of the first ones, the same every time.
-        float32: learner and engine compute in float32.
-        ceiling: mean absolute gap in nats that no precision explains (``rollout.max_sampler_gap``).
-        max_tokens: of an answer, at most ``TOKENS``.
+        learner: Learner with the weights of the compared version.
+        prompts: Problems with their tokens. A few short samples at tau = 1 of the first ones, the same every time.
+        float32: Whether learner and engine compute in float32.
+        ceiling: Mean absolute gap in nats that no precision explains (``rollout.max_sampler_gap``).
+        max_tokens: Length limit of an answer, at most ``TOKENS``.
 
     Attributes:
-        requests: what an engine samples.
-        limit: mean absolute gap above which an engine is stale; None before the first comparison in bfloat16.
+        requests: Requests that an engine samples.
+        limit: Mean absolute gap above which an engine is stale; None before the first comparison in bfloat16.
     """
 
     def __init__(
@@ -80,28 +80,28 @@ class LogprobCheck:
     def compare(self, answers: Mapping[str, Sequence[RolloutGroup]], version: int) -> None:
         """Score the answers with the learner; see ``WeightCheck.compare``.
 
-        Where the learner is ahead of ``version`` already (asynchronous mode), nothing can be compared.
+        If the learner is ahead of ``version`` already (asynchronous mode), nothing can be compared.
 
         Raises:
-            StaleEngineError: an engine's mean gap exceeds the limit; names the engine and the likely cause.
+            StaleEngineError: An engine's mean gap exceeds the limit. The text names the engine and the likely cause.
         """
         if version != self._learner.version:
             return
         first = not self._last
-        # in bfloat16 the ceiling alone is known before the first comparison
+        # In bfloat16 only the ceiling is known before the first comparison.
         limit = min(self.limit or self._ceiling, self._ceiling)
         gaps = {name: self._gap(groups) for name, groups in answers.items()}
         for name, gap in gaps.items():
             reported = _logprobs(answers[name])
-            if not gap <= limit:  # a gap that is NaN is no agreement
+            if not gap <= limit:  # also refuses NaN
                 before = self._last.get(name)
                 same = before is not None and np.array_equal(before, reported)
                 raise StaleEngineError(
                     f"log-prob check: after loading the weights of version {version}, {name} and the learner differ by "
-                    f"{gap:.2g} nats a token on average (limit {limit:.2g}). "
+                    f"{gap:.2g} nats per token on average (limit {limit:.2g}). "
                     + (_ANOTHER_MODEL if first else _NOTHING_ARRIVED if same else _PARTLY_STALE)
                 )
-            # kept to tell an engine that took nothing of an update from one that took a part
+            # Kept to distinguish an engine that missed a whole update from one that missed a part.
             self._last[name] = reported
         if self.limit is None:
             self.limit = max(LEAST_LIMIT, TIMES_ROUNDING * max(gaps.values()))
@@ -111,7 +111,7 @@ class LogprobCheck:
             TrainSample(
                 prompt_tokens=group.request.prompt_tokens,
                 tokens=completion.tokens,
-                # to be scored, never learned from
+                # scored, never learned from
                 advantage=0.0,
                 group_index=place,
                 sample_index=index,
@@ -127,5 +127,5 @@ class LogprobCheck:
 
 
 def _logprobs(groups: Sequence[RolloutGroup]) -> NDArray[np.float32]:
-    """``[tokens]`` what the engine reported."""
+    """Return the engine's log-probs, ``[tokens]``."""
     return np.concatenate([c.sampler_logprobs for group in groups for c in group.completions])

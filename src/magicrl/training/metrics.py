@@ -1,6 +1,6 @@
-"""The metrics of a training step: clock, buffer, updates, staleness and speed. The report draws its figures from them.
+"""The metrics of a training step: clock, buffer, updates, staleness and speed. docs/runs.md explains their keys.
 
-Their keys are explained in docs/runs.md; nothing here changes what is trained.
+Nothing in this module changes what is trained.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,33 +23,34 @@ from magicrl.config.schema import TrainConfig
 from magicrl.planning.costs import SequenceWork, generation_flops, sequence_work, update_flops
 from magicrl.planning.hardware import peak_flops
 from magicrl.planning.shapes import ModelShape, shape_from_config
-from magicrl.records import FloatArray, ScoredGroup, TrainBatch
+from magicrl.records import Completion, FloatArray, ScoredGroup, TrainBatch, Verdict
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.training.batches import SampleKey
-from magicrl.training.diagnosis import answered_share
+from magicrl.training.diagnosis import Judging, SampledAnswers, unjudged_text
 from magicrl.training.protocols import OnDevices, TrainingStopped, UpdateMetrics, WorkSpan
+from magicrl_verifiers.records import NO_ANSWER
 
 Part = Literal["rollout", "train", "other"]
 
 
 @dataclass(kw_only=True)
 class StepClock:
-    """Measures one step. Whatever is not inside ``rollout`` or ``train`` is ``other``, so the parts always add up.
+    """Times of one step. Everything outside ``rollout`` and ``train`` is ``other``, so that the parts add up to the
+    step.
 
-    Rewards, old and reference log-probs, weight copies and bookkeeping are t_O, as in the report;
-    verification that hides behind generation costs nothing here and is counted once.
+    Rewards, old and reference log-probs, weight copies and bookkeeping are t_O, as in the report. Verification that
+    overlaps with generation costs nothing and is counted once.
     """
 
     started: float = field(default_factory=time.perf_counter)
     ended: float = 0.0
-    """When ``times`` was last called."""
+    """Time of the last call of ``times``."""
     spans: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
     cpu: dict[str, float] = field(default_factory=dict[str, float])
-    """CPU seconds of this process by part, all of its threads: what a busy machine does not distort."""
+    """CPU seconds of all threads of this process by part. Other load on the machine does not change them."""
 
     @contextmanager
     def measure(self, part: Part, what: str | None = None) -> Generator[None, None, None]:
-        """Time a block; ``what`` names it in the timeline. Blocks do not nest."""
+        """Time a block. ``what`` names it in the timeline. Blocks do not nest."""
         begin, begin_cpu = time.perf_counter(), time.process_time()
         try:
             yield
@@ -58,14 +59,14 @@ class StepClock:
             self.cpu[part] = self.cpu.get(part, 0.0) + time.process_time() - begin_cpu
 
     def times(self) -> dict[str, float]:
-        """Seconds by part, ending now; ``step`` is their sum."""
+        """Return seconds by part up to now; ``step`` is their sum."""
         self.ended = time.perf_counter()
         total = self.ended - self.started
         rollout, train = sum(self.seconds("rollout").values()), sum(self.seconds("train").values())
         return {"rollout": rollout, "train": train, "other": total - rollout - train, "step": total}
 
     def seconds(self, part: Part) -> dict[str, float]:
-        """What is measured of a part, in seconds by name."""
+        """Return the measured seconds of a part by name."""
         found: dict[str, float] = {}
         for name, begin, end in self.spans:
             kind, _, what = name.partition("/")
@@ -74,7 +75,8 @@ class StepClock:
         return found
 
     def append_timeline(self, path: Path, step: int, workers: Iterable[WorkSpan] = ()) -> None:
-        """Append its spans, and what of ``workers`` lies inside it, to ``timeline.jsonl``: seconds since its start."""
+        """Append the clock's spans and those of ``workers`` inside the step to ``timeline.jsonl``, in seconds since its
+        start."""
         rows: list[dict[str, object]] = []
 
         def row(begin: float, end: float, **what: str) -> None:
@@ -107,17 +109,17 @@ def step_metrics(
     clock: StepClock,
     asynchronous: Values,
 ) -> Values:
-    """Every metric of a step but those of its workers, its speed and its validation; the clock stops here.
+    """Return every metric of a step except those of workers, speed and validation. The clock stops here.
 
     Args:
-        groups: the whole buffer, before rejection.
-        rejection: of ``groups``.
-        updates: what each SGD update reported.
-        kept, refilled: groups learned from, and sampled in place of rejected ones.
+        groups: Whole buffer, before rejection.
+        rejection: Rejection of ``groups``.
+        updates: Metrics of each update.
+        kept, refilled: Number of groups learned from, and of those sampled to replace rejected ones.
         max_tokens: T.
-        control: of the entropy control, as it was before the updates.
-        clock: the step's.
-        asynchronous: staleness and queue; empty in synchronous mode.
+        control: Metrics of the entropy control before the updates.
+        clock: Clock of the step.
+        asynchronous: Metrics of staleness and queue, empty in synchronous mode.
     """
     values: Values = {
         **rollout_metrics(groups),
@@ -134,7 +136,8 @@ def step_metrics(
     times, others = clock.times(), clock.seconds("other")
     values |= {f"time/{part}": seconds for part, seconds in times.items()}
     values |= {f"time/{part}_cpu": clock.cpu.get(part, 0.0) for part in ("rollout", "train")}
-    if not asynchronous:  # there a response also waits while the learner works
+    # In asynchronous mode a response also waits while the learner works.
+    if not asynchronous:
         values["time/longest_response"] = max(c.seconds for g in groups for c in g.group.completions)
     values |= {f"time/other/{what}": seconds for what, seconds in others.items()}
     values["time/verify_waited"] = others.get("verify", 0.0)
@@ -149,31 +152,31 @@ def entropy_metrics(
     alpha: float,
     coefficients: Mapping[str, float],
 ) -> Values:
-    """What the controller sees and decides in this step; call it before the controller moves on."""
+    """Return the controller's inputs and outputs of this step. Call it before the controller observes the entropy."""
     values: Values = {"entropy/alpha": alpha}
     values |= {f"entropy/coefficient/{name}": value for name, value in coefficients.items()}
     for estimator, estimate in estimates.items():
         values[f"entropy/{estimator}/mean"] = estimate.mean
         values[f"entropy/{estimator}/standard_error"] = estimate.standard_error
-    # a controller of one's own has no c to tell
+    # A custom controller has no c.
     if isinstance(controller, AdaptiveEntropyController):
         values |= {"entropy/c": controller.c, "entropy/target": controller.target}
     return values
 
 
 def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
-    """Accuracy, truncation and lengths over the step's whole buffer, before rejection.
+    """Return accuracy, truncation and lengths over the step's whole buffer, before rejection.
 
-    ``train/accuracy_nontruncated`` is r_nontrunc of J = E[p_nontrunc * r_nontrunc]; None where all were cut.
-    The standard error is clustered by prompt: one that was drawn twice is one observation.
+    ``train/accuracy_nontruncated`` is r_nontrunc of J = E[p_nontrunc * r_nontrunc] (Fig. 6). It is None where all
+    responses were truncated. The standard error is clustered by prompt: a prompt that was drawn twice is one
+    observation.
     """
     rewards = np.concatenate([g.rewards[g.counted] for g in groups])
     correct = np.concatenate([g.correct[g.counted] for g in groups]).astype(np.float32)
     truncated = np.concatenate([g.truncated[g.counted] for g in groups])
     lengths = np.array([c.num_sampled for g in groups for c in g.group.completions])
-    # a group that nobody could judge has no mean
+    # A group without any verdict has no mean.
     judged = [g for g in groups if g.counted.any()]
-    # r_nontrunc of J = E[p_nontrunc * r_nontrunc] (Fig. 6)
     finished = correct[~truncated]
     verified = [v.seconds for g in groups for v in g.verdicts]
     return {
@@ -184,7 +187,7 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
         "train/accuracy_nontruncated/mean": _mean(finished),
         "train/reward/mean": _mean(rewards),
         "train/answered/ratio": answered_share([g.group.completions for g in groups], [g.verdicts for g in groups]),
-        # of all responses: one that could not be judged was cut, or not, all the same
+        # Over all responses: one without a verdict can be truncated too.
         "train/truncation/ratio": float(np.mean([c.truncated for g in groups for c in g.group.completions])),
         "train/not_judged/ratio": float(np.mean([~counted for g in groups for counted in g.counted])),
         "length/mean": float(lengths.mean()),
@@ -196,20 +199,48 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
         "groups/sampled": len(groups),
         "tokens/sampled": int(lengths.sum()),
         "verify/seconds": float(np.sum(verified)),
-        **_own_metrics(groups),
+        **custom_metrics(groups),
     }
 
 
+def answers_of(groups: Sequence[ScoredGroup], *, max_tokens: int, judging: Judging) -> SampledAnswers:
+    """Return the figures of groups that were sampled and verified.
+
+    Raises:
+        ValueError: No answer has a verdict.
+    """
+    judged = [group for group in groups if group.counted.any()]
+    if not judged:
+        raise ValueError(unjudged_text(next((v.reason for g in groups for v in g.verdicts if v.reason), "")))
+    right = [group.correct[group.counted] for group in judged]
+    return SampledAnswers(
+        groups=len(groups),
+        max_tokens=max_tokens,
+        # By reward, as training rejects, and over all groups: one without any verdict has no advantage either.
+        mixed=sum(len(np.unique(group.rewards[group.counted])) > 1 for group in judged) / len(groups),
+        correct=float(np.concatenate(right).mean()),
+        truncated=float(np.mean([c.truncated for group in judged for c in group.group.completions])),
+        answered=answered_share([g.group.completions for g in judged], [g.verdicts for g in judged]),
+        judging=judging,
+    )
+
+
+def answered_share(completions: Iterable[Sequence[Completion]], verdicts: Iterable[Sequence[Verdict]]) -> float:
+    """Return the share of complete responses with an answer that the verifier could read. One sequence per group."""
+    pairs = [pair for c, v in zip(completions, verdicts, strict=True) for pair in zip(c, v, strict=True)]
+    return float(np.mean([not completion.truncated and v.status not in NO_ANSWER for completion, v in pairs]))
+
+
 def _clustered_error(values_N: NDArray[np.float64], keys: Sequence[str]) -> float | None:
-    """Standard error of the mean of values that correlate within a key; None with fewer than two keys."""
+    """Return the standard error of a mean whose values correlate within a key; None with fewer than two keys."""
     _, cluster = np.unique(keys, return_inverse=True)
     residuals = np.bincount(cluster, weights=values_N - values_N.mean()) if len(keys) else np.zeros(0)
     n = len(residuals)
     return math.sqrt(n / (n - 1) * float((residuals**2).sum())) / len(keys) if n > 1 else None
 
 
-def _own_metrics(groups: Sequence[ScoredGroup]) -> Values:
-    """Means over counted responses of the further numbers that users' rewards and environments gave with them."""
+def custom_metrics(groups: Sequence[ScoredGroup]) -> Values:
+    """Return the means over counted responses of the numbers that custom rewards and environments report."""
     found: dict[str, list[float]] = {}
     for group in groups:
         for verdict, completion, counted in zip(group.verdicts, group.group.completions, group.counted, strict=True):
@@ -227,11 +258,11 @@ def _own_metrics(groups: Sequence[ScoredGroup]) -> Values:
 
 
 def merge_updates(updates: Sequence[UpdateMetrics]) -> Values:
-    """The step's SGD updates as one: token-weighted means, extremes of extremes, sums of tokens."""
+    """Merge the step's updates: token-weighted means, extremes of extremes, sums of tokens."""
     if not updates:
         return {"learner/sgd_steps": 0, "tokens/trained": 0}
     columns = {key: np.array([u.values[key] for u in updates], dtype=np.float64) for key in updates[0].values}
-    # an update's means are means over its tokens
+    # An update's means are means over its tokens.
     weights = columns.pop("tokens")
     merged: Values = {"learner/sgd_steps": len(updates), "tokens/trained": int(weights.sum())}
     for key, column in columns.items():
@@ -240,7 +271,7 @@ def merge_updates(updates: Sequence[UpdateMetrics]) -> Values:
         elif key.endswith("_min"):
             value = column.min()
         elif key == "learning_rate":
-            # the last one: a mean over a warm-up is no rate that was used
+            # The last one: a mean over a warm-up is a rate that no update used.
             value = column[-1]
         else:
             value = np.average(column, weights=weights)
@@ -249,7 +280,7 @@ def merge_updates(updates: Sequence[UpdateMetrics]) -> Values:
 
 
 def finite(values: Mapping[str, float | int | str | None]) -> Values:
-    """The same values with None for what is not a finite number, since JSON has no NaN."""
+    """Replace numbers that are not finite by None, since JSON has no NaN."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
     }
@@ -260,17 +291,17 @@ def _mean(values: NDArray[Any]) -> float | None:
 
 
 _WAITS = ("rollout/rollout", "rollout/ahead", "other/verify")
-"""Spans in which the learner stands still: an engine in its own process, and verdicts that are not there yet."""
+"""Spans in which the learner waits: for an engine in its own process, and for verdicts."""
 
 
 class StalenessMeter:
-    """Remembers which versions the engine has served, oldest first.
+    """Versions that the engine has served, oldest first.
 
-    The staleness of a token is how many times other weights were loaded since those that sampled it: training steps,
-    however many updates a step makes; a step that made none leaves the weights as they were.
+    The staleness of a token is the number of weight updates of the engine since the weights that sampled it. It counts
+    training steps, however many updates a step makes. A step without an update leaves the weights as they were.
 
     Args:
-        most: the bound, ``rollout.max_staleness``.
+        most: The bound, ``rollout.max_staleness``.
     """
 
     def __init__(self, most: int) -> None:
@@ -279,18 +310,18 @@ class StalenessMeter:
         self._busy = 0.0
 
     def begin_step(self, engine: RolloutEngine) -> None:
-        """The version that the engine serves is the learner's now."""
-        # a step without an update makes nothing older
+        """Record the version that the engine serves now."""
+        # A step without an update does not change the version.
         if not self._versions or self._versions[-1] != engine.policy_version:
-            # the newest, and as many before it as the bound allows
+            # Keep the newest and as many earlier versions as the bound allows.
             self._versions = [*self._versions[-self._most :], engine.policy_version] if self._most else []
         self._busy = engine.busy_seconds() if engine.capabilities.in_flight else 0.0
 
     def check(self, groups: Sequence[ScoredGroup]) -> None:
-        """See that the engine kept to the bound, before anything is learned from ``groups``.
+        """Check that the engine respected the bound, before anything is learned from ``groups``.
 
         Raises:
-            TrainingStopped: a token is of weights that the engine should have left behind, or never had.
+            TrainingStopped: Weights sampled a token that are older than the bound, or that the engine never had.
         """
         if not self._most:
             return
@@ -301,13 +332,13 @@ class StalenessMeter:
                 if strange:
                     raise TrainingStopped(
                         f"response {index + 1} to problem {scored.group.request.problem.id!r} has tokens of policy "
-                        f"version {min(strange)}, but rollout.max_staleness = {self._most} allows the versions "
-                        f"{', '.join(map(str, self._versions))} alone: the rollout engine did not take new weights, or "
-                        "held a response back. Nothing was learned from this step; resume from the last checkpoint"
+                        f"version {min(strange)}, but rollout.max_staleness = {self._most} allows versions "
+                        f"{', '.join(map(str, self._versions))} only: the rollout engine did not load new weights, or "
+                        "delayed a response. Nothing was learned from this step; resume from the last checkpoint"
                     )
 
-    def metrics(self, groups: Sequence[ScoredGroup], old_logprobs: Mapping[SampleKey, FloatArray]) -> Values:
-        """``staleness/...`` of the step's buffer before rejection, from the learner's log-probs of every response; see
+    def metrics(self, groups: Sequence[ScoredGroup], old_logprobs: Mapping[tuple[int, int], FloatArray]) -> Values:
+        """Return ``staleness/...`` of the buffer before rejection, from the learner's log-probs by (draw, index); see
         docs/asynchronous.md."""
         newest = self._versions[-1]
         age = {version: index for index, version in enumerate(reversed(self._versions))}
@@ -316,7 +347,7 @@ class StalenessMeter:
         begun = np.array([age[c.policy_version] for *_, c in completions])
         fresh = [(d, i, c) for d, i, c in completions if c.policy_version == newest]
         gaps = [c.of_sampled(np.abs(old_logprobs[d, i] - c.sampler_logprobs)) for d, i, c in fresh]
-        # one for every age up to the bound, so that all steps have the same keys
+        # One share per age up to the bound, so that all steps have the same keys.
         shares = np.bincount(tokens, minlength=self._most + 1) / len(tokens)
         return {
             "staleness/mean": float(tokens.mean()),
@@ -325,42 +356,44 @@ class StalenessMeter:
             "staleness/older/ratio": float((tokens > 0).mean()),
             "staleness/spanning/ratio": float(np.mean([bool(c.version_spans) for *_, c in completions])),
             **{f"staleness/share_{steps}/ratio": float(share) for steps, share in enumerate(shares)},
-            # an engine that serves other weights than it says shows here, however old the rest of the buffer is
+            # Shows an engine that serves other weights than it reports, however old the rest of the buffer is.
             "staleness/fresh_gap/mean": float(np.concatenate(gaps).mean()) if gaps else None,
         }
 
     def idle(self, engine: RolloutEngine, clock: StepClock) -> Values:
-        """Seconds of the step in which the learner, and the engine, had to wait."""
+        """Return the seconds of the step in which the learner, and the engine, had to wait."""
         assert engine.capabilities.in_flight, "asynchronous mode has such an engine"
         waited = sum(end - begin for name, begin, end in clock.spans if name in _WAITS)
         busy = engine.busy_seconds() - self._busy
         return {"idle/learner/seconds": waited, "idle/engine/seconds": max(0.0, clock.times()["step"] - busy)}
 
     def state(self) -> list[int]:
-        """JSON-able."""
+        """Return the versions, JSON-able."""
         return list(self._versions)
 
     def restore(self, state: Sequence[Any]) -> None:
-        """Inverse of ``state``."""
+        """Restore what ``state`` returned."""
         self._versions = [int(version) for version in state]
 
 
 class Throughput:
-    """Of one run.
+    """Speed, FLOPs and memory of one run's learner and engine.
 
     Args:
-        config: the recipe.
-        model_config: the start model's, as Hugging Face writes it. FLOPs are counted for the types that the planner
-            knows; for others there are tokens a second alone.
+        config: The recipe.
+        model_config: Hugging Face configuration of the initial model. FLOPs are counted for the model types that the
+            planner knows; for others only tokens per second.
     """
 
     def __init__(self, config: TrainConfig, model_config: Mapping[str, Any]) -> None:
         lora = config.model.lora
-        self._shape = _shape(model_config)
+        self._shape: ModelShape | None = None
+        with suppress(ValueError):
+            self._shape = shape_from_config(model_config, "the initial model")
         self._adapters = None
         if lora is not None and self._shape is not None:
             self._adapters = self._shape.adapter_parameters(lora.rank, lora.target_modules)
-        # devices multiply float16 at bfloat16's rate
+        # Devices have one peak for float16 and bfloat16.
         self._bf16 = {
             "learner": config.model.dtype != "float32",
             "engine": (config.rollout.dtype or config.model.dtype) != "float32",
@@ -375,19 +408,20 @@ class Throughput:
         learner: object,
         engine: object,
     ) -> Values:
-        """Of one step: its buffer, what each update learnt from, and its other metrics, for the seconds.
+        """Return the metrics of one step from its buffer, its mini-batches and its other metrics.
 
-        Of a learner or engine that is not ``OnDevices`` nothing is told (recorded rollouts are not generated).
+        A learner or engine that is not ``OnDevices`` has none (recorded rollouts are not generated).
         """
         trained, sampled = trained_work(batches), sampled_work(groups)
         generating = _seconds(values, "time/rollout")
-        if "idle/engine/seconds" in values:  # asynchronous: it generates all the time, but for this
+        # Asynchronous: the engine generates whenever it is not idle.
+        if "idle/engine/seconds" in values:
             generating = _seconds(values, "time/step") - _seconds(values, "idle/engine/seconds")
         shape, learned, made = self._shape, None, None
         if shape is not None:
             learned = update_flops(shape, trained, adapters=self._adapters)
             made = generation_flops(shape, sampled)
-        # a learner goes through prompts as well; an engine's speed is of the tokens that it samples
+        # A learner also computes prompts. An engine's speed counts only the tokens that it samples.
         computed = (
             ("learner", learner, trained.prompts + trained.predicted, learned, _seconds(values, "time/train")),
             ("engine", engine, sampled.predicted, made, generating),
@@ -404,9 +438,9 @@ class Throughput:
 def rates(
     who: str, tokens: int, flops: float | None, seconds: float, devices: Sequence[str], *, bf16: bool
 ) -> dict[str, float]:
-    """``speed/<who>/...`` and ``flops/<who>`` of ``tokens`` in ``seconds`` on ``devices``; nothing without these.
+    """Return ``speed/<who>/...`` and ``flops/<who>`` of ``tokens`` in ``seconds``; nothing without ``devices``.
 
-    MFU only where every device's peak is known and it is the peak of the arithmetic that is used (``bf16``).
+    MFU is included only if every device's peak is known and applies to the precision in use (``bf16``).
     """
     if seconds <= 0 or not devices:
         return {}
@@ -424,7 +458,7 @@ def rates(
 
 
 def trained_work(batches: Iterable[TrainBatch]) -> SequenceWork:
-    """Of all updates; in each a prompt counts once for all responses to it."""
+    """Return the work of all updates. In each, a prompt counts once for all responses to it."""
     total = SequenceWork()
     for batch in batches:
         by_prompt: dict[bytes, tuple[int, list[int]]] = {}
@@ -436,18 +470,11 @@ def trained_work(batches: Iterable[TrainBatch]) -> SequenceWork:
 
 
 def sampled_work(groups: Sequence[ScoredGroup]) -> SequenceWork:
-    """Of sampling these groups; each draw's prompt counts once. Observations are read, and not predicted."""
+    """Return the work of sampling groups. Each draw's prompt counts once. Observations are read, not predicted."""
     work = sequence_work(
         (len(g.group.request.prompt_tokens), [len(c) for c in g.group.completions if len(c)]) for g in groups
     )
     return replace(work, predicted=sum(g.group.num_tokens for g in groups))
-
-
-def _shape(model_config: Mapping[str, Any]) -> ModelShape | None:
-    try:
-        return shape_from_config(model_config, "the start model")
-    except ValueError:
-        return None
 
 
 def _seconds(values: Mapping[str, float | int | str | None], key: str) -> float:

@@ -1,7 +1,7 @@
-"""The model card of a trained model: what made it, on what, how well it did, how to load it.
+"""Model card of a trained model: how it was trained, on what, how well it did, how to load it.
 
-``card_text`` is a pure function of what the run recorded; ``model_card`` reads that from a run folder. The front matter
-is the Hugging Face Hub's, so that an uploaded folder is indexed under its base model and licence.
+``card_text`` is a pure function of the run's records, and ``model_card`` reads those from a run folder. The front
+matter is that of the Hugging Face Hub, so that an uploaded folder is indexed under its base model and licence.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _MAGIC = "[MAGIC](https://arxiv.org/abs/2505.22312)"
 
 
 def model_texts(folder: Path) -> dict[str, str]:
-    """The text files of a run's saved model beside its card: resolved recipe, and the start model's licence files."""
+    """Return the text files of a run's saved model next to its card: resolved recipe, initial model's licence files."""
     start = Path(str(_run_document(folder)["start_model"]))
     found = [folder / RECIPE, *(start / name for name in _LICENCE_FILES if (start / name).is_file())]
     return {path.name: path.read_text(encoding="utf-8", errors="replace") for path in found}
 
 
 def recommended_sampling(config: TrainConfig) -> dict[str, Any]:
-    """Generation settings that sample as training did at last: whole distribution, its tau, the test's limit."""
+    """Return generation settings as at the end of training: full distribution, its tau, the evaluation's limit."""
     return {
         "do_sample": True,
         "temperature": _temperatures(config)[-1],
-        # said, since transformers' default of top_k = 50, or what a base model recommends, is another distribution
+        # Explicit, since transformers' default of top_k = 50, or a base model's settings, are another distribution.
         "top_p": 1.0,
         "top_k": 0,
         "max_new_tokens": _test_tokens(config),
@@ -51,7 +51,7 @@ def recommended_sampling(config: TrainConfig) -> dict[str, Any]:
 
 
 def model_card(config: TrainConfig, folder: Path, conclusion: Conclusion) -> str:
-    """The card of the run in ``folder``: front matter and text, in Markdown."""
+    """Return the card of the run in ``folder``: front matter and text, in Markdown."""
     documents = [
         json.loads(path.read_text(encoding="utf-8")) for path in sorted((folder / "evaluations").glob("*.json"))
     ]
@@ -66,18 +66,18 @@ def card_text(
     conclusion: Conclusion,
     command: str | None,
 ) -> str:
-    """A card.
+    """Return a model card.
 
     Args:
-        config: the recipe.
-        run: the document of ``run.json``.
-        done: steps of each stage.
-        evaluations: the documents of the tests.
-        conclusion: the verdict on the run.
-        command: the command line, None where Python called.
+        config: The recipe.
+        run: Document of ``run.json``.
+        done: Number of steps of each stage.
+        evaluations: Documents of the evaluations.
+        conclusion: Verdict on the run.
+        command: Command line, or None if Python called.
     """
     start = str(run["start_model"])
-    # a folder's name alone: the card is shared, and a path is this machine's
+    # Only the name of a folder: the card is shared, and a path belongs to this machine.
     local = Path(start).exists()
     name = Path(start).name if local else start
     hub_name = start if re.fullmatch(r"[\w.-]+/[\w.-]+", start) else None
@@ -95,7 +95,7 @@ def card_text(
     else:
         made = (
             f"The weights are those of **{name}**: a run of magicrl with the recipe {_MAGIC} ended after {steps} "
-            "without changing one."
+            "without changing any weight."
         )
     tags = ("reinforcement-learning", "magic") if trained else ()
     return f"""{front_matter(licence=run.get("start_model_licence"), base=base, tags=tags)}
@@ -115,18 +115,18 @@ def card_text(
 {_use(config)}
 ## Made by
 
-- {_made_by(config, command)} (`{RECIPE}` beside this card is the recipe with every default written out)
+- {_made_by(config, command)} (`{RECIPE}` next to this card is the recipe with every default)
 - recipe: {config.run.name}, seed {config.run.seed}, configuration hash `{config_hash(config)}`
-- start model: {name}{f", base model {base}" if base else ""}
+- initial model: {name}{f", base model {base}" if base else ""}
 {_provenance(run)}
 ## Limits
 
-{_limits(config, evaluations, conclusion.facts.answers) if trained else "- The start model's limits and licence hold."}
+{_limits(config, evaluations, conclusion.facts.answers) if trained else "- The initial model's licence applies."}
 """
 
 
 def front_matter(*, licence: str | None, base: str | None, tags: Sequence[str]) -> str:
-    """The YAML head of a card. A licence that is no identifier of the Hub becomes ``other`` with its words."""
+    """Return the YAML head of a card. A licence without an identifier of the Hub becomes ``other`` with its name."""
     known = licence is not None and re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", licence) is not None
     data = ModelCardData(
         license=(licence if known else "other" if licence else "unknown"),
@@ -140,7 +140,7 @@ def front_matter(*, licence: str | None, base: str | None, tags: Sequence[str]) 
 
 
 def read_base_model(folder: Path) -> str | None:
-    """The base model that the card in a model folder names, None if it names none."""
+    """Return the base model that the card in a model folder names, or None."""
     card = folder / CARD
     if not card.is_file():
         return None
@@ -149,14 +149,14 @@ def read_base_model(folder: Path) -> str | None:
 
 
 def called_as(argv: Sequence[str]) -> str | None:
-    """The command line as one would type it, secrets masked; None where Python called."""
+    """Return the command line as typed, with secrets masked; None if Python called."""
     if not argv or Path(argv[0]).name not in ("magicrl", "__main__.py"):
         return None
     return without_secrets(shlex.join(["magicrl", *argv[1:]]))
 
 
 def steps_done(folder: Path) -> Counter[int]:
-    """Recorded steps of each stage of the run in ``folder``; a line that was torn is no step."""
+    """Return the recorded steps of each stage of the run in ``folder``, without truncated lines."""
     done: Counter[int] = Counter()
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(json.JSONDecodeError):
@@ -165,7 +165,7 @@ def steps_done(folder: Path) -> Counter[int]:
 
 
 def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    """One table: every set and temperature, before and after, with the problem-level 95 % intervals."""
+    """Return one table: every set and temperature, before and after, with 95 % intervals over problems."""
     by_set: dict[str, dict[str, Mapping[str, Any]]] = {}
     for document in evaluations:
         by_set.setdefault(str(document["set"]), {})[str(document["name"])] = document["temperatures"]
@@ -224,7 +224,7 @@ most {_test_tokens(config)} new tokens.
 def _made_by(config: TrainConfig, command: str | None) -> str:
     live = sorted(set(live_parts(config).values()))
     if live:
-        return f"made in Python, with `{'`, `'.join(live)}` given there: no command makes it again"
+        return f"made in Python, with `{'`, `'.join(live)}` passed there: no command can reproduce it"
     return f"command: `{command or f'magicrl train {RECIPE}'}`"
 
 
@@ -250,8 +250,8 @@ def _provenance(run: Mapping[str, Any]) -> str:
 def _limits(config: TrainConfig, evaluations: Sequence[Mapping[str, Any]], answers: SampledAnswers | None) -> str:
     sets = ", ".join(sorted({str(document["set"]) for document in evaluations})) or "nothing"
     judged = (
-        "verified final answers: the reasoning before an answer was never judged, and may be wrong where the answer is "
-        "right"
+        "verified final answers: the reasoning before an answer was never judged, and may be wrong although the answer "
+        "is correct"
         if answers is None or answers.reward is None
         else "scores: what the reward function does not look at was never judged"
     )
@@ -259,12 +259,12 @@ def _limits(config: TrainConfig, evaluations: Sequence[Mapping[str, Any]], answe
         f"- Measured on {sets} only, with one seed; other tasks may have become better or worse.\n"
         f"- Rewards were {judged}.\n"
         f"- Trained with responses of at most {max(stage.max_tokens for stage in config.stages)} tokens.\n"
-        "- No safety training was added; the start model's limits and licence hold here, too."
+        "- No safety training was added; the initial model's limits and licence apply."
     )
 
 
 def _temperatures(config: TrainConfig) -> list[float]:
-    """tau of each stage's rollouts."""
+    """Return tau of each stage's rollouts."""
     return [config.in_stage(index).rollout.temperature for index in range(len(config.stages))]
 
 

@@ -1,8 +1,8 @@
-"""What one update minimises, for all of a mini-batch or one worker's share of it.
+"""The loss that one update minimises, over all of a mini-batch or over one worker's share of it.
 
-Three things make an update independent of how it is cut into micro-batches and spread over workers: every response's
-weight comes from the whole mini-batch, the loss of a micro-batch is its additive share, and metrics are sums that are
-divided once. ``LocalLearner`` and the ranks of ``distributed/learner`` run this same code.
+Three properties make an update independent of the split into micro-batches and over workers. Every response's weight is
+computed from the whole mini-batch. The loss of a micro-batch is an additive share. Metrics are sums that are divided
+once. `LocalLearner` and the ranks of ``distributed/learner`` run this code.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from magicrl.training.protocols import Controls
 
 T = TypeVar("T")
 NO_CLIP = 0.2
-"""Clip ratio handed to rows that do not clip; they ignore it."""
+"""Clip ratio passed to loss rows that do not clip. They ignore it."""
 
 
 class LearnerSettings(Section):
-    """What a recipe says about learning: the same object for a learner of one process and for every rank of many."""
+    """Recipe sections that a learner reads, in one process or in every rank."""
 
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: AdamWConfig = AdamWConfig()
@@ -41,12 +41,12 @@ class LearnerSettings(Section):
 
     @staticmethod
     def of(config: TrainConfig) -> LearnerSettings:
-        """A training recipe's."""
+        """Return the sections of a training recipe."""
         return LearnerSettings(algorithm=config.algorithm, optimizer=config.optimizer, model=config.model)
 
 
 class MicroBatch(NamedTuple):
-    """Samples, what each of their loss tokens weighs (``[samples]``), and the samples packed."""
+    """Samples, the weight of each of their loss tokens (``[samples]``), and the packed samples."""
 
     samples: Sequence[TrainSample]
     weights: Tensor
@@ -54,34 +54,34 @@ class MicroBatch(NamedTuple):
 
 
 class Objective:
-    """The loss row, reducer and correction that a recipe names, with their settings; each process resolves them itself.
+    """Loss row, reducer and correction of a recipe, with their settings. Each process resolves the names itself.
 
     Attributes:
-        row: of the loss table.
-        correction: of the sampler.
-        needs: what of the samples costs something and is read by one of them.
-        needs_old_logprobs_first: whether the old log-probs are read whatever the number of SGD steps.
+        row: Row of the loss table.
+        correction: Correction of the mismatch between sampler and learner.
+        needs: Optional sample fields that the loss row or the correction reads.
+        needs_old_logprobs_first: Whether the old log-probs are read whatever the number of updates per rollout batch.
 
     Raises:
-        RecipeError: an unknown name, a file or module that cannot be imported, or something else under that name.
+        RecipeError: A name is unknown, or a file or module cannot be imported, or holds something else under that name.
     """
 
     def __init__(self, settings: LearnerSettings) -> None:
         algorithm = settings.algorithm
-        # names travel to the ranks, never what they name: each process resolves them (`magicrl.registry`)
-        self.row = brought("algorithm.loss", loss_row, algorithm.loss)
-        self.correction = brought("algorithm.correction", correction_of, algorithm.correction)
+        # Ranks receive names, never objects: each process resolves them (`magicrl.registry`).
+        self.row = resolve_setting("algorithm.loss", loss_row, algorithm.loss)
+        self.correction = resolve_setting("algorithm.correction", correction_of, algorithm.correction)
         self._reducer = self.row.reducer
         if algorithm.reducer is not None:
-            self._reducer = brought("algorithm.reducer", reducer_of, algorithm.reducer)
+            self._reducer = resolve_setting("algorithm.reducer", reducer_of, algorithm.reducer)
         self._algorithm = algorithm
         self.needs: frozenset[Need] = frozenset({*self.row.needs, *self.correction.needs})
-        # read of a whole mini-batch, so they are taken before any update
+        # These read the whole mini-batch, so they need the old log-probs before the first update.
         read_first = self.correction.batch_mask is not None or "old_logprobs" in needs_of(self.row.statistics)
         self.needs_old_logprobs_first = read_first
 
     def clip(self, algorithm: AlgorithmConfig) -> tuple[float, float]:
-        """(eps_low, eps_high): a stage's or the recipe's, else the row's own."""
+        """Return (eps_low, eps_high): those of the stage or recipe, else the defaults of the loss row."""
         low, high = self.row.clip or (NO_CLIP, NO_CLIP)
         return (
             low if algorithm.clip_low is None else algorithm.clip_low,
@@ -89,11 +89,11 @@ class Objective:
         )
 
     def statistics(self, batch: TrainBatch) -> Mapping[str, Any]:
-        """What the row wants to know of the whole mini-batch; taken once, before it is cut or spread."""
+        """Return the row's statistics of the whole mini-batch. They are computed once, before it is split."""
         return {} if self.row.statistics is None else dict(self.row.statistics(batch))
 
     def sample_weights(self, batch: TrainBatch) -> Tensor:
-        """What each loss token of each response weighs, ``[samples]`` float64, from the whole mini-batch."""
+        """Return the weight of each loss token of each response, ``[samples]`` float64, from the whole mini-batch."""
         return response_weights(
             self._reducer,
             torch.tensor([sample.num_loss_tokens for sample in batch.samples]),
@@ -112,24 +112,25 @@ class Objective:
         head_gradient: Callable[[], Tensor | None] = lambda: None,
         loss_scale: float = 1.0,
     ) -> LossMetrics:
-        """Run forward and backward of each micro-batch; gradients add up where the parameters keep theirs.
+        """Run forward and backward of each micro-batch. The gradients add up in the parameters.
 
         Args:
-            scorer: gives log-probs and entropies.
-            micro_batches: at least one.
-            controls: of this update.
-            statistics: of the whole mini-batch.
-            head_gradient: what the head's backward pass adds its weight's gradient to; None leaves it to autograd.
-            loss_scale: what the gradients are multiplied by (``training/loss_scale.py``); metrics are not.
+            scorer: Model that returns log-probs and entropies.
+            micro_batches: At least one.
+            controls: Settings of this update.
+            statistics: Statistics of the whole mini-batch.
+            head_gradient: Returns the buffer that the head's backward pass adds the gradient of its weight to. None
+                leaves the gradient to autograd.
+            loss_scale: Factor that scales the gradients, but not the metrics (`LossScale`).
 
         Returns:
-            Sums over these samples; those of other shares add to them.
+            Sums over these samples. Those of other shares add to them.
         """
         parts: list[LossMetrics] = []
         for job in micro_batches:
             logprobs, entropies = scorer.forward(job.packed, controls.temperature, head_gradient=head_gradient())
             outputs = self.terms(job, logprobs, entropies, controls, statistics)
-            # at once, so that no more than one micro-batch's activations are held
+            # Backward follows at once, so that only one micro-batch's activations are in memory.
             outputs.loss.backward(torch.full_like(outputs.loss, loss_scale))
             parts.append(outputs.metrics)
         return LossMetrics.merge(parts)
@@ -142,8 +143,8 @@ class Objective:
         controls: Controls,
         statistics: Mapping[str, Any] = MappingProxyType({}),
     ) -> LossOutputs:
-        """The share in the mini-batch's loss of samples with these log-probs and entropies, ``[tokens]`` each."""
-        # with alpha 0 the entropy is a metric alone, and the head's backward pass is spared its part
+        """Return the share of these samples in the mini-batch's loss. Log-probs and entropies are ``[tokens]``."""
+        # With alpha 0 the entropy is only a metric, and the head's backward pass skips it.
         with_gradient = controls.alpha or "entropy" in self.needs
         inputs, rows = loss_inputs(
             job.samples, job.packed.response_lengths, logprobs, entropies if with_gradient else entropies.detach()
@@ -163,18 +164,18 @@ class Objective:
         )
 
     def check(self, samples: Sequence[TrainSample], controls: Controls) -> None:
-        """Raise ``ValueError`` unless the samples carry what the loss's terms read, as the loss itself would."""
+        """Raise ``ValueError`` unless the samples carry the log-probs that the loss reads."""
         if any(sample.ref_logprobs is None for sample in samples):
             if controls.kl_coefficient:
-                raise ValueError(f"beta = {controls.kl_coefficient} needs the reference's log-probs")
+                raise ValueError(f"beta = {controls.kl_coefficient} needs log-probs of the reference model")
             if "ref_logprobs" in self.needs:
-                raise ValueError("the loss needs the reference's log-probs")
+                raise ValueError("the loss needs log-probs of the reference model")
         if self.correction is not NONE and not all(len(sample.sampler_logprobs) for sample in samples):
             raise ValueError(f"correction {self.correction.name!r} needs the sampler's log-probs")
 
 
-def brought(key: str, resolve: Callable[[str], T], reference: str) -> T:
-    """What the recipe's ``key`` names; a mistake in it is the key's."""
+def resolve_setting(key: str, resolve: Callable[[str], T], reference: str) -> T:
+    """Return the object that the recipe's ``key`` names. An error names the key."""
     try:
         return resolve(reference)
     except ValueError as error:
@@ -182,24 +183,26 @@ def brought(key: str, resolve: Callable[[str], T], reference: str) -> T:
 
 
 def entropy_controller(config: EntropyConfig) -> EntropyController:
-    """The controller of the recipe's ``[entropy]`` section."""
+    """Return the controller of the recipe's ``[entropy]`` section."""
     settings = ControllerSettings(config.preset, config.alpha, config.target, config.step, config.maximum)
-    return brought("entropy.controller", lambda reference: make_controller(reference, settings), config.controller)
+    return resolve_setting(
+        "entropy.controller", lambda reference: make_controller(reference, settings), config.controller
+    )
 
 
 def not_finite_loss(name: str, value: float, update: int) -> str:
-    """What to tell when ``name`` (the loss, the gradient norm) of an update is not finite."""
+    """Return the error text for an update whose ``name`` (the loss, the gradient norm) is not finite."""
     return (
         f"the {name} of update {update} is {value}; weights and optimizer are unchanged. "
-        "Resume from the last checkpoint with a lower optimizer.learning_rate or entropy coefficient; "
-        'if it happens at once, check the model with model.dtype = "float32"'
+        "Resume from the last checkpoint with a lower optimizer.learning_rate or entropy coefficient. "
+        'If the first update fails, check the model with model.dtype = "float32"'
     )
 
 
 def not_finite_weights(update: int, learning_rate: float) -> str:
-    """What to tell when an update made weights that are not finite."""
+    """Return the error text for an update that gave weights that are not finite."""
     return (
-        f"update {update} made weights that are not finite, with a learning rate of {learning_rate:g}; this step is "
+        f"update {update} gave weights that are not finite, with a learning rate of {learning_rate:g}; this step is "
         "in no checkpoint. Resume from the last one with a lower optimizer.learning_rate"
     )
 
@@ -207,18 +210,19 @@ def not_finite_weights(update: int, learning_rate: float) -> str:
 def loss_inputs(
     samples: Sequence[TrainSample], response_lengths: Sequence[int], logprobs: Tensor, entropies: Tensor
 ) -> tuple[LossInputs, Tensor]:
-    """The loss's view of a micro-batch, and ``[tokens]`` the row of each token's sample.
+    """Return the loss's view of a micro-batch, and for each token the index of its sample, ``[tokens]``.
+
+    All arrays hold response tokens only, sample after sample, in the order of the packed batch.
 
     Raises:
-        ValueError: some samples carry a kind of log-probs and others do not.
+        ValueError: Only some of the samples carry a kind of log-probs.
     """
-    # all arrays: response tokens alone, sample after sample, as the packed batch has them
     lengths = np.array(response_lengths)
 
     def floats(kind: str) -> Tensor | None:
         arrays = [cast("FloatArray | None", getattr(sample, kind)) for sample in samples]
         present = [array for array in arrays if array is not None and len(array)]
-        # None, not zeros: the loss then knows that rho is 1, or that there is no reference
+        # None, not zeros: the loss then knows that rho is 1, or that there is no reference model.
         if not present:
             return None
         if len(present) < len(samples):
@@ -229,14 +233,14 @@ def loss_inputs(
         return torch.from_numpy(np.repeat(np.array(values), lengths)).to(logprobs.device, dtype)
 
     def mask(arrays: Iterable[NDArray[np.bool_] | None]) -> Tensor:
-        # no mask: every response token counts, the end token included (T_k)
+        # Without a mask every response token counts, including the end token (T_k).
         whole = [
             np.ones(len(s.tokens), dtype=np.bool_) if a is None else a for s, a in zip(samples, arrays, strict=True)
         ]
         return torch.from_numpy(np.concatenate(whole)).to(logprobs.device)
 
     masked = any(s.policy_mask is not None for s in samples)
-    # which response each token is of: the reducer's weights are a number a response
+    # The reducer has one weight per response, so each token needs the index of its response.
     rows = spread(range(len(samples)), torch.int64)
     inputs = LossInputs(
         logprobs=logprobs,

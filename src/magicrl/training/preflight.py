@@ -1,7 +1,7 @@
-"""What ``magicrl preflight`` measures: some of a run's own answers, its reward, its prompts and its first updates.
+"""Measurements of ``magicrl preflight``: some of the model's answers, the reward, the prompts and the first updates.
 
-Nothing is kept: the learner is a copy in memory, and no run folder is made. What the figures mean is decided in
-``preflight_rules.py``, which reads `Facts` alone.
+Nothing is stored: the learner is a copy in memory, and no run folder is created. ``preflight_rules.py`` interprets the
+figures, from `Facts` only.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from magicrl.planning.planner import Options, make_plan
 from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.planning.workload import lengths_of_mean
 from magicrl.records import Problem, ScoredGroup, StepMetrics
-from magicrl.training.assemble import Built, Judge
-from magicrl.training.batches import buffer_samples
-from magicrl.training.diagnosis import SampledAnswers, answers_of, judging_of
+from magicrl.training.assemble import Built, OwnedVerifiers
+from magicrl.training.diagnosis import SampledAnswers, judging_of
 from magicrl.training.learner import LocalLearner
+from magicrl.training.metrics import answers_of
 from magicrl.training.objective import entropy_controller
 from magicrl.training.protocols import NotFiniteError, TrainingStopped
 from magicrl.training.reward_probes import RewardFacts, probe_reward
-from magicrl.training.step import Parts, Trainer
+from magicrl.training.step import Parts, Trainer, buffer_samples
 
-Tell: TypeAlias = Callable[[str], None]
-"""Told what is measured now."""
+Report: TypeAlias = Callable[[str], None]
+"""Called with the name of the next measurement."""
 
 PILOT, LEAST = 4, 16
-"""Problems of the first round, of which each further one asks twice as many; and fewest problems, if there is time."""
+"""Problems of the first round, which doubles from round to round, and fewest problems if there is time."""
 SAMPLING, UPDATES = 0.4, 0.3
-"""Of the time: sampling answers; making steps."""
+"""Fractions of the time budget for sampling and for training steps."""
 STEPS, ATTEMPTS = 2, 4
-"""Training steps made on the copy, and most tries until one has a group to learn from; the step after that one samples
-with the weights that it made."""
+"""Training steps on the copy, and most attempts until one has a group to learn from. The next step samples with its
+weights."""
 PROBED, ASKED_AGAIN = 12, 32
-"""Most problems that are asked again with a larger T, and in another form."""
+"""Most problems that are sampled again with a larger T, and with another prompt format."""
 CUT = 0.25
-"""Share of cut answers from which a larger T is tried."""
+"""Share of truncated answers from which a larger T is tried."""
 LONGER = 8
-"""That larger T, in the recipe's."""
+"""Factor of the larger T."""
 FEW_RIGHT = 0.5
-"""Share of right answers below which other forms of the prompt are tried."""
+"""Share of correct answers below which other prompt formats are tried."""
 _CONTROL = re.compile(r"<\|[^|<>\s]{1,40}\|>|</?s>|<[a-z_]{2,20}>|\[[A-Z_]{2,20}\]")
 
 
 class Budget(NamedTuple):
-    """What may be spent: seconds, and responses of the first measurement."""
+    """Limits of the measurement: seconds, and responses of the first round."""
 
     seconds: float
     samples: int
@@ -69,10 +69,10 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learnable:
-    """What the start model's answers teach, at the first stage's T and M; intervals are over problems.
+    """What the initial model's answers allow to learn, at the first stage's T and M. Intervals are over problems.
 
-    ``entropy`` is in nats a token, None where the engine does not tell; ``lengths`` are tokens of the answers that
-    ended: median, 95 % and longest, () without one.
+    ``entropy`` is in nats per token, None where the engine does not report it. ``lengths`` are the median, 95 %
+    quantile and maximum of the tokens of complete answers, () without one.
     """
 
     answers: SampledAnswers
@@ -82,17 +82,17 @@ class Learnable:
     signal: Estimate
     entropy: float | None
     uniform_entropy: float
-    """Entropy of a uniform choice among the vocabulary's words, in nats: the largest that there can be."""
+    """Entropy of a uniform choice from the vocabulary in nats: the largest possible."""
     lengths: tuple[int, ...]
     mean_length: float
     example: str
     constant: bool
-    """Every judged answer that was not cut earned the same."""
+    """Whether all complete answers with a verdict have the same reward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongerAnswers:
-    """The same problems with more room: T, shares still cut and right, length of 95 % of those that ended."""
+    """The same problems with a larger T: shares truncated and correct, 95 % quantile of complete answers' lengths."""
 
     max_tokens: int
     truncated: float
@@ -102,7 +102,7 @@ class LongerAnswers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherForm:
-    """The same problems asked in another form: how much more is right, paired by problem."""
+    """The same problems with another prompt format: gain in accuracy, paired by problem."""
 
     name: str
     remedy: str
@@ -112,19 +112,19 @@ class OtherForm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Template:
-    """How prompts reach the model.
+class TemplateFacts:
+    """Prompt format of the model.
 
     Attributes:
-        chat: it has a chat template.
-        prompt: the first prompt, as text.
-        end: the token that a response ends with.
-        foreign: control tokens of the template that this vocabulary splits into several tokens.
-        begins: begin-of-text tokens at the start of a prompt.
-        opens: the generation prompt opens the model's turn; None without a chat template.
-        system: the template adds a system prompt of its own; the text.
-        other_ends: share of the cut answers that hold a control token which ends nothing -> by its name.
-        other_form: the form of the prompt that did best of those tried, None where none was.
+        chat: Whether it has a chat template.
+        prompt: First prompt, as text.
+        end: Token that ends a response.
+        foreign: Control tokens of the template that this vocabulary splits into several tokens.
+        begins: Number of begin-of-text tokens at the start of a prompt.
+        opens: Whether the generation prompt opens the model's turn; None without a chat template.
+        system: System prompt that the template adds.
+        other_ends: Share of truncated answers that contain a control token which ends nothing, by its name.
+        other_form: Best prompt format of those tried, None where none was tried.
     """
 
     chat: bool
@@ -143,17 +143,17 @@ class Update:
     """A training step on a copy of the model, at the recipe's full learning rate, and the step after it.
 
     Attributes:
-        rate: the learning rate.
-        prompts: of a step.
-        updates: SGD updates of a step.
-        kl: nats a token between the policy that sampled the first step's answers and the one after it.
-        change: mean absolute change of a log-prob by that step, nats.
-        grad_norm: before clipping, of the first step.
-        entropy: nats a token of each step's answers.
-        correct: share of right answers of each step.
-        warmup: the recipe reaches the full rate after a warm-up, which was left out here.
-        failure: why a step could not be made.
-        finite: no loss, gradient or weight was NaN or infinite.
+        rate: Learning rate.
+        prompts: Prompts per step.
+        updates: Updates per step.
+        kl: Nats per token between the policy that sampled the first step's answers and the one after it.
+        change: Mean absolute change of a log-prob by that step, in nats.
+        grad_norm: Gradient norm of the first step, before clipping.
+        entropy: Entropy of each step's answers, in nats per token.
+        correct: Share of correct answers of each step.
+        warmup: Whether the recipe has a warm-up, which was skipped here.
+        failure: Error of a step that failed.
+        finite: Whether every loss, gradient and weight was finite.
     """
 
     rate: float
@@ -170,16 +170,16 @@ class Update:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """What the run will take: the planner's model, scaled to what the steps here took.
+class CostFacts:
+    """Predicted cost of the run: the planner's model, scaled to the time of the steps here.
 
     Attributes:
-        step_seconds: of the recipe's stages, predicted.
-        hours: of all stages, tests left out.
-        factor: seconds measured over seconds planned; None: not planned, scaled by the number of responses alone.
-        peak_gib: most memory of this process so far.
-        planned_gib: the planner's for the whole run; None for an architecture that it does not know.
-        available_gib: of the device, or of this machine.
+        step_seconds: Predicted seconds per step of each stage.
+        hours: Hours of all stages, without evaluations.
+        factor: Measured divided by planned seconds; None where only the number of responses scales the time.
+        peak_gib: Peak memory of this process so far.
+        planned_gib: Planned memory of the whole run; None for an architecture that the planner does not know.
+        available_gib: Memory of the device, or of this machine.
     """
 
     step_seconds: tuple[float, ...]
@@ -192,63 +192,63 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """All that was measured; None where the budget, or the recipe, left it out."""
+    """All measurements; None where budget or recipe left one out."""
 
     learnable: Learnable
     longer: LongerAnswers | None
     reward: RewardFacts
-    template: Template
+    template: TemplateFacts
     update: Update | None
-    cost: Cost | None
+    cost: CostFacts | None
     problems: int
-    """For training, as their sources give them."""
+    """Number of training problems in their sources."""
     conflicting: int
-    """Of them left out, since an earlier one has the same prompt and other reference answers."""
+    """Number of problems left out because an earlier one has the same prompt and other reference answers."""
     later_tokens: int
-    """Largest T of the recipe's later stages; 0 where there is none."""
+    """Largest T of the recipe's later stages; 0 without one."""
     filtered: bool
-    """The recipe drops problems that are never or always solved before it begins."""
+    """Whether the recipe first drops problems that are never or always solved."""
     temperature: float
     """Sampling temperature of the recipe."""
     alpha: float
     """Fixed entropy coefficient of the recipe, 0 with another controller."""
     kl_coefficient: float
-    """beta, the largest of all stages; 0 without a reference in the loss."""
+    """Largest beta of all stages; 0 without a reference in the loss."""
     seconds: float
 
 
-def measure(config: TrainConfig, built: Built, judge: Judge, budget: Budget, tell: Tell) -> Facts:
-    """Measure what there is time for.
+def measure(config: TrainConfig, built: Built, judge: OwnedVerifiers, budget: Budget, report: Report) -> Facts:
+    """Measure what the time budget allows.
 
     Args:
-        config: the recipe; its first stage counts.
-        built: its parts; the learner is changed.
-        judge: its verifiers, warmed up.
-        budget: of time and samples.
-        tell: told what comes next.
+        config: The recipe. Only its first stage is measured.
+        built: Its parts. The learner is changed.
+        judge: Its verifiers, warmed up.
+        budget: Limits of time and samples.
+        report: Called with the name of the next measurement.
 
     Raises:
-        ValueError: no answer could be judged.
+        ValueError: No answer has a verdict.
     """
     began = time.perf_counter()
     bench = _Bench(config, built, judge)
     built.engine.sync_weights(built.learner)
-    tell("sampling answers")
+    report("sampling answers")
     groups = bench.sampled(budget)
     learnable = _learnable(config, groups, len(built.start.tokenizer))
     longer, other = None, None
     probed = [g.group.request.problem for g in groups][:PROBED]
     left = budget.seconds - (time.perf_counter() - began)
     if learnable.answers.truncated >= CUT and left > UPDATES * budget.seconds:
-        tell("sampling with a larger T")
+        report("sampling with a larger T")
         longer = bench.longer(probed)
     left = budget.seconds - (time.perf_counter() - began)
     if learnable.answers.correct < FEW_RIGHT and left > UPDATES * budget.seconds:
-        tell("asking in other forms")
+        report("asking in other forms")
         other = bench.other_form(groups[:ASKED_AGAIN])
-    tell("asking the reward")
+    report("asking the reward")
     reward = probe_reward(judge, config.verifier, built.data.train, groups)
-    tell("making steps on a copy")
+    report("making steps on a copy")
     update, steps = bench.updates(len(groups), min(left, UPDATES * budget.seconds))
     return Facts(
         learnable=learnable,
@@ -269,9 +269,9 @@ def measure(config: TrainConfig, built: Built, judge: Judge, budget: Budget, tel
 
 
 class _Bench:
-    """The parts of the run, and the questions that are put to its model."""
+    """Parts of the run, and the measurements with its model."""
 
-    def __init__(self, config: TrainConfig, built: Built, judge: Judge) -> None:
+    def __init__(self, config: TrainConfig, built: Built, judge: OwnedVerifiers) -> None:
         self._config = config
         self._built = built
         self._judge = judge
@@ -281,7 +281,7 @@ class _Bench:
         self._seconds_a_group = 0.0
 
     def sampled(self, budget: Budget) -> list[ScoredGroup]:
-        """M answers to as many problems as the budget allows, in rounds that double."""
+        """Return M answers to as many problems as the budget allows, in rounds that double."""
         most = max(PILOT, budget.samples // self._stage.group_size)
         began, count = time.perf_counter(), PILOT
         groups: list[ScoredGroup] = []
@@ -290,7 +290,7 @@ class _Bench:
             groups += self._ask(asked, samples=self._stage.group_size, name=f"preflight {len(groups)}")
             spent = time.perf_counter() - began
             self._seconds_a_group = spent / len(groups)
-            # too few groups tell nothing: for these the whole time may go
+            # Too few groups say nothing: for these the whole budget may be spent.
             until = budget.seconds * (SAMPLING if len(groups) >= LEAST else 1.0)
             affordable = int((until - spent) / self._seconds_a_group)
             if affordable < 1:
@@ -299,7 +299,7 @@ class _Bench:
         return groups
 
     def longer(self, problems: Sequence[Problem]) -> LongerAnswers | None:
-        """Two answers each with a larger T; None where the context has no room for one."""
+        """Sample two answers per problem with a larger T; None where the context is too short."""
         longest = max(len(self._built.encoder.encode(problem)) for problem in problems)
         limit = min(LONGER * self._stage.max_tokens, self._built.start.max_context - longest)
         if limit <= self._stage.max_tokens:
@@ -315,7 +315,7 @@ class _Bench:
         )
 
     def other_form(self, groups: Sequence[ScoredGroup]) -> OtherForm | None:
-        """The best of: the prompt without the recipe's text around it, and without the chat template."""
+        """Return the best of: the prompt without the recipe's template, and without the chat template."""
         problems = [group.group.request.problem for group in groups]
         before = [float(group.correct.mean()) for group in groups]
         forms: list[OtherForm] = []
@@ -338,21 +338,21 @@ class _Bench:
         found: list[tuple[str, str, list[Problem], PromptEncoder]] = []
         bare = self._without_text(problems)
         if bare is not None:
-            remedy = "leave data.train.N.template out, or give it another text"
+            remedy = "leave data.train.N.template out, or change its text"
             found.append(("the prompt without the template of the data", remedy, bare, encoder))
         if tokenizer.chat_template:
             plain = copy.deepcopy(tokenizer)
             plain.chat_template = None
             remedy = (
                 "the model was not trained with this chat template: remove chat_template (tokenizer_config.json or "
-                "chat_template.jinja in the model's folder), or put that of its makers there"
+                "chat_template.jinja in the model's folder), or replace it by the original one"
             )
             encoded = PromptEncoder(plain, self._config.data.max_prompt_tokens)
             found.append(("the prompt without the chat template", remedy, list(problems), encoded))
         return found
 
     def _without_text(self, problems: Sequence[Problem]) -> list[Problem] | None:
-        """The problems as their sources ask them; None where the recipe puts no text around any."""
+        """Return the problems as in their sources, or None where the recipe has no template."""
         sources = self._config.data.train
         if all(source.template is None for source in sources):
             return None
@@ -381,7 +381,7 @@ class _Bench:
         )
 
     def updates(self, groups: int, seconds: float) -> tuple[Update, list[StepMetrics]]:
-        """A step that learns and the one after it, of as many prompts as were sampled and the time allows."""
+        """Run a step that learns and the one after it, with as many prompts as were sampled and time allows."""
         affordable = int(seconds / STEPS / 2 / max(self._seconds_a_group, 1e-9))  # half of a step's time is sampling
         config, stage = short_steps(self._config, max(PILOT, min(groups, affordable)))
         learner = self._built.learner
@@ -412,7 +412,7 @@ class _Bench:
                     samples = buffer_samples(result.groups)
                     after, _ = learner.logprobs(samples, config.rollout.temperature)
                     moved = divergence([s.sampler_logprobs for s in samples], after, [s.loss_mask for s in samples])
-                    del steps[:-1]  # what is told begins with the step that moved the policy
+                    del steps[:-1]  # the figures start with the step that moved the policy
         except (NotFiniteError, TrainingStopped) as error:
             failure, finite = str(error), isinstance(error, TrainingStopped)
         found = _update(self._config, stage, steps, moved)
@@ -420,9 +420,9 @@ class _Bench:
 
 
 def short_steps(config: TrainConfig, prompts: int) -> tuple[TrainConfig, StageConfig]:
-    """The recipe for a few steps of its first stage: fewer prompts, as many updates, no warm-up, synchronous."""
+    """Return the recipe for a few synchronous steps of its first stage: fewer prompts, as many updates, no warm-up."""
     stage = config.in_stage(0).stages[0]
-    # as many updates a step as the recipe makes, as far as there are prompts
+    # As many updates per step as in the recipe, if there are enough prompts.
     parts = min(stage.num_minibatches, prompts)
     prompts = min(stage.rollout_batch, prompts // parts * parts)
     small = stage.model_copy(
@@ -442,9 +442,10 @@ def short_steps(config: TrainConfig, prompts: int) -> tuple[TrainConfig, StageCo
 def divergence(
     before: Sequence[np.ndarray], after: Sequence[np.ndarray], masks: Sequence[np.ndarray | None]
 ) -> tuple[float, float]:
-    """KL(before || after) in nats a token of samples of ``before``, and the mean absolute change of a log-prob.
+    """Return KL(before || after) in nats per token of samples of ``before``, and the mean absolute change of a log-
+    prob.
 
-    The estimate is k3 (Schulman 2020), r - 1 - log r with r the ratio of after to before: never negative.
+    The estimator is k3 (Schulman 2020), r - 1 - log r with r the ratio of after to before. It is never negative.
     """
     changes = [
         (new - old if mask is None else (new - old)[mask]).astype(np.float64)
@@ -484,7 +485,7 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
     right = [(int(group.correct[group.counted].sum()), int(group.counted.sum())) for group in judged]
     completions = [c for group in groups for c in group.group.completions]
     ended = [c.num_sampled for c in completions if not c.truncated]
-    told = {
+    values = {
         float(reward)
         for group in groups
         for reward, counted, c in zip(group.rewards, group.counted, group.group.completions, strict=True)
@@ -504,11 +505,11 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
         lengths=tuple(int(np.quantile(ended, q)) for q in (0.5, 0.95, 1.0)) if ended else (),
         mean_length=float(np.mean([c.num_sampled for c in completions])),
         example=completions[0].text,
-        constant=len(told) == 1,
+        constant=len(values) == 1,
     )
 
 
-def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | None) -> Template:
+def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | None) -> TemplateFacts:
     tokenizer = built.start.tokenizer
     request = groups[0].group.request
     prompt = [int(token) for token in request.prompt_tokens]
@@ -517,7 +518,7 @@ def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | No
     begins = 0
     while begins < len(prompt) and prompt[begins] == tokenizer.bos_token_id:
         begins += 1
-    return Template(
+    return TemplateFacts(
         chat=bool(chat),
         prompt=text,
         end=str(tokenizer.convert_ids_to_tokens(built.encoder.end_token)),
@@ -545,14 +546,14 @@ def _opens(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _system(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What the template puts before the user's message, where that is more than control tokens and roles."""
+    """Return what the template puts before the user's message, if it is more than control tokens and roles."""
     before = re.sub(r"<[^<>]*>|\[[A-Z_]+\]", " ", _rendered(tokenizer, opened=False).partition("?")[0])
     words = [word for word in before.split() if word.lower() not in ("system", "user", "assistant", "human")]
     return " ".join(words) if len(words) > 2 else ""
 
 
 def _other_ends(built: Built, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Control tokens that answers hold and that end none, by the share of the cut answers."""
+    """Return control tokens that answers contain and that end none, with their share of the truncated answers."""
     cut = [c for group in groups for c in group.group.completions if c.truncated]
     tokenizer = built.start.tokenizer
     known = {*tokenizer.all_special_ids} - built.start.end_tokens
@@ -565,8 +566,10 @@ def _other_ends(built: Built, groups: Sequence[ScoredGroup]) -> dict[str, float]
     return dict(sorted(found.items(), key=lambda item: -item[1])[:5])
 
 
-def _cost(config: TrainConfig, built: Built, steps: Sequence[StepMetrics], prompts: int, learnable: Learnable) -> Cost:
-    """Seconds by stage from the last step made here, which set nothing up, and memory."""
+def _cost(
+    config: TrainConfig, built: Built, steps: Sequence[StepMetrics], prompts: int, learnable: Learnable
+) -> CostFacts:
+    """Return seconds by stage from the last step here, which had no set-up, and memory."""
     measured = float(steps[-1].values["time/step"] or 0.0)
     try:
         shape = shape_from_config(built.start.model.config.to_dict(), built.start.folder)
@@ -581,7 +584,7 @@ def _cost(config: TrainConfig, built: Built, steps: Sequence[StepMetrics], promp
     longest = max(len(built.encoder.encode(problem)) for problem in built.data.train[:200])
     device = built.start.model.device
     learner = built.learner
-    return Cost(
+    return CostFacts(
         step_seconds=seconds,
         hours=sum(s * stage.max_steps for s, stage in zip(seconds, config.stages, strict=True)) / 3600,
         factor=factor,
@@ -594,7 +597,7 @@ def _cost(config: TrainConfig, built: Built, steps: Sequence[StepMetrics], promp
 def _planned_seconds(
     config: TrainConfig, shape: ModelShape, built: Built, prompts: int, learnable: Learnable
 ) -> tuple[tuple[float, ...], float]:
-    """The planner's seconds of a step: of each stage of the recipe, and of the short step made here."""
+    """Return the planned seconds per step: of each stage of the recipe, and of the short step here."""
     device = built.start.model.device
     name = "cpu-2core"
     if device.type == "cuda":
@@ -602,12 +605,12 @@ def _planned_seconds(
         name = next((n for n, known in known_hardware().items() if cuda in known.cuda_names), "H100-80G")
     first, longest = config.stages[0].max_tokens, max(stage.max_tokens for stage in config.stages)
     mean = min(learnable.mean_length, 0.95 * first)
-    # the recipe's cluster is not here: an accelerator alone, as it was measured
+    # The recipe's cluster is not used here: one accelerator, as measured.
     alone = config.model_copy(update={"cluster": None})
     kept = min(1.0, max(0.05, learnable.signal.mean))
     mean = lengths_of_mean(mean, first).at(longest).mean
     options = Options(gpus=1, mean_length=mean, kept=kept)
     small, _ = short_steps(alone, prompts)
-    # with the longest stage in both, so that lengths are those of the same distribution
+    # With the longest stage in both, so that lengths have the same distribution.
     plans = [make_plan(recipe, shape, load_hardware(name), options, what_if=False) for recipe in (alone, small)]
     return tuple(stage.seconds for stage in plans[0].stages), plans[1].stages[0].seconds

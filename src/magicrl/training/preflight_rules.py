@@ -1,7 +1,7 @@
-"""What the figures of ``magicrl preflight`` mean: findings in plain words, each with the setting that mends it.
+"""Interpretation of ``magicrl preflight``: findings, each with a setting that fixes it.
 
-Pure functions of `Facts`. A ``stop`` would keep a run from learning, and the command then ends with status 3; a
-``warning`` costs some of it. What keeps answers from teaching is told by ``diagnosis.py``, as for a run.
+Pure functions of `Facts`. A ``stop`` would prevent a run from learning, and the command then exits with status 3. A
+``warning`` costs some of it. ``diagnosis.py`` explains why answers give nothing to learn from, as in a run.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from magicrl.training.reward_probes import NOTHING, OFTEN, REFERENCE, SEVERAL, W
 
 Severity: TypeAlias = Literal["stop", "warning"]
 KL_TOO_LARGE, KL_WARMED_UP = 0.1, 1.0
-"""Nats a token in one training step; the second where the recipe warms up, which spares it AdamW's first step at the
-full rate. PPO's customary bound for a whole batch is 0.01 to 0.02 (Spinning Up)."""
+"""Nats per token in one training step. The second applies to a recipe with a warm-up, which avoids AdamW's first step
+at the full rate. PPO's customary bound for a whole batch is 0.01 to 0.02 (Spinning Up)."""
 KL_NOTHING = 1e-9
-"""Below, the weights hardly move: float32 rounds a log-prob by about 1e-6, whose KL is less."""
+"""KL below which the weights hardly move: float32 rounds a log-prob by about 1e-6, whose KL is smaller."""
 OFTEN_CUT = 0.5
-"""Share of cut answers that is worth a warning where a larger T would end them."""
+"""Share of truncated answers that is worth a warning if a larger T would complete them."""
 NO_LONGER_CUT = 2 / 3
-"""Of the answers that a larger T leaves cut, in the share before: below, T is what cuts them."""
+"""Largest share of the truncated answers that a larger T leaves truncated if T is the cause."""
 MOSTLY_CUT = 0.75
-"""Share of cut answers that stops, where a larger T finds twice as many right ones."""
+"""Share of truncated answers that stops a run if a larger T finds twice as many correct ones."""
 CONFLICTING = 0.02
 """Share of problems with an earlier one's prompt and other reference answers that is worth a warning."""
 WRITES_ANOTHER_END = 0.5
-"""Share of the cut answers that hold one and the same control token: it is their end."""
+"""Share of the truncated answers with the same control token that makes it their end token."""
 UNREAD = 0.2
-"""Share of unreadable reference answers that stops."""
+"""Share of unreadable reference answers that stops a run."""
 BETTER_FORM = 0.1
-"""Rise of accuracy by another form of the prompt that makes the recipe's a fault."""
+"""Gain in accuracy by another prompt format from which the recipe's is a fault."""
 NEARLY_UNIFORM = 0.75
 """Share of the largest possible entropy from which answers are close to random tokens."""
 AGAINST, AGREEING, LEAST_PROBLEMS = 0.75, 0.1, 16
 """Label noise: share of the agreed answers that the reference answers contradict, share of the problems whose answers
-agree, and fewest problems. A model with habits may agree on wrong answers to most problems, but its answers fit the
-right labels better than those of other rows."""
+agree, and fewest problems. A model may agree on wrong answers to most problems, but its answers fit the right labels
+better than those of other rows."""
 LARGE_ALPHA = 0.2
 """Entropy coefficient from which a nat of entropy at each token is worth a fifth of the reward's standard deviation.
 On the tiny tasks 0.1 slows learning and 0.3 ends it within 10 steps (ablation 8); on long responses 5e-4 does."""
@@ -50,7 +50,7 @@ LARGE_BETA = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreflightFinding:
-    """What would go wrong: its name, what was seen, what mends it."""
+    """A fault: name, figures, remedy."""
 
     name: str
     severity: Severity
@@ -58,12 +58,12 @@ class PreflightFinding:
     remedy: str
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return it as JSON values."""
         return asdict(self)
 
 
 def preflight_findings(facts: Facts) -> list[PreflightFinding]:
-    """Everything that is wrong, causes before their effects, stops before warnings."""
+    """Return all findings, causes before their effects, stops before warnings."""
     found: list[PreflightFinding] = []
     for rule in RULES:
         found += rule(facts, [item.name for item in found])
@@ -87,15 +87,14 @@ def _warning(name: str, message: str, remedy: str) -> PreflightFinding:
     return PreflightFinding(name=name, severity="warning", message=message, remedy=remedy)
 
 
-def reward(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
-    """References that cannot be read, a reward that does not depend on the answer or pays for what is no answer."""
+def reward_faults(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """Unreadable references, or a reward that ignores the answer or pays for responses without one."""
     seen = facts.reward
     if seen.unread:
         make = _stop if seen.unread > UNREAD * seen.references else _warning
         yield make(
             "references_unread",
-            f"{seen.unread} of {seen.references} reference answers are not found right when they are the answer, e.g. "
-            f"{seen.example}",
+            f"{seen.unread} of {seen.references} reference answers are not accepted as the answer, e.g. {seen.example}",
             "Correct these reference answers, name the right column (data.train.N.fields.answer), or another verifier "
             "(data.train.N.verifier); the steps of magicrl data drop what cannot be read.",
         )
@@ -103,36 +102,36 @@ def reward(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
         yield _warning(
             "conflicting_references",
             f"{facts.conflicting} of {facts.problems} problems have the prompt of an earlier one and other references",
-            "Find out which are right before training: where copies disagree, other references may be wrong, too.",
+            "Find out which are correct before training: if copies disagree, other references may be wrong too.",
         )
     earned = seen.earned
     top = earned.get(REFERENCE)
-    told = ", ".join(f"{kind} earns {value:.2g}" for kind, value in earned.items())
+    rewards = ", ".join(f"{kind} earns {value:.2g}" for kind, value in earned.items())
     pays_nothing = NOTHING in earned and (top is None or earned[NOTHING] >= top)
     pays_wrong = top is not None and earned.get(WRONG, -1.0) >= top
     if facts.learnable.constant and (pays_nothing or len(set(earned.values())) == 1):
         yield _stop(
             "constant_reward",
-            f"the reward does not depend on the answer: every finished answer earned the same, and {told}",
-            "Correct the reward (data.train.N.verifier): magicrl verify reward FILE.py:NAME judges lines of your own.",
+            f"the reward does not depend on the answer: every complete answer has the same reward, and {rewards}",
+            "Correct the reward (data.train.N.verifier): magicrl verify reward FILE.py:NAME judges your own lines.",
         )
     elif top is not None and (pays_nothing or pays_wrong) and top > 0:
-        yield _stop("reward_pays_wrong", f"no right answer is needed to earn what one earns: {told}", _HARDER)
+        yield _stop("reward_pays_wrong", f"a wrong answer has the reward of a correct one: {rewards}", _HARDER)
     elif top and any(earned.get(kind, 0.0) >= (top if kind == SEVERAL else top + 0.01) for kind in (SEVERAL, OFTEN)):
-        yield _warning("reward_pays_hedging", f"an answer that is none pays: {told}", _HARDER)
+        yield _warning("reward_pays_hedging", f"a response without one answer has a reward: {rewards}", _HARDER)
 
 
 _HARDER = (
-    "A policy finds what pays: let the reward take one answer, the last, and give nothing for an empty one "
-    "(verifier.extract = 'box' counts a box alone)."
+    "A policy exploits such a reward: accept only the last answer, and no empty one "
+    "(verifier.extract = 'box' only counts a box)."
 )
 
 
 def shifted_references(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
     """Answers that fit the reference answers of other rows better than their own."""
     seen = facts.reward.neighbour
-    # Of four offsets the best is taken, so that an interval of 95 % alone would give false alarms. It must be twice as
-    # good as the row's own answers and as the mean over all offsets, which is chance where labels are noise.
+    # Four offsets are tried, so that a 95 % interval alone would give false alarms. The best must be twice as good as
+    # the row's own answers and as the mean over all offsets, which is chance where labels are noise.
     if seen is None or "temperature" in named or seen.rise.low <= 0:
         return
     if seen.there < 2 * max(seen.own, seen.own - seen.skill.mean):
@@ -141,7 +140,7 @@ def shifted_references(facts: Facts, named: Named) -> Iterable[PreflightFinding]
         "shifted_references",
         f"{_percent(seen.own)} of the answers fit their own reference, and {_percent(seen.there)} those of the row "
         f"{abs(seen.offset)} {'below' if seen.offset > 0 else 'above'} it: references are shifted against prompts",
-        "Make the data again from its source, prompt and reference read from one record; compare a few rows by eye.",
+        "Build the data again from its source, with prompt and reference from one record. Check a few rows by hand.",
     )
 
 
@@ -149,7 +148,7 @@ def label_noise(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
     """Answers that agree with each other and fit their reference answers no better than those of other problems."""
     seen, problems = facts.reward, facts.learnable.answers.groups
     explained = {"temperature", "shifted_references", "end_token", "template"} & {*named}
-    # where no answer is ever right, the problems may as well be too hard
+    # Without any correct answer the problems may as well be too hard.
     if seen.neighbour is None or explained or seen.neighbour.own == 0 or seen.neighbour.skill.low > 0:
         return
     agreeing = problems >= LEAST_PROBLEMS and seen.consensus >= AGREEING * problems
@@ -160,12 +159,12 @@ def label_noise(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
             f"{_percent(seen.neighbour.own)} of the answers fit their own reference answer, {_percent(chance)} those "
             f"of other problems; most answers agree in {seen.consensus} of {problems} problems, and in {seen.against} "
             "of these the reference answer contradicts them",
-            "Compare a few reference answers with their problems by eye: most are wrong or belong to other problems, "
+            "Compare a few reference answers with their problems by hand: most are wrong or belong to other problems, "
             "or the model gives one answer to every problem.",
         )
 
 
-def temperature(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+def near_random_answers(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
     """Answers that are close to random tokens."""
     seen = facts.learnable
     if seen.entropy is None or seen.entropy < NEARLY_UNIFORM * seen.uniform_entropy:
@@ -193,7 +192,7 @@ def entropy_bonus(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
 
 
 def kl_coefficient(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
-    """A coefficient of the KL term that holds the policy at the reference."""
+    """A coefficient of the KL term that keeps the policy at the reference."""
     if facts.kl_coefficient >= LARGE_BETA:
         yield _stop(
             "kl_coefficient",
@@ -204,35 +203,35 @@ def kl_coefficient(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
 
 
 def end_token(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
-    """Answers that write another control token where they should end, or end at no length."""
+    """Answers that contain another control token where they should end, or end at no length."""
     cut, template = facts.learnable.answers.truncated, facts.template
     name, share = next(iter(template.other_ends.items()), ("", 0.0))
     if cut >= ENOUGH and share >= WRITES_ANOTHER_END:
         make = _stop if cut >= OFTEN_CUT else _warning
         yield make(
             "end_token",
-            f"{_percent(cut)} of the answers run into T, and {_percent(share)} of these hold {name}, which ends "
-            f"nothing here: the end token is {template.end}",
+            f"{_percent(cut)} of the answers are truncated at T, and {_percent(share)} of these contain {name}, which "
+            f"ends nothing here: the end token is {template.end}",
             f"Add the id of {name} to eos_token_id in the model's generation_config.json (a list may hold several), or "
             "name it as eos_token in tokenizer_config.json.",
         )
 
 
 def template(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
-    """Prompts in a form that the model was not made for."""
+    """Prompts in a format that the model was not trained with."""
     seen = facts.template
     if seen.foreign:
         yield _stop(
             "template",
-            f"the chat template writes {', '.join(seen.foreign)}, which this tokenizer has no tokens for: it is "
-            "another model's",
-            "Put the chat template of the model's makers into its folder, or remove chat_template.",
+            f"the chat template writes {', '.join(seen.foreign)}, for which this tokenizer has no tokens: it belongs "
+            "to another model",
+            "Use the original chat template of the model, or remove chat_template.",
         )
     if seen.begins > 1:
         yield _warning(
             "double_begin",
             f"a prompt begins with {seen.begins} begin-of-text tokens",
-            "Take bos_token out of the chat template, or out of data.train.N.template.",
+            "Remove bos_token from the chat template, or from data.train.N.template.",
         )
     if seen.opens is False:
         yield _warning(
@@ -241,15 +240,15 @@ def template(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
             "Add the generation prompt to the chat template: {% if add_generation_prompt %}...{% endif %} at its end.",
         )
     other = seen.other_form
-    # what an unseen end token or wrong reference answers do is no fault of the form
+    # The effect of an unknown end token or of wrong reference answers is not a fault of the format.
     if other is None or seen.foreign or "end_token" in named or "shifted_references" in named:
         return
     if other.rise.low > 0 and other.rise.mean >= BETTER_FORM:
         make = _stop if other.after >= 2 * other.before else _warning
         yield make(
             "template",
-            f"{_percent(other.before)} of the answers are right as the recipe asks, {_percent(other.after)} with "
-            f"{other.name}",
+            f"{_percent(other.before)} of the answers are correct with the recipe's prompt, {_percent(other.after)} "
+            f"with {other.name}",
             f"{other.remedy[0].upper()}{other.remedy[1:]}.",
         )
 
@@ -264,7 +263,7 @@ _NAMES: dict[Cause, str] = {
 
 
 def signal(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
-    """Too few groups with a signal, by the cause that diagnosis names; nothing where a fault above explains it."""
+    """Too few groups with an advantage, by the cause of the diagnosis, unless a fault above explains it."""
     seen = facts.learnable
     found = diagnose(seen.answers)
     causes = {
@@ -280,69 +279,67 @@ def signal(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
     if found.cause == "enough" or explained:
         yield from () if explained else _limit(facts)
         return
-    # the offline filter takes away what is never or always solved, if something is left then
+    # The offline filter drops problems that are never or always solved, if any others are left.
     scarce = seen.signal.mean < SCARCE if facts.filtered else True
     make = _stop if (scarce and seen.signal.high < ENOUGH) or _wants_room(facts) else _warning
     name, message, remedy = _NAMES[found.cause], found.message, found.remedy
     longer = facts.longer
     if name == "limit" and longer is not None:
-        message += f"; with T = {longer.max_tokens} {_percent(longer.truncated)} are cut"
+        message += f"; with T = {longer.max_tokens} {_percent(longer.truncated)} are truncated"
         if longer.truncated > NO_LONGER_CUT * seen.answers.truncated:
             name = "never_ends"
         else:
-            remedy = f"95 % of those that end there have at most {longer.length} tokens: set max_tokens of the stage."
+            remedy = f"95 % of the complete ones then have at most {longer.length} tokens: set max_tokens of the stage."
     yield make(name, message, remedy)
 
 
 def _wants_room(facts: Facts) -> bool:
-    """Most answers are cut, and a larger T finds twice as many right ones."""
+    """Return whether most answers are truncated, and a larger T finds twice as many correct ones."""
     longer, seen = facts.longer, facts.learnable
     more = longer is not None and longer.correct > 0 and longer.correct >= 2 * seen.pass_1.mean
     return more and seen.answers.truncated >= MOSTLY_CUT
 
 
 def _limit(facts: Facts) -> Iterable[PreflightFinding]:
-    """A T that cuts most answers where a larger one would not, though enough groups teach."""
+    """Yield a T that truncates most answers, if a larger one would not, even though enough groups have an advantage."""
     cut, longer = facts.learnable.answers.truncated, facts.longer
     if longer is None or cut < OFTEN_CUT or longer.truncated > NO_LONGER_CUT * cut:
         return
     wants_room = _wants_room(facts)
-    if wants_room or facts.later_tokens < longer.length:  # a short first stage is sound where a later one has room
+    if wants_room or facts.later_tokens < longer.length:  # a short first stage is fine if a later one is long enough
         make = _stop if wants_room else _warning
         yield make(
             "limit",
-            f"{_percent(cut)} of the answers are cut at T = {facts.learnable.answers.max_tokens}; with "
-            f"{longer.max_tokens} {_percent(longer.truncated)} are, and {_percent(longer.correct)} right in place of "
+            f"{_percent(cut)} of the answers are truncated at T = {facts.learnable.answers.max_tokens}; with "
+            f"{longer.max_tokens} {_percent(longer.truncated)} are, and {_percent(longer.correct)} correct instead of "
             f"{_percent(facts.learnable.pass_1.mean)}",
-            "A short first stage is part of the recipe (section 3.1.2 of the report) where a later stage has room: "
-            f"95 % of the answers that end have at most {longer.length} tokens. Raise max_tokens, or add such a stage.",
+            "A short first stage is part of the recipe (section 3.1.2 of the report) if a later stage is longer: "
+            f"95 % of the complete answers have at most {longer.length} tokens. Raise max_tokens, or add such a stage.",
         )
 
 
-def learning_rate(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
-    """A step that leaves the policy that sampled it, or does not move it at all."""
+def update_size(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """A step that moves the policy too far from the samples, or not at all."""
     seen = facts.update
     if seen is None:
         return
     made = f"one training step ({seen.updates} {'update' if seen.updates == 1 else 'updates'} at the full rate)"
     if seen.failure:
         name = "step" if seen.finite else "learning_rate"
-        remedy = (
-            "What the message says." if seen.finite else f"Lower optimizer.learning_rate, to {seen.rate / 100:g} first."
-        )
+        remedy = "See the message." if seen.finite else f"Lower optimizer.learning_rate, to {seen.rate / 100:g} first."
         yield _stop(name, f"{made} fails: {seen.failure}", remedy)
     if seen.kl is None or not seen.finite:
         return
     largest = KL_WARMED_UP if seen.warmup else KL_TOO_LARGE
     if not seen.kl <= largest:
-        after = f"; {_percent(seen.correct[0])} right before it, {_percent(seen.correct[1])} after" * (
+        after = f"; {_percent(seen.correct[0])} correct before it, {_percent(seen.correct[1])} after" * (
             len(seen.correct) > 1
         )
-        # KL grows with the square of the rate
+        # KL grows with the square of the rate.
         fitting = seen.rate * (largest / 10 / seen.kl) ** 0.5
         yield _stop(
             "learning_rate",
-            f"{made} moves the policy by a KL of {seen.kl:.2g} nats a token (log-probs by {seen.change:.2g} on "
+            f"{made} moves the policy by a KL of {seen.kl:.2g} nats per token (log-probs by {seen.change:.2g} on "
             f"average){after}",
             f"Lower optimizer.learning_rate from {seen.rate:g} to about {fitting:.1g} or less.",
         )
@@ -354,8 +351,8 @@ def learning_rate(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
         )
 
 
-def memory(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
-    """More memory than there is, by the planner or by what was seen."""
+def too_little_memory(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """More memory than available, planned or measured."""
     cost = facts.cost
     if cost is not None and max(cost.peak_gib, cost.planned_gib or 0.0) > cost.available_gib:
         yield _stop(
@@ -366,20 +363,20 @@ def memory(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
 
 
 def second_reading(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
-    """Answers that another reading finds right and the recipe's does not."""
+    """Answers that are correct by another extraction, but not by the recipe's."""
     more = facts.reward.right.get("lenient", 0.0)
     if more > facts.learnable.pass_1.mean + BETTER_FORM and more > 2 * facts.learnable.pass_1.mean:
         yield _warning(
             "box_alone",
-            f"{_percent(more)} of the answers are right if an answer without a box counts, "
+            f"{_percent(more)} of the answers are correct if an answer without a box counts, "
             f"{_percent(facts.learnable.pass_1.mean)} by the recipe",
             'Set verifier.extract = "lenient", or ask for the box in data.train.N.template.',
         )
 
 
 RULES: tuple[Rule, ...] = (
-    reward,
-    temperature,
+    reward_faults,
+    near_random_answers,
     shifted_references,
     end_token,
     template,
@@ -388,7 +385,7 @@ RULES: tuple[Rule, ...] = (
     kl_coefficient,
     signal,
     second_reading,
-    learning_rate,
-    memory,
+    update_size,
+    too_little_memory,
 )
-"""Causes before effects: a later rule sees what is named already."""
+"""Causes before effects: a rule sees the findings of earlier ones."""

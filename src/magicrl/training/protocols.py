@@ -1,4 +1,4 @@
-"""The seam between the loop and whatever learns: one process, or FSDP2 ranks behind the same calls."""
+"""Protocols between the training loop and the learner: one process, or FSDP2 ranks behind the same calls."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from magicrl.records import FloatArray, TrainBatch, TrainSample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Controls:
-    """What stage and controllers decide for one SGD step; everything else about the loss is fixed by the recipe.
+    """Settings of one update that stage and controllers decide. The recipe fixes everything else about the loss.
 
     Attributes:
-        alpha: entropy coefficient alpha_k; adaptive control never makes it negative, a controller of one's own may.
-        clip_low: eps_low; the ratio is clipped below at 1 - eps_low.
-        clip_high: eps_high; clipped above at 1 + eps_high.
-        temperature: tau; divides the logits before log-probs and entropy are taken.
-        learning_rate: the rate of this update.
+        alpha: Entropy coefficient alpha_k. Adaptive control keeps it at 0 or above; a custom controller may not.
+        clip_low: eps_low. The ratio is clipped below at 1 - eps_low.
+        clip_high: eps_high. The ratio is clipped above at 1 + eps_high.
+        temperature: tau. Divides the logits before log-probs and entropy are computed.
+        learning_rate: Learning rate of this update.
         kl_coefficient: beta of the k3 term.
-        coefficients: further ones of the controller, by name; a row's surrogate reads them.
+        coefficients: Further coefficients of the controller by name, for loss rows that read them.
     """
 
     alpha: float = 0.0
@@ -35,14 +35,14 @@ class Controls:
 
 
 class TrainingStopped(RuntimeError):
-    """Training cannot go on; the text names the cause and the remedy."""
+    """Training cannot continue. The text says why and what to do."""
 
 
 class NotFiniteError(FloatingPointError):
-    """A loss, a gradient norm or an updated weight that is NaN or infinite; the step must not be kept.
+    """A loss, gradient norm or updated weight is NaN or infinite. The step must not be kept.
 
     Attributes:
-        culprit: (group_index, sample_index) of the first sample that gives it by itself; None if none does.
+        culprit: (group_index, sample_index) of the first sample that causes it alone; None if none does.
     """
 
     def __init__(self, message: str, culprit: tuple[int, int] | None) -> None:
@@ -52,12 +52,12 @@ class NotFiniteError(FloatingPointError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateMetrics:
-    """What one SGD step reports; keys as in ``metrics.jsonl`` without the ``learner/`` prefix.
+    """Metrics of one update, with the keys of ``metrics.jsonl`` without the ``learner/`` prefix.
 
-    Always there: ``loss``, ``policy_loss``, ``entropy`` (mean nats over the loss tokens),
-    ``grad_norm`` (before clipping), ``clip_ratio`` (share of tokens whose gradient the clip zeroed),
-    ``ratio_mean``, ``ratio_max``, ``ratio_min``, ``sampler_gap_mean``, ``sampler_gap_max`` (absolute
-    difference of old and sampler log-probs), ``tokens``, ``learning_rate``. With a reference also ``kl``.
+    Always present: ``loss``, ``policy_loss``, ``entropy`` (mean nats over the loss tokens), ``grad_norm`` (before
+    clipping), ``clip_ratio`` (share of tokens whose gradient the clip zeroed), ``ratio_mean``, ``ratio_max``,
+    ``ratio_min``, ``sampler_gap_mean``, ``sampler_gap_max`` (absolute difference of old and sampler log-probs),
+    ``tokens``, ``learning_rate``. With a reference model also ``kl``.
     """
 
     values: Mapping[str, float]
@@ -65,39 +65,39 @@ class UpdateMetrics:
 
 @runtime_checkable
 class Learner(Protocol):
-    """Owns the trained weights and their optimizer."""
+    """Owner of the trained weights and their optimizer."""
 
     @property
     def version(self) -> int:
-        """Number of updates made: the version of the weights."""
+        """Version of the weights: the number of updates so far."""
         ...
 
     def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
-        """One SGD step on ``batch`` (Eq. 3.1 or another row of the loss table).
+        """Make one update from ``batch`` (Eq. 3.1 or another row of the loss table).
 
         Raises:
-            NotFiniteError: the loss or the gradient norm is not finite; weights are left unchanged.
+            NotFiniteError: The loss or the gradient norm is not finite. The weights are unchanged.
         """
         ...
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Log-probs and entropies of every response token, ``[T]`` a sample, without gradient."""
+        """Return log-probs and entropies of every response token, ``[T]`` per sample, without gradient."""
         ...
 
     def weights(self) -> Mapping[str, Any]:
-        """Present weights by HF parameter name, for engines; valid until the next update."""
+        """Return the weights by HF parameter name, for engines. Valid until the next update."""
         ...
 
     def adapters(self) -> Mapping[str, Any]:
-        """Of a learner with LoRA: the adapters alone, by PEFT's names; valid until the next update."""
+        """Return only the LoRA adapters, by PEFT's names. Valid until the next update."""
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Everything to resume bit for bit: tensors by name (weights and moments) and JSON scalars."""
+        """Return everything to resume bit for bit: tensors by name (weights and moments) and JSON scalars."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``."""
+        """Restore what ``state`` returned."""
         ...
 
     def save_hf(
@@ -107,65 +107,72 @@ class Learner(Protocol):
         extra_files: Mapping[str, str] | None = None,
         generation: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a model folder that ``transformers`` loads (LoRA merged, the adapters in the folder ``adapter``), with
-        further text files by name and recommended generation settings."""
+        """Write a model folder that ``transformers`` loads, LoRA merged, with the adapters in its folder ``adapter``.
+
+        Args:
+            folder: Folder to write.
+            extra_files: Further text files by name.
+            generation: Recommended generation settings.
+        """
         ...
 
 
 class Reference(Protocol):
-    """The frozen reference model."""
+    """Frozen reference model."""
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Log-probs and entropies of every response token, ``[T]`` a sample."""
+        """Return log-probs and entropies of every response token, ``[T]`` per sample."""
         ...
 
 
 @runtime_checkable
 class WritesShards(Protocol):
-    """A learner whose state lies on several devices and is written and read by them, not gathered."""
+    """A learner whose state is on several devices, which write and read it without gathering it."""
 
     def begin_shards(self, folder: Path) -> Future[Mapping[str, Any]]:
-        """Copy the state and begin to write the copy's tensors into ``folder``; updates may follow at once.
+        """Copy the state and start writing the tensors into ``folder``. Updates may follow at once.
 
-        The future, which learns of the end in ``update`` or ``finish_shards``, has what else is needed to read them,
-        JSON-able: ``optimizer_steps`` are the updates made, ``files`` each file's name and its SHA-256; the rest is
-        what a whole state's ``meta`` holds. It has an ``OSError`` where a file could not be written.
+        Returns:
+            A future that resolves in ``update`` or ``finish_shards``, to what else is needed to read the files, JSON-
+                able: ``optimizer_steps`` is the number of updates, ``files`` each file's name and SHA-256, the rest is
+                the ``meta`` of a whole state. It holds an ``OSError`` if a file could not be written.
         """
         ...
 
     def finish_shards(self) -> None:
-        """Wait until what was begun is written, or has failed."""
+        """Wait until the shards are written, or have failed."""
         ...
 
     def read_shards(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """Take over what ``begin_shards`` wrote, whatever the number of devices that did.
+        """Restore what ``begin_shards`` wrote, whatever the number of devices that wrote it.
 
         Raises:
-            ValueError: a file is missing, damaged, or another model's.
+            ValueError: A file is missing, damaged, or of another model.
         """
         ...
 
     def shards_kept(self, folder: Path) -> None:
-        """What was written last lies in ``folder`` now, and stays until this is called again; from any thread."""
+        """Note that the last shards are now in ``folder`` and stay until the next call. Called from any thread."""
         ...
 
 
 @runtime_checkable
 class OnDevices(Protocol):
-    """A part of a run that knows what it computes on."""
+    """A part of a run that knows its devices."""
 
     @property
     def devices(self) -> Sequence[str]:
-        """What CUDA calls each of its accelerators; ``cpu`` for each process without one."""
+        """CUDA's name of each of its accelerators; ``cpu`` for each process without one."""
         ...
 
     def peak_mb(self) -> float:
-        """Most memory so far, MiB, of the fullest of them: the process's own on an accelerator; without, all of it."""
+        """Return the peak memory in MiB of the fullest device: of its own process on an accelerator, else of the whole
+        process."""
         ...
 
 
 class WorkSpan(NamedTuple):
-    """A worker had work from ``begin`` to ``end``, seconds of this process's ``time.perf_counter``."""
+    """Work of a worker from ``begin`` to ``end``, in seconds of this process's ``time.perf_counter``."""
 
     worker: str
     what: str
@@ -175,15 +182,15 @@ class WorkSpan(NamedTuple):
 
 @runtime_checkable
 class Remote(Protocol):
-    """A part of a run whose workers are elsewhere: replicas, ranks, nodes."""
+    """A part of a run whose workers are in other processes: replicas, ranks, nodes."""
 
     lost: list[str]
-    """Workers that were lost and replaced so far, each named with the reason, in order."""
+    """Workers that were lost and replaced so far, each with the reason, in order."""
 
     def observations(self) -> Mapping[str, float]:
-        """Metrics by key (``area/name/stat``) since the last call."""
+        """Return metrics by key (``area/name/stat``) since the last call."""
         ...
 
     def spans(self) -> Sequence[WorkSpan]:
-        """When the workers worked since the last call, for the timeline."""
+        """Return the workers' spans since the last call, for the timeline."""
         ...

@@ -1,6 +1,7 @@
-"""What ``magicrl init`` computes: how a model answers a few problems, and a recipe from which it will learn.
+"""Computations of ``magicrl init``: how a model answers a few problems, and a recipe from which it will learn.
 
-Problems are asked in several ways and answers read in both, then every number of the recipe follows with its reason.
+Problems are asked with several prompt templates, and answers are read with both extractions. Every number of the recipe
+then follows, with its reason.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, RolloutRequest, SamplingParams, ScoredGroup
 from magicrl.rollout.engines import in_process_engine
 from magicrl.rollout.in_process import InProcessEngine
-from magicrl.training.demonstrations import supervised_sample
-from magicrl.training.diagnosis import Judging, SampledAnswers, answers_of
+from magicrl.training.diagnosis import Judging, SampledAnswers
 from magicrl.training.learner import LocalLearner
+from magicrl.training.metrics import answers_of
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
-from magicrl.training.sft import SUPERVISED
+from magicrl.training.sft import SUPERVISED, supervised_sample
 from magicrl_verifiers.records import Extract, Reasoning
 from magicrl_verifiers.secrets import without_secrets
 
 SAMPLES = 4
-"""Answers a problem and way of asking, at temperature 1."""
+"""Answers per problem and prompt template, at temperature 1."""
 SECONDS_A_WAY = 15.0
-"""That a way of asking may take, about."""
+"""Approximate time budget per prompt template, in seconds."""
 FULLER = 2.5
-"""A token of all answers takes so much longer than one of eight."""
+"""Time per token with all answers in progress, relative to eight answers."""
 LEAST_LIMIT, FIRST_LIMIT = 64, 256
 MAX_ROWS, CACHE_MB = 64, 2048
 BOXED = "{prompt}\n\nPut the final answer in \\boxed{}."
@@ -49,11 +50,11 @@ QUESTION = "Question: {prompt}\nAnswer:"
 QUESTION_BOXED = "Question: {prompt}\nThink step by step and put the final answer in \\boxed{}.\nAnswer:"
 READS: tuple[Extract, ...] = ("box", "lenient")
 BOX_WORTH = 0.8
-"""Reading boxes alone is taken where it gives at least this share of the signal: a box cannot be hit by chance."""
+"""Smallest share of the signal for which only boxes are read: a box is never right by chance."""
 
 
 class Way(NamedTuple):
-    """A way of asking and of reading the answer: ``data.train.template`` and ``verifier.extract``."""
+    """Prompt template and extraction: ``data.train.template`` and ``verifier.extract``."""
 
     template: str
     extract: Extract
@@ -61,14 +62,14 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """What came of one way.
+    """Result of one prompt template and extraction.
 
     Attributes:
-        way: of asking and reading.
-        answers: at temperature 1.
-        per_problem: share of right answers of each problem.
-        lengths: tokens of the answers that ended by themselves, ascending.
-        example: an answer's text.
+        way: Template and extraction.
+        answers: Answers at temperature 1.
+        per_problem: Share of correct answers per problem.
+        lengths: Tokens of the complete answers, ascending.
+        example: Text of an answer.
     """
 
     way: Way
@@ -79,29 +80,29 @@ class Look:
 
     @property
     def signal(self) -> float:
-        """What ways are compared by: groups with differing rewards, and right answers where these are as many."""
+        """Score for comparison: groups with different rewards, then correct answers."""
         worth = 1.0 if self.way.extract == "box" else BOX_WORTH
         return worth * (self.answers.mixed + 0.1 * self.answers.correct)
 
     def length(self, quantile: float) -> int:
-        """A quantile of the lengths; T where no answer ended."""
+        """Return a quantile of the lengths; T where no answer is complete."""
         return int(np.quantile(self.lengths, quantile)) if self.lengths else self.answers.max_tokens
 
 
 class Speed(NamedTuple):
-    """Tokens a second on this machine: sampled with the engine's rows full, learned in a forward and backward pass."""
+    """Tokens per second on this machine: sampled with all rows in use, and learned in a forward and backward pass."""
 
     sampled: float
     learned: float
 
 
 def templates_for(problem: Problem, encoder: PromptEncoder, *, chat: bool) -> tuple[str, ...]:
-    """Ways of asking that are worth a try and that the tokenizer has words for: the prompt alone first."""
+    """Return prompt templates that the tokenizer can encode. The first is the prompt alone."""
     hints = () if problem.verifier == "code" else (BOXED, STEPWISE) if chat else (QUESTION, QUESTION_BOXED)
 
     def known(template: str) -> bool:
         try:
-            encoder.encode(asked(problem, template))
+            encoder.encode(with_template(problem, template))
         except ValueError:
             return False
         return True
@@ -109,19 +110,19 @@ def templates_for(problem: Problem, encoder: PromptEncoder, *, chat: bool) -> tu
     return ("{prompt}", *filter(known, hints))
 
 
-def asked(problem: Problem, template: str) -> Problem:
-    """The problem with the text around its prompt."""
+def with_template(problem: Problem, template: str) -> Problem:
+    """Return the problem with the template around its prompt."""
     return dataclasses.replace(problem, prompt=template.replace("{prompt}", problem.prompt))
 
 
 class FirstLook:
-    """Samples and judges with one engine.
+    """Samples and verifies with one engine.
 
     Args:
-        policy: the model, which is the engine's from here on.
-        encoder: its prompts.
-        reasoning: what an unfinished ``<think>`` means.
-        verifier: of the problems.
+        policy: Model, which the engine owns from here on.
+        encoder: Prompt encoder.
+        reasoning: Meaning of an unfinished ``<think>``.
+        verifier: Verifier of the problems.
     """
 
     def __init__(self, policy: LoadedModel, encoder: PromptEncoder, reasoning: Reasoning, verifier: str) -> None:
@@ -131,17 +132,17 @@ class FirstLook:
             policy, encoder.decode, max_rows=MAX_ROWS, memory_limit_mb=CACHE_MB, device=policy.model.device
         )
         self.engine.load_weights(dict(policy.model.named_parameters()), 0)
-        # both at once: an answer is sampled once and read in two ways
+        # Both: an answer is sampled once and read in two ways.
         self._judges = {extract: VerifierConfig(extract=extract, reasoning=reasoning).pool() for extract in READS}
         for judge in self._judges.values():
             judge.warm_up({verifier})
         self.tokens, self.seconds = 0, 0.0
 
     def affordable_limit(self, problem: Problem) -> int:
-        """T of a first look: what a way of asking may take, at the pace of a few tokens of a few answers."""
+        """Return T of a first look: the time budget of a template at the measured pace of a few tokens."""
         sampling = SamplingParams(temperature=1.0, max_tokens=8)
         tokens = self._encoder.encode(problem)
-        for turns in (1, 8):  # the first pass sets things up
+        for turns in (1, 8):  # the first pass includes set-up
             sampling = dataclasses.replace(sampling, max_tokens=turns)
             began = time.perf_counter()
             self.engine.submit(
@@ -159,12 +160,12 @@ class FirstLook:
         max_tokens: int,
         temperature: float = 1.0,
     ) -> list[Look]:
-        """One way of asking, read in both ways (once for code); ``SAMPLES`` answers a problem, one at temperature 0."""
+        """Sample with one template and read both ways; ``SAMPLES`` answers per problem, one at temperature 0."""
         began = time.perf_counter()
         boxed = sample_problems(
             self.engine,
             self._judges["box"],
-            [asked(problem, template) for problem in problems],
+            [with_template(problem, template) for problem in problems],
             self._encoder.encode,
             samples=SAMPLES if temperature else 1,
             temperature=temperature,
@@ -183,7 +184,7 @@ class FirstLook:
         return [score_group(g.group, judge.result(ticket)) for g, ticket in pairs]
 
     def close(self) -> None:
-        """Free the cache and end the judges."""
+        """Free the cache and stop the verifiers."""
         self.engine.close()
         for judge in self._judges.values():
             judge.close()
@@ -204,23 +205,23 @@ class FirstLook:
 def learning_speed(
     policy: LoadedModel, model: ModelConfig, encoder: PromptEncoder, problems: Sequence[Problem]
 ) -> float:
-    """Tokens a second of a forward and backward pass over prompts and answers of a usual length.
+    """Return tokens per second of a forward and backward pass over prompts and answers of a usual length.
 
     Args:
-        policy: the model in float32; it is the learner's from here on.
-        model: precision and micro-batches.
-        encoder: its prompts.
-        problems: whose prompts are taken.
+        policy: Model in float32, which the learner owns from here on.
+        model: Precision and micro-batches.
+        encoder: Prompt encoder.
+        problems: Problems whose prompts are used.
     """
     learner = LocalLearner(
         policy.model, LearnerSettings(algorithm=SUPERVISED, model=model), valid_vocab=policy.valid_vocab
     )
     prompts = [encoder.encode(problem) for problem in problems[:4]]
-    # any tokens will do: the time depends on their number alone
+    # Any tokens suffice: the time only depends on their number.
     samples = [supervised_sample(prompt, np.resize(prompt, 96), index) for index, prompt in enumerate(prompts)]
     weights = np.full(len(samples), 1e-3)
     seconds = 0.0
-    for _ in range(2):  # the first pass also sets things up
+    for _ in range(2):  # the first pass includes set-up
         began = time.perf_counter()
         learner.accumulate(samples, torch.from_numpy(weights), Controls())
         seconds = time.perf_counter() - began
@@ -228,40 +229,40 @@ def learning_speed(
 
 
 TRAINING_SHARE, TEST_SHARE, FILTER_SHARE, START_SHARE = 0.7, 0.15, 0.15, 0.3
-"""Of the time: the loop, the tests before and after, the filter before; of all of it, a supervised start."""
+"""Fractions of the time for the loop, the evaluations and the filter, and of the whole time for a supervised start."""
 PASSES, LEAST_START_STEPS, START_BATCH = 3, 20, 8
-"""A supervised start: most passes over the solutions, fewest steps, solutions a step."""
+"""Supervised start: most passes over the solutions, fewest steps, solutions per step."""
 START_RATE = 10.0
-"""Its learning rate, in the run's."""
+"""Learning rate of the supervised start, relative to the run's."""
 FEW_STEPS = 10
 LARGE = 1e9
 SMALL = 5e6
-"""Parameters: above, the report's entropy control; below, float32."""
+"""Numbers of parameters from which the report's entropy control is used, and below which float32 is used."""
 
 
 class Setting(NamedTuple):
-    """What is known before a recipe is proposed; names are as the recipe is to have them."""
+    """Facts from which a recipe is proposed. Names are written into the recipe."""
 
     model: str
     data: str
     hub: bool
-    """``data`` is a hub name, not a path."""
+    """Whether ``data`` is a hub name instead of a path."""
     columns: dict[str, str]
-    """Of the prompt and the answer, where the user named them."""
+    """Columns of prompt and answer, where the user named them."""
     problems: Sequence[Problem]
     verifier: str | None
-    """Where it is not what the problems' columns say."""
+    """Verifier, where it differs from what the problems' columns imply."""
     parameters: int
     context: int
     prompt_lengths: Sequence[int]
-    """Tokens of every prompt in the chosen way of asking, ascending."""
+    """Tokens of every prompt with the chosen template, ascending."""
     reasoning: str
     minutes: float
-    """That the run may take."""
+    """Time budget of the run."""
 
 
 class Proposal(NamedTuple):
-    """A recipe, the seconds expected of one of its steps, the steps of all stages, and a supervised start's recipe."""
+    """A recipe, the expected seconds per step, the steps of all stages, and the recipe of a supervised start."""
 
     text: str
     step_seconds: float
@@ -270,29 +271,29 @@ class Proposal(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """Worked solutions to start from."""
+    """Worked solutions for a supervised start."""
 
     recipe: str
-    """How the training recipe names the supervised one."""
+    """Path of the supervised recipe in the training recipe."""
     problems: int
-    """With a solution."""
+    """Number of problems with a solution."""
     tokens: Sequence[int]
-    """Of every solution, ascending."""
+    """Tokens of every solution, ascending."""
     why: str
-    """The start is needed."""
+    """Why the start is needed."""
 
 
 def group_size(per_problem: Sequence[float]) -> tuple[int, float]:
-    """M, and the share of groups that are expected to have answers of differing reward with it.
+    """Return M, and the expected share of groups whose answers have different rewards.
 
-    8 where that gives half of the groups a signal, else 16. Each problem's chance is shrunk towards the mean of all,
-    since a handful of samples tells little of one.
+    M is 8 where that share is at least half, else 16. Each problem's success rate is shrunk towards the mean, since a
+    few samples say little about one problem.
     """
     mean = sum(per_problem) / len(per_problem)
     chances = [(p + 0.5 * mean) / 1.5 for p in per_problem]
     size, expected = 0, 0.0
     for size in (8, 16):
-        # neither all wrong nor all right: such a group has an advantage
+        # A group has an advantage if it is neither all wrong nor all correct.
         expected = sum(1 - p**size - (1 - p) ** size for p in chances) / len(chances)
         if expected >= 0.5:
             break
@@ -300,69 +301,69 @@ def group_size(per_problem: Sequence[float]) -> tuple[int, float]:
 
 
 def response_limit(look: Look, room: int) -> tuple[int, str]:
-    """T of the first stage and why; ``room`` is what the model's context leaves beside the longest prompt."""
+    """Return T of the first stage and why; ``room`` is the rest of the context after the longest prompt."""
     seen, cut = look.answers.max_tokens, look.answers.truncated
     if cut > 0.1:
-        # how long they would be is not known: twice what was seen
-        return min(2 * seen, room), f"{100 * cut:.0f} % of the answers were cut at {seen} tokens"
+        # The complete length is unknown: use twice what was seen.
+        return min(2 * seen, room), f"{100 * cut:.0f} % of the answers were truncated at {seen} tokens"
     longest = look.length(0.95)
-    # half as much again, for answers that grow in training
+    # Half as much again, since answers grow in training.
     limit = min(room, max(32, 32 * math.ceil(1.5 * longest / 32)))
     return limit, f"95 % have at most {longest} tokens"
 
 
-def learning_rate(parameters: int) -> float:
-    """2e-5 at 135 million parameters, falling with the root of their number; between 1e-6 and 1e-3."""
+def proposed_learning_rate(parameters: int) -> float:
+    """Return 2e-5 at 135 million parameters, falling with the square root of their number; between 1e-6 and 1e-3."""
     rate = min(1e-3, max(1e-6, 2e-5 * math.sqrt(135e6 / parameters)))
     return float(f"{rate:.1g}")
 
 
 class Numbers(NamedTuple):
-    """What a recipe sets, before it is written."""
+    """Numbers of a recipe."""
 
     group_size: int
     signal: str
-    """What ``group_size`` is expected to give."""
+    """Expected result of ``group_size``."""
     limit: int
     why_limit: str
     prompt_limit: int
     held_out: int
     filtered: int
-    """Samples a problem of the difficulty filter; 0: none."""
+    """Samples per problem of the difficulty filter; 0 without one."""
     batch: int
     step_seconds: float
     steps: int
     later: int
-    """Of the steps, those of a second stage."""
+    """Number of the steps that belong to a second stage."""
 
 
 def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numbers:
-    """The sizes that fit the model's answers, its context and the time; ``solved``: after a supervised start."""
+    """Return the sizes that fit the model's answers, its context and the time; ``solved``: after a supervised start."""
     size, expected = group_size(look.per_problem)
     longest = setting.prompt_lengths[-1]
-    # the median, as they are ascending
+    # The median, since they are ascending.
     prompt = setting.prompt_lengths[len(setting.prompt_lengths) // 2]
-    # half of the context at least is the answer's
+    # At least half of the context is left for the answer.
     prompt_limit = min(longest, setting.context // 2)
     limit, why_limit = response_limit(look, setting.context - prompt_limit)
     mean = min(limit, sum(look.lengths) / len(look.lengths) if look.lengths else limit)
-    # sampled, then learned; a group's prompt is learned once for its M responses
+    # Sampled, then learned. A group's prompt is learned once for its M responses.
     a_response = mean / speed.sampled + (mean + prompt / size) / speed.learned
     seconds = 60 * setting.minutes * (1 - START_SHARE if solved else 1)
-    # two tests, before and after, each of 5 answers a problem: the greedy one and 4 at temperature 1 (`propose`)
+    # Two evaluations, each with 5 answers per problem: a greedy one and 4 at temperature 1 (`propose`).
     held = _held_out(len(setting.problems), TEST_SHARE * seconds / 2 / (5 * mean / speed.sampled))
     train = len(setting.problems) - held
     batch = 4
-    # doubled as long as there is time for 40 steps
+    # Doubled while there is time for 40 steps.
     while batch < 32 and 2 * batch <= train and 2 * batch * size * a_response <= TRAINING_SHARE * seconds / 40:
         batch *= 2
     step = batch * size * a_response
     steps = max(FEW_STEPS, min(400, round(TRAINING_SHARE * seconds / step)))
-    # a second stage with room for longer answers, where answers were cut and there are steps to spend on it
+    # A second stage with a larger T, if answers were truncated and there are enough steps.
     cut = look.answers.truncated > 0.1 and 2 * limit <= setting.context - prompt_limit
     return Numbers(
         group_size=size,
-        signal="the start decides how many have a signal" if solved else f"{_percent(expected)} should have a signal",
+        signal="the start decides how many can teach" if solved else f"{_percent(expected)} should have an advantage",
         limit=limit,
         why_limit=why_limit,
         prompt_limit=prompt_limit,
@@ -376,17 +377,17 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
 
 
 def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solved: Solved | None = None) -> Proposal:
-    """A recipe for ``setting`` on the best way of asking, each number with its reason.
+    """Return a recipe for ``setting`` with the best prompt template, each number with its reason.
 
-    With ``solved`` it begins with a supervised start, and answers are expected to be like the solutions.
+    With ``solved`` it starts with a supervised start, and answers are expected to resemble the solutions.
     """
     n = numbers(setting, look, speed, solved=solved is not None)
     longest = setting.prompt_lengths[-1]
     sections = [
         [
             f"# Written by magicrl init for {setting.minutes:g} minutes on this machine.",
-            f"# Seen of {look.answers.groups} problems: {_percent(look.answers.correct)} of the answers right, "
-            f"{_percent(look.answers.mixed)} of the groups with right and wrong ones.",
+            f"# On {look.answers.groups} problems {_percent(look.answers.correct)} of the answers were correct, "
+            f"{_percent(look.answers.mixed)} of the groups had correct and wrong ones.",
         ],
         [
             "[run]",
@@ -397,14 +398,14 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         _precision("[model]", model),
         [
             "[data]",
-            f"holdout = {n.held_out}  # problems of the test before and after; never trained on",
+            f"holdout = {n.held_out}  # problems of the evaluations before and after; never trained on",
             f"max_prompt_tokens = {n.prompt_limit}  # the longest prompt has {longest}",
             'overlong_prompts = "drop"' if n.prompt_limit < longest else "",
         ],
         _source("[[data.train]]", setting, look.way),
         [
             "[data.difficulty_filter]",
-            f"samples = {n.filtered}  # drops the problems that are never or always solved: here they are many",
+            f"samples = {n.filtered}  # drops the many problems that are never or always solved",
         ]
         if n.filtered
         else [],
@@ -416,7 +417,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         ],
         [
             "[algorithm]",
-            'refill = "until_full"  # samples further problems in place of those without a signal',
+            'refill = "until_full"  # samples further problems in place of those without an advantage',
             "refill_rounds = 2",
         ],
         ["[entropy]", 'preset = "small"', "step = 0.001", "maximum = 0.01"]
@@ -424,16 +425,16 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         else ["[entropy]", 'preset = "report"'],
         [
             "[optimizer]",
-            f"learning_rate = {learning_rate(setting.parameters):g}  # by the size of the model",
+            f"learning_rate = {proposed_learning_rate(setting.parameters):g}  # by the size of the model",
             "warmup_steps = 3",
         ],
         _stage(
             (n.limit, f"  # T: {n.why_limit}"),
             (n.group_size, f"  # M: of the groups, {n.signal}"),
-            (n.batch, f"  # D_R: about {n.step_seconds:.0f} s a step"),
+            (n.batch, f"  # D_R: about {n.step_seconds:.0f} s per step"),
             n.steps - n.later,
         ),
-        _stage((2 * n.limit, "  # longer answers, once they have grown"), (n.group_size, ""), (n.batch, ""), n.later)
+        _stage((2 * n.limit, "  # longer answers later"), (n.group_size, ""), (n.batch, ""), n.later)
         if n.later
         else [],
         ["[evaluation]", "temperatures = [0.0, 1.0]", "samples = 4", "pass_at = [4]"],
@@ -444,7 +445,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
 
 
 def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved: Solved, held: int) -> str:
-    """The recipe of the supervised start: a few passes over the solutions, in its share of the time."""
+    """Return the recipe of the supervised start: a few passes over the solutions, in its share of the time."""
     a_solution = sum(solved.tokens) / len(solved.tokens) + setting.prompt_lengths[len(setting.prompt_lengths) // 2]
     a_step = START_BATCH * a_solution / speed.learned
     shown = max(1, solved.problems - held)
@@ -460,9 +461,9 @@ def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved:
             "[[phases]]",
             f"steps = {steps}  # {passes:.1f} passes over {shown} solved problems, about {steps * a_step:.0f} s",
             f"batch_size = {START_BATCH}",
-            f"learning_rate = {START_RATE * learning_rate(setting.parameters):g}  # by the size of the model",
+            f"learning_rate = {START_RATE * proposed_learning_rate(setting.parameters):g}  # by the size of the model",
             f"warmup_steps = {max(1, steps // 10)}",
-            f"holdout = {held}  # those of the training recipe: the test's problems are not shown",
+            f"holdout = {held}  # as in the training recipe: no evaluation problem is trained on",
         ],
         _source("[phases.data]", setting, way),
     ]
@@ -483,12 +484,12 @@ def _precision(table: str, model: ModelConfig) -> list[str]:
 
 
 def _held_out(problems: int, affordable: float) -> int:
-    """Problems of the test before and after: a fifth at most, as many as the time allows, 8 at least, 100 at most."""
+    """Return the number of evaluation problems: at most a fifth and 100, at least 8, as time allows."""
     return max(1, min(100, problems // 5, max(8, int(affordable))))
 
 
 def _filter_samples(problems: int, seconds: float, a_response: float) -> int:
-    """N of the difficulty filter that the time allows; 0: none."""
+    """Return N of the difficulty filter that the time allows; 0 for none."""
     return next((n for n in (16, 8, 4) if problems * n * a_response <= seconds), 0)
 
 
@@ -506,7 +507,7 @@ def _source(table: str, setting: Setting, way: Way) -> list[str]:
 
 
 def _stage(limit: tuple[int, str], size: tuple[int, str], batch: tuple[int, str], steps: int) -> list[str]:
-    """A stage; each of its numbers with the comment behind it."""
+    """Return a stage, with a comment after each of its numbers."""
     return [
         "[[stages]]",
         f"max_tokens = {limit[0]}{limit[1]}",
@@ -519,8 +520,8 @@ def _stage(limit: tuple[int, str], size: tuple[int, str], batch: tuple[int, str]
 
 def _why_extract(extract: str) -> str:
     if extract == "box":
-        return "only a \\boxed{} counts: it is not hit by chance"
-    return "what an answer ends with counts too: too few of them box it"
+        return "only a \\boxed{} counts: it is never right by chance"
+    return "the end of an answer counts too: too few answers have a box"
 
 
 def _name(model: str, data: str) -> str:
@@ -531,7 +532,7 @@ def _name(model: str, data: str) -> str:
 
 
 def _text(value: str) -> str:
-    # a JSON string is a TOML string
+    # A JSON string is a valid TOML string.
     return json.dumps(value, ensure_ascii=False)
 
 

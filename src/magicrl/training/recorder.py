@@ -1,7 +1,7 @@
-"""What a run tells while it goes on: its folder (metrics, events, evaluations, provenance) and its observers.
+"""Records of a run: its folder (metrics, events, evaluations, provenance), and its observers.
 
-``RunFolder`` is the one place that knows how a run folder is written. An observer shows what happens: a live display,
-plain lines, a test, nothing.
+``RunFolder`` is the only code that writes a run folder. An observer displays the run: a live display, plain lines, a
+test, nothing.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from magicrl_verifiers.secrets import without_secrets
 
 @runtime_checkable
 class RunObserver(Protocol):
-    """Is told what happens while it happens. It only watches: nothing it does may change the run."""
+    """Receives run events. Observers must not change the run."""
 
     def step(self, metrics: StepMetrics) -> None:
-        """One training step is over; ``metrics`` is its line of ``metrics.jsonl``."""
+        """Handle the end of a training step; ``metrics`` is its line of ``metrics.jsonl``."""
         ...
 
     def event(self, event: Mapping[str, object]) -> None:
-        """Something rarer happened: the line of ``events.jsonl``, with at least ``kind`` and ``message``."""
+        """Handle another event: a line of ``events.jsonl`` with at least ``kind`` and ``message``."""
         ...
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """Work inside a step or an evaluation: ``done`` of ``total`` units of ``phase`` (e.g. ``rollout``)."""
+        """Handle progress inside a step or an evaluation: ``done`` of ``total`` units of ``phase`` (``rollout``)."""
         ...
 
 
 class Observers:
-    """Tells several observers, in their order."""
+    """Several observers, called in order."""
 
     _observers: tuple[RunObserver, ...] = ()
 
@@ -63,23 +63,23 @@ class Observers:
 
 
 class NullObserver(Observers):
-    """Watches nothing."""
+    """An observer that does nothing."""
 
 
 SCHEMA_VERSION = 1
 _BEFORE_A_RUN = ("config.toml", "rollouts", "evaluations")
-"""What a process that was killed before ``run.json`` may leave."""
+"""Files of a process that was killed before it wrote ``run.json``."""
 
 
 class RunFolder:
-    """The files of one run.
+    """Files of one run.
 
     Attributes:
-        resumed: the folder held a run already.
-        owner: what the run's checkpoints say they belong to: the hash of the configuration it was begun with.
+        resumed: Whether the folder held a run already.
+        owner: Owner that the run's checkpoints name: the hash of the configuration it was started with.
 
     Raises:
-        ValueError: as ``check_folder``.
+        ValueError: As ``check_folder``.
     """
 
     def __init__(self, path: Path, config: TrainConfig, *, resume: bool) -> None:
@@ -101,7 +101,7 @@ class RunFolder:
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error}; choose another --output") from None
 
-        # of a resumed run the one that its checkpoints carry: settings that may change would change the hash
+        # A resumed run keeps the hash of its checkpoints: settings that may change would change it.
         self.owner = str(self._facts()["config_hash"]) if self.resumed else config_hash(config)
 
     def _facts(self) -> dict[str, Any]:
@@ -112,24 +112,24 @@ class RunFolder:
             return cast("dict[str, Any]", facts)
         except ValueError as error:
             raise ValueError(
-                f"{self._run} is damaged ({error}); put it back from a copy, or start anew with another --output"
+                f"{self._run} is damaged ({error}); restore it from a copy, or start a new run with another --output"
             ) from None
 
     def start(self, config: TrainConfig, facts: Mapping[str, Any]) -> None:
-        """Write ``run.json``: versions, machine, git commit, data fingerprints. A resume adds to its history."""
+        """Write ``run.json``: versions, machine, git commit, data fingerprints. A resume extends its history."""
         environment = {**environment_facts(), "threads": facts.get("threads")}
-        brought = brought_files(config)
-        if brought:
-            environment["brought"] = brought
+        custom = brought_files(config)
+        if custom:
+            environment["custom"] = custom
         given = {reference: live_text(reference) for reference in live_parts(config).values()}
         if given:
             environment["live"] = {key: text and without_secrets(text) for key, text in given.items()}
         if self.resumed:
             document = self._facts()
-            # one an attempt: only in the first one's environment a resume is bit-identical
+            # One environment per attempt: only in the first one's environment is a resume bit-identical.
             document["environments"].append(environment)
             for ending in ("error", "ended", "learning"):
-                document.pop(ending, None)  # of the attempt before
+                document.pop(ending, None)  # of the previous attempt
         else:
             document = {
                 "schema_version": SCHEMA_VERSION,
@@ -143,28 +143,29 @@ class RunFolder:
         write_atomically(self._run, json.dumps(document, indent=1))
 
     def environment_changes(self) -> list[str]:
-        """What differs between the first and the present environment; only without any is a resume bit-identical."""
+        """Return the differences between the first and current environment. Without any, a resume is bit-identical."""
         environments = self._facts()["environments"]
         first, last = environments[0], environments[-1]
         keys = ("versions", "machine", "python", "threads")
         other = [key for key in keys if first.get(key) != last.get(key)]
-        files: tuple[dict[str, str], dict[str, str]] = (first.get("brought", {}), last.get("brought", {}))
+        # Version 0.1 wrote "brought".
+        files: list[dict[str, str]] = [one.get("custom", one.get("brought", {})) for one in (first, last)]
         changed = [key for key in sorted({*files[0], *files[1]}) if files[0].get(key) != files[1].get(key)]
         return [
             *(f"{key}: was {first.get(key)}, is {last.get(key)}" for key in other),
-            *(f"the file of {key} has another text than when the run began" for key in changed),
+            *(f"the file of {key} has changed since the run started" for key in changed),
         ]
 
     def finish(self, status: str, **facts: Any) -> None:
         """Mark the run as ``finished``, ``stopped`` or ``failed``."""
         document = self._facts()
-        # an error may quote a URL with the password in it
+        # An error may quote a URL that contains a password.
         shown = {key: without_secrets(value) if isinstance(value, str) else value for key, value in facts.items()}
         document |= {"status": status, "ended": now(), **shown}
         write_atomically(self._run, json.dumps(document, indent=1))
 
     def account(self, totals: Mapping[str, float]) -> None:
-        """Add what this attempt asked a served judge for to what the attempts before it did."""
+        """Add this attempt's usage of a served judge to that of earlier attempts."""
         if totals:
             document = self._facts()
             before: Mapping[str, float] = document.get("judge", {})
@@ -181,36 +182,36 @@ class RunFolder:
         _append(self._events, {"time": now(), **event})
 
     def has_event(self, kind: object, message: object) -> bool:
-        """Whether this was told before, by this process or by one that was killed after telling it."""
+        """Return whether the log has this event, from this process or from one that was killed."""
         if not self._events.exists():
             return False
         rows = [json.loads(line) for line in self._events.read_text().splitlines()]
         return any(row.get("kind") == kind and row.get("message") == message for row in rows)
 
     def settle(self) -> None:
-        """Force what was appended to the disk: no checkpoint may be newer than the lines of its steps."""
+        """Flush the appended lines to disk: no checkpoint may be newer than the lines of its steps."""
         for path in (self._metrics, self._events, self.timeline):
             if path.exists():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
 
     def metrics(self) -> list[StepMetrics]:
-        """The steps recorded so far."""
+        """Return the steps recorded so far."""
         if not self._metrics.exists():
             return []
         rows = [json.loads(line) for line in self._metrics.read_text().splitlines()]
         return [StepMetrics(step=r["step"], stage=r["stage"], values=r["values"]) for r in rows]
 
     def rewind(self, step: int) -> list[int]:
-        """Drop what was recorded after ``step``, since a resumed run records it again.
+        """Drop the records after ``step``, since a resumed run writes them again.
 
         Returns:
-            Steps up to ``step`` whose metrics are not there: the file was damaged from outside.
+            Steps up to ``step`` without metrics, where the file was damaged from outside.
         """
         for path in (self._metrics, self._events, self.timeline):
             if path.exists():
                 fields = ("step", "stage", "values") if path == self._metrics else ()
-                # a kill may tear a line in the middle of a character
+                # A kill may truncate a line in the middle of a character.
                 lines = path.read_text(errors="replace").splitlines()
                 kept = [line for line in lines if _step_of(line, fields) <= step]
                 write_atomically(path, "".join(line + "\n" for line in kept))
@@ -221,7 +222,7 @@ class RunFolder:
         write_atomically(self.evaluations / f"{name}.json", json.dumps(document, indent=1))
 
     def forget_evaluations(self, name: str) -> None:
-        """Remove the tests of this name, so that they are made again."""
+        """Remove the evaluations of this name, so that they run again."""
         for path in self.evaluations.glob(f"{name}-*.json"):
             path.unlink()
 
@@ -230,26 +231,26 @@ class RunFolder:
         try:
             return json.loads(path.read_text()) if path.exists() else None
         except ValueError as error:
-            raise ValueError(f"{path} is damaged ({error}); delete it to run that test again") from None
+            raise ValueError(f"{path} is damaged ({error}); delete it to run that evaluation again") from None
 
 
 def _live_note(config: TrainConfig) -> str:
-    """The head of a recipe that no command can run: what it names was given in Python."""
+    """Return the header of a recipe that no command can run, since it names Python objects."""
     live = sorted(set(live_parts(config).values()))
     if not live:
         return ""
     return (
-        f"# Not to be run by a command: {', '.join(live)} was given in Python and is in no file that this recipe "
-        "names.\n# What is known of it stands in run.json; the run is resumed from Python, with the same object.\n\n"
+        f"# No command can run this recipe: {', '.join(live)} was passed in Python and is in no file that it names.\n"
+        "# Its text, where it has one, is in run.json. Resume the run from Python, with the same object.\n\n"
     )
 
 
 def check_folder(path: Path, config: TrainConfig, *, resume: bool) -> None:
-    """Refuse a run folder that this run cannot have; nothing is written.
+    """Refuse a run folder that this run cannot use. Nothing is written.
 
     Raises:
-        ValueError: it holds another run and ``resume`` was not asked for, or was begun with other settings; it holds
-            somebody else's files; it cannot be written; or another process is writing it.
+        ValueError: The folder holds another run without ``resume``, a run with other settings, or other files; it
+            cannot be written; or another process is writing it.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file, not a folder; choose another --output")
@@ -264,7 +265,7 @@ def check_folder(path: Path, config: TrainConfig, *, resume: bool) -> None:
                 f"{path} holds other files ({', '.join(foreign[:3])}{' ...' if len(foreign) > 3 else ''}), and a run "
                 "needs a folder of its own; choose another --output"
             )
-    # the nearest folder that is there: the others will be made in it
+    # The nearest existing folder: the others will be created in it.
     there = next(place for place in (path, *path.parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         reason = "is not writable" if there.is_dir() else "is a file"
@@ -272,23 +273,23 @@ def check_folder(path: Path, config: TrainConfig, *, resume: bool) -> None:
 
 
 def _check_same_objects(path: Path, config: TrainConfig) -> None:
-    """What was given in Python has to be given again: nothing of the folder can bring it back."""
+    """Require the objects that were passed in Python again: the folder cannot restore them."""
     try:
         written = leaves(tomllib.loads((path / "config.toml").read_text()))
     except (ValueError, FileNotFoundError):
-        return  # told where the recipe is compared
+        return  # reported where the recipe is compared
     now = live_parts(config)
     for key, reference in written.items():
         if isinstance(reference, str) and reference.startswith(LIVE) and now.get(key) != reference:
             raise ValueError(
-                f"{path} was begun in Python with {key} = {reference}, and this call gives {now.get(key, 'none')}: "
-                "resume it from Python with the same object (its text, where it has one, stands in run.json), or "
+                f"{path} was started in Python with {key} = {reference}, but this call passes {now.get(key, 'none')}: "
+                "resume it from Python with the same object (its text, where it has one, is in run.json), or "
                 "choose another --output"
             )
 
 
 def _check_same_recipe(path: Path, config: TrainConfig) -> None:
-    """Settings that decide results must be as they were; a setting this version added has its default there."""
+    """Require equal settings that decide results. A setting added since then has its default in the old recipe."""
     _check_same_objects(path, config)
     try:
         tree = tomllib.loads((path / "config.toml").read_text())
@@ -296,7 +297,7 @@ def _check_same_recipe(path: Path, config: TrainConfig) -> None:
     except (ValueError, FileNotFoundError) as error:
         raise ValueError(
             f"{path / 'config.toml'} cannot be read as a recipe of this magicrl: {error}\n"
-            "resume the run with the version that began it, or choose another --output"
+            "resume the run with the version that started it, or choose another --output"
         ) from None
     changed = differences(*(_deciding(each).model_dump(mode="json") for each in (written, config)))
     if changed:
@@ -308,12 +309,12 @@ def _check_same_recipe(path: Path, config: TrainConfig) -> None:
 
 def _append(path: Path, row: Mapping[str, object]) -> None:
     with path.open("a") as file:
-        # NaN is no JSON, and other programs read these lines
+        # JSON has no NaN, and other programs read these lines.
         file.write(json.dumps(row, allow_nan=False) + "\n")
 
 
 def _deciding(config: TrainConfig) -> TrainConfig:
-    """The configuration without what may change from one attempt to the next: nothing of it decides a result."""
+    """Return the configuration without settings that may change between attempts and decide no result."""
     run = config.run.model_copy(update={"output": None, "expected_minutes": None})
     return config.model_copy(
         update={
@@ -327,8 +328,8 @@ def _deciding(config: TrainConfig) -> TrainConfig:
 
 
 def _step_of(line: str, fields: Sequence[str] = ()) -> int:
-    """The step of a record; beyond every step for one that is no record with these fields."""
-    beyond = 1 << 62  # torn by a kill: it is written again
+    """Return the step of a record, or a huge number for a line that is no record with these fields."""
+    beyond = 1 << 62  # truncated by a kill, so written again
     try:
         document = json.loads(line)
         return int(document.get("step", 0)) if all(field in document for field in fields) else beyond

@@ -1,7 +1,14 @@
-"""A training step of a recorded run made again, bit for bit, and once more under other settings.
+"""A training step of a recorded run repeated bit for bit or with other settings, and the contribution of each token.
 
-The run's files are read and never written: the step is made in a folder of its own, from the newest kept checkpoint
-before it, or from the start. Whether it came out the same is told from hashes of what the run has recorded.
+The run's files are only read: the step is repeated in a separate folder, from the newest checkpoint before it, or from
+the start. Hashes of the run's records show whether the repetition is equal.
+
+A mini-batch's loss depends on the weights only through the log-prob and the entropy of each of its tokens. With a and b
+its derivatives by those two, g_t = a_t grad(logp_t) + b_t grad(H_t) is token t's share of the gradient g = sum_t g_t,
+whatever the loss. Its inner product with any direction v needs no gradient of a single token: it is a_t and b_t times
+the derivatives of logp_t and H_t along v. These are computed in float64 at the weights before the update: gradients by
+autograd, derivatives along a direction by a central difference of two forward passes, which gives eight digits and
+works for every architecture.
 """
 
 from __future__ import annotations
@@ -11,47 +18,270 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow.parquet as pq
 import torch
+from torch import Tensor
 
+from magicrl.algorithms.attribution import gain_weights, own_step
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import live_parts, load_train_recipe, to_toml
 from magicrl.config.schema import CheckpointConfig, LoggingConfig, StartConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.files import write_atomically
-from magicrl.models.loading import LoadedModel
-from magicrl.records import Problem, ScoredGroup, StepMetrics, TrainBatch, Verdict
+from magicrl.models.loading import LoadedModel, load_policy, resolve_device, resolve_dtype
+from magicrl.models.packing import PackedBatch
+from magicrl.records import Problem, ScoredGroup, StepMetrics, TrainBatch, TrainSample, Verdict
 from magicrl.rollout.recording import ReplayEngine
 from magicrl.training.assemble import LocalParts, make_reference
-from magicrl.training.attribution import Update, of_state, own_part
 from magicrl.training.checkpoint import Checkpoint, checkpoint_folders, join_state, load_checkpoint, step_of
 from magicrl.training.learner import LocalLearner
-from magicrl.training.objective import LearnerSettings, entropy_controller
+from magicrl.training.objective import LearnerSettings, MicroBatch, Objective, entropy_controller
 from magicrl.training.protocols import Controls, TrainingStopped, UpdateMetrics
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import StopRequest, opened
+from magicrl.training.session import StopRequest, open_session
 from magicrl.training.start_checks import check_run
-from magicrl.training.step import Parts, StepResult, Trainer
+from magicrl.training.step import Parts, StepResult, Trainer, buffer_samples
+
+COPIES = 7
+"""Number of float64 copies of the weights that an attribution holds in addition to the learner."""
+_SHIFT = 1e-5
+"""Half step of a central difference, relative to the norm of the weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatedUpdate:
+    """One repeated update: its mini-batch, and the learner's state before and after."""
+
+    batch: TrainBatch
+    controls: Controls
+    grad_norm: float
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+
+
+def flat_values(tensors: Iterable[Tensor]) -> Tensor:
+    """Return all values of the tensors as one float64 vector on the CPU."""
+    return torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
+
+
+def of_state(state: Mapping[str, Any], prefix: str) -> Tensor:
+    """Return the weights or one moment of a learner, ``[P]`` float32, by name; zeros for a moment before the first
+    update."""
+    names = weight_names(state)
+    found, at = torch.empty(sum(state[f"weights/{name}"].numel() for name in names)), 0
+    for name in names:
+        values = _flat(state, prefix, name)
+        found[at : (at := at + len(values))] = values
+    return found
+
+
+def weight_names(state: Mapping[str, Any]) -> list[str]:
+    """Return the names of a learner's weights, in the order of every ``[P]``."""
+    return sorted(name.removeprefix("weights/") for name in state if name.startswith("weights/"))
+
+
+def _flat(state: Mapping[str, Any], prefix: str, name: str) -> Tensor:
+    return flat_values([state.get(f"{prefix}/{name}", torch.zeros_like(state[f"weights/{name}"]))])
+
+
+def own_part(config: TrainConfig, update: RepeatedUpdate) -> Tensor:
+    """Return the part of an update that its own gradient causes, without earlier moments and decay, ``[P]`` float32."""
+    optimizer, before, after = config.optimizer, update.before, update.after
+    names = weight_names(before)
+    # As precise as the learner's own state, with half of the gradients' memory.
+    found, at = torch.zeros(sum(before[f"weights/{name}"].numel() for name in names)), 0
+    for name in names:  # one weight at a time: temporaries of a whole model are ten times its size
+        part = own_step(
+            _flat(before, "exp_avg", name),
+            *(_flat(after, prefix, name) for prefix in ("exp_avg", "exp_avg_sq")),
+            step=int(after["meta"]["optimizer_steps"]),
+            learning_rate=update.controls.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.eps,
+        )
+        found[at : (at := at + len(part))] = part
+    return found
+
+
+class PrecisePolicy:
+    """The policy in float64 at given weights.
+
+    Args:
+        config: Recipe of the run.
+        folder: Folder of its initial model, for the architecture.
+    """
+
+    def __init__(self, config: TrainConfig, folder: str) -> None:
+        policy = load_policy(folder, dtype="float32", device=resolve_device(config.run.device))
+        plain = {"compile": False, "exact": False, "head_dtype": None, "dtype": "float32"}
+        # Float64 activations of a whole micro-batch would need most of the memory.
+        settings = config.model.model_copy(update={**plain, "gradient_checkpointing": True})
+        learning = LearnerSettings.of(config.model_copy(update={"model": settings}))
+        self._learner = LocalLearner(policy.model, learning, valid_vocab=policy.valid_vocab)
+        # After the learner replaced transformers' normalisation, which would compute in float32.
+        self._learner.scorer.model.double()
+        self._dtype = resolve_dtype(config.model.dtype)
+        self._weights = [t for name, t in sorted(self._learner.state().items()) if name.startswith("weights/")]
+        self._shapes = [weight.numel() for weight in self._weights]
+        self.objective = Objective(learning)
+        self.size = sum(self._shapes)
+
+    @torch.no_grad()
+    def put(self, weights: Tensor) -> None:
+        """Load the weights, ``[P]``, rounded to the compute precision of the run."""
+        for own, given in zip(self._weights, weights.split(self._shapes), strict=True):
+            own.copy_(given.to(self._dtype).view_as(own))
+
+    @torch.no_grad()
+    def scores(self, samples: Sequence[TrainSample], temperature: float) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies of every token, ``[tokens]`` each."""
+        return tuple(torch.cat(parts) for parts in self._ordered(samples, temperature))  # pyright: ignore[reportReturnType]
+
+    def _ordered(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[Tensor], list[Tensor]]:
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for members, packed in self._learner.scorer.micro_batches(samples):
+            both = self._learner.scorer.forward(packed, temperature)
+            parts = zip(*(array.cpu().split(packed.response_lengths) for array in both), strict=True)
+            found.update(zip(members, parts, strict=True))
+        return [found[i][0] for i in range(len(samples))], [found[i][1] for i in range(len(samples))]
+
+    def gradient(
+        self, samples: Sequence[TrainSample], by_logprob: Tensor, by_entropy: Tensor, temperature: float
+    ) -> Tensor:
+        """Return the ``[P]`` gradient of the sum of by_logprob * log-prob + by_entropy * entropy over the tokens."""
+        lengths = [len(sample.tokens) for sample in samples]
+        weights = list(zip(by_logprob.split(lengths), by_entropy.split(lengths), strict=True))
+        for members, packed in self._learner.scorer.micro_batches(samples):
+            logprobs, entropies = self._learner.scorer.forward(packed, temperature)
+            a, b = (torch.cat([weights[i][k] for i in members]).to(logprobs.device) for k in (0, 1))
+            ((a * logprobs).sum() + (b * entropies).sum()).backward()
+        gradients = self._learner.gradients()
+        found = flat_values(gradients[name] for name in sorted(gradients))
+        for gradient in gradients.values():
+            gradient.zero_()
+        return found
+
+    def along(self, direction: Tensor, samples: Sequence[TrainSample], temperature: float) -> tuple[Tensor, Tensor]:
+        """Return the derivatives of log-probs and entropies along ``direction`` (``[P]``), ``[tokens]`` each."""
+        length = float(direction.norm())
+        if not length:
+            zeros = torch.zeros(sum(len(sample.tokens) for sample in samples), dtype=torch.float64)
+            return zeros, zeros
+        at = [weight.detach().clone() for weight in self._weights]
+        half = _SHIFT * float(torch.stack([weight.norm() for weight in at]).norm()) / length
+        found: list[tuple[Tensor, Tensor]] = []
+        for shift in (half, -half, 0.0):
+            with torch.no_grad():
+                for own, weight, part in zip(self._weights, at, direction.split(self._shapes), strict=True):
+                    own.copy_(weight).add_(part.view_as(own).to(own.device), alpha=shift)
+            if shift:
+                found.append(self.scores(samples, temperature))
+        (up, up_entropy), (down, down_entropy) = found
+        return (up - down) / (2 * half), (up_entropy - down_entropy) / (2 * half)
+
+    def derivatives(self, batch: TrainBatch, controls: Controls) -> tuple[Tensor, Tensor]:
+        """Return the loss's derivatives by each token's log-prob and entropy, ``[tokens]`` each."""
+        logprobs, entropies = (t.requires_grad_() for t in self.scores(batch.samples, controls.temperature))
+        packed = PackedBatch.of(batch.samples, "cpu")
+        job = MicroBatch(batch.samples, self.objective.sample_weights(batch), packed)
+        self.objective.terms(job, logprobs, entropies, controls, self.objective.statistics(batch)).loss.backward()
+        by_logprob, by_entropy = (torch.zeros_like(t) if t.grad is None else t.grad for t in (logprobs, entropies))
+        return by_logprob, by_entropy
+
+
+class Attributor:
+    """Sums over the updates of one step of their effects on the responses of its buffer.
+
+    Args:
+        config: Recipe of the run, in the step's stage.
+        probe: The policy in float64.
+        groups: Whole buffer of the step.
+
+    Attributes:
+        samples: Every response of the buffer, in order.
+        lengths: Their numbers of tokens.
+        sampled: ``[tokens]`` bool, False for observations of an environment.
+        gain: ``[tokens]``, weight of each log-prob in a group's gain.
+        temperature: tau.
+        norm: ``[tokens]``, share of each token in its gradient's norm. Over an update's tokens they sum to that norm.
+        grad_norms: Gradient norm of each update so far: recorded, and in float64.
+        own: ``[P]``, part of the change of the weights that the step's gradients caused (`own_part`).
+        moved: ``[P]``, whole change of the weights.
+    """
+
+    def __init__(self, config: TrainConfig, probe: PrecisePolicy, groups: Sequence[ScoredGroup]) -> None:
+        self._config, self._probe, self._groups = config, probe, groups
+        self.temperature = config.rollout.temperature
+        self.samples = buffer_samples(groups)
+        self.lengths = [len(sample.tokens) for sample in self.samples]
+        starts = np.cumsum([0, *self.lengths])
+        # By identity: samples of a batch share their arrays with the completions.
+        self._start = {id(s.tokens): int(n) for s, n in zip(self.samples, starts[:-1], strict=True)}
+        mask = [np.ones(len(s.tokens), bool) if s.loss_mask is None else s.loss_mask for s in self.samples]
+        self.sampled = torch.from_numpy(np.concatenate(mask))
+        self.gain = self._gain_weights() * self.sampled
+        self.norm = torch.zeros(int(starts[-1]), dtype=torch.float64)
+        self.grad_norms: list[tuple[float, float]] = []
+        self.own, self.moved = torch.zeros(probe.size), torch.zeros(probe.size)
+
+    def _gain_weights(self) -> Tensor:
+        weights: list[Tensor] = []
+        lengths = torch.tensor([s.num_loss_tokens for s in self.samples], dtype=torch.float64)
+        parts = lengths.split([len(g.rewards) for g in self._groups])
+        for group, tokens in zip(self._groups, parts, strict=True):
+            rewards, counted = (
+                torch.from_numpy(group.rewards.astype(np.float64)),
+                torch.from_numpy(group.counted.copy()),
+            )
+            weights.append(gain_weights(rewards, counted, tokens))
+        return torch.cat(weights).repeat_interleave(torch.tensor(self.lengths))
+
+    def by_group(self, values: Tensor) -> list[float]:
+        """Return the sum of values of the buffer's tokens, ``[tokens]``, per group."""
+        sums = [0.0] * len(self._groups)
+        for sample, part in zip(self.samples, values.split(self.lengths), strict=True):
+            sums[sample.group_index] += float(part.sum())
+        return sums
+
+    def add(self, update: RepeatedUpdate) -> None:
+        """Add one update of the step. Call it in the order of the updates."""
+        probe, tau, samples = self._probe, self.temperature, update.batch.samples
+        before = of_state(update.before, "weights")
+        self.own += own_part(self._config, update)
+        self.moved += of_state(update.after, "weights") - before
+        probe.put(before)
+        del before
+        by_logprob, by_entropy = probe.derivatives(update.batch, update.controls)
+        gradient = probe.gradient(samples, by_logprob, by_entropy, tau)
+        norm = float(gradient.norm())
+        self.grad_norms.append((update.grad_norm, norm))
+        logprob_along, entropy_along = probe.along(gradient, samples, tau)
+        shares = (by_logprob * logprob_along + by_entropy * entropy_along) / (norm or 1.0)
+        for sample, part in zip(samples, shares.split([len(s.tokens) for s in samples]), strict=True):
+            first = self._start[id(sample.tokens)]
+            self.norm[first : first + len(part)] += part
+
 
 CLOCK = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
-"""Metrics that the clock or the machine decides, by how their keys begin: no repetition has them again."""
+"""Prefixes of metrics that depend on the clock or the machine, so that no repetition has them again."""
 KEEP_ALL = 1_000_000
 Noted: TypeAlias = tuple[TrainBatch, Controls, float]
-"""What an update was given, and the norm of its gradient."""
+"""Mini-batch and controls of an update, and its gradient norm."""
 WHAT_IF = ("algorithm.", "entropy.", "optimizer.", "reference.coefficient=", "reward=")
 """What ``--what-if`` may change: settings of the update, and the reward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """A hash of what the run recorded, and of the same thing made again; None where nothing was recorded.
+    """Hash of a record of the run, and of its repetition; None where nothing was recorded.
 
-    ``note`` says what differs, or why there is nothing to compare with.
+    ``note`` says what differs, or why nothing can be compared.
     """
 
     name: str
@@ -65,7 +295,7 @@ class Check:
 
 
 class NotingLearner(LocalLearner):
-    """Remembers what each update was given and found, of the step in progress."""
+    """A learner that stores the inputs and the gradient norm of each update of the current step."""
 
     noted: tuple[Noted, ...] = ()
 
@@ -78,19 +308,19 @@ class NotingLearner(LocalLearner):
         self.noted = (*self.noted, (batch, controls, found.values["grad_norm"]))
         return found
 
-    def again(self, start: Mapping[str, Any], noted: Sequence[Noted]) -> Iterator[Update]:
-        """Updates made once more from the state ``start``, with the state on both sides of each."""
+    def again(self, start: Mapping[str, Any], noted: Sequence[Noted]) -> Iterator[RepeatedUpdate]:
+        """Yield the updates repeated from the state ``start``, with the state before and after each."""
         self.restore(start)
         before = start
         for index, (batch, controls, norm) in enumerate(noted, 1):
             super().update(batch, controls)
             after = self.state() if index == len(noted) else copied(self.state())
-            yield Update(batch=batch, controls=controls, grad_norm=norm, before=before, after=after)
+            yield RepeatedUpdate(batch=batch, controls=controls, grad_norm=norm, before=before, after=after)
             before = after
 
 
 class _Parts(LocalParts):
-    """A run's parts with a learner that remembers."""
+    """Parts of a run with a `NotingLearner`."""
 
     made: NotingLearner
 
@@ -104,15 +334,15 @@ class _Parts(LocalParts):
 
 
 class _Watch(NullObserver):
-    """Hears the warnings of the repetition, and tells each step."""
+    """Collects the warnings of the repetition and reports each step."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__()
         self.warnings: list[str] = []
-        self._tell = tell
+        self._report = report
 
     def step(self, metrics: StepMetrics) -> None:
-        self._tell(f"step {metrics.step}")
+        self._report(f"step {metrics.step}")
 
     def event(self, event: Mapping[str, object]) -> None:
         if event["kind"] == "warning":
@@ -121,19 +351,19 @@ class _Watch(NullObserver):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repeated:
-    """A step that was made again.
+    """A repeated step.
 
     Attributes:
-        config: of the run, its start model found on this machine.
-        metrics: of the step, made again.
-        begun: step of the checkpoint that it was made from; 0: the start.
-        checkpoint: the whole state before the step.
-        after: ``[P]``, the weights after it.
-        groups: its whole buffer.
-        updates: what each of its updates was given, and its gradient norm.
-        learner: to make the updates again.
-        checks: what was compared with the recording.
-        warnings: what the run told on the way, such as another environment.
+        config: Recipe of the run, with its initial model on this machine.
+        metrics: Metrics of the repeated step.
+        begun: Step of the checkpoint it started from; 0 for the start of the run.
+        checkpoint: Whole state before the step.
+        after: ``[P]``, weights after it.
+        groups: Its whole buffer.
+        updates: Inputs and gradient norm of each of its updates.
+        learner: Learner that can repeat the updates.
+        checks: Comparisons with the record.
+        warnings: Warnings of the repetition, such as another environment.
     """
 
     config: TrainConfig
@@ -149,63 +379,63 @@ class Repeated:
 
     @property
     def equal(self) -> bool:
-        """Everything that could be compared is the same."""
+        """Whether everything that could be compared is equal."""
         return all(check.equal is not False for check in self.checks)
 
-    def again(self) -> Iterator[Update]:
-        """The step's updates with the learner's state on both sides, made once more."""
+    def again(self) -> Iterator[RepeatedUpdate]:
+        """Yield the step's updates repeated, with the learner's state before and after each."""
         return self.learner.again(self.checkpoint.learner_state(), self.updates)
 
 
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A learner's state that its next update leaves alone, on the CPU."""
+    """Return a copy of a learner's state on the CPU, which its next update does not change."""
     return {name: t.detach().cpu().clone() if isinstance(t, torch.Tensor) else t for name, t in state.items()}
 
 
 def newest_before(run: Path, step: int) -> Path | None:
-    """The newest checkpoint that the run keeps of before ``step``; None: only its start is left."""
+    """Return the newest checkpoint saved before ``step``, or None."""
     found = [path for path in checkpoint_folders(run) if step_of(path) < step]
     return found[-1] if found else None
 
 
 def recorded_config(run: Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """The recipe that a run was made with, on this machine's start model.
+    """Return the recipe of a run, with the initial model on this machine.
 
     Raises:
-        ValueError: it cannot be made again here; says why.
+        ValueError: The run cannot be repeated here. The text says why.
     """
     config = load_train_recipe(run / "config.toml", list(overrides))
     refused = {
-        "cluster": config.cluster is not None and "other processes share its sums in another order",
+        "cluster": config.cluster is not None and "other processes add up its sums in another order",
         "rollout.engine": config.rollout.engine not in ("in_process", "replay")
         and f"{config.rollout.engine!r} does not promise the same tokens twice",
-        "verifier.judge": config.verifier.judge is not None and "a served judge may answer otherwise, and is paid for",
+        "verifier.judge": config.verifier.judge is not None and "a served judge may answer differently and costs money",
     }
     for key, why in refused.items():
         if why:
-            raise ValueError(f"{run}: a run with {key} is not repeated: {why}")
+            raise ValueError(f"{run}: a run with {key} cannot be repeated: {why}")
     if live := live_parts(config):
         raise ValueError(
-            f"{run}: {next(iter(live.values()))} was given in Python and is in no file; it is not repeated"
+            f"{run}: {next(iter(live.values()))} was passed in Python and is in no file, so the run cannot be repeated"
         )
     start = str(json.loads((run / "run.json").read_text(encoding="utf-8")).get("start_model", ""))
     for folder in (run.parent / "models" / Path(start).name, Path(start)):
         if (folder / "config.json").exists():
             found = StartConfig.model_construct(model=str(folder.absolute()), sft=None)
             return config.model_copy(update={"start": found})
-    return config  # it is made, or loaded, again
+    return config  # it is trained, or loaded, again
 
 
-def repeat(run: Path, step: int, tell: Callable[[str], None] = lambda _: None) -> Repeated:
-    """Make a step of a run again and compare it with what was recorded; the run's files stay as they are.
+def repeat(run: Path, step: int, report: Callable[[str], None] = lambda _: None) -> Repeated:
+    """Repeat a step of a run and compare it with the record. The run's files are not changed.
 
     Args:
-        run: a run folder.
-        step: from 1 to the last recorded one.
-        tell: told each step that is made.
+        run: Run folder.
+        step: Number of the step, from 1 to the last recorded one.
+        report: Called with the name of each step.
 
     Raises:
-        ValueError: there is no such run or step, or the run cannot be made again here; says why.
+        ValueError: The run or step does not exist, or the run cannot be repeated here. The text says why.
     """
     rows = recorded_lines(run)
     if step not in rows:
@@ -215,8 +445,8 @@ def repeat(run: Path, step: int, tell: Callable[[str], None] = lambda _: None) -
         folder = Path(scratch) / "run"
         made = _scratch(run, folder, config, source)
         ready = check_run(made, folder, resume=True)
-        parts, watch = _Parts(made), _Watch(tell)
-        with opened(made, folder, watch, ready=ready, resume=True, stop=StopRequest(), parts=parts) as session:
+        parts, watch = _Parts(made), _Watch(report)
+        with open_session(made, folder, watch, ready=ready, resume=True, stop=StopRequest(), parts=parts) as session:
             while session.steps_done < step - 1:
                 if session.step() is None:
                     break
@@ -224,7 +454,7 @@ def repeat(run: Path, step: int, tell: Callable[[str], None] = lambda _: None) -
             before = load_checkpoint(session.save())
             found = session.step()
             if found is None:
-                raise ValueError(f"{run}: made again, the run ended at step {session.steps_done}, before step {step}")
+                raise ValueError(f"{run}: the repeated run ended at step {session.steps_done}, before step {step}")
             metrics, groups = found
             after = copied(parts.made.state())
         checks = _checks(run, folder, rows[step], metrics, after)
@@ -243,12 +473,12 @@ def repeat(run: Path, step: int, tell: Callable[[str], None] = lambda _: None) -
 
 
 def recorded_lines(run: Path) -> dict[int, dict[str, Any]]:
-    """The lines of ``metrics.jsonl`` by step.
+    """Return the lines of ``metrics.jsonl`` by step.
 
     Raises:
-        ValueError: it is no run folder, or has no step yet.
+        ValueError: It is not a run folder, or has no step yet.
     """
-    checkpoint_folders(run)  # refuses what is no run folder
+    checkpoint_folders(run)  # refuses other folders
     path = run / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = {int(row["step"]): row for row in map(json.loads, lines)}
@@ -258,12 +488,13 @@ def recorded_lines(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def _scratch(run: Path, folder: Path, config: TrainConfig, source: Path | None) -> TrainConfig:
-    """A folder from which the run goes on behind ``source``, and its recipe: nothing is removed or tracked."""
+    """Create a folder in which the run continues after ``source``, and return its recipe: nothing is removed or
+    tracked."""
     (folder / "checkpoints").mkdir(parents=True)
     for name in ("run.json", "metrics.jsonl", "difficulty.json"):
         if (run / name).exists():
             shutil.copy(run / name, folder / name)
-    # the tests are found there, so they are not made again
+    # The evaluations are copied, so they do not run again.
     if (run / "evaluations").is_dir():
         shutil.copytree(run / "evaluations", folder / "evaluations")
     if source is not None:
@@ -281,12 +512,12 @@ def _scratch(run: Path, folder: Path, config: TrainConfig, source: Path | None) 
 def _checks(
     run: Path, folder: Path, row: Mapping[str, Any], metrics: StepMetrics, after: Mapping[str, Any]
 ) -> tuple[Check, ...]:
-    """The step's metrics, responses and weights against the recording."""
+    """Compare the step's metrics, responses and weights with the record."""
     name = f"step-{metrics.step:06d}"
     was, now = (_clockless(values) for values in (row["values"], json.loads(json.dumps(dict(metrics.values)))))
     differing = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
-    told = "" if not differing else f"differs in {', '.join(differing[:4])}" + (" ..." if differing[4:] else "")
-    checks = [Check(name="metrics", recorded=_digest(was), repeated=_digest(now), note=told)]
+    note = "" if not differing else f"differs in {', '.join(differing[:4])}" + (" ..." if differing[4:] else "")
+    checks = [Check(name="metrics", recorded=_digest(was), repeated=_digest(now), note=note)]
     rollouts = run / "rollouts" / f"{name}.parquet"
     again = _rollouts_hash(folder / "rollouts" / f"{name}.parquet")
     recorded = _rollouts_hash(rollouts) if rollouts.exists() else None
@@ -309,12 +540,12 @@ def _digest(values: Any) -> str:
 
 
 def _rollouts_hash(path: Path) -> str:
-    """Of every response and verdict, without the seconds they took."""
+    """Return a hash of every response and verdict, without their times."""
     return _digest(pq.read_table(path).drop_columns(["seconds"]).to_pylist())
 
 
 def state_hash(state: Mapping[str, Any]) -> str:
-    """SHA-256 of a learner's weights and moments, by name."""
+    """Return the SHA-256 of a learner's weights and moments, by name."""
     found = hashlib.sha256()
     for name in sorted(name for name, value in state.items() if isinstance(value, torch.Tensor)):
         found.update(name.encode())
@@ -323,7 +554,7 @@ def state_hash(state: Mapping[str, Any]) -> str:
 
 
 class _Drawn(PromptSampler):
-    """Gives a step's problems in the order in which they were drawn."""
+    """Returns a step's problems in the order in which they were drawn."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__(list({problem.id: problem for problem in problems}.values()), seed=0)
@@ -331,25 +562,25 @@ class _Drawn(PromptSampler):
 
     def next(self, n: int) -> list[Problem]:
         if n > len(self._left):
-            raise ValueError("it asks for more prompts than the step had sampled, and none is sampled for it")
+            raise ValueError("it needs more prompts than the step sampled, and no further ones are sampled")
         taken, self._left = self._left[:n], self._left[n:]
         return taken
 
 
-class _Given:
-    """Gives the verdicts that the step's responses have: a `VerifierService` without workers."""
+class _RecordedVerdicts:
+    """Returns the recorded verdicts of the step's responses: a `VerifierService` without workers."""
 
     def __init__(self, groups: Sequence[ScoredGroup]) -> None:
         self._verdicts: dict[tuple[str, tuple[str, ...]], tuple[Verdict, ...]] = {}
         for scored in groups:
-            # what an environment has judged is not asked for
-            asked = [
+            # Responses that an environment judged are not submitted.
+            judged = [
                 (c.text if c.episode is None else c.episode.answer, verdict)
                 for c, verdict in zip(scored.group.completions, scored.verdicts, strict=True)
                 if c.episode is None or c.episode.verdict is None
             ]
-            key = scored.group.request.problem.id, tuple(text for text, _ in asked)
-            self._verdicts[key] = tuple(verdict for _, verdict in asked)
+            key = scored.group.request.problem.id, tuple(text for text, _ in judged)
+            self._verdicts[key] = tuple(verdict for _, verdict in judged)
 
     def submit(self, problem: Problem, responses: Sequence[str]) -> tuple[Verdict, ...]:
         return self._verdicts[problem.id, tuple(responses)]
@@ -366,9 +597,9 @@ class _Given:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Varied:
-    """A step made of the same responses under other settings.
+    """A step repeated from the same responses with other settings.
 
-    ``own`` and ``moved`` are ``[P]``, as in `magicrl.training.attribution.Attributor`; ``after`` are the weights.
+    ``own`` and ``moved`` are ``[P]``, as in `Attributor`. ``after`` are the weights.
     """
 
     result: StepResult
@@ -378,34 +609,34 @@ class Varied:
 
 
 def varied_config(run: Path, words: str) -> TrainConfig:
-    """The run's recipe with the settings of one ``--what-if``: KEY=VALUE, several apart by spaces.
+    """Return the run's recipe with the settings of one ``--what-if``: KEY=VALUE, separated by spaces.
 
     Raises:
-        ValueError: a setting that no step can be made with, or that says nothing of the update.
+        ValueError: The step cannot run with a setting, or a setting does not affect the update.
     """
     settings = words.split()
     for setting in settings:
         if not setting.startswith(WHAT_IF):
             raise RecipeError(
-                f"--what-if {words}: the responses are those that the run sampled, so it changes settings of the "
-                f"update alone ({', '.join(name.rstrip('.=') for name in WHAT_IF)}), as KEY=VALUE"
+                f"--what-if {words}: the responses are those that the run sampled, so only settings of the "
+                f"update can change ({', '.join(name.rstrip('.=') for name in WHAT_IF)}), as KEY=VALUE"
             )
     config = recorded_config(run, settings)
     if config.rollout.max_staleness:
         raise RecipeError(
-            f"--what-if {words}: with rollout.max_staleness = {config.rollout.max_staleness} the step's buffer hangs "
-            "on what is in flight; without --what-if the step is repeated as it was"
+            f"--what-if {words}: with rollout.max_staleness = {config.rollout.max_staleness} the step's buffer depends "
+            "on the requests in flight; without --what-if the step can be repeated"
         )
     return config
 
 
 def vary(repeated: Repeated, config: TrainConfig, words: str) -> Varied:
-    """Make the step with other settings, from the same state and of the same responses.
+    """Repeat the step with other settings, from the same state and responses.
 
-    Verdicts are those of the step, unless ``words`` name another reward: then every response is judged by it.
+    Verdicts are those of the step, unless ``words`` name another reward, which then judges every response.
 
     Raises:
-        ValueError: it cannot be made with them; says why.
+        ValueError: The step cannot run with them. The text says why.
     """
     parts, state = LocalParts(config), repeated.checkpoint.state
     stage, start = repeated.metrics.stage, repeated.learner.start
@@ -417,7 +648,7 @@ def vary(repeated: Repeated, config: TrainConfig, words: str) -> Varied:
         problems = [replace(problem, verifier=config.data.train[0].verifier) for problem in problems]
     prompts = {p.id: g.group.request.prompt_tokens for p, g in zip(problems, repeated.groups, strict=True)}
     controller = entropy_controller(config.entropy)
-    with contextlib.closing(parts.judge() if rejudged else _Given(repeated.groups)) as judge:
+    with contextlib.closing(parts.judge() if rejudged else _RecordedVerdicts(repeated.groups)) as judge:
         engine = ReplayEngine([group.group for group in repeated.groups])
         engine.sync_weights(learner)
         trainer = Trainer(

@@ -1,6 +1,6 @@
-"""What the reward says where the answer is known: to references, to nothing, to several, by other rows' references.
+"""Tests of the reward where the answer is known: references, empty and multiple answers, references of other rows.
 
-Part of ``magicrl preflight``; only ``maths`` and ``exact`` have reference answers that are answers.
+Part of ``magicrl preflight``. Only ``maths`` and ``exact`` have reference answers that are also answers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from magicrl_verifiers.extraction import CLOSE_TAG
 from magicrl_verifiers.records import VerifierService
 
 REFERENCES, MADE_UP, MADE_UP_SERVED = 200, 24, 4
-"""Problems whose reference answer is judged, and that made-up answers are given to; the last where a server judges."""
+"""Problems whose reference answer is verified, and those with made-up answers; the last with a served judge."""
 OFFSETS = (-2, -1, 1, 2)
-"""Rows by which reference answers are tried."""
+"""Row offsets of the reference answers that are tried."""
 REPEATED = 50
 AGREE, LEAST_ANSWERS = 0.75, 3
-"""Share of a problem's answers, and their least number, that make a consensus."""
+"""Share of a problem's answers, and least number of answers, for a consensus."""
 REFERENCE, NOTHING, WRONG, SEVERAL, OFTEN, NO_PROGRAM = (
     "the reference answer",
     "an empty response",
@@ -37,10 +37,10 @@ REFERENCE, NOTHING, WRONG, SEVERAL, OFTEN, NO_PROGRAM = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Neighbour:
-    """Answers judged by the reference answers of the rows ``offset`` further on in the data.
+    """Answers compared with the reference answers ``offset`` rows further on in the data.
 
-    ``own`` and ``there`` are shares of right answers; ``rise`` is their difference, paired by problem. ``skill`` is
-    ``own`` minus the mean share over all offsets, paired by problem: what the answers have to do with the problem.
+    ``own`` and ``there`` are shares of correct answers. ``rise`` is their difference, paired by problem. ``skill`` is
+    ``own`` minus the mean share over all offsets, paired by problem: how much the answers depend on the problem.
     """
 
     offset: int
@@ -52,20 +52,19 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardFacts:
-    """What the reward said.
+    """Results of the reward.
 
     Attributes:
-        references: reference answers that were put to their own problem's verifier; 0 where reference answers
-        are no answers.
-        unread: how many of them were not found right.
-        example: the first of these, and why.
-        earned: mean reward by kind of made-up answer.
-        neighbour: the offset whose reference answers the answers fit best; None where reference answers are no answers.
-        consensus: problems whose answers mostly agree.
-        against: of these, how many agree on an answer that is not the reference answer: wrong labels, or habits of the
-            model.
-        second: a second way of judging the same answers -> share of equal verdicts.
-        right: the same ways -> share of right answers by them.
+        references: Number of reference answers submitted to their own problem's verifier; 0 where references are not
+            answers.
+        unread: Number of those that were not accepted.
+        example: The first of these, with the reason.
+        earned: Mean reward by kind of made-up answer.
+        neighbour: Offset whose reference answers fit the answers best; None where references are not answers.
+        consensus: Number of problems whose answers mostly agree.
+        against: Number of those whose agreed answer is not the reference answer: wrong labels, or habits of the model.
+        second: Share of equal verdicts by another extraction or verifier, by its name.
+        right: Share of correct answers by another extraction or verifier, by its name.
     """
 
     references: int = 0
@@ -82,7 +81,7 @@ class RewardFacts:
 def probe_reward(
     judge: VerifierService, verifier: VerifierConfig, train: Sequence[Problem], groups: Sequence[ScoredGroup]
 ) -> RewardFacts:
-    """Ask the recipe's judge; ``groups`` are sampled answers to some of ``train``."""
+    """Test the recipe's reward. ``groups`` are sampled answers to some of ``train``."""
     earned = _made_up(judge, verifier, [g.group.request.problem for g in groups])
     alone = [g for g in groups if _has_answer(g.group.request.problem)]
     if not alone:
@@ -114,7 +113,7 @@ def _boxed(verifier: VerifierConfig, *answers: str) -> str:
 
 
 def _unread(judge: VerifierService, verifier: VerifierConfig, train: Sequence[Problem]) -> list[str]:
-    """Reference answers that their own problem's verifier does not find right."""
+    """Return reference answers that their own problem's verifier does not accept."""
     asked = [p for p in train if _has_answer(p)][:REFERENCES]
     tickets = [judge.submit(p, [_boxed(verifier, p.references[0])]) for p in asked]
     found: list[str] = []
@@ -126,7 +125,7 @@ def _unread(judge: VerifierService, verifier: VerifierConfig, train: Sequence[Pr
 
 
 def _made_up(judge: VerifierService, verifier: VerifierConfig, problems: Sequence[Problem]) -> dict[str, float]:
-    """Mean reward of each kind of made-up answer; {} where environments judge."""
+    """Return the mean reward of each kind of made-up answer; {} where environments judge."""
     served = any(p.verifier == "judge" for p in problems)
     asked = [p for p in problems if p.environment is None][: MADE_UP_SERVED if served else MADE_UP]
     rewards: dict[str, list[float]] = {}
@@ -154,7 +153,7 @@ def _answers_to(problem: Problem, others: Sequence[Problem], verifier: VerifierC
 
 
 def _neighbour(judge: VerifierService, train: Sequence[Problem], groups: Sequence[ScoredGroup]) -> Neighbour | None:
-    """The offset under which the answers fit best, against their own references; truncated answers count too."""
+    """Return the offset that fits the answers best, next to their own references. Truncated answers count too."""
     places = {problem.id: place for place, problem in enumerate(train)}
     own = [float(np.mean([v.correct for v in group.verdicts])) for group in groups]
     shares: dict[int, list[float]] = {offset: [] for offset in OFFSETS}
@@ -176,23 +175,24 @@ def _neighbour(judge: VerifierService, train: Sequence[Problem], groups: Sequenc
 
 
 def _consensus(verdicts: Sequence[Verdict]) -> bool | None:
-    """Whether the answer that most responses give is right; None where they do not agree."""
-    told = [verdict for verdict in verdicts if verdict.extracted]
-    if len(told) < LEAST_ANSWERS:
+    """Return whether the most frequent answer is correct; None where the answers do not agree."""
+    read = [verdict for verdict in verdicts if verdict.extracted]
+    if len(read) < LEAST_ANSWERS:
         return None
-    answer, count = Counter(v.extracted for v in told).most_common(1)[0]
+    answer, count = Counter(v.extracted for v in read).most_common(1)[0]
     if count < AGREE * len(verdicts):
         return None
-    return next(verdict.correct for verdict in told if verdict.extracted == answer)
+    return next(verdict.correct for verdict in read if verdict.extracted == answer)
 
 
 def _judged_again(verifier: VerifierConfig, groups: Sequence[ScoredGroup], other: str) -> tuple[float, float] | None:
-    """Share of verdicts that another reading or verifier shares, and of right answers by it; None where it is none."""
+    """Return the shares of equal verdicts and of correct answers by another extraction or verifier; None for the
+    recipe's."""
     reading = other in ("box", "lenient")
     mine = verifier.extract if reading else groups[0].group.request.problem.verifier
     if other == mine:
         return None
-    # a worker is enough, and starts faster than several
+    # One worker is enough, and starts faster than several.
     changed = verifier.model_copy(update={"workers": 1} | ({"extract": other} if reading else {}))
     first: list[bool] = []
     second: list[bool] = []

@@ -1,13 +1,14 @@
-"""The step's rollout buffer: which prompts are asked for, and when what came back is used.
+"""The step's rollout buffer: which prompts are requested, and when their groups are used.
 
-With ``rollout.max_staleness`` = 0 a step asks for its groups and waits for them. From 1 on as many steps' groups are
-asked for in advance, so that the engine has work while the learner updates. Groups are used in the order in which they
-were issued, never in the order in which they finish (that would favour short responses). A step uses at least D_R of
-them, so one that was issued ``max_staleness`` steps ahead is used within the bound; none is dropped for its age.
+With ``rollout.max_staleness`` = 0 a step requests its groups and waits for them. With larger values the groups of that
+many further steps are requested in advance, so that the engine has work while the learner updates. Groups are used in
+the order of their requests, never in the order of completion, which would favour short responses. A step uses at least
+D_R groups, so a group requested ``max_staleness`` steps ahead is used within the bound. No group is dropped for its
+age.
 
-Where a request has more responses than there are rows, those expected longest start first: a long response that starts
-late is what the whole step waits for (Graham's LPT rule, 1969). No result changes: a sample's random numbers depend on
-its draw, index and position alone.
+Where a request has more responses than there are rows, those with the longest expected length start first: the whole
+step waits for a long response that starts late (Graham's LPT rule, 1969). The order changes no result: a sample's
+random numbers depend only on its draw, index and position.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from magicrl_verifiers.records import VerifierService
 
 
 def longest_first(problems: Sequence[str], means: Mapping[str, float]) -> list[int]:
-    """Places in ``problems`` by falling expected length; of equal ones the first comes first.
+    """Return the indices of ``problems`` by decreasing expected length. Equal ones keep their order.
 
     Args:
-        problems: keys, in the order of their draws.
-        means: mean response length of the last draw of those that were drawn before.
+        problems: Keys of the problems, in the order of their draws.
+        means: Mean response length of the last draw, for problems that were drawn before.
     """
-    # A new one is expected to take the mean of the known: it must neither wait for all of them nor push the long ones
-    # back.
+    # A new problem is expected to have the mean of the known ones: it should not start after all of them, and not delay
+    # the long ones.
     known = [means[name] for name in problems if name in means]
     middle = sum(known) / len(known) if known else 0.0
     return sorted(range(len(problems)), key=lambda place: -means.get(problems[place], middle))
@@ -45,7 +46,7 @@ def longest_first(problems: Sequence[str], means: Mapping[str, float]) -> list[i
 
 @dataclass(kw_only=True, slots=True)
 class Pending:
-    """A request that was issued; with its rollouts once they are there, and then with the judge's ticket."""
+    """A request in flight, later with its rollouts and then with the ticket of their verification."""
 
     request: RolloutRequest
     group: RolloutGroup | None = None
@@ -53,18 +54,18 @@ class Pending:
 
 
 class RolloutQueue:
-    """Issues requests and hands out scored groups in issue order.
+    """Requests in flight. Returns scored groups in the order of their requests.
 
     Args:
-        config: of the run.
-        engine: generates; with `Capabilities.in_flight` unless ``max_staleness`` is 0.
-        judge: turns responses into verdicts, while others are generated.
-        encode: a problem's prompt tokens.
-        sampler: whose problems they are.
-        progress: told ``("rollout", groups done, groups of the request)``.
+        config: Recipe of the run.
+        engine: Rollout engine, with `Capabilities.in_flight` unless ``max_staleness`` is 0.
+        judge: Verifies responses while others are generated.
+        encode: Returns a problem's prompt tokens.
+        sampler: Sampler of problems.
+        progress: Called with ``("rollout", groups done, groups of the request)``.
 
     Raises:
-        ValueError: the engine cannot work ahead.
+        ValueError: The engine cannot work ahead.
     """
 
     def __init__(
@@ -83,33 +84,33 @@ class RolloutQueue:
                 "over an update of its weights; set it to 0"
             )
         self._config = config
-        # made once: every request asks for its stage's temperature
+        # Cached, since every request reads its stage's temperature.
         self._rollout_in = [config.in_stage(index).rollout for index in range(len(config.stages))]
         self._engine = engine
         self._judge = judge
         self._encode = encode
         self._sampler = sampler
         self._progress = progress
-        self._lengths: dict[str, float] = {}  # mean of every problem's last draw, by key
+        self._lengths: dict[str, float] = {}  # mean length of each problem's last draw, by key
         self._draws = 0
-        self._pending: dict[int, Pending] = {}  # by draw, which is the order of issue
-        self._again: deque[Problem] = deque()  # problems of a stage that ended, to be asked first in the next one
+        self._pending: dict[int, Pending] = {}  # by draw, in the order of the requests
+        self._again: deque[Problem] = deque()  # problems of a stage that ended, first in the next one
         self._stage = -1
         self._steps_in_stage = 0
         self.drained = 0
 
     @property
     def in_flight(self) -> int:
-        """Groups that were issued and not handed out."""
+        """Number of groups that were requested and not yet used."""
         return len(self._pending)
 
     @property
     def finished(self) -> int:
-        """Groups that are generated and not handed out."""
+        """Number of groups that are generated and not yet used."""
         return sum(item.group is not None for item in self._pending.values())
 
     def begin_step(self, stage_index: int) -> None:
-        """Call it once before a step's first ``take``. A new stage drains the queue: T or tau is another."""
+        """Start a step, before its first ``take``. A new stage drains the queue, since T or tau changes."""
         self.drained = 0
         if stage_index != self._stage:
             self._drain()
@@ -117,24 +118,24 @@ class RolloutQueue:
         self._steps_in_stage += 1
 
     def _drain(self) -> None:
-        """Drop what is in flight; its problems are asked again, first of all, unless a filter has removed them."""
+        """Drop the requests in flight. Their problems come first again, unless a filter has removed them."""
         if not self._pending:
             return
-        # T or tau is another from here on, so nothing that is under way could be used
+        # T or tau changes, so no response in progress can be used.
         self._engine.interrupt()
         for item in self._pending.values():
             if item.ticket is not None:
-                verdicts_of(self._judge, item.ticket)  # a verdict that nobody fetches would stay in the judge
+                verdicts_of(self._judge, item.ticket)  # An unread verdict would stay in the verifier service.
         gone, problems = self._sampler.removed, [item.request.problem for item in self._pending.values()]
         self._again.extend(problem for problem in problems if problem.id not in gone)
         self.drained = len(self._pending)
         self._pending.clear()
 
     def take(self, stage: StageConfig, prompts: int, clock: StepClock) -> list[ScoredGroup]:
-        """The next ``prompts`` groups in issue order; verification hides behind generation."""
-        # what is missing to this request and to the groups that are to be out beyond it
+        """Return the next ``prompts`` groups in the order of their requests. Verification overlaps with generation."""
+        # Request what this call and the groups in advance still need.
         self._issue(stage, prompts + self._ahead(stage) - len(self._pending))
-        # a dict keeps the order in which draws were put in: that of issue
+        # A dict keeps the order of insertion, which is that of the requests.
         wanted = list(self._pending.values())[:prompts]
         with clock.measure("rollout"):
             self._generate(wanted)
@@ -144,36 +145,35 @@ class RolloutQueue:
             return [self._judged(item) for item in wanted]
 
     def meanwhile(self, tokens: int, clock: StepClock) -> None:
-        """What the engine does while the learner works on ``tokens`` tokens: as many more, before its weights change.
+        """Let an engine in this process generate ``tokens`` tokens, as many as the learner processes in its updates.
 
-        An engine in the learner's process generates them now. So both go at one pace, whatever the machine, and the
-        schedule depends on requests and tokens alone.
+        The engine then keeps the learner's pace on any machine, and the schedule depends only on requests and tokens.
         """
         if self.max_staleness:
             with clock.measure("rollout", "ahead"):
                 self._file(self._engine.advance(tokens))
 
     def _ahead(self, stage: StageConfig) -> int:
-        """Groups to hold in flight beyond the step's own: none for steps that the stage will not have."""
+        """Return the number of groups to keep in flight beyond the step's own; none after the stage's last step."""
         steps_left = stage.max_steps - self._steps_in_stage
         return stage.rollout_batch * max(0, min(self.max_staleness, steps_left))
 
     def _issue(self, stage: StageConfig, prompts: int) -> None:
         if prompts <= 0:
             return
-        # what a drained stage left comes first, so that no prompt is skipped
+        # Problems of a drained stage come first, so that no prompt is skipped.
         problems = [self._again.popleft() for _ in range(min(prompts, len(self._again)))]
         problems += self._sampler.next(prompts - len(problems)) if prompts > len(problems) else []
         requests = [
-            self._asked(self._draws + i, problem, stage.group_size, stage.max_tokens)
+            self._request(self._draws + i, problem, stage.group_size, stage.max_tokens)
             for i, problem in enumerate(problems)
         ]
-        # never reused, not for a prompt that is asked again either: the draw seeds its samples
+        # A draw seeds its samples, so its number is never used again, not even for the same prompt.
         self._draws += prompts
         self._engine.submit(self._start_order(requests))
 
-    def _asked(self, draw: int, problem: Problem, group_size: int, max_tokens: int) -> RolloutRequest:
-        """A new request, which is pending from here on."""
+    def _request(self, draw: int, problem: Problem, group_size: int, max_tokens: int) -> RolloutRequest:
+        """Return a new request and add it to the pending ones."""
         rollout, run = self._rollout_in[self._stage], self._config.run
         request = RolloutRequest(
             draw=draw,
@@ -186,31 +186,32 @@ class RolloutQueue:
         return request
 
     def _start_order(self, requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
-        """``requests`` in the order in which they are to be started; that of issue where all start at once."""
+        """Return ``requests`` in the order in which they start."""
         rollout = self._config.rollout
-        # with a row for every response nothing waits for a row, and the order of starting is of no account
+        # If every response has a row, all start at once and the order does not matter.
         if rollout.start_order == "issued" or sum(r.group_size for r in requests) <= rollout.max_rows:
             return requests
         return [requests[place] for place in longest_first([r.problem.key for r in requests], self._lengths)]
 
     def _generate(self, wanted: Sequence[Pending]) -> None:
-        """Until all of ``wanted`` are there; others that end meanwhile are kept."""
+        """Generate until all of ``wanted`` are complete. Other groups that complete meanwhile are kept."""
 
         def missing() -> int:
             return sum(item.group is None for item in wanted)
 
         if self.max_staleness:
-            self._file(self._engine.advance(0))  # what is done already, without generating more
+            # Collect finished groups without generating more.
+            self._file(self._engine.advance(0))
             if not missing():
                 return
         for group in self._engine.finished():
             self._file([group])
             self._progress("rollout", len(wanted) - missing(), len(wanted))
             if self.max_staleness and not missing():
-                return  # the rest is of later steps
+                return  # the other groups belong to later steps
 
     def _file(self, groups: Sequence[RolloutGroup]) -> None:
-        """Hand new groups to the judge."""
+        """Store new groups and submit them for verification."""
         for group in groups:
             item = self._pending[group.request.draw]
             assert item.group is None, f"draw {group.request.draw} came twice"
@@ -218,16 +219,16 @@ class RolloutQueue:
             item.ticket = submit_completions(self._judge, group.request.problem, group.completions)
 
     def _judged(self, item: Pending) -> ScoredGroup:
-        """Wait for the verdicts of what was generated."""
+        """Wait for the verdicts of a generated group and return it scored."""
         group = item.group
-        assert item.ticket is not None, "a group is handed to the judge as it comes"
-        assert group is not None, "an engine gives every group that it was asked for"
-        # in issue order, so that what is expected never depends on who finished first
+        assert item.ticket is not None, "a group is submitted for verification when it is complete"
+        assert group is not None, "an engine returns every group that was requested"
+        # In the order of the requests, so that expected lengths do not depend on the order of completion.
         self._lengths[group.request.problem.key] = group.num_tokens / len(group.completions)
         return score_group(group, verdicts_of(self._judge, item.ticket))
 
     def state(self) -> dict[str, Any]:
-        """Tensors and JSON values: what is in flight, finished or not, and where the draws stand."""
+        """Return tensors and JSON values: the groups in flight, finished or not, and the number of draws."""
         state: dict[str, Any] = {
             "draws": self._draws,
             "stage": self._stage,
@@ -245,7 +246,7 @@ class RolloutQueue:
                 for draw, item in self._pending.items()
             ],
         }
-        # with nothing in flight there is nothing that an engine would have to keep
+        # With no request in flight the engine has nothing to keep.
         if self._pending:
             finished = [item.group for item in self._pending.values() if item.group is not None]
             state |= pack_completions("finished", [c for group in finished for c in group.completions])
@@ -253,9 +254,9 @@ class RolloutQueue:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``, once the engine has the weights of that time.
+        """Restore what ``state`` returned, once the engine has the weights of that step.
 
-        What was in flight goes on, or is issued again where the engine cannot go on with it: no prompt is skipped.
+        Requests in flight continue, or start again where the engine cannot continue them. No prompt is skipped.
         """
         self._draws = int(state["draws"])
         self._stage, self._steps_in_stage = int(state["stage"]), int(state["steps_in_stage"])
@@ -267,10 +268,10 @@ class RolloutQueue:
         completions = iter(unpack_completions("finished", state))
         for row in state["pending"]:
             problem = self._sampler.named(row["problem"])
-            request = self._asked(int(row["draw"]), problem, int(row["group_size"]), int(row["max_tokens"]))
+            request = self._request(int(row["draw"]), problem, int(row["group_size"]), int(row["max_tokens"]))
             if row["finished"]:
                 parts = tuple(next(completions) for _ in range(request.group_size))
-                # tokens are kept, verdicts are not: it is judged again
+                # The state holds tokens, not verdicts, so the group is verified again.
                 self._file([RolloutGroup(request=request, completions=parts)])
         snapshot = {k.removeprefix("engine/"): v for k, v in state.items() if k.startswith("engine/")}
         self._engine.resume(snapshot, [item.request for item in self._pending.values() if item.group is None])

@@ -1,9 +1,9 @@
-"""A whole training run: start model, filter, test before, the loop over stages, test after, saved model.
+"""A whole training run: initial model, filter, evaluation before, the loop over stages, evaluation after, saved model.
 
-``train`` is what ``magicrl train`` calls; ``opened`` gives the run's ``Session`` to who writes the loop. Everything
-that has state is in the checkpoints, so that a run that was stopped anywhere goes on where its last checkpoint stands.
-At the first Ctrl-C or SIGTERM the step in progress is finished and kept (a scheduler that sends SIGTERM before it
-kills gives just enough time); a second one stops at once.
+``train`` is what ``magicrl train`` calls. ``open_session`` returns the run's ``Session`` to callers that write the
+loop. All state is in the checkpoints, so that a run that was stopped anywhere continues from its last checkpoint. At
+the first Ctrl-C or SIGTERM the current step is finished and kept. (A scheduler that sends SIGTERM before it kills
+allows just enough time.) A second signal stops at once.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from magicrl.records import Problem, ScoredGroup, StepMetrics
 from magicrl.rollout.recording import write_rollouts
 from magicrl.training.assemble import (
     Built,
-    Judge,
     LocalParts,
-    build,
+    OwnedVerifiers,
+    build_run,
     set_threads,
     start_model_folder,
 )
@@ -46,10 +46,16 @@ from magicrl.training.checkpoint import (
     remove_old,
     split_state,
 )
-from magicrl.training.curriculum import StageSchedule, filter_by_difficulty, in_words, removals
-from magicrl.training.diagnosis import Conclusion, conclude, judging_of, learning_facts, measure_of
+from magicrl.training.curriculum import (
+    StageSchedule,
+    Validation,
+    filter_by_difficulty,
+    held_out_test,
+    in_words,
+    removals,
+)
+from magicrl.training.diagnosis import conclude, judging_of, learning_facts, measure_of
 from magicrl.training.health import HealthMonitor
-from magicrl.training.held_out import Validation, held_out_test
 from magicrl.training.learner import release_free_memory
 from magicrl.training.metrics import Throughput
 from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling
@@ -60,11 +66,11 @@ from magicrl.training.start_checks import Ready, check_run
 from magicrl.training.step import Parts, StepResult, Trainer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_NOTICE = b"\nfinishing this step, then stopping; once more stops at once (the last checkpoint stays)\n"
+_NOTICE = b"\nfinishing this step, then stopping; a second signal stops at once (the last checkpoint stays)\n"
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop by a signal; what it had done is kept."""
+    """A signal stopped the run. The finished steps are kept."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")
@@ -72,21 +78,21 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Whether somebody asked this run to stop, and when it may."""
+    """Whether a signal asked this run to stop, and when it may stop."""
 
     def __init__(self) -> None:
-        self._asked: int | None = None
+        self._signal: int | None = None
         self._deferring = False
 
     @property
-    def asked(self) -> bool:
-        """A stop was asked for and waits for the end of the step."""
-        return self._asked is not None
+    def pending(self) -> bool:
+        """Whether a stop is due at the end of the step."""
+        return self._signal is not None
 
     @contextmanager
     def watching(self) -> Generator[StopRequest]:
-        """Handle the two signals for the length of a run. In other threads than the main one nothing changes."""
-        # Python lets the main thread alone set handlers
+        """Handle both signals during the block. In other threads than the main one nothing changes."""
+        # Python allows only the main thread to set handlers.
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -99,54 +105,56 @@ class StopRequest:
 
     @contextmanager
     def deferred(self) -> Generator[None]:
-        """Put a first signal off to the end of the block; raises ``Interrupted`` there."""
+        """Defer a first signal to the end of the block, and raise ``Interrupted`` there."""
         self._deferring = True
         try:
             yield
         finally:
             self._deferring = False
-        # not reached where the block failed: its own error is the one to tell
-        if self._asked is not None:
-            raise Interrupted(self._asked)
+        # Not reached if the block failed: its own error matters more.
+        if self._signal is not None:
+            raise Interrupted(self._signal)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._deferring and self._asked is None:
-            self._asked = number
-            # os.write: the display may be in the middle of its own, and a buffered stream cannot be entered twice
+        if self._deferring and self._signal is None:
+            self._signal = number
+            # The display may be in the middle of its own write, and a buffered stream cannot be entered twice.
             os.write(2, _NOTICE)
             return
-        # the second one, or nothing is half done that would have to be finished
+        # A second signal, or no step is in progress.
         raise Interrupted(number)
 
 
 class Workers:
-    """The parts of a run whose workers are elsewhere, asked together.
+    """Parts of a run whose workers are in other processes, queried together.
 
     Args:
-        parts: engine, judge, learner; those without such workers have nothing to tell.
+        parts: Engine, judge, learner. Parts without such workers are ignored.
     """
 
     def __init__(self, *parts: object) -> None:
         self._parts = [part for part in parts if isinstance(part, Remote)]
-        self._told = [0] * len(self._parts)  # of each one's losses
+        self._reported = [0] * len(self._parts)  # losses of each part
 
     def begin_step(self) -> None:
-        """Forget what they did since the last step, for tests and validation: a step's figures are the step's."""
+        """Discard what they measured since the last step, in evaluations and validation."""
         self.observations()
         self.spans()
 
     def observations(self) -> dict[str, float]:
-        """Metrics by key since the last call."""
+        """Return metrics by key since the last call."""
         return {key: value for part in self._parts for key, value in part.observations().items()}
 
     def spans(self) -> list[WorkSpan]:
-        """When each worker worked, since the last call."""
+        """Return the workers' spans since the last call."""
         return [span for part in self._parts for span in part.spans()]
 
     def losses(self) -> list[str]:
-        """What was lost and replaced since the last call, each named with the reason."""
-        found = [loss for part, told in zip(self._parts, self._told, strict=True) for loss in part.lost[told:]]
-        self._told = [len(part.lost) for part in self._parts]
+        """Return what was lost and replaced since the last call, each with the reason."""
+        found = [
+            loss for part, reported in zip(self._parts, self._reported, strict=True) for loss in part.lost[reported:]
+        ]
+        self._reported = [len(part.lost) for part in self._parts]
         return found
 
 
@@ -165,31 +173,31 @@ def train(
     """Run a recipe to its end and return the run folder.
 
     Args:
-        config: the resolved recipe.
-        output: the run folder.
-        observer: told what happens.
-        resume: continue the run in ``output`` from its last checkpoint, if there is one.
-        parts: makes the parts; default: all in this process.
-        ready: what ``check_run`` gave for these very arguments; its start model is the run's from here on.
+        config: Resolved recipe.
+        output: Run folder.
+        observer: Receives run events.
+        resume: Continue the run in ``output`` from its last checkpoint, if there is one.
+        parts: Creates the parts. Default: all in this process.
+        ready: Result of ``check_run`` for the same arguments. The run owns its initial model from here on.
 
     Raises:
-        ValueError: a setting, a file or the data is unusable.
-        TrainingStopped: training cannot go on.
-        FloatingPointError: a loss or gradient was not finite.
-        Interrupted: Ctrl-C or SIGTERM; a step in progress was finished and is in a checkpoint.
+        ValueError: A setting, a file or the data is unusable.
+        TrainingStopped: Training cannot continue.
+        FloatingPointError: A loss or gradient was not finite.
+        Interrupted: Ctrl-C or SIGTERM. A step in progress was finished and is in a checkpoint.
     """
-    # before the folder is made: a run that is refused leaves nothing behind
+    # Checked before the folder is created, so that a refused run leaves nothing behind.
     ready = ready or check_run(config, output, resume=resume)
     with (
         StopRequest().watching() as stop,
-        opened(config, output, observer, ready=ready, resume=resume, stop=stop, parts=parts) as session,
+        open_session(config, output, observer, ready=ready, resume=resume, stop=stop, parts=parts) as session,
     ):
         session.run()
     return output
 
 
 @contextmanager
-def opened(
+def open_session(
     config: TrainConfig,
     output: Path,
     observer: RunObserver,
@@ -199,25 +207,25 @@ def opened(
     stop: StopRequest,
     parts: LocalParts | None = None,
 ) -> Generator[Session]:
-    """The run's ``Session`` with everything built, before its first step; its workers end with the block.
+    """Yield the run's ``Session`` with everything built, before its first step. Its workers end with the block.
 
-    What leaves the block as an error stands in ``run.json``. Arguments and errors are those of ``train``.
+    ``run.json`` records an error that leaves the block. Arguments and errors are those of ``train``.
     """
     parts = parts or LocalParts(config)
-    # a second process in the folder is refused at once: two would mix their lines and checkpoints
+    # A second process in the folder is refused at once: two would mix their lines and checkpoints.
     with only_writer(output, wait=False):
         folder = RunFolder(output, config, resume=resume)
-        # before anything is computed: sums, and so bits, depend on the number of threads
+        # Set before anything is computed: sums, and so bits, depend on the number of threads.
         threads = set_threads(config)
         with contextlib.closing(parts.judge()) as judge:
-            judge.warm_up(ready.data.verifiers())  # a broken installation is found now, not after a supervised start
+            judge.warm_up(ready.data.verifiers())  # Finds a broken installation now, not after the cold start.
             start = start_model_folder(config.start, folder.path.parent / "models", observer.progress)
-            built = build(config, ready, start, parts)
+            built = build_run(config, ready, start, parts)
             folder.start(config, {**built.facts(), "threads": threads})
             with contextlib.closing(built.engine), _judging_noted(folder, judge), _ending_noted(folder):
                 checkpoint = load_latest(folder.checkpoints, owner=folder.owner)
                 remove_leftovers(folder.checkpoints)
-                # lines newer than the checkpoint: their steps are made, and recorded, again
+                # Steps after the checkpoint run, and are recorded, again.
                 lost = folder.rewind(checkpoint.step if checkpoint else 0)
                 ranks = built.learner if isinstance(built.learner, WritesShards) else None
                 with CheckpointWriter(folder.checkpoints, ranks) as writer:
@@ -229,8 +237,8 @@ def opened(
 
 
 @contextmanager
-def _judging_noted(folder: RunFolder, judge: Judge) -> Generator[None]:
-    """What a served judge was asked for in the block is added to ``run.json``, however it ends."""
+def _judging_noted(folder: RunFolder, judge: OwnedVerifiers) -> Generator[None]:
+    """Add the usage of a served judge in the block to ``run.json``, however the block ends."""
     try:
         yield
     finally:
@@ -240,24 +248,24 @@ def _judging_noted(folder: RunFolder, judge: Judge) -> Generator[None]:
 
 @contextmanager
 def _ending_noted(folder: RunFolder) -> Generator[None]:
-    """What ends the block before the run's end is noted in ``run.json``."""
+    """Record in ``run.json`` what ends the block before the run's end."""
     try:
         yield
-    # Ctrl-C too: run.json is to say how the run ended
+    # BaseException includes Ctrl-C: run.json records it too.
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
-        with contextlib.suppress(OSError):  # on a full disk the cause matters, not that this could not be noted
+        with contextlib.suppress(OSError):  # the cause matters more than this failure, e.g. on a full disk
             folder.finish("stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}")
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise TrainingStopped(
-                f"{folder.path} could not be written: {error}. Make room and continue with --resume; "
-                "the last checkpoint is whole"
+                f"{folder.path} could not be written: {error}. Free disk space and continue with --resume; "
+                "the last checkpoint is complete"
             ) from error
         raise
 
 
 class Stateful(Protocol):
-    """A small state machine: JSON out, the same JSON in."""
+    """A small state machine with JSON-able state."""
 
     def state(self) -> Any: ...
 
@@ -273,7 +281,7 @@ class Session:
         folder: RunFolder,
         observer: RunObserver,
         built: Built,
-        judge: Judge,
+        judge: OwnedVerifiers,
         stop: StopRequest,
         writer: CheckpointWriter,
     ) -> None:
@@ -295,10 +303,10 @@ class Session:
         self._judging = judging_of(config.verifier, built.data.train)
         self._monitor = HealthMonitor(self._judging)
         self._visits = VisitRecord()
-        # prompts that the online filter has removed; they stay in the accuracy curve as solved
+        # Prompts that the online filter removed. They stay in the accuracy curve as solved.
         self._solved = 0
         self._steps_done = 0
-        # one limit before and after: the two tests differ by the weights alone
+        # One limit for both evaluations, so that only the weights differ.
         self._test_tokens = config.evaluation.max_tokens or config.stages[-1].max_tokens
         self._validation = Validation(
             config.evaluation,
@@ -307,7 +315,7 @@ class Session:
             seed=config.run.seed,
             progress=lambda i, n: observer.progress("validation", i, n),
         )
-        # an engine begins without weights, and the difficulty filter below samples from the start model
+        # An engine starts without weights, and the difficulty filter below samples from the initial model.
         self._engine.sync_weights(self._learner)
         self._sampler = PromptSampler(self._filtered_training_set(), seed=config.run.seed)
         self._trainer = Trainer(
@@ -323,7 +331,7 @@ class Session:
             ),
             observer.progress,
         )
-        # what a checkpoint holds of each in its ``state.json``, beside learner, engine and trainer
+        # Their state is in ``state.json`` of a checkpoint, next to that of learner, engine and trainer.
         self._small_parts: dict[str, Stateful] = {
             "schedule": self._schedule,
             "sampler": self._sampler,
@@ -333,12 +341,12 @@ class Session:
         }
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
-        """Restore ``checkpoint``, test the start model, announce the first stage."""
+        """Restore ``checkpoint``, evaluate the initial model, announce the first stage."""
         if checkpoint is not None:
             self._restore(checkpoint)
             if self._schedule.stage is not None:
-                self._folder.forget_evaluations("after")  # of a run that was ended before its last stage
-            # a kill between writing and removing leaves a checkpoint more than is to be kept
+                self._folder.forget_evaluations("after")  # from a run that ended before its last stage
+            # A kill between writing and removing leaves one checkpoint too many.
             keep_last = self._config.checkpoint.keep_last
             remove_old(self._folder.checkpoints, keep_last=keep_last, keep=self._best_kept())
         self._warn()
@@ -347,52 +355,45 @@ class Session:
             self._announce_stage()
 
     def run(self) -> None:
-        """Train through every stage that is left and end the run."""
+        """Train through all remaining stages and end the run."""
         while self.step() is not None:
             pass
         self.end()
 
     @property
     def steps_done(self) -> int:
-        """Training steps so far, those before a resumption among them."""
+        """Number of training steps so far, including those before a resumption."""
         return self._steps_done
 
     @property
     def stage(self) -> StageConfig | None:
-        """The stage of the next step; None after the last."""
+        """Stage of the next step; None after the last."""
         return self._schedule.stage
 
     def step(self) -> tuple[StepMetrics, tuple[ScoredGroup, ...]] | None:
-        """One training step: its line of ``metrics.jsonl`` and its groups; None where every stage has ended.
+        """Run one training step and return its line of ``metrics.jsonl`` and its groups; None after the last stage.
 
         Raises:
-            Interrupted: a stop was asked for; the step is whole, and its checkpoint at the end of `opened`'s block.
-            CheckpointError: a checkpoint could not be written since the step before.
+            Interrupted: A signal asked to stop. The step is complete, and in a checkpoint at the end of
+                `open_session`'s block.
+            CheckpointError: A checkpoint could not be written since the last step.
         """
         stage = self._schedule.stage
         if stage is None:
             return None
-        # a first signal waits for the step's end, so that what it cost is in a checkpoint
+        # A first signal waits for the end of the step, so that a checkpoint contains its work.
         with self._stop.deferred():
             return self._one_step(stage)
 
     def end(self) -> None:
-        """Test the trained weights, write the model with its card, conclude."""
+        """Evaluate the trained weights, write the model with its card, conclude."""
         self._writer.wait()
         self.examine("after", start=False)
         texts, sampling = model_texts(self._folder.path), recommended_sampling(self._config)
         self._learner.save_hf(self._folder.model, extra_files=texts, generation=sampling)
-        # after the weights are written: the verdict compares the two model folders
-        found = self._conclusion()
-        card = model_card(self._config, self._folder.path, found)
-        write_atomically(self._folder.model / CARD, card)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        self._folder.finish("finished", steps=self._steps_done, peak_rss_mb=peak, learning=found.as_dict())
-
-    def _conclusion(self) -> Conclusion:
-        """Did it learn? Of the run in its folder, resumed or not; the recipe's first test set decides."""
+        # The verdict compares the two model folders, and the recipe's first test set decides it.
         first = next(iter(self._data.test), "")
-        before, after = (self._folder.read_evaluation(_file(name, first)) for name in ("before", "after"))
+        before, after = (self._folder.read_evaluation(f"{name}-{first}") for name in ("before", "after"))
         facts = learning_facts(
             self._folder.metrics(),
             before,
@@ -402,45 +403,54 @@ class Session:
             weights_changed=weights_differ(self._folder.model, find_model(str(self._start))),
             judging=self._judging,
         )
-        return conclude(facts)
+        found = conclude(facts)
+        card = model_card(self._config, self._folder.path, found)
+        write_atomically(self._folder.model / CARD, card)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        self._folder.finish("finished", steps=self._steps_done, peak_rss_mb=peak, learning=found.as_dict())
 
     def _one_step(self, stage: StageConfig) -> tuple[StepMetrics, tuple[ScoredGroup, ...]]:
         self._writer.check()
         index = self._schedule.index
         self._workers.begin_step()
         result = self._trainer.step(stage, index)
-        # asked before the validation, whose work is not the step's
+        # Read before the validation, which is not part of the step.
         observed, spans = self._workers.observations(), self._workers.spans()
         release_free_memory()
         self._steps_done = self._trainer.steps_done
-        # rejected ones too: the prompts that the online filter takes as solved are among them
+        # Rejected groups too: they include the prompts that the online filter treats as solved.
         for group in result.groups:
             self._visits.observe(group)
         validated = self._validation.measure(self._steps_done, self._engine, self._judge, self._encode)
-        values = {**result.metrics.values, **self._unfiltered(result.metrics), **validated, **observed}
+        values = {**result.metrics.values}
+        accuracy = values.get("train/accuracy/mean")
+        if isinstance(accuracy, float):
+            left = len(self._sampler.remaining)
+            # Training accuracy as if the online filter had removed nothing.
+            unfiltered = accuracy_over_all(accuracy, left, removed_correct=self._solved)
+            values["train/accuracy_unfiltered/mean"] = unfiltered
+        values |= {**validated, **observed}
         sampler = self._engine.sampler
         values |= self._throughput.metrics(result.groups, result.batches, values, learner=self._learner, engine=sampler)
         for loss in self._workers.losses():
             self._event("lost", f"lost and replaced: {loss}")
         metrics = StepMetrics(step=result.metrics.step, stage=index, values=values)
-        # recorded first, so that what stopped the run can be looked at; checked before it is in a checkpoint
+        # Recorded before the check, so that the cause of a stop can be inspected, and checked before it is in a
+        # checkpoint.
         self._record(metrics, result, spans)
         self._trainer.check(metrics)
         self._observe_progress(metrics)
         ended = self._schedule.finish_step()
         if ended is not None:
-            self._event(
-                "stage_end",
-                f"stage {ended.stage + 1} ended after {ended.steps} steps: {ended.reason}",
-                stage=ended.stage,
-            )
-            # after the last stage there is nothing to filter for
+            _, steps, reason = ended
+            self._event("stage_end", f"stage {index + 1} ended after {steps} steps: {reason}", stage=index)
+            # After the last stage there is nothing to filter for.
             if self._schedule.stage is not None:
                 self._filter_solved()
                 self._announce_stage()
         due = self._steps_done % self._config.checkpoint.every == 0
-        # the best step is written at once: later its weights are gone
-        if due or self._steps_done in self._best_kept() or ended is not None or self._stop.asked:
+        # The best step is written at once, since later steps change its weights.
+        if due or self._steps_done in self._best_kept() or ended is not None or self._stop.pending:
             self._begin_checkpoint()
         return metrics, result.groups
 
@@ -451,7 +461,7 @@ class Session:
             self._schedule.observe_truncation(truncation)
         measured, error = "train/accuracy_unfiltered/mean", "train/accuracy/standard_error"
         if self._validation.active:
-            # a graded reward may never be all right
+            # A graded reward may never be fully correct.
             kind = "reward" if "validation/reward/mean" in values else "accuracy"
             measured, error = f"validation/{kind}/mean", f"validation/{kind}/standard_error"
         accuracy, spread = values.get(measured), values.get(error)
@@ -466,19 +476,11 @@ class Session:
             write_rollouts(self._folder.rollouts / f"step-{metrics.step:06d}.parquet", metrics.step, result.groups)
         self._observer.step(metrics)
         for finding in self._monitor.observe(metrics):
-            self._tell(finding.as_event())
-
-    def _unfiltered(self, metrics: StepMetrics) -> dict[str, float]:
-        """Training accuracy as if the online filter had removed nothing."""
-        accuracy = metrics.values.get("train/accuracy/mean")
-        if not isinstance(accuracy, float):
-            return {}
-        left = len(self._sampler.remaining)
-        return {"train/accuracy_unfiltered/mean": accuracy_over_all(accuracy, left, removed_correct=self._solved)}
+            self._emit(finding.as_event())
 
     def _filter_solved(self) -> None:
-        """The online filter at a stage change."""
-        # visits are of one stage, whether a filter reads them or not
+        """Apply the online filter at a stage change."""
+        # Visits count within one stage, whether a filter reads them or not.
         if not self._config.data.online_filter:
             self._visits.clear()
             return
@@ -500,11 +502,11 @@ class Session:
         )
 
     def _filtered_training_set(self) -> tuple[Problem, ...]:
-        """The training problems that the offline filter keeps (all of them without one)."""
+        """Return the training problems that the offline filter keeps (all of them without one)."""
         settings = self._config.data.difficulty_filter
         if settings is None:
             return self._data.train
-        # a resumed run comes past here again: counts are read, events are told once
+        # A resumed run repeats this: it reads the counts and reports the events only once.
         result, found = filter_by_difficulty(
             self._config,
             self._data.train,
@@ -529,13 +531,13 @@ class Session:
         return tuple(p for p in self._data.train if p.key in kept)
 
     def examine(self, name: str, *, start: bool) -> None:
-        """The test with the learner's present weights; skipped where its result is already there."""
-        found = {label: self._folder.read_evaluation(_file(name, label)) for label in self._data.test}
+        """Evaluate the learner's current weights on the test sets. Sets with a recorded result are skipped."""
+        found = {label: self._folder.read_evaluation(f"{name}-{label}") for label in self._data.test}
         for document in found.values():
             if document is not None:
-                self._tell_result(name, document)
+                self._report_evaluation(name, document)
         missing = [label for label, document in found.items() if document is None]
-        # a test is of the learner's policy; a lagging engine would test an older one
+        # An evaluation measures the learner's policy, but a lagging engine has an older one.
         with self._engine.newest_weights() if missing else nullcontext():
             for label in missing:
                 document = held_out_test(
@@ -550,29 +552,29 @@ class Session:
                     start=start,
                     progress=self._observer.progress,
                 )
-                self._folder.write_evaluation(_file(name, label), document)
-                self._tell_result(name, document)
+                self._folder.write_evaluation(f"{name}-{label}", document)
+                self._report_evaluation(name, document)
 
-    def _tell_result(self, name: str, document: Mapping[str, Any]) -> None:
+    def _report_evaluation(self, name: str, document: Mapping[str, Any]) -> None:
         temperatures = document["temperatures"]
         measure = measure_of(rewards=[found.get("reward") for found in temperatures.values()])
-        told = ", ".join(f"{found[measure.key]['mean']:.3f} at {float(tau):g}" for tau, found in temperatures.items())
-        self._event_once("evaluation", f"test {name} training, set {document['set']}: {measure.name} {told}")
+        scores = ", ".join(f"{found[measure.key]['mean']:.3f} at {float(tau):g}" for tau, found in temperatures.items())
+        self._event_once("evaluation", f"test {name} training, set {document['set']}: {measure.name} {scores}")
 
     def save(self) -> Path:
-        """Write a checkpoint of the whole state, and wait until it is whole; returns its folder."""
+        """Write a checkpoint of the whole state, wait until it is complete, and return its folder."""
         self._begin_checkpoint()
         written = self._writer.wait()
-        assert written is not None, "it was begun"
+        assert written is not None, "a checkpoint was begun"
         return written
 
     def _begin_checkpoint(self) -> None:
-        """Copy the whole state; it is written while the next step runs."""
-        # where ranks write their own rows, no process need hold the whole state
+        """Copy the whole state. It is written while the next step runs."""
+        # If ranks write their own rows, no process has to hold the whole state.
         learner = {} if isinstance(self._learner, WritesShards) else self._learner.state()
         tensors: dict[str, Any] = {}
         state: dict[str, Any] = {name: part.state() for name, part in self._small_parts.items()}
-        # these three hold tensors, which go into safetensors; all the rest is JSON, nothing is pickled
+        # The tensors of these three are written as safetensors, everything else as JSON. Nothing is pickled.
         large = {"learner": learner, "engine": self._engine.state(), "trainer": self._trainer.state()}
         for name, found in large.items():
             of_part, state[name] = split_state(name, found)
@@ -582,37 +584,37 @@ class Session:
             Checkpoint(step=self._steps_done, tensors=tensors, state=state, owner=self._folder.owner),
             keep_last=self._config.checkpoint.keep_last,
             keep=self._best_kept(),
-            # the lines of its steps first: a resumed run drops newer ones, and writes no older one again
+            # The lines of its steps first: a resumed run drops newer ones, and never writes an older one again.
             settle=self._folder.settle,
         )
 
     def _best_kept(self) -> frozenset[int]:
-        """The step of the best validation, where its checkpoint is to be kept."""
+        """Return the step of the best validation if its checkpoint is to be kept."""
         best = self._validation.best
-        return frozenset({best.step}) if best is not None and self._config.checkpoint.keep_best else frozenset()
+        return frozenset({best[0]}) if best is not None and self._config.checkpoint.keep_best else frozenset()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
             self._restore_parts(checkpoint)
-        except ValueError as error:  # says itself what does not fit, and what to do
+        except ValueError as error:  # the text says what does not fit and what to do
             raise CheckpointError(f"{checkpoint.folder} does not fit this run: {error}") from error
         except (KeyError, TypeError, RuntimeError) as error:
             raise CheckpointError(
                 f"{checkpoint.folder} does not fit this run ({type(error).__name__}: {error}); it may come from "
-                "another model or another magicrl. Delete that folder to resume from the checkpoint before it"
+                "another model or version of magicrl. Delete that folder to resume from the checkpoint before it"
             ) from error
-        self._tell({"kind": "resume", "step": checkpoint.step, "message": f"resumed from {checkpoint.folder}"})
+        self._emit({"kind": "resume", "step": checkpoint.step, "message": f"resumed from {checkpoint.folder}"})
 
     def _restore_parts(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         if checkpoint.shards is not None and isinstance(self._learner, WritesShards):
-            assert checkpoint.folder is not None, "it was read from one"
-            # ranks read their own rows: no process need hold the whole state
+            assert checkpoint.folder is not None, "the checkpoint was read from a folder"
+            # Ranks read their own rows, so that no process has to hold the whole state.
             self._learner.read_shards(checkpoint.folder / SHARDS, checkpoint.shards)
         else:
             self._learner.restore(checkpoint.learner_state())
         self._engine.sync_weights(self._learner)
-        # after the weights: what was in flight goes on from them
+        # After the weights: requests in flight continue from them.
         self._engine.restore(join_state("engine", checkpoint.tensors, state["engine"]))
         self._trainer.restore(join_state("trainer", checkpoint.tensors, state["trainer"]))
         self._steps_done = self._trainer.steps_done
@@ -635,7 +637,7 @@ class Session:
         )
 
     def _warn(self) -> None:
-        """What is told once, before the first step."""
+        """Emit the warnings that precede the first step."""
         changes = self._folder.environment_changes()
         if changes:
             self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))
@@ -647,27 +649,24 @@ class Session:
         if lag and single and algorithm.correction == "none":
             self._event_once(
                 "warning",
-                f"rollout.weight_lag = {lag} with one SGD step a training step: rho is exactly 1, since its "
-                "denominator is the learner's own policy before the step; algorithm.correction can weigh that lag",
+                f"rollout.weight_lag = {lag} with one update per training step: rho is exactly 1, since its "
+                "denominator is the learner's policy before the step. Set algorithm.correction to correct for the lag",
             )
 
     def warn(self, message: str) -> None:
-        """Tell something that is not as it should be but does not stop the run."""
+        """Emit a warning that does not stop the run."""
         self._event("warning", message)
 
     def _event(self, kind: str, message: str, **data: object) -> None:
         place: dict[str, object] = {"step": self._steps_done, "stage": self._schedule.index}
-        self._tell({"kind": kind, "message": message, **place, **data})
+        self._emit({"kind": kind, "message": message, **place, **data})
 
     def _event_once(self, kind: str, message: str, **data: object) -> None:
-        """For what a resumed run comes past again: a killed process may have told it already."""
+        """Emit an event unless the run's log has it: a resumed run repeats some events, and a killed process may have
+        logged it."""
         if not self._folder.has_event(kind, message):
             self._event(kind, message, **data)
 
-    def _tell(self, event: Mapping[str, object]) -> None:
+    def _emit(self, event: Mapping[str, object]) -> None:
         self._folder.event(event)
         self._observer.event(event)
-
-
-def _file(name: str, label: str) -> str:
-    return f"{name}-{label}"

@@ -1,59 +1,71 @@
-"""Supervised start: the model that a run begins with, made from a recorded recipe.
+"""Supervised fine-tuning: the initial model of a run, from a recorded recipe.
 
-A supervised step is the learner of reinforcement learning with another row of the loss table: ``nll``, the mean
-negative log-likelihood of the response tokens, the end token included; prompts carry no loss.
+A supervised step uses the learner of reinforcement learning with the loss row ``nll``: the mean negative log-likelihood
+of the response tokens, including the end token. Prompts carry no loss.
 
-A recipe has phases, each with its demonstrations and learning rate. Every phase begins with fresh optimizer moments:
-those of the phase before belong to other data and another rate. Randomness is a function of (seed, phase, step), so
-that a run killed at any instant goes on from its last checkpoint to the same weights, bit for bit on the same machine,
-versions and thread count.
+A recipe has phases, each with its demonstrations and learning rate: demonstrations of a generated family, or worked
+solutions of the user's problems. Every phase starts with new optimizer moments, since those of the previous one belong
+to other data and another rate. Randomness is a function of (seed, phase, step), so that a run killed at any time
+continues from its last checkpoint to the same weights, bit for bit on the same machine, versions and thread count.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
+import logging
 import math
 import platform
+import re
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from magicrl.config.algorithm_schema import AlgorithmConfig
-from magicrl.config.errors import RecipeError
+from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import config_hash, load_start_recipe, to_toml
-from magicrl.config.schema import RunConfig, SftConfig, StartConfig
+from magicrl.config.schema import RunConfig, SftConfig, SftPhaseConfig, StartConfig
+from magicrl.data.families import make_family
+from magicrl.data.sources import held_out_keys, load_source
+from magicrl.evaluation.engines import opens_reasoning
 from magicrl.files import only_writer, write_atomically
 from magicrl.models.loading import LoadedModel, describe_policy, load_policy, resolve_device
+from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_tiny, prepare_gguf_package
-from magicrl.records import TrainBatch, TrainSample
+from magicrl.records import Problem, TokenArray, TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.checkpoint import Checkpoint, CheckpointWriter, join_state, load_latest, split_state
-from magicrl.training.demonstrations import demonstrations, described, named_by_content, vocabulary
 from magicrl.training.learner import LocalLearner, release_free_memory
 from magicrl.training.model_card import front_matter, read_base_model
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls, Learner
+from magicrl_verifiers.extraction import CLOSE_TAG, last_box
+
+_log = logging.getLogger(__name__)
 
 SUPERVISED = AlgorithmConfig(loss="nll")
-"""The ``algorithm`` of a learner's settings."""
+"""``algorithm`` section of a supervised learner."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisedStep:
-    """What one supervised step did.
+    """Result of one supervised step.
 
     Attributes:
-        index: its number within the schedule, from 0.
-        loss: mean nats per response token, before the update.
-        learning_rate: of this update.
-        tokens: prompt and response tokens of the batch.
-        loss_tokens: response tokens of the batch.
+        index: Number of the step in the schedule, from 0.
+        loss: Mean nats per response token, before the update.
+        learning_rate: Learning rate of this update.
+        tokens: Prompt and response tokens of the batch.
+        loss_tokens: Response tokens of the batch.
     """
 
     index: int
@@ -66,16 +78,16 @@ class SupervisedStep:
 def supervised_steps(
     learner: Learner, batches: Iterable[Sequence[TrainSample]], schedule: Callable[[int], float], *, first: int = 0
 ) -> Iterator[SupervisedStep]:
-    """Make one SGD step a batch, whatever the samples' source (demonstrations, a model's own correct responses).
+    """Make one update per batch, whatever the samples' source (demonstrations, a model's own correct responses).
 
     Args:
-        learner: with the loss row ``nll``.
-        batches: the samples of each step.
-        schedule: learning rate of step ``i``.
-        first: number of the first step, when an interrupted run goes on.
+        learner: Learner with the loss row ``nll``.
+        batches: Samples of each step.
+        schedule: Returns the learning rate of step ``i``.
+        first: Number of the first step, if an interrupted run continues.
 
     Raises:
-        FloatingPointError: a loss or gradient is not finite (from the learner).
+        FloatingPointError: A loss or gradient is not finite.
     """
     for index, samples in enumerate(batches, start=first):
         batch = TrainBatch.of(samples)
@@ -94,7 +106,7 @@ def supervised_steps(
 def phase_schedule(
     rate: float, *, steps: int, warmup_steps: int, decay: Literal["constant", "linear", "cosine"]
 ) -> Callable[[int], float]:
-    """Learning rate of step 0 to ``steps - 1``: warm-up to ``rate``, then down to a tenth of it.
+    """Return the learning rate by step, from 0 to ``steps - 1``: warm-up to ``rate``, then decay to a tenth of it.
 
     Example:
         >>> at = phase_schedule(1.0, steps=5, warmup_steps=2, decay="linear")
@@ -104,11 +116,11 @@ def phase_schedule(
 
     def at(step: int) -> float:
         if step < warmup_steps:
-            # + 1: the first step has a rate, too
+            # + 1: the first step must not have rate 0.
             return rate * (step + 1) / warmup_steps
         if decay == "constant":
             return rate
-        # - 1: the last step is to have the tenth
+        # - 1: the last step has a tenth of the rate.
         gone = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps - 1))
         left = 1 - gone if decay == "linear" else (1 + math.cos(math.pi * gone)) / 2
         return rate * (0.1 + 0.9 * left)
@@ -122,7 +134,7 @@ _PACKAGES = ("magicrl", "torch", "transformers", "tokenizers", "numpy")
 
 
 OnStep = Callable[[int, int], None]
-"""Told after each step: steps done of the whole recipe, and of how many."""
+"""Called after each step with the number of finished steps and of all steps of the recipe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,11 +142,11 @@ class SftResult:
     """A supervised model.
 
     Attributes:
-        folder: the model folder; its ``sft.json`` is the record of how it was made.
-        reused: it was there already, made by the same recipe.
-        losses: loss curve of each phase, one value a step.
-        tokens: prompt and response tokens learned from.
-        seconds: wall-clock seconds of training (of all processes, where it was resumed).
+        folder: Model folder. Its ``sft.json`` records how it was trained.
+        reused: Whether the same recipe had trained it before.
+        losses: Loss curve of each phase, one value per step.
+        tokens: Prompt and response tokens learned from.
+        seconds: Wall-clock seconds of training, over all attempts.
     """
 
     folder: Path
@@ -146,7 +158,7 @@ class SftResult:
 
 @dataclass(kw_only=True, slots=True)
 class _Journal:
-    """What a run has done so far; lives in its checkpoints and ends in ``sft.json``."""
+    """Progress of a run, stored in its checkpoints and at the end in ``sft.json``."""
 
     losses: list[list[float]] = field(default_factory=list[list[float]])
     tokens: int = 0
@@ -158,19 +170,19 @@ class _Journal:
 
 
 def recipe_hash(config: SftConfig) -> str:
-    """Identifies what decides the weights: everything but the run's name, output, device and thread count."""
+    """Return a hash of what decides the weights: everything but the run's name, output, device and threads."""
     phases = tuple(named_by_content(phase) for phase in config.phases)
     return config_hash(config.model_copy(update={"run": RunConfig(seed=config.run.seed), "phases": phases}))
 
 
 def supervised_start(start: StartConfig, models_root: Path) -> tuple[SftConfig, Path]:
-    """The supervised recipe of a run's start, and the folder in ``models_root`` of the model that it makes.
+    """Return the supervised recipe of a run's start, and the folder in ``models_root`` of the model that it trains.
 
-    The folder has the recipe's name, so that another file can name the model; with the recipe's hash behind it where
-    another recipe's model has that name already.
+    The folder has the recipe's name, so that another file can name the model. If another recipe's model has that name
+    already, the recipe's hash is appended.
 
     Raises:
-        RecipeError: it cannot be read.
+        RecipeError: The recipe cannot be read.
     """
     assert start.sft is not None, "the start is a supervised recipe"
     try:
@@ -179,13 +191,13 @@ def supervised_start(start: StartConfig, models_root: Path) -> tuple[SftConfig, 
         raise RecipeError(str(error), key="start.sft") from error
     named = models_root / recipe.run.name
     hashed = models_root / f"{recipe.run.name}-{recipe_hash(recipe)}"
-    # a recipe that has begun under its longer name stays there, whoever has the short one by now
+    # A recipe that started under its longer name keeps it.
     begun = hashed.exists() or _partial(hashed).exists()
     return recipe, hashed if begun or _is_of_another(recipe, named) else named
 
 
 def _is_of_another(config: SftConfig, output: Path) -> bool:
-    """Whether there is something in ``output``, or unfinished for it, that this recipe did not make."""
+    """Return whether ``output``, or unfinished work for it, comes from something else than this recipe."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         record = output / RECORD
         return not record.is_file() or json.loads(record.read_text()).get("recipe_hash") != recipe_hash(config)
@@ -194,7 +206,7 @@ def _is_of_another(config: SftConfig, output: Path) -> bool:
 
 
 def _partial(output: Path) -> Path:
-    """Where the unfinished work for ``output`` lies."""
+    """Return the folder of the unfinished work for ``output``."""
     return output.with_name(f"{output.name}.partial")
 
 
@@ -205,28 +217,28 @@ def run_sft(
     *,
     checkpoint_seconds: float = 120.0,
 ) -> SftResult:
-    """Make the recipe's model in ``output``: a model folder with ``sft.json``, whole or not at all.
+    """Train the recipe's model into ``output``: a complete model folder with ``sft.json``, or nothing.
 
-    A model that the same recipe made there is reused. Unfinished work lies beside it in ``<output>.partial``, from
-    where an interrupted run goes on.
+    A model that the same recipe trained there is reused. Unfinished work is in ``<output>.partial`` next to it, from
+    which an interrupted run continues.
 
     Args:
-        config: the recipe.
-        output: the model folder to write.
-        on_step: progress.
-        checkpoint_seconds: wall-clock time between checkpoints; when they are written changes no result.
+        config: The recipe.
+        output: Model folder to write.
+        on_step: Progress callback.
+        checkpoint_seconds: Wall-clock time between checkpoints. It changes no result.
 
     Raises:
-        ValueError: the output holds another recipe's model or something else; an unknown family; a demonstration
-            longer than the model's context; a missing start model.
+        ValueError: The output holds another recipe's model or something else, a family is unknown, a demonstration
+            exceeds the model's context, or the initial model is missing.
     """
     partial = _partial(output)
     found = _finished(config, output)
     if found is None:
-        # asked again inside: another process may have made it while this one waited
-        with only_writer(partial, wait=True):  # several runs may want the same start model: one makes it
+        # Checked again inside: another process may have trained it in the meantime.
+        with only_writer(partial, wait=True):  # of several runs with the same initial model, one trains it
             found = _finished(config, output) or _make(config, output, partial, on_step, checkpoint_seconds)
-    # also what a process left that was killed behind its last move
+    # Also removes what a process left that was killed after its last move.
     shutil.rmtree(partial, ignore_errors=True)
     return found
 
@@ -238,9 +250,7 @@ def _make(
     on_step: OnStep | None,
     checkpoint_seconds: float,
 ) -> SftResult:
-    write_atomically(
-        partial / "recipe_hash", recipe_hash(config)
-    )  # claims the folder; `made_model` has seen that it may
+    write_atomically(partial / "recipe_hash", recipe_hash(config))  # claims the folder, as `finished_model` allowed
     with _threads(config.run.threads):
         policy = start_policy(config, output)
         with CheckpointWriter(partial) as writer:
@@ -248,28 +258,28 @@ def _make(
         record = _record(config, journal, policy)
         model = partial / "model"
         learner.save_hf(model)
-    # before the folder gets its name: a model without its record is taken for somebody else's
+    # Written before the folder gets its name: a model without its record counts as foreign.
     (model / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
     (model / "recipe.toml").write_text(to_toml(config, output.absolute()), encoding="utf-8")
     (model / "README.md").write_text(_card(config, policy), encoding="utf-8")
-    # last of all and in one move: a model folder is whole, or is not there
+    # Last and in one move: a model folder is complete or absent.
     model.replace(output)
     return _result(output, record, reused=False)
 
 
 def _finished(config: SftConfig, output: Path) -> SftResult | None:
-    """The model that is in ``output``, None if there is nothing."""
-    if made_model(config, output) is None:
+    """Return the model in ``output``, or None."""
+    if finished_model(config, output) is None:
         return None
     record = json.loads((output / RECORD).read_text(encoding="utf-8"))
     return _result(output, record, reused=True)
 
 
-def made_model(config: SftConfig, output: Path) -> Path | None:
-    """``output`` where it holds the recipe's model, None where there is nothing yet.
+def finished_model(config: SftConfig, output: Path) -> Path | None:
+    """Return ``output`` if it holds the recipe's model, None if there is nothing yet.
 
     Raises:
-        ValueError: it holds something else, or unfinished work of another recipe lies beside it.
+        ValueError: It holds something else, or unfinished work of another recipe is next to it.
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         claim = _partial(output) / "recipe_hash"
@@ -294,7 +304,7 @@ def _check_hash(config: SftConfig, folder: Path, found: str) -> None:
 
 
 def start_policy(config: SftConfig, output: Path) -> LoadedModel:
-    """The float32 model that training towards ``output`` starts from."""
+    """Return the float32 model that training towards ``output`` starts from."""
     device = resolve_device(config.run.device)
     if config.model.tiny is not None:
         model, tokenizer = make_tiny(config.model.tiny, vocabulary(config.phases), config.run.seed)
@@ -303,7 +313,7 @@ def start_policy(config: SftConfig, output: Path) -> LoadedModel:
     if config.model.gguf_package is not None:
         folder = prepare_gguf_package(config.model.gguf_package, output.with_name(config.model.gguf_package))
         return load_policy(folder, dtype="float32", device=device)
-    assert config.model.folder is not None, "the schema asks for one"
+    assert config.model.folder is not None, "the schema requires one of the three"
     return load_policy(config.model.folder, dtype="float32", device=device)
 
 
@@ -315,18 +325,23 @@ def _train(
     on_step: OnStep | None,
     checkpoint_seconds: float,
 ) -> tuple[_Journal, LocalLearner]:
-    """All phases, from the last checkpoint where there is one."""
+    """Train all phases, from the last checkpoint if there is one."""
     journal, restored = _resume(partial)
-    learner = _learner(config, policy)
+    learner = LocalLearner(
+        policy.model,
+        LearnerSettings(algorithm=SUPERVISED, optimizer=config.optimizer, model=config.training),
+        tokenizer=policy.tokenizer,
+        valid_vocab=policy.valid_vocab,
+    )
     if restored is not None:
         learner.restore(restored)
     total = sum(phase.steps for phase in config.phases)
     began = saved = time.monotonic()
     before = journal.seconds
-    # from the last phase that was begun, which goes on where its losses end
+    # Start with the last phase in progress, after its recorded losses.
     for number in range(max(0, len(journal.losses) - 1), len(config.phases)):
         if number == len(journal.losses):
-            # they belong to other data and another rate
+            # The moments belong to other data and another rate.
             _forget_moments(learner)
             journal.losses.append([])
         phase = config.phases[number]
@@ -339,7 +354,7 @@ def _train(
             now = time.monotonic()
             journal.losses[-1].append(step.loss)
             journal.tokens += step.tokens
-            # of all attempts together
+            # Over all attempts.
             journal.seconds = before + now - began
             if on_step is not None:
                 on_step(journal.steps, total)
@@ -351,23 +366,14 @@ def _train(
     return journal, learner
 
 
-def _learner(config: SftConfig, policy: LoadedModel) -> LocalLearner:
-    return LocalLearner(
-        policy.model,
-        LearnerSettings(algorithm=SUPERVISED, optimizer=config.optimizer, model=config.training),
-        tokenizer=policy.tokenizer,
-        valid_vocab=policy.valid_vocab,
-    )
-
-
 def _forget_moments(learner: LocalLearner) -> None:
-    """Begin anew with AdamW: weights stay, moments and their step count go."""
+    """Reset AdamW: the weights stay, moments and their step count are dropped."""
     weights = {name: tensor for name, tensor in learner.state().items() if name.startswith("weights/")}
     learner.restore({**weights, "meta": {"optimizer_steps": 0}})
 
 
 def _resume(partial: Path) -> tuple[_Journal, dict[str, Any] | None]:
-    """What an interrupted run had done and its learner's state; a fresh journal and None without one."""
+    """Return the progress of an interrupted run and its learner's state, or an empty journal and None."""
     checkpoint = load_latest(partial)
     if checkpoint is None:
         return _Journal(), None
@@ -376,7 +382,7 @@ def _resume(partial: Path) -> tuple[_Journal, dict[str, Any] | None]:
 
 
 def _record(config: SftConfig, journal: _Journal, policy: LoadedModel) -> dict[str, Any]:
-    """What ``sft.json`` says: enough to make the model again and to see how it went."""
+    """Return the content of ``sft.json``: what is needed to reproduce the model, and how training went."""
     return {
         "schema_version": SCHEMA_VERSION,
         "recipe_hash": recipe_hash(config),
@@ -394,13 +400,13 @@ def _record(config: SftConfig, journal: _Journal, policy: LoadedModel) -> dict[s
 
 
 def _card(config: SftConfig, policy: LoadedModel) -> str:
-    """A model card that passes the start model's licence on."""
+    """Return a model card with the initial model's licence."""
     licence = policy.licence or ("apache-2.0" if config.model.tiny is not None else "unknown")
-    shown = ", ".join(dict.fromkeys(described(phase) for phase in config.phases))
+    shown = ", ".join(dict.fromkeys(phase_title(phase) for phase in config.phases))
     head = front_matter(licence=licence, base=read_base_model(Path(policy.folder)), tags=("sft",))
     return (
         f"{head}\n# {config.run.name}\n\nMade by `magicrl sft` from {policy.folder} with "
-        f"{shown}. `recipe.toml` is the whole recipe, `{RECORD}` what happened.\n"
+        f"{shown}. `recipe.toml` is the whole recipe, `{RECORD}` the record of its training.\n"
     )
 
 
@@ -416,10 +422,279 @@ def _result(folder: Path, record: dict[str, Any], *, reused: bool) -> SftResult:
 
 @contextmanager
 def _threads(wanted: int | None) -> Generator[None]:
-    """Use the recipe's number of torch threads, if it names one, and then the former number again."""
+    """Use the recipe's number of torch threads during the block, if it sets one."""
     former = torch.get_num_threads()
     torch.set_num_threads(wanted or former)
     try:
         yield
     finally:
         torch.set_num_threads(former)
+
+
+def supervised_sample(
+    prompt_tokens: TokenArray, response_tokens: TokenArray, index: int, taught: NDArray[np.bool_] | None = None
+) -> TrainSample:
+    """Return a sample for the ``nll`` row: advantage 1, its own group, loss on the ``taught`` tokens (None: all)."""
+    return TrainSample(
+        prompt_tokens=prompt_tokens,
+        tokens=response_tokens,
+        advantage=1.0,
+        group_index=index,
+        sample_index=0,
+        sampler_logprobs=frozen_floats(np.zeros(len(response_tokens))),
+        policy_version=0,
+        loss_mask=taught,
+    )
+
+
+def encoded_turns(
+    encoder: PromptEncoder, problem: Problem, texts: Sequence[str]
+) -> tuple[TokenArray, NDArray[np.bool_]]:
+    """Return the response of an episode, ``[T]``, and a mask of the tokens that the model would have written.
+
+    Args:
+        encoder: Encoder of the model.
+        problem: Problem with the environment of the episode.
+        texts: Turn, observation, turn, ..., turn.
+
+    Raises:
+        ValueError: The texts end in an observation, or the vocabulary lacks a symbol.
+    """
+    if len(texts) % 2 == 0:
+        raise ValueError(
+            f"problem {problem.id!r}: its demonstration has {len(texts)} texts; pass turn, observation, turn, ..., "
+            "turn, an odd number"
+        )
+    pieces = [
+        encoder.observation(problem, text) if place % 2 else encoder.encode_response(text)
+        for place, text in enumerate(texts)
+    ]
+    taught = np.repeat(np.arange(len(pieces)) % 2 == 0, [len(piece) for piece in pieces])
+    return frozen_tokens(np.concatenate(pieces)), taught
+
+
+def demonstrations(config: SftConfig, number: int, policy: LoadedModel, first: int = 0) -> Iterator[list[TrainSample]]:
+    """Return the batches of phase ``number`` from step ``first`` on. They do not depend on ``first``.
+
+    Raises:
+        RecipeError: The phase's data cannot be read, or has no worked solution.
+        ValueError: A demonstration of a family exceeds the model's context.
+    """
+    phase = config.phases[number]
+    if phase.data is None:
+        return _of_family(config, number, policy, first)
+    return _of_solutions(config, number, encoded_solutions(phase, policy, number), first)
+
+
+def trial_batches(config: SftConfig, policy: LoadedModel) -> list[list[TrainSample]]:
+    """Return the first batch of every phase, with its longest worked solution, to find what a phase cannot do."""
+    batches: list[list[TrainSample]] = []
+    for number, phase in enumerate(config.phases):
+        if phase.data is None:
+            batches.append(next(demonstrations(config, number, policy)))
+            continue
+        shown = encoded_solutions(phase, policy, number)
+        longest = max((sample for samples in shown for sample in samples), key=len)
+        # The longest replaces another sample, so that the batch has the phase's size.
+        batches.append([longest, *next(_of_solutions(config, number, shown, 0))[1:]])
+    return batches
+
+
+def demonstrated_keys(config: SftConfig) -> set[str]:
+    """Return the keys of the problems whose recorded solutions the recipe trains on."""
+    own = (number for number, phase in enumerate(config.phases) if phase.data is not None)
+    return {problem.key for number in own for problem, _ in worked_solutions(config.phases[number], number)}
+
+
+def vocabulary(phases: Sequence[SftPhaseConfig]) -> list[str]:
+    """Return every symbol of the phases' families once, in order of appearance.
+
+    Raises:
+        ValueError: A phase trains on natural language.
+    """
+    symbols: dict[str, None] = {}
+    for phase in phases:
+        known = None if phase.family is None else make_family(phase.family, phase.options).vocabulary
+        if known is None:
+            what = "data" if phase.family is None else f"family {phase.family!r}"
+            raise ValueError(
+                f"{what} is natural language and has no fixed vocabulary, which model.tiny needs; "
+                "use model.folder or model.gguf_package"
+            )
+        symbols.update(dict.fromkeys(known))
+    return list(symbols)
+
+
+def phase_title(phase: SftPhaseConfig) -> str:
+    """Return the phase's data in words, for a model card."""
+    if phase.data is None:
+        return f"demonstrations of {phase.family}"
+    place = phase.data.hub or phase.data.source or Path(str(phase.data.path)).name
+    return f"worked solutions of {place}"
+
+
+def named_by_content(phase: SftPhaseConfig) -> SftPhaseConfig:
+    """Return the phase with the SHA-256 of its file, or of a folder's files, in place of the path.
+
+    A moved file is then the same data, a changed one is not. A missing path is kept, and refused when it is read.
+    """
+    if phase.data is None or phase.data.path is None:
+        return phase
+    path = Path(phase.data.path)
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            digest.update(file.read_bytes())
+    content = digest.hexdigest() if path.exists() else phase.data.path
+    return phase.model_copy(update={"data": phase.data.model_copy(update={"path": content})})
+
+
+def _of_family(config: SftConfig, number: int, policy: LoadedModel, first: int) -> Iterator[list[TrainSample]]:
+    phase = config.phases[number]
+    encoder = PromptEncoder(policy.tokenizer, policy.max_context)
+    assert phase.family is not None, "the caller checked"
+    family = make_family(phase.family, phase.options)
+    # A seed per phase: two phases of one family have different problems.
+    seed = int(np.random.SeedSequence([config.run.seed, number]).generate_state(1)[0])
+    # One stream: the problems of earlier steps are drawn again and skipped.
+    problems = islice(family.stream(seed=seed, split="train", levels=phase.levels), first * phase.batch_size, None)
+    for step in range(first, phase.steps):
+        # A function of the step only, so that a resumed phase continues with the same demonstrations.
+        rng = np.random.default_rng([config.run.seed, number, step])
+        batch: list[TrainSample] = []
+        for index, problem in enumerate(islice(problems, phase.batch_size)):
+            shown = family.demonstration(problem, rng)
+            if isinstance(shown, str):
+                sample = supervised_sample(encoder.encode(problem), encoder.encode_response(shown), index)
+            else:
+                response, taught = encoded_turns(encoder, problem, shown)
+                sample = supervised_sample(encoder.encode(problem), response, index, taught)
+            if len(sample) > policy.max_context:
+                raise ValueError(
+                    f"problem {problem.id!r} and its demonstration have {len(sample)} tokens, more than the context "
+                    f"of {policy.folder} ({policy.max_context}); raise model.tiny.max_context or shorten the "
+                    "demonstrations"
+                )
+            batch.append(sample)
+        yield batch
+
+
+def _of_solutions(
+    config: SftConfig, number: int, shown: Sequence[Sequence[TrainSample]], first: int
+) -> Iterator[list[TrainSample]]:
+    """Yield passes over the problems, each in its own order. A problem's solutions alternate from pass to pass."""
+    phase = config.phases[number]
+    orders: dict[int, np.ndarray[tuple[int, ...], np.dtype[np.int64]]] = {}
+    for step in range(first, phase.steps):
+        batch: list[TrainSample] = []
+        for index in range(phase.batch_size):
+            turn, place = divmod(step * phase.batch_size + index, len(shown))
+            if turn not in orders:  # a batch spans few passes, so few orders are kept
+                orders = {turn - 1: orders[turn - 1]} if turn - 1 in orders else {}
+                orders[turn] = np.random.default_rng([config.run.seed, number, turn]).permutation(len(shown))
+            samples = shown[int(orders[turn][place])]
+            batch.append(replace(samples[turn % len(samples)], group_index=index))
+        yield batch
+
+
+def encoded_solutions(phase: SftPhaseConfig, policy: LoadedModel, number: int = 0) -> list[tuple[TrainSample, ...]]:
+    """Return the samples of every problem. Solutions that exceed the context are left out and counted in a warning.
+
+    Raises:
+        RecipeError: As `worked_solutions`, or no solution fits.
+        ValueError: The vocabulary lacks a symbol of a prompt or a solution.
+    """
+    encoder = PromptEncoder(policy.tokenizer, policy.max_context)
+    shown: list[tuple[TrainSample, ...]] = []
+    whole = 0
+    # If the prompt ends in an opened <think>, the solution must close it.
+    reasoning = opens_reasoning(policy.tokenizer, encoder)
+    for problem, texts in worked_solutions(phase, number):
+        whole += len(texts)
+        if not encoder.fits(problem):
+            continue
+        prompt = encoder.encode(problem)
+        responses = (encoder.encode_response(as_response(text, problem, reasoning=reasoning)) for text in texts)
+        samples = [supervised_sample(prompt, response, 0) for response in responses]
+        fitting = tuple(sample for sample in samples if len(sample) <= policy.max_context)
+        if fitting:
+            shown.append(fitting)
+    kept = sum(map(len, shown))
+    if not kept:
+        raise RecipeError(
+            f"none of its {whole} worked solutions fits the context of {policy.folder} ({policy.max_context} tokens) "
+            "with its prompt; use shorter solutions or another model",
+            key=f"phases.{number}.data",
+        )
+    if kept < whole:
+        text = "phases.%d.data: %d of %d worked solutions exceed the context of %d tokens and are left out"
+        _log.warning(text, number, whole - kept, whole, policy.max_context)
+    return shown
+
+
+def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Problem, tuple[str, ...]]]:
+    """Return the problems of a phase's data, each with its solutions as in the source.
+
+    Args:
+        phase: Phase with ``data``.
+        number: Number of the phase, for errors.
+
+    Raises:
+        RecipeError: The source is missing, or no problem in it has a worked solution.
+        ValueError: The content of a record is wrong.
+    """
+    assert phase.data is not None, "the caller checked"
+    key = f"phases.{number}.data"
+    with under(key):
+        loaded = load_source(phase.data, key=key)
+    # By key, so that `data.holdout` of the run holds out the same problems.
+    held = held_out_keys(loaded.problems, phase.holdout)
+    shown = [
+        (problem, loaded.solutions[problem.id])
+        for problem in loaded.problems
+        if problem.id in loaded.solutions and problem.key not in held
+    ]
+    if not shown:
+        raise RecipeError(
+            f"none of its {len(loaded.problems)} problems has a worked solution"
+            + (f" except the {phase.holdout} held out" if phase.holdout else "")
+            + "; a solution is in a column solution, or ends in the answer, after #### or in a box (docs/data.md)",
+            key=key,
+        )
+    return shown
+
+
+_CALCULATION = re.compile(r"<<[^<>]*>>")
+_ANSWER_LINE = re.compile(r"(?:^|\n)####[^\n]*\s*\Z")
+
+
+def as_response(solution: str, problem: Problem, *, reasoning: bool = False) -> str:
+    """Return a worked solution that the verifier can read: a program in a block, or a text that ends in a boxed answer.
+
+    GSM8K's notes for a calculator (``<<2+3=5>>``) and its last line (``#### 5``) are removed.
+
+    Args:
+        solution: Solution as in its source.
+        problem: The problem that it solves.
+        reasoning: Whether the prompt ends in an opened ``<think>``. The solution is then the reasoning, closed before
+            the answer.
+
+    Example:
+        >>> sum_ = Problem(id="s", prompt="2 + 3?", references=("5",), verifier="maths", source="doc")
+        >>> as_response("Add: 2 + 3 = <<2+3=5>>5\\n#### 5", sum_)
+        'Add: 2 + 3 = 5\\nThe answer is \\\\boxed{5}.'
+    """
+    if problem.verifier == "code":
+        program = solution if "```" in solution else f"```python\n{solution.strip()}\n```"
+        return f"{CLOSE_TAG}\n\n{program}" if reasoning else program
+    text = _ANSWER_LINE.sub("", _CALCULATION.sub("", solution)).strip()
+    # Already written as a reasoning model answers, or without a reference answer to box.
+    if CLOSE_TAG in text or not problem.references:
+        return text
+    boxed = last_box(text) is not None
+    if not reasoning and boxed:
+        return text
+    # Any of several reference answers is correct. The solution's box says which one it reached.
+    reference = last_box(text) if boxed else problem.references[0]
+    between = f"{CLOSE_TAG}\n\n" if reasoning else ""
+    return f"{text}\n{between}The answer is \\boxed{{{reference}}}."

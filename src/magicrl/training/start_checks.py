@@ -1,8 +1,8 @@
-"""Everything that a run can be refused for, looked at before anything is computed or written, with its problems read.
+"""Checks before anything is computed or written, which also read the problems.
 
-``magicrl train``, its ``--dry-run`` and the library's ``train`` call ``check_run``. A supervised recipe has
-``check_sft``, by itself or as the start of a run. What is costly to read is handed on. Every set of problems is read
-here, prompts held to their limit, test problems kept out of training.
+``magicrl train``, its ``--dry-run`` and the library's ``train`` call ``check_run``. ``check_sft`` checks a supervised
+recipe, alone or as the start of a run. Results that are expensive to read are returned. Every set of problems is read
+here: prompts are checked against their limit, and test problems are kept out of training.
 """
 
 from __future__ import annotations
@@ -35,27 +35,26 @@ from magicrl.records import Problem
 from magicrl.registry import resolve
 from magicrl.rollout.recording import read_rollouts
 from magicrl.rollout.vllm_engine import vllm_missing
-from magicrl.training.demonstrations import demonstrated_keys, trial_batches
-from magicrl.training.objective import LearnerSettings, Objective, brought, entropy_controller
+from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
 from magicrl.training.recorder import check_folder
-from magicrl.training.sft import made_model, start_policy, supervised_start
+from magicrl.training.sft import demonstrated_keys, finished_model, start_policy, supervised_start, trial_batches
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunData:
-    """The problems of a run.
+    """Problems of a run.
 
     Attributes:
-        train: training problems, before any filter.
-        validation: drives stages; may be empty.
-        test: test sets by name; drive claims.
-        dropped_overlong: training problems left out because their prompt is too long.
-        dropped_in_test: training problems left out because a validation or test set holds the same prompt, the
-            held-out ones' further copies among them.
-        dropped_conflicting: training problems left out because an earlier one of the same prompt has other reference
-            answers.
+        train: Training problems, before any filter.
+        validation: Validation problems, which drive stages; may be empty.
+        test: Test sets by name.
+        dropped_overlong: Number of training problems left out because their prompt is too long.
+        dropped_in_test: Number of training problems left out because a validation or test set has the same prompt,
+            including further copies of held-out problems.
+        dropped_conflicting: Number of training problems left out because an earlier one with the same prompt has other
+            reference answers.
     """
 
     train: tuple[Problem, ...]
@@ -66,21 +65,21 @@ class RunData:
     dropped_conflicting: int = 0
 
     def verifiers(self) -> set[str]:
-        """Names of the verifiers that the problems call for."""
+        """Return the names of the verifiers that the problems need."""
         return {p.verifier for problems in (self.train, self.validation, *self.test.values()) for p in problems}
 
     def environments(self) -> dict[str, Problem]:
-        """A problem of each environment that answers, by its name."""
+        """Return one problem per environment, by the environment's name."""
         sets = (self.train, self.validation, *self.test.values())
         return {p.environment: p for problems in sets for p in problems if p.environment is not None}
 
 
 def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
-    """Every set of the recipe, prompts checked against the limit, test problems kept out of training.
+    """Read every set of the recipe, check prompts against the limit, and keep test problems out of training.
 
     Raises:
-        RecipeError: a source is wrong, or the settings leave no training problem (with its key).
-        ValueError: a source's content is wrong, or a prompt too long (unless they are dropped).
+        RecipeError: A source is wrong, or the settings leave no training problem (with its key).
+        ValueError: The content of a source is wrong, or a prompt is too long (unless those are dropped).
     """
     data = config.data
 
@@ -92,17 +91,17 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
     with under("data.validation"):
         validation = load_parts(data.validation, key="data.validation")
     test = {name: _load_test(name, source) for name, source in data.test.items()}
-    # by prompt, not by id: the same problem may stand in two files under two names
+    # By prompt, not by id: two files may contain one problem under two ids.
     examined = {p.key for problems in (*validation, *test.values()) for p in problems}
     train, in_test = _without_test_problems([p for part in parts for p in part], examined)
     train, conflicting = _without_conflicts(train)
-    # after conflicts are gone, so that a held-out prompt has one set of reference answers
+    # After conflicts are removed, so that a held-out prompt has one set of reference answers.
     if data.holdout:
         train, held, copies = _hold_out(train, data.holdout)
         in_test += copies
-        # of one file with the training problems: where these may lose long prompts, so may they
+        # They come from the training files: if these may lose long prompts, so may they.
         test["holdout"] = fitting(held) or held
-    # a test set that somebody made is measured whole: there a prompt that is too long is an error in any case
+    # An explicit test set is always complete: a prompt that is too long is an error in it.
     for key, problems, sources in (
         ("data.validation", [p for part in validation for p in part], data.validation),
         *(
@@ -135,18 +134,18 @@ def _load_test(name: str, source: SourceConfig) -> list[Problem]:
 
 
 def _without_test_problems(train: Sequence[Problem], held: Collection[str]) -> tuple[list[Problem], int]:
-    """The training problems whose key is not among ``held``, and how many others there were."""
+    """Return the training problems whose key is not in ``held``, and the number of the others."""
     kept = [p for p in train if p.key not in held]
     dropped = len(train) - len(kept)
     if not kept:
         raise RecipeError(
-            f"every one of its {len(train)} problems stands in a validation or test set, so nothing is left to train "
-            "on; give other problems, or let data.holdout set some aside",
+            f"every one of its {len(train)} problems is in a validation or test set, so nothing is left to train "
+            "on; use other problems, or let data.holdout set some aside",
             key="data.train",
         )
     if dropped:
         _log.warning(
-            "data.train: %d of %d problems stand in a validation or test set too; they are left out of training",
+            "data.train: %d of %d problems are in a validation or test set too; they are left out of training",
             dropped,
             len(train),
         )
@@ -154,9 +153,11 @@ def _without_test_problems(train: Sequence[Problem], held: Collection[str]) -> t
 
 
 def _without_conflicts(train: Sequence[Problem]) -> tuple[list[Problem], int]:
-    """The training problems without those that ask what an earlier one asks and want another answer, and how many.
+    """Return the training problems without those that repeat an earlier prompt with other reference answers, and their
+    number.
 
-    Rewarding both answers to one prompt would teach neither. Copies with the same reference answers stay: they weigh.
+    Rewarding different answers to one prompt teaches none of them. Copies with the same reference answers stay, as a
+    weight.
     """
     first: dict[str, Problem] = {}
     kept = [p for p in train if _same_references(first.setdefault(p.key, p), p)]
@@ -174,16 +175,17 @@ def _without_conflicts(train: Sequence[Problem]) -> tuple[list[Problem], int]:
 
 
 def _same_references(one: Problem, other: Problem) -> bool:
-    # neither order nor white space makes other reference answers
+    # Order and white space do not make reference answers different.
     return one is other or {" ".join(g.split()) for g in one.references} == {
         " ".join(g.split()) for g in other.references
     }
 
 
 def _hold_out(train: Sequence[Problem], count: int) -> tuple[list[Problem], list[Problem], int]:
-    """Training problems without ``count`` of their prompts, one problem of each of those, and how many copies went.
+    """Return training problems without ``count`` of their prompts, one problem per held-out prompt, and the number of
+    dropped copies.
 
-    A prompt's key decides, so that the choice depends on neither the order of a file nor its ids.
+    The prompt's key decides, so that the choice depends neither on the order of a file nor on its ids.
     """
     first: dict[str, Problem] = {}
     for problem in train:
@@ -205,14 +207,14 @@ def _check_prompts(
     sources: Sequence[SourceConfig],
     remedy: str,
 ) -> None:
-    """Raise ``ValueError`` for a prompt that is empty, too long, or holds what the tokenizer does not know."""
+    """Raise ``ValueError`` for a prompt that is empty, too long, or unknown to the tokenizer."""
     for problem in problems:
         try:
             encoder.encode(problem)
         except ValueError as error:
             reason = str(error).removeprefix(f"problem {problem.id!r}: ")
             if not encoder.fits(problem):
-                # of all that are too long, so that the limit has to be raised once only
+                # Over all prompts that are too long, so that raising the limit once suffices.
                 lengths = [encoder.length(p) for p in problems if not encoder.fits(p)]
                 reason = (
                     f"its prompt has {encoder.length(problem)} tokens, more than data.max_prompt_tokens = "
@@ -225,11 +227,12 @@ def _check_prompts(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """What the checks have read, for the run to go on with.
+    """Results of the checks that the run uses.
 
     Attributes:
-        data: the problems.
-        policy: ``start.model`` in float32 on the run's device; None where it is made first, or lives on other machines.
+        data: Problems.
+        policy: ``start.model`` in float32 on the run's device; None where it is trained first, or lives on other
+            machines.
     """
 
     data: RunData
@@ -237,20 +240,20 @@ class Ready:
 
 
 def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
-    """Refuse what can be refused: output folder, packages, device, start model, problems, lengths, memory.
+    """Check output folder, packages, device, initial model, problems, lengths and memory.
 
     Raises:
-        RecipeError: a setting or a combination of them is unusable (with its key).
-        ValueError: a file or the machine is; the text says what to do.
+        RecipeError: A setting or a combination of settings is unusable (with its key).
+        ValueError: A file or the machine is unusable. The text says what to do.
     """
-    # what is cheap to look at comes first
+    # Cheap checks come first.
     check_folder(output, config, resume=resume)
     _check_packages(config)
-    _check_brought(config)
+    _check_plugins(config)
     here = config.cluster is None
     with under("run.device"):
         device = resolve_device(config.run.device) if here else torch.device("cpu")
-    # keys of what the start model is shown solutions of: no test may hold them
+    # Keys of problems whose solutions the initial model was trained on. No test may contain them.
     shown: set[str] = set()
     if config.start.model is None:
         recipe, folder = supervised_start(config.start, output.parent / "models")
@@ -260,10 +263,10 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     else:
         with under("start.model"):
             name = base = config.start.model
-            # with a cluster the ranks read the weights: here the files' headers are enough
+            # With a cluster the ranks read the weights, so the files' headers suffice here.
             policy = load_policy(name, device=device) if here else load_shell(name)
         if here:
-            # the learner asks this as well, but only once the run has begun
+            # The learner checks this too, but only after the run has started.
             check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.model.share_prompts)
     if config.model.router_replay:
         try:
@@ -278,8 +281,8 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
             raise RecipeError(str(error), key="model.exact") from error
     _check_compiled("model", config.model, policy, device if here else None)
     if here:
-        _tell_slow_precision("model", config.model, device)
-    # the problems in this model's tokens: their lengths decide about context and memory
+        _warn_of_slow_precision("model", config.model, device)
+    # Context and memory depend on the problems' lengths in this model's tokens.
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, encoder)
     if "judge" in data.verifiers():
@@ -289,7 +292,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     longest = max(encoder.length(p) for p in (*data.train, *data.validation, *tests))
     observed = _check_environments(config, data, encoder)
     check_context(config, policy, longest, observed)
-    # of what is only read later, that it can be read
+    # Check that files that are read later can be read.
     if config.reference.model is not None:
         with under("reference.model"):
             load_shell(config.reference.model)
@@ -297,7 +300,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
         with under("rollout.replay"):
             read_rollouts(Path(config.rollout.replay))
     shape = _shape(policy)
-    # the memory of other machines is not this one's to look at
+    # The memory of other machines cannot be checked here.
     if here and shape is not None:
         counted = with_needed_reference(config)
         _check_memory("model", config.model, device, lambda model: run_terms(counted, model, shape, longest + observed))
@@ -305,31 +308,31 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
 
 
 def _check_demonstrated(keys: Collection[str], data: RunData, config: TrainConfig) -> None:
-    """A problem whose solution the start model was shown measures nothing."""
+    """Refuse evaluation problems whose solutions the initial model was trained on: they measure nothing."""
     for name, problems in (*data.test.items(), ("validation", data.validation)):
         shown = sum(p.key in keys for p in problems)
         if shown:
             remedy = f"set its holdout = {config.data.holdout}" if name == "holdout" else "take them out of its data"
             raise RecipeError(
                 f"its worked solutions show {shown} of the {len(problems)} problems of the set {name!r}, which would "
-                f"measure what was shown; {remedy}",
+                f"measure memorisation; {remedy}",
                 key="start.sft",
             )
 
 
 def check_sft(config: SftConfig, output: Path) -> LoadedModel:
-    """Refuse what a supervised recipe can be refused for; the model that it starts from, or has made already.
+    """Check a supervised recipe and return the model that it starts from, or has trained already.
 
     Args:
-        config: the recipe.
-        output: the model folder that it writes.
+        config: The recipe.
+        output: Model folder that it writes.
 
     Raises:
-        RecipeError, ValueError: as ``check_run``.
+        RecipeError, ValueError: As ``check_run``.
     """
-    made = made_model(config, output)
+    made = finished_model(config, output)
     if made is not None:
-        # made already: only the model itself can still be unusable
+        # The model exists already: only the model itself can be unusable.
         return load_policy(made)
     _check_peft("training", config.training)
     with under("run.device"):
@@ -337,7 +340,7 @@ def check_sft(config: SftConfig, output: Path) -> LoadedModel:
     policy = start_policy(config, output)
     check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.training.share_prompts)
     _check_compiled("training", config.training, policy, device)
-    _tell_slow_precision("training", config.training, device)
+    _warn_of_slow_precision("training", config.training, device)
     batches = trial_batches(config, policy)
     shape = _shape(policy)
     if shape is not None:
@@ -353,7 +356,7 @@ def check_sft(config: SftConfig, output: Path) -> LoadedModel:
 
 
 def _check_environments(config: TrainConfig, data: RunData, encoder: PromptEncoder) -> int:
-    """Import the problems' environments; the most tokens that their observations may add to a response."""
+    """Import the problems' environments. Returns the most tokens that observations may add to a response."""
     limits = config.environment
     sets = {"data.train": config.data.train, "data.validation": config.data.validation}
     keys = {source.environment: f"{key}.{i}" for key, given in sets.items() for i, source in enumerate(given)}
@@ -371,7 +374,7 @@ def _check_environments(config: TrainConfig, data: RunData, encoder: PromptEncod
 
 
 def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int, observed: int = 0) -> None:
-    """Raise ``RecipeError`` if a stage's T, the longest prompt and all that may be observed do not fit the context."""
+    """Raise ``RecipeError`` if a stage's T, the longest prompt and all observations exceed the context."""
     limits = {f"stages.{i}.max_tokens": stage.max_tokens for i, stage in enumerate(config.stages)}
     if config.evaluation.max_tokens:
         limits["evaluation.max_tokens"] = config.evaluation.max_tokens
@@ -390,15 +393,15 @@ def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int,
             )
 
 
-def _check_brought(config: TrainConfig) -> None:
-    """What the recipe brings to the algorithm is imported, and is what it should be; its engine's module is, too."""
-    # with a cluster it is made on other nodes, when the learner's ranks are up
-    brought("rollout.engine", partial(resolve, "engine"), config.rollout.engine)
+def _check_plugins(config: TrainConfig) -> None:
+    """Resolve the plugins of the algorithm, and import the module of the engine."""
+    # With a cluster the engine is created on other nodes, once the learner's ranks run.
+    resolve_setting("rollout.engine", partial(resolve, "engine"), config.rollout.engine)
     row = Objective(LearnerSettings.of(config)).row
-    brought("algorithm.advantage", advantage_of, config.algorithm.advantage)
+    resolve_setting("algorithm.advantage", advantage_of, config.algorithm.advantage)
     entropy_controller(config.entropy)
     for index, stage in enumerate(config.stages):
-        entropy_controller(config.in_stage(index).entropy)  # one of your own may refuse a target
+        entropy_controller(config.in_stage(index).entropy)  # a custom one may refuse a target
         for name in ("clip_low", "clip_high"):
             if name in stage.own() and row.clip is None:
                 raise RecipeError(
@@ -408,10 +411,10 @@ def _check_brought(config: TrainConfig) -> None:
 
 
 def with_needed_reference(config: TrainConfig) -> TrainConfig:
-    """The recipe as it costs: its reference monitored where only its loss row or correction asks for one.
+    """Return the recipe with a monitored reference model if only its loss row or correction needs one.
 
     Raises:
-        RecipeError: a name of the algorithm that cannot be resolved.
+        RecipeError: A name of the algorithm cannot be resolved.
     """
     if config.reference.mode != "none" or "ref_logprobs" not in Objective(LearnerSettings.of(config)).needs:
         return config
@@ -419,7 +422,7 @@ def with_needed_reference(config: TrainConfig) -> TrainConfig:
 
 
 def _check_packages(config: TrainConfig) -> None:
-    """Optional extras that the recipe asks for; trackers are the command's to make."""
+    """Check the optional packages that the recipe needs, except trackers."""
     _check_peft("model", config.model)
     if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise vllm_missing(ImportError(name="vllm"))
@@ -431,7 +434,7 @@ def _check_peft(section: str, model: ModelConfig) -> None:
 
 
 def _check_compiled(section: str, model: ModelConfig, policy: LoadedModel, device: torch.device | None) -> None:
-    """What compiling needs of the model, and of this machine where it computes here; ranks look at their own."""
+    """Check the model, and this machine if it computes here, for compilation. Ranks check their own machine."""
     if not model.compile:
         return
     try:
@@ -442,7 +445,7 @@ def _check_compiled(section: str, model: ModelConfig, policy: LoadedModel, devic
         raise RecipeError(str(error), key=f"{section}.compile") from error
 
 
-def _tell_slow_precision(section: str, model: ModelConfig, device: torch.device) -> None:
+def _warn_of_slow_precision(section: str, model: ModelConfig, device: torch.device) -> None:
     if device.type == "cpu" and model.dtype == "bfloat16" and bfloat16_speed() < 1:
         _log.warning(
             '%s.dtype = "bfloat16": this CPU multiplies in it at %.2g times the speed of float32; where memory '
@@ -452,7 +455,7 @@ def _tell_slow_precision(section: str, model: ModelConfig, device: torch.device)
 
 
 def _check_start_adapters(model: ModelConfig, policy: LoadedModel, base: str) -> None:
-    """Adapters to go on from, against the start model's layers."""
+    """Check the initial adapters against the initial model's layers."""
     if model.lora is None or model.lora.start is None:
         return
     with under("model.lora.start"):
@@ -471,7 +474,7 @@ def _check_memory(
 
 
 def _shape(policy: LoadedModel) -> ModelShape | None:
-    """The model's shape; None for an architecture whose memory the planner cannot count."""
+    """Return the model's shape; None for an architecture whose memory the planner cannot count."""
     try:
         return shape_from_config(policy.model.config.to_dict(), policy.folder)
     except ValueError:

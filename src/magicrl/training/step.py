@@ -1,18 +1,35 @@
-"""One training step of MAGIC: sample, verify, measure entropy, reject, advantages, update. Read ``Trainer.step``.
+"""One training step of MAGIC (recipe, section 3): sample, verify, measure entropy, reject, advantages, update.
 
-It is the algorithm in the recipe's own words (section 3): on-policy by default, rejection of groups without an
-advantage, adaptive entropy control. What generates, judges and learns is behind protocols, so there is one step for
-all of them. Its metrics are in ``metrics.py``, the run around it (stages, tests, checkpoints) in ``session.py``.
+`Trainer.step` is the algorithm in the recipe's order. The engine, the verifier and the learner are behind protocols, so
+one step serves all of them. The functions at the end of the file turn scored groups into mini-batches. ``metrics.py``
+computes the step's metrics. ``session.py`` runs the stages, evaluations and checkpoints around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
-from magicrl.algorithms.advantages import Rejection, advantage_of, reject_zero_advantage, select_refill
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from magicrl.algorithms.advantages import (
+    Advantage,
+    AdvantageMask,
+    MinibatchMode,
+    Rejection,
+    advantage_of,
+    group_relative,
+    reject_zero_advantage,
+    scored_advantages,
+    select_refill,
+    split_minibatches,
+)
 from magicrl.algorithms.entropy import (
     EntropyController,
     EntropyEstimate,
@@ -33,19 +50,9 @@ from magicrl.records import (
     TrainSample,
 )
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.training.batches import (
-    SampleKey,
-    buffer_samples,
-    minibatches,
-    sample_keys,
-    train_samples,
-    with_old_logprobs,
-    with_policy_mask,
-    with_ref_logprobs,
-)
 from magicrl.training.diagnosis import answers_in, diagnose, judging_of, unjudged_text
 from magicrl.training.metrics import StalenessMeter, StepClock, Values, entropy_metrics, step_metrics
-from magicrl.training.objective import LearnerSettings, Objective, brought, entropy_controller
+from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
 from magicrl.training.protocols import Controls, Learner, NotFiniteError, Reference, TrainingStopped, UpdateMetrics
 from magicrl.training.rollout_queue import RolloutQueue
 from magicrl_verifiers.records import VerifierService
@@ -53,16 +60,13 @@ from magicrl_verifiers.records import VerifierService
 ESTIMATORS: tuple[EntropyEstimator, ...] = ("sampled", "exact")
 
 
-class Scores(NamedTuple):
-    """The learner's view of the whole buffer: log-probs ``[T]`` by response, entropies ``[T]`` one a response."""
-
-    logprobs: Mapping[SampleKey, FloatArray]
-    entropies: Sequence[FloatArray]
+Scores: TypeAlias = tuple[Mapping[tuple[int, int], FloatArray], Sequence[FloatArray]]
+"""The learner's log-probs of every response, ``[T]`` by (draw, index in the group), and its entropies, ``[T]`` each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What the loop drives: the two engines, the judge, and the small state machines."""
+    """Engine, learner, verifier and controllers that a `Trainer` drives."""
 
     engine: RolloutEngine
     learner: Learner
@@ -75,7 +79,7 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """One step's metrics, its whole buffer (before rejection, in draw order), and what each update learnt from."""
+    """One step's metrics, its whole buffer before rejection in draw order, and the mini-batches of its updates."""
 
     metrics: StepMetrics
     groups: tuple[ScoredGroup, ...]
@@ -84,45 +88,52 @@ class StepResult:
 
 
 class Trainer:
-    """Runs training steps. State is the step count and what is in flight; the rest is the parts' own.
+    """Training steps of a run. Its own state is the step counters and the rollout queue.
 
     Attributes:
-        controller: of the entropy; of ``parts`` until a stage has another target.
+        controller: Entropy controller: the one of ``parts`` until a stage changes the entropy settings.
     """
 
     def __init__(self, config: TrainConfig, parts: Parts, progress: Callable[[str, int, int], None]) -> None:
         self._recipe = config
-        self._config = config  # as the present stage has it
+        self._config = config  # with the settings of the current stage
         self._parts = parts
         self.controller = parts.controller
         self._progress = progress
         self._queue = RolloutQueue(config, parts.engine, parts.judge, parts.encode, parts.sampler, progress)
         self._objective = Objective(LearnerSettings.of(config))
-        self._advantage = brought("algorithm.advantage", advantage_of, config.algorithm.advantage)
+        self._advantage = resolve_setting("algorithm.advantage", advantage_of, config.algorithm.advantage)
         self._staleness = StalenessMeter(config.rollout.max_staleness)
         self.steps_done = 0
-        # of steps in a row; in the checkpoint, so that a restart does not begin the count anew
+        # Consecutive steps. The checkpoint holds both counts, so that a restart continues them.
         self._empty_steps = 0
         self._unjudged_steps = 0
         self._why_unjudged = ""
 
     def step(self, stage: StageConfig, stage_index: int) -> StepResult:
-        """One training step: D_R prompts, M responses each, N_SGD updates of Eq. 3.1."""
-        self._enter(stage_index)
+        """Run one training step: D_R prompts, M responses each, N_SGD updates of Eq. 3.1."""
+        config = self._recipe.in_stage(stage_index)
+        if config.entropy != self._config.entropy:
+            # A new controller takes over the state, as in a resumed run, so that c keeps its value.
+            state, self.controller = self.controller.state(), entropy_controller(config.entropy)
+            self.controller.restore(state)
+        self._config = config
         parts, mask, clock = self._parts, self._config.algorithm.advantage_mask, StepClock()
         self._queue.begin_step(stage_index)
         self._staleness.begin_step(parts.engine)
 
-        # Sample and verify: D_R prompts, M responses each, at temperature tau, cut at T.
+        # Sample and verify: D_R prompts, M responses each, at temperature tau, truncated at T.
         groups, refilled = self._collect(stage, clock)
-        self._staleness.check(groups)  # before anything is learned: text of stale weights looks as good as any
+        # Before the updates: nothing in the text itself shows that stale weights sampled it.
+        self._staleness.check(groups)
         if parts.engine.capabilities.sleep and not self._config.rollout.max_staleness:
-            with clock.measure("other", "sleep"):  # nothing is in flight now: the learner has the engine's memory
+            # No request is in flight, so the learner can use the engine's memory.
+            with clock.measure("other", "sleep"):
                 parts.engine.sleep()
 
-        # Entropy control: e_k of the whole buffer. Over the survivors it would be biased, since what rejection takes
-        # away (always right or always wrong) has another entropy. alpha_k belongs to this step's entropy; c moves after
-        # the updates, once a step, so the metrics are taken here.
+        # Entropy control: e_k is the entropy of the whole buffer. Over the kept groups alone it would be biased, since
+        # rejected groups (all correct or all wrong) have another entropy. alpha_k belongs to this step's entropy. c
+        # moves after the updates, once per step, so the metrics are taken here.
         scores = self._scored(groups, clock)
         estimates = self._measured_entropies(groups, scores)
         entropy = estimates[self._config.entropy.estimator]
@@ -130,8 +141,8 @@ class Trainer:
         further = coefficients_of(self.controller, entropy.mean)
         control = entropy_metrics(self.controller, estimates, alpha, further)
 
-        # Reject: a group whose rewards are all equal has zero advantage, but would still weigh in through the entropy
-        # and KL terms and through the number of tokens that the loss is divided by.
+        # Reject: a group whose rewards are all equal has zero advantage, but would still count in the entropy and KL
+        # terms and in the number of tokens that divides the loss.
         rejection = reject_zero_advantage(groups, mask)
         kept = self._surviving(groups, rejection, stage)
 
@@ -139,23 +150,32 @@ class Trainer:
         samples = self._prepare(kept, stage, scores, clock)
         batches = self._batches(samples, stage)
 
-        # Update. c moves also in a step without survivors: it follows the policy's entropy, not the updates.
-        with self._naming_the_culprit(kept):
+        # Update. c also moves in a step without a kept group: it follows the policy's entropy, not the updates.
+        with self._step_in_errors(kept):
             updates = self._learn(batches, stage, alpha, further, clock)
         self.controller.observe(entropy.mean)
 
-        # The engine goes on from the new weights, after what it did meanwhile with the old ones (asynchronous).
+        # Asynchronous: the engine first generates with the old weights for as long as the learner worked.
         self._queue.meanwhile(sum(g.group.num_tokens for g in groups), clock)
         with clock.measure("other", "weights"):
             parts.engine.sync_weights(parts.learner)
 
         self.steps_done += 1
         self._empty_steps = 0 if kept else self._empty_steps + 1
-        # what was cut at T is a 0 without a verdict: it says nothing of the judge
+        # A truncated response is a 0 without a verdict, so it does not show whether the verifier works.
         judged = any((g.counted & ~g.truncated).any() for g in groups)
         failed = any((~g.counted).any() for g in groups)
         self._unjudged_steps = self._unjudged_steps + 1 if failed and not judged else 0
         self._why_unjudged = next((v.reason for g in groups for v in g.verdicts if v.reason), "")
+        asynchronous: Values = {}
+        if scores is not None:
+            asynchronous = {
+                **self._staleness.metrics(groups, scores[0]),
+                **self._staleness.idle(parts.engine, clock),
+                "queue/in_flight": self._queue.in_flight,
+                "queue/finished": self._queue.finished,
+                "queue/drained": self._queue.drained,
+            }
         values = step_metrics(
             groups,
             rejection,
@@ -165,26 +185,17 @@ class Trainer:
             max_tokens=stage.max_tokens,
             control=control,
             clock=clock,
-            asynchronous={} if scores is None else self._asynchronous_metrics(groups, scores, clock),
+            asynchronous=asynchronous,
         )
         metrics = StepMetrics(step=self.steps_done, stage=stage_index, values=values)
         return StepResult(metrics=metrics, groups=tuple(groups), batches=tuple(batches), clock=clock)
 
-    def _enter(self, stage_index: int) -> None:
-        """The stage's own settings from here on."""
-        config = self._recipe.in_stage(stage_index)
-        if config.entropy != self._config.entropy:
-            # made anew and given the state, as a resumed run does it: c goes on where it was
-            state, self.controller = self.controller.state(), entropy_controller(config.entropy)
-            self.controller.restore(state)
-        self._config = config
-
     def _collect(self, stage: StageConfig, clock: StepClock) -> tuple[list[ScoredGroup], int]:
-        """The step's buffer, and how many of its groups were sampled to refill rejected ones."""
+        """Return the step's buffer, and how many of its groups were sampled to replace rejected ones."""
         algorithm = self._config.algorithm
         groups = self._queue.take(stage, stage.rollout_batch, clock)
-        # whole rounds: each waits for all that it asked for, so that short responses have no advantage (D4); some of
-        # these are rejected too, hence several rounds, and a bound where nearly nothing survives
+        # Each round waits for all groups it requested, so that short responses are not favoured (D4). Some of these are
+        # rejected too, hence several rounds. `refill_rounds` bounds them where nearly every group is rejected.
         for _ in range(algorithm.refill_rounds if algorithm.refill == "until_full" else 0):
             missing = stage.rollout_batch - len(reject_zero_advantage(groups, algorithm.advantage_mask).kept)
             if missing <= 0:
@@ -193,29 +204,30 @@ class Trainer:
         return groups, len(groups) - stage.rollout_batch
 
     def _surviving(self, groups: Sequence[ScoredGroup], rejection: Rejection, stage: StageConfig) -> list[ScoredGroup]:
-        """Groups to learn from: at most D_R, in issue order (finish order would favour short responses)."""
+        """Return at most D_R groups to learn from, in issue order (finish order would favour short responses)."""
         algorithm = self._config.algorithm
         if not algorithm.reject_zero_advantage:
-            # a group that nobody could judge has no sample to give
+            # A group without any verdict has no sample.
             return [g for g in groups if g.counted.any()][: stage.rollout_batch]
         if algorithm.refill == "until_full":
             return [groups[i] for i in select_refill(groups, stage.rollout_batch, algorithm.advantage_mask)]
         return [groups[i] for i in rejection.kept]
 
     def _scored(self, groups: Sequence[ScoredGroup], clock: StepClock) -> Scores | None:
-        """In asynchronous mode the learner's own log-probs and entropies of the whole buffer; else None.
+        """Return the learner's log-probs and entropies of the whole buffer in asynchronous mode, else None.
 
-        Older policies sampled it, so their entropies are not the learner's, and their log-probs not the proximal
-        policy's. Synchronous, the sampler is the learner, and the forward pass is saved.
+        In asynchronous mode older policies sampled the buffer: their entropies are not the learner's, and their
+        log-probs are not those of the proximal policy. In synchronous mode the sampler has the learner's weights, so
+        the forward pass is saved.
         """
         if not self._config.rollout.max_staleness:
             return None
         samples = buffer_samples(groups)
         with clock.measure("other", "old_logprobs"):
             logprobs, entropies = self._parts.learner.logprobs(samples, self._config.rollout.temperature)
-        # of observations nothing was sampled: they are no part of the policy's entropy
+        # Observation tokens were not sampled, so they are not part of the policy's entropy.
         sampled = [e if s.loss_mask is None else e[s.loss_mask] for s, e in zip(samples, entropies, strict=True)]
-        return Scores(dict(zip(sample_keys(groups, samples), logprobs, strict=True)), sampled)
+        return dict(zip(sample_keys(groups, samples), logprobs, strict=True)), sampled
 
     def _prepare(
         self, kept: Sequence[ScoredGroup], stage: StageConfig, scores: Scores | None, clock: StepClock
@@ -232,12 +244,12 @@ class Trainer:
         )
         if not samples:
             return []
-        # Old log-probs are taken once, before the first update. With one SGD step they would equal the loss's own
-        # log-probs, rho would be exactly 1, and the forward pass is saved.
+        # Old log-probs are computed once, before the first update. With a single update they would equal the loss's own
+        # log-probs and rho would be exactly 1, so the forward pass is saved.
         several = stage.num_minibatches * algorithm.reuse > 1 and "old_logprobs" in objective.needs
-        # asynchronous: the whole buffer was scored for the entropy; the key finds a survivor's part of it
         if scores is not None:
-            samples = with_old_logprobs(samples, [scores.logprobs[key] for key in sample_keys(kept, samples)])
+            # Asynchronous: the learner scored the whole buffer for the entropy.
+            samples = with_old_logprobs(samples, [scores[0][key] for key in sample_keys(kept, samples)])
         elif several or objective.needs_old_logprobs_first:
             with clock.measure("other", "old_logprobs"):
                 samples = with_old_logprobs(samples, self._parts.learner.logprobs(samples, tau)[0])
@@ -248,7 +260,7 @@ class Trainer:
         return samples
 
     def _batches(self, samples: Sequence[TrainSample], stage: StageConfig) -> list[TrainBatch]:
-        """What each update of the step learns from."""
+        """Return the mini-batch of each update."""
         algorithm = self._config.algorithm
         batches = minibatches(
             samples,
@@ -261,7 +273,7 @@ class Trainer:
         )
         mask_of = self._objective.correction.batch_mask
         if mask_of is not None:
-            # of the whole mini-batch, so before it is cut into micro-batches or dealt to ranks
+            # The mask depends on the whole mini-batch, so it precedes the split into micro-batches and over ranks.
             batches = (with_policy_mask(batch, mask_of, algorithm.second_moment) for batch in batches)
         return list(batches)
 
@@ -276,15 +288,18 @@ class Trainer:
         learner, total = self._parts.learner, stage.num_minibatches * self._config.algorithm.reuse
         low, high = self._objective.clip(self._config.algorithm)
         updates: list[UpdateMetrics] = []
+        optimizer = self._config.optimizer
         for batch in batches:
-            # one alpha for all updates of the step: c moves once a training step, whatever N_SGD is (section 3.2.5)
+            # Linear warm-up over updates, then constant. + 1: a first update at rate 0 would change nothing.
+            warm = min(1.0, (learner.version + 1) / optimizer.warmup_steps) if optimizer.warmup_steps else 1.0
+            # All updates share one alpha: c moves once per training step, whatever N_SGD is (section 3.2.5).
             controls = Controls(
                 alpha=alpha,
                 clip_low=low,
                 clip_high=high,
                 coefficients=coefficients,
                 temperature=self._config.rollout.temperature,
-                learning_rate=self._learning_rate(),
+                learning_rate=optimizer.learning_rate * warm,
                 kl_coefficient=self._config.reference.coefficient,
             )
             with clock.measure("train"):
@@ -293,8 +308,8 @@ class Trainer:
         return updates
 
     @contextmanager
-    def _naming_the_culprit(self, kept: Sequence[ScoredGroup]) -> Generator[None]:
-        """Put the step, and the response that did it, before the learner's words."""
+    def _step_in_errors(self, kept: Sequence[ScoredGroup]) -> Generator[None]:
+        """Prefix a `NotFiniteError` of the block with the step and the response that caused it."""
         try:
             yield
         except NotFiniteError as error:
@@ -305,23 +320,16 @@ class Trainer:
                 where += f", first seen in response {sample + 1} to problem {problem!r}"
             raise NotFiniteError(f"{where}: {error}", error.culprit) from error
 
-    def _learning_rate(self) -> float:
-        """Linear warm-up by SGD steps, then constant."""
-        optimizer = self._config.optimizer
-        if optimizer.warmup_steps == 0:
-            return optimizer.learning_rate
-        # + 1: a first update at rate 0 would teach nothing
-        return optimizer.learning_rate * min(1.0, (self._parts.learner.version + 1) / optimizer.warmup_steps)
-
     def _measured_entropies(
         self, groups: Sequence[ScoredGroup], scores: Scores | None
     ) -> dict[EntropyEstimator, EntropyEstimate]:
-        """e_k over all sampled tokens, by every estimator that the engine allows; asynchronous by the learner."""
+        """Return e_k over all sampled tokens by each available estimator; in asynchronous mode the learner's."""
         if scores is not None:
-            return {"exact": mean_entropy(scores.entropies)}
+            return {"exact": mean_entropy(scores[1])}
         completions = [c for g in groups for c in g.group.completions]
         found: dict[EntropyEstimator, EntropyEstimate] = {}
-        # the recipe's estimator steers; where there is the other too, the two must agree within their standard error
+        # The controller uses the recipe's estimator. The other one is reported next to it: the two must agree within
+        # their standard errors.
         for estimator in ESTIMATORS:
             estimate = measure_entropy(completions, estimator)
             if estimate is not None:
@@ -332,60 +340,52 @@ class Trainer:
             )
         return found
 
-    def _asynchronous_metrics(self, groups: Sequence[ScoredGroup], scores: Scores, clock: StepClock) -> Values:
-        return {
-            **self._staleness.metrics(groups, scores.logprobs),
-            **self._staleness.idle(self._parts.engine, clock),
-            "queue/in_flight": self._queue.in_flight,
-            "queue/finished": self._queue.finished,
-            "queue/drained": self._queue.drained,
-        }
-
     def check(self, metrics: StepMetrics) -> None:
-        """Stop a run that cannot go on; call it once the step is recorded and before it is in a checkpoint.
+        """Raise where training cannot continue. Call it after the step is recorded and before it is in a checkpoint.
 
         Raises:
-            TrainingStopped: nothing to learn or nothing judged for too long, or an engine that serves other weights.
+            TrainingStopped: All groups were rejected or unjudged for too many steps, or the engine and the learner have
+                different weights.
         """
         patience = self._config.verifier.stop_after_unjudged_steps
         if self._unjudged_steps >= patience:
             why = self._why_unjudged or "no reason was given"
             raise TrainingStopped(
-                f"no response of {patience} steps in a row could be judged ({why}). Nothing was learned from them; see "
-                "that the verifier or its server works, then continue with --resume"
+                f"no response of {patience} steps in a row could be judged ({why}). Nothing was learned from them. "
+                "Check that the verifier or its server works, then continue with --resume"
             )
         limit = self._config.algorithm.stop_after_empty_steps
         if self._empty_steps >= limit:
             seen = answers_in([metrics], judging_of(self._config.verifier, self._parts.sampler.remaining))
             share = metrics.values.get("train/not_judged/ratio")
-            # where most fail to be judged, the others are those that were cut at T, and tell nothing
+            # Where most responses have no verdict, the others are truncated and show no cause.
             unjudged = isinstance(share, float) and share > 0.5
             raise TrainingStopped(
                 f"every group of {limit} steps in a row was rejected, so there is nothing to learn; in the last one "
                 f"{unjudged_text(self._why_unjudged) if unjudged or seen is None else diagnose(seen).text}"
             )
         rollout = self._config.rollout
-        # asynchronous: responses of the newest weights alone, since staleness itself widens the gap of all others
+        # Asynchronous: only responses of the newest weights, since staleness widens the gap of all others.
         key = "staleness/fresh_gap/mean" if rollout.max_staleness else "learner/sampler_gap_mean"
         gap = metrics.values.get(key)
-        # a lagging engine and recorded rollouts are of other weights on purpose
+        # A lagging engine and recorded rollouts have other weights on purpose.
         exempt = rollout.weight_lag > 0 or rollout.engine == "replay"
         if isinstance(gap, float) and gap > rollout.max_sampler_gap and not exempt:
             raise TrainingStopped(
-                f"the rollout engine and the learner disagree by {gap:.3f} nats a token on average (limit "
-                f"rollout.max_sampler_gap = {rollout.max_sampler_gap}): the engine serves other weights than the "
-                "learner's. Check the engine's weight update; this step is in no checkpoint"
+                f"the rollout engine and the learner disagree by {gap:.3f} nats per token on average (limit "
+                f"rollout.max_sampler_gap = {rollout.max_sampler_gap}): the engine has other weights than the "
+                "learner. Check the engine's weight update; this step is in no checkpoint"
             )
         largest = metrics.values.get("learner/sampler_gap_max")
-        # what older weights sampled has their log-probs, exactly
+        # Responses of older weights have the log-probs of those weights.
         if self._config.model.exact and largest and not (rollout.weight_lag or rollout.max_staleness):
             raise TrainingStopped(
-                f"model.exact: a log-prob of the sampler and the learner's differ by {largest:.3g} nats; please report "
-                "this with run.json, and go on with --resume --set model.exact=false. This step is in no checkpoint"
+                f"model.exact: log-probs of the sampler and the learner differ by up to {largest:.3g} nats. Report "
+                "this with run.json, and continue with --resume --set model.exact=false. This step is in no checkpoint"
             )
 
     def state(self) -> dict[str, Any]:
-        """State of the loop itself: JSON values, and tensors where rollouts are in flight."""
+        """Return the state of the loop itself: JSON values, and tensors where rollouts are in flight."""
         return {
             "steps_done": self.steps_done,
             "empty_steps": self._empty_steps,
@@ -395,9 +395,138 @@ class Trainer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``; the engine has the weights of that time."""
+        """Restore what ``state`` returned. The engine must have the weights of that step already."""
         self.steps_done = int(state["steps_done"])
         self._empty_steps = int(state["empty_steps"])
-        self._unjudged_steps = int(state.get("unjudged_steps", 0))  # checkpoints of before have none
+        self._unjudged_steps = int(state.get("unjudged_steps", 0))  # absent in checkpoints of version 0.1
         self._staleness.restore(state["versions"])
         self._queue.restore(state)
+
+
+def train_samples(
+    groups: Sequence[ScoredGroup],
+    *,
+    mask: AdvantageMask,
+    normalise_std: bool = True,
+    advantage: Advantage = group_relative,
+    k: int = 4,
+    overlong_buffer: int | None = None,
+) -> list[TrainSample]:
+    """Return the counted responses of kept groups with their advantages (Eq. 2.5).
+
+    A sample's ``group_index`` is the group's place in ``groups``. A response without a verdict counts neither in the
+    group's mean nor in the loss. The keyword arguments are those of `scored_advantages`.
+    """
+    # Computed on whole groups, before responses without a verdict leave them.
+    advantages = scored_advantages(
+        groups, mask=mask, normalise_std=normalise_std, advantage=advantage, k=k, overlong_buffer=overlong_buffer
+    )
+    return [
+        _sample(group, i, j, float(advantages[i][j]))
+        for i, group in enumerate(groups)
+        for j in range(len(group.rewards))
+        if group.counted[j]
+    ]
+
+
+def _sample(scored: ScoredGroup, group_index: int, sample_index: int, advantage: float) -> TrainSample:
+    completion = scored.group.completions[sample_index]
+    return TrainSample(
+        prompt_tokens=scored.group.request.prompt_tokens,
+        tokens=completion.tokens,
+        advantage=advantage,
+        group_index=group_index,
+        sample_index=sample_index,
+        sampler_logprobs=completion.sampler_logprobs,
+        policy_version=completion.policy_version,
+        loss_mask=completion.sampled,
+        version_spans=completion.version_spans,
+        experts=completion.experts,
+    )
+
+
+def buffer_samples(groups: Sequence[ScoredGroup]) -> list[TrainSample]:
+    """Return every response of the buffer, counted or not, with advantage 0: the learner scores it before rejection."""
+    return [_sample(group, i, j, 0.0) for i, group in enumerate(groups) for j in range(len(group.rewards))]
+
+
+def sample_keys(groups: Sequence[ScoredGroup], samples: Sequence[TrainSample]) -> list[tuple[int, int]]:
+    """Return each sample's (draw, index in the group). It stays the same when groups are rejected."""
+    return [(groups[s.group_index].group.request.draw, s.sample_index) for s in samples]
+
+
+def with_old_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatArray]) -> list[TrainSample]:
+    """Return the samples with the learner's log-probs from before the step's first update."""
+    pairs = zip(samples, logprobs, strict=True)
+    return [dataclasses.replace(sample, old_logprobs=array) for sample, array in pairs]
+
+
+def with_ref_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatArray]) -> list[TrainSample]:
+    """Return the samples with the reference model's log-probs."""
+    pairs = zip(samples, logprobs, strict=True)
+    return [dataclasses.replace(sample, ref_logprobs=array) for sample, array in pairs]
+
+
+def with_policy_mask(
+    batch: TrainBatch, mask_of: Callable[[Tensor, Tensor, float], Tensor], threshold: float
+) -> TrainBatch:
+    """Return the mini-batch with the ``policy_mask`` of a correction's ``batch_mask``, such as M2PO's.
+
+    The mask function sees all loss tokens of the mini-batch together, so it runs before the batch is split into
+    micro-batches or over workers. Samples need ``old_logprobs``.
+    """
+    gaps: list[NDArray[np.float64]] = []
+    for sample in batch.samples:
+        assert sample.old_logprobs is not None, "the mask needs the learner's log-probs"
+        gap = sample.old_logprobs.astype(np.float64) - sample.sampler_logprobs
+        # Tokens without loss are not part of the second moment.
+        gaps.append(gap if sample.loss_mask is None else gap[sample.loss_mask])
+    lengths = [len(gap) for gap in gaps]
+    advantages = np.repeat([sample.advantage for sample in batch.samples], lengths)
+    kept = mask_of(torch.from_numpy(np.concatenate(gaps)), torch.from_numpy(advantages), threshold).numpy()
+    # Split by sample again, and place each part on the sample's loss tokens.
+    parts = np.split(kept, np.cumsum(lengths)[:-1])
+    samples: list[TrainSample] = []
+    for sample, part in zip(batch.samples, parts, strict=True):
+        mask = part
+        if sample.loss_mask is not None:
+            # Nothing reads the mask at tokens without loss.
+            mask = np.zeros(len(sample.tokens), dtype=np.bool_)
+            mask[sample.loss_mask] = part
+        samples.append(dataclasses.replace(sample, policy_mask=mask))
+    return dataclasses.replace(batch, samples=tuple(samples))
+
+
+def minibatches(
+    samples: Sequence[TrainSample],
+    *,
+    parts: int,
+    prompts_per_part: int,
+    mode: MinibatchMode,
+    reuse: int,
+    seed: Sequence[int],
+    max_response_tokens: int | None = None,
+) -> Iterator[TrainBatch]:
+    """Yield the mini-batches of a step's updates: N_reuse passes, each with a new random split of the groups.
+
+    Args:
+        samples: Samples of all kept groups.
+        parts: D_R / D_T.
+        prompts_per_part: D_T.
+        mode: ``keep_n_sgd`` keeps the number of updates, ``keep_d_t`` the groups per update (as the released code).
+        reuse: N_reuse.
+        seed: (run seed, step). The split of pass p depends only on it and p.
+        max_response_tokens: T of the stage.
+    """
+    # Groups stay whole, since D_T counts prompts.
+    by_group: dict[int, list[TrainSample]] = {}
+    for sample in samples:
+        by_group.setdefault(sample.group_index, []).append(sample)
+    groups = list(by_group.values())
+    for turn in range(reuse):
+        # Each pass has its own generator, so that a resumed run makes the same splits.
+        rng = np.random.Generator(np.random.PCG64([*seed, turn]))
+        chosen = split_minibatches(len(groups), num_parts=parts, prompts_per_part=prompts_per_part, mode=mode, rng=rng)
+        for part in chosen:
+            members = [sample for index in part for sample in groups[index]]
+            yield TrainBatch.of(members, max_response_tokens=max_response_tokens)

@@ -26,7 +26,7 @@ from magicrl.records import (
     frozen_floats,
 )
 from magicrl.rollout.recording import read_rollouts, write_rollouts
-from magicrl.training.batches import train_samples
+from magicrl.training.step import train_samples
 
 VALID = 37
 

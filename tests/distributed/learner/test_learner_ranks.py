@@ -22,11 +22,11 @@ from magicrl.config.schema import DType, LoraConfig, ModelConfig, OptimizerConfi
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.models.loading import load_policy, load_shell
 from magicrl.records import TrainBatch, TrainSample, frozen_floats
-from magicrl.training.batches import minibatches, with_old_logprobs, with_ref_logprobs
 from magicrl.training.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
 from magicrl.training.learner import LocalLearner, ReferenceModel
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls, Learner, NotFiniteError
+from magicrl.training.step import minibatches, with_old_logprobs, with_ref_logprobs
 
 # Learners that add in another order part by themselves: on these samples two single learners with other micro-batches
 # are 6e-6 apart after five steps, and 5e-7 on the same weights.

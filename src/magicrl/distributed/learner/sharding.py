@@ -53,8 +53,7 @@ from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.adapters import LoraAdapters
 from magicrl.training.checkpoint import host_copy
-from magicrl.training.learner import MasterOptimizer, square_sum
-from magicrl.training.loss_scale import LossScale
+from magicrl.training.learner import LossScale, MasterOptimizer, square_sum
 from magicrl.training.objective import LearnerSettings
 
 LOCAL_RANK = "MAGICRL_LOCAL_RANK"
