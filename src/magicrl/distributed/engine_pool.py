@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -164,14 +164,20 @@ class EnginePool(SchedulingEngine):
         self._max_context = sys.maxsize  # kept apart from the places: there may be none with a replica
         self.lost: list[str] = []  # names of the replicas that were lost so far, with the reason
         self._slots = [ReplicaSlot(index=index, actor=make(index)) for index in range(replicas)]
-        for slot in self._slots:
-            try:
-                what = f"{slot.name} to start"
-                self._meet(slot, waited_for(slot.actor.start.remote(), self._timeouts.start, what))
-            except (RayActorError, RayTaskError) as error:
-                where = told(file(slot.index))
-                raise ValueError(f"{slot.name} could not be made: {cause_of(error)}{where}") from error
-            slot.starting = False
+        calls = [(slot, slot.actor.start.remote()) for slot in self._slots]  # all load their models at the same time
+        until = time.monotonic() + timeouts.start
+        try:
+            for slot, call in calls:
+                self._meet(slot, waited_for(call, timeouts.start, f"{slot.name} to start", until=until))
+                slot.starting = False
+        except (RayActorError, RayTaskError) as error:
+            failed = next(slot for slot in self._slots if slot.starting)
+            where = told(file(failed.index))
+            self.close()
+            raise ValueError(f"{failed.name} could not be made: {cause_of(error)}{where}") from error
+        except ClusterError:
+            self.close()
+            raise
         self.capabilities = replace(self.capabilities, adapters=self._adapters)
 
     @property
@@ -219,10 +225,8 @@ class EnginePool(SchedulingEngine):
         would each hold a copy in the store, and Ray promises no order of them.
         """
         self._weights, self._version = ray.put(pack(weights)), version
-        calls = [(slot, self._load(slot)) for slot in self._live]
-        answers = self._answers(calls, f"to take the weights of version {version}")
-        if self._check is not None and answers:
-            self._check.compare({slot.name: groups for slot, groups in answers}, version)
+        what = f"to take the weights of version {version}"
+        self._compare(self._answers([(slot, self._load(slot)) for slot in self._live], what))
 
     def sleep(self) -> None:
         """Have every replica give its GPU memory back until the next ``load_weights``.
@@ -232,7 +236,7 @@ class EnginePool(SchedulingEngine):
         asleep: list[ReplicaSlot] = []
         while awake := [slot for slot in self._slots if slot not in asleep]:
             calls = [(slot, slot.actor.sleep.remote()) for slot in awake if not slot.starting]
-            asleep += [slot for slot, _ in self._answers(calls, "to give its memory back")]
+            asleep += self._answers(calls, "to give its memory back")
             if any(slot.starting for slot in self._slots):
                 self._wait(1.0)
 
@@ -268,15 +272,41 @@ class EnginePool(SchedulingEngine):
     def _live(self) -> list[ReplicaSlot]:
         return [slot for slot in self._slots if not slot.starting]
 
-    def _answers(self, calls: Sequence[tuple[ReplicaSlot, Any]], what: str) -> list[tuple[ReplicaSlot, Any]]:
-        """What replicas answer to calls; one that gives no answer is lost."""
-        answers: list[tuple[ReplicaSlot, Any]] = []
+    def _answers(
+        self,
+        calls: Sequence[tuple[ReplicaSlot, Any]],
+        what: str,
+        *,
+        until: float | None = None,
+        failed: Literal["raise", "skip", "lose"] = "raise",
+    ) -> dict[ReplicaSlot, Any]:
+        """Return what replicas answer to calls that were made at the same time and share one limit.
+
+        Args:
+            calls: each replica's.
+            what: what a replica is to do, for errors.
+            until: moment of ``time.monotonic`` at which the limit ends; default: ``timeouts.load_weights`` from now.
+            failed: what becomes of a replica that answers with an error. One that gives no answer is lost.
+        """
+        limit = self._timeouts.load_weights
+        until = time.monotonic() + limit if until is None else until
+        answers: dict[ReplicaSlot, Any] = {}
         for slot, call in calls:
             try:
-                answers.append((slot, waited_for(call, self._timeouts.load_weights, f"{slot.name} {what}")))
+                answers[slot] = waited_for(call, limit, f"{slot.name} {what}", until=until)
+            except RayTaskError as error:
+                if failed == "raise":
+                    raise
+                if failed == "lose":
+                    self._lose(slot, error)
             except (RayActorError, ClusterError) as error:
                 self._lose(slot, error)
         return answers
+
+    def _compare(self, answers: Mapping[ReplicaSlot, list[RolloutGroup]]) -> None:
+        """Have the weights' check look at what replicas answered to its probes."""
+        if self._check is not None and answers:
+            self._check.compare({slot.name: groups for slot, groups in answers.items()}, self._version)
 
     # sharing out
 
@@ -378,8 +408,7 @@ class EnginePool(SchedulingEngine):
         if slot.facts is None:
             self._meet(slot, answer)
         elif slot.given == self._version:
-            if self._check is not None and answer:
-                self._check.compare({slot.name: answer}, self._version)
+            self._compare({slot: answer} if answer else {})
             slot.starting, slot.heard = False, self._listened
             work = list(self._waiting)
             self._waiting.clear()
@@ -436,24 +465,25 @@ class DirectPool(EnginePool):
         """Have every replica take the learner's present weights and show them."""
         if learner is not self._learner:
             raise ValueError("a direct pool takes the weights of the learner that it was made with")
-        version = self._learner.version
-        self._weights, self._version = None, version
-        live = self._alive()
+        self._weights, self._version = None, self._learner.version
+        signs = [(slot, slot.actor.facts.remote()) for slot in self._live]
+        live = list(self._answers(signs, "to give a sign of life"))
         answers = self._sent(live) if live else {}
-        for slot in live:
-            if slot.name not in answers and slot in self._slots:
-                self.detours += 1
-                self._taken(slot, self._load(slot), answers, again=False)
-        if self._check is not None and answers:
-            self._check.compare(answers, version)
+        detours = [(slot, self._load(slot)) for slot in live if slot not in answers and slot in self._slots]
+        self.detours += len(detours)
+        self._compare(answers | self._answers(detours, self._what, failed="lose"))
 
     def observations(self) -> dict[str, float]:
         """As the pool's, and how often the direct way failed."""
         return super().observations() | {"cluster/replicas/detours": self.detours}
 
-    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[str, list[RolloutGroup]]:
+    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[ReplicaSlot, list[RolloutGroup]]:
         """Send; the probes' answers of the replicas that have taken everything."""
         raise NotImplementedError
+
+    @property
+    def _what(self) -> str:
+        return f"to take the weights of version {self._version}"
 
     @property
     def _probes(self) -> Sequence[RolloutRequest]:
@@ -466,88 +496,71 @@ class DirectPool(EnginePool):
             self._weights = ray.put(pack(self._learner.weights()))
         return slot.actor.load.remote(self._weights, self._stored, self._probes)
 
-    def _alive(self) -> list[ReplicaSlot]:
-        """The replicas that have weights, those that have died meanwhile replaced."""
-        signs = [(slot, slot.actor.facts.remote()) for slot in self._live]
-        return [slot for slot, _ in self._answers(signs, "to give a sign of life")]
-
-    def _taken(self, slot: ReplicaSlot, call: Any, answers: dict[str, Any], *, again: bool) -> None:
-        """Note a replica's answer; one that says it failed may be asked ``again``, any other is lost."""
-        what = f"{slot.name} to take the weights of version {self._version}"
-        try:
-            answers[slot.name] = waited_for(call, self._timeouts.load_weights, what)
-        except (RayActorError, RayTaskError, ClusterError) as error:
-            if not (again and isinstance(error, RayTaskError)):
-                self._lose(slot, error)
-
 
 class GroupPool(DirectPool):
-    """Rank 0 and all workers (``workers`` in each replica) form one group, anew when one was replaced or has failed."""
+    """Rank 0 and all workers (``workers`` in each replica) form one group.
+
+    It is formed again when a replica or the ranks were replaced, or when a copy failed. One limit,
+    ``timeouts.load_weights``, holds for a whole copy. A single wait inside the group has half of it, so that everybody
+    reports a member that hangs before the pool would take the others for lost, too.
+    """
 
     def __init__(self, make: Callable[[int], Any], replicas: int, *, workers: int, **options: Any) -> None:
         super().__init__(make, replicas, **options)
         self._workers = workers
-        self._members: list[Any] = []  # actors that have joined, in the order of their places
+        self._members: tuple[int, list[Any]] | None = None  # start of the ranks, actors in the order of their places
         self._told: tuple[WeightInfo, ...] = ()
 
-    def _all_joined(self, live: Sequence[ReplicaSlot]) -> bool:
-        """Form the group anew unless these are its members."""
+    def _joined(self, live: Sequence[ReplicaSlot]) -> bool:
+        """Form the group unless these replicas and the present ranks are its members; whether all have come."""
         actors = [slot.actor for slot in live]
-        if actors == self._members:
+        if self._members == (self._learner.starts, actors):
             return True
-        self._members = []
+        self._members = None
+        limit, size = self._timeouts.load_weights, 1 + len(live) * self._workers
+        until = time.monotonic() + limit
         try:
-            rendezvous = self._learner.rendezvous(1 + len(live) * self._workers, self._timeouts.load_weights)
-            calls = [slot.actor.join.remote(rendezvous, 1 + k * self._workers) for k, slot in enumerate(live)]
-            told = self._learner.join(rendezvous)
+            store = self._learner.open_store()
+            calls = [
+                (slot, slot.actor.join.remote(store, 1 + place * self._workers, size, limit / 2))
+                for place, slot in enumerate(live)
+            ]
+            told = self._learner.join(size, limit / 2)
         except LearnerLost:
-            return False  # its ranks start anew with the next call; the replicas give up after ``rendezvous.seconds``
-        for slot, call in zip(live, calls, strict=True):
-            try:
-                waited_for(call, self._timeouts.load_weights, f"{slot.name} to meet the learner")
-            except (RayActorError, ClusterError) as error:
-                self._lose(slot, error)
-                return False
-            except RayTaskError:
-                told = None
-        if told is None:
+            return False  # its ranks start again with the next call; the replicas give up after their limit
+        came = self._answers(calls, "to meet the learner", until=until, failed="skip")
+        if told is None or len(came) < len(live):
             return False
-        self._told, self._members = told, actors
+        self._told, self._members = told, (self._learner.starts, actors)
         return True
 
-    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[str, list[RolloutGroup]]:
-        answers: dict[str, list[RolloutGroup]] = {}
-        if not self._all_joined(live):
-            return answers
-        calls = [slot.actor.take.remote(self._told, self._version, self._probes) for slot in live]
+    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[ReplicaSlot, list[RolloutGroup]]:
+        if not self._joined(live):
+            return {}
+        limit = self._timeouts.load_weights
+        until = time.monotonic() + limit
+        calls = [(slot, slot.actor.take.remote(self._told, self._version, self._probes)) for slot in live]
         with contextlib.suppress(LearnerLost):  # the replicas will say that they did not get everything
-            self._learner.send()
-        for slot, call in zip(live, calls, strict=True):
-            self._taken(slot, call, answers, again=True)
+            self._learner.send(limit)
+        answers = self._answers(calls, self._what, until=until, failed="skip")
         if len(answers) < len(live):
-            self._members = []
+            self._members = None
         return answers
 
 
 class ColocatedPool(DirectPool):
-    """Each rank lends a bucket to the worker on its device, and fills it anew when all workers have copied it."""
+    """Each rank lends a bucket to the worker on its device, and fills it again when all workers have copied it."""
 
-    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[str, list[RolloutGroup]]:
+    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[ReplicaSlot, list[RolloutGroup]]:
         taking = list(live)
         try:
             # to its end whoever fails: the ranks gather the weights together
             for bucket in self._learner.buckets():
-                done = self._asked(taking, lambda slot, given=bucket: slot.actor.receive.remote(given))
-                taking = [slot for slot in taking if slot.name in done]
+                calls = [(slot, slot.actor.receive.remote(bucket)) for slot in taking]
+                taking = list(self._answers(calls, self._what, failed="skip"))
         except LearnerLost:
-            # its GPUs are free; when its ranks start anew they are not to find half of an engine there
-            self._asked(taking, lambda slot: slot.actor.sleep.remote())
+            # its GPUs are free; when its ranks start again they are not to find half of an engine there
+            self._answers([(slot, slot.actor.sleep.remote()) for slot in taking], self._what, failed="skip")
             return {}
-        return self._asked(taking, lambda slot: slot.actor.complete.remote(self._version, self._probes))
-
-    def _asked(self, slots: Sequence[ReplicaSlot], call: Callable[[ReplicaSlot], Any]) -> dict[str, Any]:
-        """All are asked at the same time; the answers of those that have done it."""
-        answers: dict[str, Any] = {}
-        for slot, answer in [(slot, call(slot)) for slot in slots]:
-            self._taken(slot, answer, answers, again=True)
-        return answers
+        calls = [(slot, slot.actor.complete.remote(self._version, self._probes)) for slot in taking]
+        return self._answers(calls, self._what, failed="skip")

@@ -26,7 +26,6 @@ from magicrl.distributed.worker_logs import keep_output
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.vllm_engine import VllmEngine
-from magicrl.rollout.vllm_weights import Rendezvous
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
 from magicrl.training.protocols import OnDevices
 
@@ -127,9 +126,9 @@ class Replica:
         self._engine.load_weights(unpack(payload), version)
         return self._engine.answers(probes)
 
-    async def join(self, rendezvous: Rendezvous, place: int) -> None:
-        """Meet the learner's rank that sends weights; its place in the group."""
-        self._direct().weights.join(rendezvous, place)
+    async def join(self, store: tuple[str, int], place: int, size: int, seconds: float) -> None:
+        """Meet the learner's rank that sends weights; see `VllmWeights.join`."""
+        self._direct().weights.join(store, place, size, seconds)
 
     async def take(
         self, told: Sequence[WeightInfo], version: int, probes: Sequence[RolloutRequest]

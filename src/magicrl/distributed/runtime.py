@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import socket
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,8 +136,17 @@ def check_room(what: str, count: int, *, cpus: float, key: str, alive: Sequence[
         )
 
 
-def waited_for(reference: Any, seconds: float, what: str) -> Any:
-    """The value of a Ray reference, or what its actor raised, or that it died.
+_LEAST_WAIT = 0.1  # seconds for an answer that is there but lies on another node
+
+
+def waited_for(reference: Any, seconds: float, what: str, *, until: float | None = None) -> Any:
+    """Return the value of a Ray reference; raises what its actor raised, or that it died.
+
+    Args:
+        reference: the call.
+        seconds: limit.
+        what: what is waited for, for the error.
+        until: moment of ``time.monotonic`` at which the limit ends, where several calls share it; default: from now.
 
     Raises:
         ClusterError: it did not come within ``seconds``, or was lost on its way; names what was waited for.
@@ -145,7 +155,7 @@ def waited_for(reference: Any, seconds: float, what: str) -> Any:
     from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
     try:
-        return ray.get(reference, timeout=seconds)
+        return ray.get(reference, timeout=seconds if until is None else max(_LEAST_WAIT, until - time.monotonic()))
     except GetTimeoutError as error:
         raise ClusterError(
             f"waited {seconds:g} s for {what}; `ray status` shows what runs, and [cluster.timeouts] how long to wait"

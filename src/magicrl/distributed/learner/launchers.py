@@ -148,7 +148,7 @@ class RankGroup:
     def answering(self, ranks: int, timeout: float, to: str) -> RankGroup:
         """The group once every rank answers; none of it is left running where one does not."""
         try:
-            self.call("address", [()] * ranks, timeout=timeout, waiting_for=f"learner ranks to {to}")
+            self.call("answers", [()] * ranks, timeout=timeout, waiting_for=f"learner ranks to {to}")
         except BaseException:
             self.stop()
             raise
