@@ -95,7 +95,7 @@ def examine(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[Node], An
         megabytes: size of the array that stands for weights.
         probe: starts a `Probe` on a node and gives its handle.
     """
-    findings: list[Finding] = []
+    findings = [_of_token()]
     probes: list[tuple[Node, Any]] = []
     here, several = versions(), len({node.address for node in nodes}) > 1
     for node in nodes:
@@ -127,6 +127,16 @@ def versions() -> dict[str, str]:
 def _finding(what: str, text: str, remedy: str = "", *, status: Literal["warning", "trouble"] = "trouble") -> Finding:
     """``ok`` where there is nothing to mend."""
     return Finding(what, status, text, remedy) if remedy else Finding(what, "ok", text)
+
+
+def _of_token() -> Finding:
+    """Whether other nodes need this one's token: one without it never joins, so that no probe can report it."""
+    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+    if not is_token_auth_enabled():
+        return Finding("Ray's token", "ok", "none: whoever reaches the ports may use the cluster")
+    text = "in use: a node or user without a copy of this ~/.ray/auth_token cannot join (InvalidAuthToken)"
+    return Finding("Ray's token", "ok", text)
 
 
 def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Finding:

@@ -17,6 +17,12 @@ from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.errors import RecipeError
 
 NAMESPACE = "magicrl"
+TOKEN = (
+    "it was started with a token (Ray makes ~/.ray/auth_token at the first local ray.init, and uses it from then on). "
+    "Copy ~/.ray/auth_token of the head to every node and user before `ray start`, or set RAY_AUTH_MODE=disabled "
+    "everywhere, also for `ray start --head`"
+)
+"""Cause and remedy where a node or a process has another token than the cluster, or none."""
 
 
 class ClusterError(RuntimeError):
@@ -52,7 +58,7 @@ def connected(config: ClusterConfig) -> Generator[None]:
     """Within it this process is connected to the cluster; one that was started for it ends with it.
 
     Raises:
-        RecipeError: Ray is not installed, or nobody answers at ``cluster.address``.
+        RecipeError: Ray is not installed, nobody answers at ``cluster.address``, or the token is another one.
     """
     require_ray()
     import ray
@@ -70,7 +76,11 @@ def connected(config: ClusterConfig) -> Generator[None]:
         if config.address is not None:
             _check_address(config.address, config.timeouts.connect)
         ray.init(**options)
-    except (ConnectionError, RuntimeError, TimeoutError) as error:
+    except (ConnectionError, RuntimeError, TimeoutError, ray.exceptions.AuthenticationError) as error:
+        if "InvalidAuthToken" in f"{error} {error.__cause__}":
+            raise RecipeError(
+                f"the Ray at {config.address} refuses this process: {TOKEN}", key="cluster.address"
+            ) from None
         raise RecipeError(
             f"no Ray at {config.address or 'this machine'}: {str(error).splitlines()[0]}. On the head node: "
             "ray start --head --port=6379; on every other: ray start --address=HEAD:6379; or leave cluster.address out "
