@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from json_server import free_port
 
 pytest.importorskip("ray")
 
@@ -331,3 +334,38 @@ def test_ranks_on_the_replicas_gpus_lend_them_weights_and_others_send_them(
     with suppress(AttributeError):  # what is no engine
         assemble.make_engine(made._config, start, None)  # type: ignore[arg-type]
     assert found["use"].direct_weights == placed
+
+
+ANOTHER_HOME = """
+import sys
+from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.distributed.runtime import connected
+with connected(ClusterConfig(address=sys.argv[1])):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_with_another_token_is_named_with_the_remedy(tmp_path: Path) -> None:
+    """The head of one home, a run of another."""
+    head, other = tmp_path / "head", tmp_path / "other"
+    for home in (head / ".ray", other):
+        home.mkdir(parents=True)
+    (head / ".ray" / "auth_token").write_text("0" * 64)
+    options = ["--include-dashboard=false", "--num-cpus=0", "--object-store-memory=80000000"]
+    start = ["ray", "start", "--head", "--block", *options]
+    port = str(free_port())
+    started = subprocess.Popen([*start, f"--port={port}"], env=os.environ | {"HOME": str(head)}, start_new_session=True)
+    try:
+        for _ in range(600):
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", int(port)), timeout=1).close()
+                break
+            time.sleep(0.1)
+        run = [sys.executable, "-c", ANOTHER_HOME, f"127.0.0.1:{port}"]
+        said = subprocess.run(run, env=os.environ | {"HOME": str(other)}, capture_output=True, text=True, check=False)
+    finally:
+        os.killpg(started.pid, signal.SIGTERM)
+        started.wait(60)
+    assert "refuses this process: it was started with a token" in said.stderr
+    assert "Copy ~/.ray/auth_token of the head" in said.stderr

@@ -78,7 +78,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str], list[FakeRep
     pool._learner, pool.detours, pool._check, pool._timeouts = FakeLearner(told), 0, None, ClusterTimeouts()
     pool._slots = [ReplicaSlot(index=index, actor=actor, starting=False) for index, actor in enumerate(replicas)]
     pool._lose = lambda slot, error: (told.append(f"{slot.index} lost"), pool._slots.remove(slot))
-    monkeypatch.setattr(engine_pool, "waited_for", lambda call, *_: call())
+    monkeypatch.setattr(engine_pool, "waited_for", lambda call, *_, **__: call())
     monkeypatch.setattr(engine_pool, "ray", SimpleNamespace(put=lambda _: "stored"))
     return pool, told, replicas
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from builders import problem, request, train_sample
@@ -124,16 +126,39 @@ def test_a_replica_that_died_before_or_in_the_copy_costs_nothing_but_itself(
     assert (len(pool.lost), pool.detours) == (1, 0)
     sampled(pool)
 
-    monkeypatch.setattr(pool, "_alive", lambda: [slot for slot in pool._slots if not slot.starting])
     update(learner)
-    alive = [facts for facts in pool.replicas if facts is not None]
-    os.kill(alive[-1].pid, signal.SIGKILL)
+    alive, send = [facts for facts in pool.replicas if facts is not None], learner.send
+
+    def sent_to_the_dead(*given: Any) -> None:
+        os.kill(alive[-1].pid, signal.SIGKILL)
+        send(*given)
+
+    monkeypatch.setattr(learner, "send", sent_to_the_dead)
     pool.sync_weights(learner)
+    monkeypatch.undo()
     assert len(pool.lost) == 2
     assert learner.lost == [], "a replica's death is none of the ranks' business"
     update(learner)
     direct = sampled(pool)
     assert set(direct) == {(draw, index) for draw in range(4) for index in range(2)}
+
+
+@over_gloo
+def test_ranks_that_were_replaced_meet_the_replicas_again(parts: tuple[Any, Any]) -> None:
+    """A rank that dies in an update is replaced there; the next copy goes the direct way from the new ranks."""
+    import ray
+
+    learner, pool = parts
+    pool.sync_weights(learner)
+    detours, lost = pool.detours, len(learner.lost)
+    ray.kill(learner._ranks.actors[1])
+    update(learner)
+    assert len(learner.lost) == lost + 1
+    pool.sync_weights(learner)
+    assert (pool.detours, len(learner.lost)) == (detours, lost + 1)
+    direct = sampled(pool)
+    pool.load_weights(learner.weights(), learner.version)
+    assert sampled(pool) == direct
 
 
 @over_gloo
@@ -143,11 +168,11 @@ def test_a_rank_that_dies_in_the_copy_sends_it_through_the_object_store(parts: t
     learner, pool = parts
     pool.sync_weights(learner)
     update(learner)
-    detours, send = pool.detours, learner.send
+    detours, lost, send = pool.detours, len(learner.lost), learner.send
 
-    def dying() -> bool:
+    def dying(*given: Any) -> None:
         ray.kill(learner._ranks.actors[1])
-        return send()
+        send(*given)
 
     pool._learner.send = dying
     try:
@@ -155,9 +180,42 @@ def test_a_rank_that_dies_in_the_copy_sends_it_through_the_object_store(parts: t
     finally:
         del pool._learner.send
     assert pool.detours > detours
-    assert len(learner.lost) == 1
+    assert len(learner.lost) == lost + 1
     detoured = sampled(pool)
-    pool.sync_weights(learner)  # to a group that was formed anew
+    pool.sync_weights(learner)  # to a group that was formed again
+    assert sampled(pool) == detoured
+
+
+@over_gloo
+def test_a_sender_that_hangs_costs_its_limit_and_no_replica(
+    parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, pool = parts
+    pool.sync_weights(learner)
+    update(learner)
+    lost, detours = (len(pool.lost), len(learner.lost)), pool.detours
+    monkeypatch.setattr(pool, "_timeouts", pool._timeouts.model_copy(update={"load_weights": 12.0}))
+    monkeypatch.setattr(pool, "_members", None)  # the group is formed again, with the shorter limit
+    send = learner.send
+
+    def hung(*given: Any) -> None:
+        ranks = sorted(
+            (p for p in psutil.process_iter(["name"]) if "_RankActor" in p.info["name"]), key=lambda p: p.pid
+        )
+        for rank in ranks:
+            rank.suspend()
+        send(*given)
+
+    monkeypatch.setattr(learner, "send", hung)
+    began = time.monotonic()
+    pool.sync_weights(learner)
+    monkeypatch.undo()
+    assert time.monotonic() - began < 60
+    assert (len(pool.lost), len(learner.lost)) == (lost[0], lost[1] + 1)
+    assert pool.detours == detours + 2
+    detoured = sampled(pool)
+    pool.sync_weights(learner)
+    assert pool.detours == detours + 2
     assert sampled(pool) == detoured
 
 

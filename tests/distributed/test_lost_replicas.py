@@ -40,7 +40,7 @@ def pool_of(
     """A pool of one; ``answer`` tells what each call gives, by its name, which is added to ``asked``."""
     ray = SimpleNamespace(put=id, kill=id, wait=wait)
     monkeypatch.setattr(engine_pool, "ray", ray)
-    monkeypatch.setattr(engine_pool, "waited_for", lambda call, *_: answer(call))
+    monkeypatch.setattr(engine_pool, "waited_for", lambda call, *_, **__: answer(call))
     methods = ("start", "load", "collect", "submit")
     told: list[str] = [] if asked is None else asked
     actor = SimpleNamespace(**{name: Remote(name, told) for name in methods})

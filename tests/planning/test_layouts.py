@@ -198,11 +198,19 @@ def test_a_remedy_makes_it_fit() -> None:
     assert not check_stated(DEMAND, cluster(learner={"ranks": ranks // 2}), 64).fits
 
 
-def test_offloading_leaves_a_shard_of_the_weights() -> None:
+def test_offloading_leaves_no_shard_on_the_accelerator_and_asks_for_the_hosts_memory() -> None:
     plain = placed_of({"learner": {"ranks": 8}}, 64)
-    spared = placed_of({"learner": {"ranks": 8, "offload_optimizer": True}}, 64)
-    # 16 bytes a parameter become 2, over eight ranks
-    assert (plain.learner.total - spared.learner.total) / GIB == pytest.approx(14 * SEVEN.parameters / 8 / GIB)
+    offloaded = {"learner": {"ranks": 8, "offload_optimizer": True}}
+    spared = placed_of(offloaded, 64)
+    # 16 bytes per parameter over eight ranks; the float32 shard of one unit, the embedding, is on its way
+    unit = 4 * SEVEN.vocabulary * SEVEN.hidden / 8
+    state = 16 * SEVEN.parameters / 8
+    assert (plain.learner.total - spared.learner.total) / GIB == pytest.approx((state - unit) / GIB)
+    assert (plain.learner.host, spared.learner.host) == (0.0, pytest.approx(state))
+    assert check_stated(DEMAND, cluster(**offloaded), 64).fits
+    small = replace(DEMAND, hardware=replace(DEMAND.hardware, host_memory=8 * GIB))
+    (fault,) = check_stated(small, cluster(**offloaded), 64).faults
+    assert "of the host's memory, 8.0 there" in fault
 
 
 def test_a_cache_too_small_for_one_sample_asks_for_tensor_parallelism() -> None:
@@ -223,8 +231,8 @@ def test_colocated_replicas_need_no_accelerators_and_live_beside_the_learners_st
     split = placed_of({"learner": {"ranks": 16}, "rollout": {"replicas": 16}}, 32)
     assert split.engine.cache > placed.engine.cache
     spared = placed_of(parts | {"learner": {"ranks": 16, "offload_optimizer": True}}, 16)
-    # master weights and moments, 12 bytes a parameter over 16 ranks, less the bf16 shard that stays
-    assert (spared.engine.cache - placed.engine.cache) / GIB == pytest.approx(10 * SEVEN.parameters / 16 / GIB)
+    # master weights and moments, 12 bytes per parameter over 16 ranks
+    assert (spared.engine.cache - placed.engine.cache) / GIB == pytest.approx(12 * SEVEN.parameters / 16 / GIB)
 
 
 def test_colocated_the_remedies_name_both_sides() -> None:

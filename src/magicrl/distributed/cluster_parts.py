@@ -1,4 +1,4 @@
-"""The parts of a run on a cluster: what ``[cluster]`` of a recipe asks for, behind the same protocols."""
+"""Parts of a run on a cluster, as ``[cluster]`` of a recipe says, with the protocols of the local parts."""
 
 from __future__ import annotations
 
@@ -36,9 +36,14 @@ from magicrl.training.start_checks import with_needed_reference
 
 
 class ClusterParts(LocalParts):
-    """The parts of a run on the connected cluster; refuses a recipe that it has no room for.
+    """Parts of a run on the connected cluster.
 
-    ``output`` is the run's folder, where workers' output is kept; without one Ray keeps it.
+    Args:
+        config: recipe with ``[cluster]``.
+        output: folder of the run, which keeps the workers' output; default: Ray's logs.
+
+    Raises:
+        RecipeError: the replicas and ranks do not fit the nodes.
     """
 
     def __init__(self, config: TrainConfig, output: Path | None = None) -> None:
@@ -55,28 +60,28 @@ class ClusterParts(LocalParts):
     def _copy_weights(self, cluster: ClusterConfig, how: Literal["object_store", "direct"]) -> None:
         rollout = cluster.rollout.model_copy(update={"weight_copy": how})
         self._cluster = cluster.model_copy(update={"rollout": rollout})
-        self._config = self._config.model_copy(update={"cluster": self._cluster})  # replicas read it, too
+        self._config = self._config.model_copy(update={"cluster": self._cluster})  # replicas read it
 
     def _file(self, worker: str) -> str | None:
         return None if self._logs is None else str(self._logs / f"{worker}.log")
 
     @property
     def devices(self) -> int:
-        """GPUs of learner ranks and replicas, those that both use counted once; without GPUs the nodes."""
+        """Number of GPUs of learner ranks and replicas, shared ones counted once; without GPUs the number of nodes."""
         if not self._gpus:
             return len(nodes())
         rollout = self._cluster.rollout
         return self._cluster.learner.ranks + (0 if rollout.colocated else rollout.replicas * rollout.tensor_parallel)
 
     def judge(self) -> OwnedVerifiers:
-        """A verifier pool on every node."""
+        """Return a verifier pool on every node."""
         placement = self._cluster.verifier
         return VerifierNodes(
             self._config.verifier, workers_per_node=placement.workers_per_node, timeouts=self._cluster.timeouts
         )
 
     def policy(self, start: Path | str) -> LoadedModel:
-        """Without weights where ranks train: each reads its own rows from the files."""
+        """Load the policy, without weights where ranks train: each rank reads its rows from the files."""
         with under("start.model"):
             policy = load_policy(start, dtype="float32") if self._trains_here else load_shell(start)
         if experts_of(policy.model.config.get_text_config()) and self._cluster.rollout.weight_copy == "direct":
@@ -89,7 +94,7 @@ class ClusterParts(LocalParts):
         return policy
 
     def learner(self, policy: LoadedModel) -> Learner:
-        """FSDP2 ranks as Ray actors; one rank without a GPU is this process."""
+        """Return FSDP2 ranks as Ray actors; a single rank without a GPU is this process."""
         config, placement = self._config, self._cluster.learner
         if self._trains_here:
             return super().learner(policy)
@@ -99,7 +104,7 @@ class ClusterParts(LocalParts):
         else:
             options = [shared.rank_options(rank) for rank in range(ranks)]
         if self._gpus:
-            # as the process starts: torch reads it once
+            # set before the process starts: torch reads it once
             allocator = {"runtime_env": {"env_vars": rank_allocator(os.environ)}}
             options = [one | allocator for one in options]
         return DistributedLearner(
@@ -126,11 +131,11 @@ class ClusterParts(LocalParts):
             return policy if self._config.reference.model is None else load_shell(self._config.reference.model)
 
     def reference(self, start: Path | str, learner: Learner) -> Reference | None:
-        """The ranks hold it in shards; in this process is one only where the learner is."""
+        """Return the reference, which the ranks hold in shards; local where the learner is local."""
         return learner.reference if isinstance(learner, DistributedLearner) else super().reference(start, learner)
 
     def engine(self, start: Path | str, encoder: PromptEncoder, learner: Learner, check: WeightCheck) -> RolloutEngine:
-        """Rollout replicas on any nodes, each with the engine that ``rollout.engine`` names."""
+        """Return the pool of rollout replicas, each with the engine that ``rollout.engine`` names."""
         rollout, shared = self._cluster.rollout, self._shared
         gpus = rollout.tensor_parallel if self._gpus else 0
 
@@ -165,14 +170,14 @@ class ClusterParts(LocalParts):
         return LaggedEngine(pool, lag=lag) if lag else pool
 
     def close(self) -> None:
-        """Give back the room that replicas and ranks shared."""
+        """Release the bundles that replicas and ranks share."""
         if "_shared" in vars(self) and self._shared is not None:
             self._shared.close()
             del self._shared
 
     @cached_property
     def _shared(self) -> SharedBundles | None:
-        """Where replicas and ranks take turns; None where each has GPUs of its own."""
+        """Bundles in which replicas and ranks take turns; None where each has separate GPUs."""
         rollout = self._cluster.rollout
         if not rollout.colocated:
             return None
@@ -205,11 +210,11 @@ class ClusterParts(LocalParts):
 
 
 def weight_copy(config: TrainConfig, *, gpus: bool) -> Literal["object_store", "direct"]:
-    """How new weights reach the replicas: as the recipe says, or by itself from GPU to GPU wherever vLLM takes them so.
+    """Return how new weights reach the replicas: as the recipe says, by default directly wherever vLLM takes them so.
 
-    Through the store each copy passes the host's memory of the sender, the store and every replica. Adapters alone are
-    small and go that way, since vLLM's transfer has whole weights only; so do mixtures (`ClusterParts.policy`). What
-    carries direct weights the placement decides: ``vllm_weights.TRANSPORTS``.
+    Through the object store each copy passes the host's memory of the sender, the store and every replica. LoRA
+    adapters, which are small, and mixtures (`ClusterParts.policy`) go through the store: vLLM's transfer takes whole
+    weights of plain models. The placement decides the transport of direct weights: ``vllm_weights.TRANSPORTS``.
     """
     assert config.cluster is not None
     placed, rollout = config.cluster.rollout, config.rollout
@@ -220,20 +225,20 @@ def weight_copy(config: TrainConfig, *, gpus: bool) -> Literal["object_store", "
 
 
 def rank_allocator(environment: Mapping[str, str]) -> dict[str, str]:
-    """What CUDA's allocator in a learner rank is told: what this process is, else to have segments that grow.
+    """Return the allocator setting of a learner rank: that of this process, else growing segments.
 
-    Micro-batches differ in their numbers of tokens, and blocks of fixed segments that fit none of the next ones would
-    stay reserved. Replicas are not told: vLLM turns such segments off in its own pools.
+    Micro-batches differ in their numbers of tokens; blocks of fixed segments that fit none of the next ones would stay
+    reserved. Replicas keep the default: vLLM turns growing segments off in its pools.
     """
-    told = (environment.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
-    return {"PYTORCH_ALLOC_CONF": next(filter(None, told), "expandable_segments:True")}
+    given = (environment.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    return {"PYTORCH_ALLOC_CONF": next(filter(None, given), "expandable_segments:True")}
 
 
 def rank_options(ranks: int, *, gpus: bool, seconds: float) -> list[dict[str, Any]]:
-    """Ray's options of each learner rank.
+    """Return Ray's options of each learner rank.
 
-    On GPUs the ranks share as few nodes as they can: spread out they would leave every node with too few GPUs for a
-    replica of several. On CPUs a rank takes none of Ray's: the ranks work while the replicas wait.
+    On GPUs the ranks fill as few nodes as possible: spread out, they would leave too few GPUs per node for a replica
+    with tensor parallelism. On CPUs a rank reserves none: the ranks work while the replicas wait.
     """
     if not gpus:
         return [{"num_cpus": 0, "scheduling_strategy": "SPREAD"}] * ranks
@@ -243,12 +248,12 @@ def rank_options(ranks: int, *, gpus: bool, seconds: float) -> list[dict[str, An
 
 
 def _reserved(bundles: list[dict[str, float]], seconds: float, what: str) -> Any:
-    """A placement group; ``ClusterError`` if there is no room within ``seconds``."""
+    """Return a placement group; raise ``ClusterError`` if it does not fit within ``seconds``."""
     group = placement_group(bundles, strategy="PACK")
     try:
         waited_for(group.ready(), seconds, what)
     except ClusterError:
-        remove_placement_group(group)  # or it would take what becomes free
+        remove_placement_group(group)  # otherwise it would reserve resources that become free
         raise
     return group
 
@@ -265,10 +270,14 @@ def start_replica(
     shared: tuple[dict[str, Any], Any] | None = None,
     file: str | None = None,
 ) -> Any:
-    """The actor of a rollout replica, which makes its engine where Ray puts it.
+    """Start the actor of a rollout replica, which makes its engine on the node where Ray places it.
 
-    ``shared`` is its place among learner ranks, from `SharedBundles.replica`; ``gpus`` are then theirs. ``file`` is
-    where its output is to be kept.
+    Args:
+        config: recipe.
+        start: model folder or hub name.
+        gpus: GPUs of the replica.
+        shared: from `SharedBundles.replica`, where the GPUs are those of learner ranks.
+        file: file that keeps its output.
     """
     assert config.cluster is not None
     placement = config.cluster.rollout
@@ -288,7 +297,7 @@ def start_replica(
 
 
 def make_replica_engine(config: TrainConfig, start: str, gpus: int) -> RolloutEngine:
-    """The engine of one replica, as the recipe makes it on one machine; lagged weights are kept by the pool."""
+    """Make the engine of one replica as on one machine; lagged weights are kept by the pool."""
     # replicas of one node would bind their threads to the same cores
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     plain = config.model_copy(update={"rollout": config.rollout.model_copy(update={"weight_lag": 0})})
@@ -302,23 +311,23 @@ def make_replica_engine(config: TrainConfig, start: str, gpus: int) -> RolloutEn
         ) from error
 
 
-_LEAST_CPUS = 0.01  # a bundle of nothing is refused by Ray
+_LEAST_CPUS = 0.01  # Ray refuses an empty bundle
 
 
 class _Holder:
-    """Holds a bundle's GPUs."""
+    """An actor that reserves a bundle's GPUs."""
 
     def numbers(self) -> tuple[str, ...]:
-        """Of its GPUs on the node, as ``CUDA_VISIBLE_DEVICES`` takes them; none on a CPU."""
+        """Return the numbers of its GPUs for ``CUDA_VISIBLE_DEVICES``; none on a CPU."""
         return tuple(str(number) for number in ray.get_gpu_ids())
 
 
 class SharedBundles:
-    """Colocated placement: one bundle of a placement group a replica and the learner ranks that share it.
+    """Colocated placement: a bundle of a placement group per replica and the learner ranks that share its GPUs.
 
-    Ray gives out each GPU once. So one small actor a bundle holds the bundle's GPUs in Ray's books and tells their
-    numbers; the replica of the bundle sees all of them, each of its ``ranks_each`` ranks one. Where a node dies, Ray
-    places the bundle anew and restarts that actor there; replicas and ranks that start meanwhile wait for its answer.
+    Ray assigns each GPU once. One small actor per bundle therefore reserves its GPUs and reports their numbers. The
+    replica sees all of them, each of its ``ranks_each`` ranks one. If a node dies, Ray places the bundle and restarts
+    that actor on another node; replicas and ranks that start meanwhile wait for its answer.
     """
 
     def __init__(self, replicas: int, ranks_each: int, *, gpus: bool, cpus: float, seconds: float) -> None:
@@ -332,20 +341,20 @@ class SharedBundles:
         self._holders: list[Any] = [holder.options(**options, **self._in(index)).remote() for index in range(replicas)]
 
     def replica(self, index: int) -> tuple[dict[str, Any], Any]:
-        """A replica's actor options, and a reference to the numbers of its GPUs."""
+        """Return a replica's actor options, and a reference to the numbers of its GPUs."""
         return {"num_cpus": self._cpus, "num_gpus": 0, **self._in(index)}, self._numbers(index)
 
     def rank_options(self, rank: int) -> dict[str, Any]:
-        """A rank's actor options."""
+        """Return a rank's actor options."""
         return {"num_cpus": 0, "num_gpus": 0, **self._in(rank // self._each)}
 
     def rank_gpu(self, rank: int) -> tuple[Any, int]:
-        """A reference to the numbers of the GPUs of a rank's bundle, and its own place among them."""
+        """Return a reference to the numbers of the GPUs of a rank's bundle, and the rank's place among them."""
         index, place = divmod(rank, self._each)
         return self._numbers(index), place
 
     def close(self) -> None:
-        """Give the room back; whatever still lives in it is ended."""
+        """Release the bundles; actors that are still in them end."""
         remove_placement_group(self._group)
 
     def _numbers(self, index: int) -> Any:
@@ -357,7 +366,7 @@ class SharedBundles:
 
 @contextmanager
 def cluster_parts(config: TrainConfig, output: Path | None = None) -> Generator[ClusterParts]:
-    """The parts of a recipe with ``[cluster]``, run in ``output``; within it the process is connected to Ray."""
+    """Connect to Ray and yield the parts of a recipe with ``[cluster]`` that is run in ``output``."""
     assert config.cluster is not None
     with connected(config.cluster):
         parts = ClusterParts(config, output)

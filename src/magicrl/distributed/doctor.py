@@ -1,7 +1,7 @@
-"""``magicrl cluster doctor``: what would stop or slow a run on this cluster, found in a minute instead of a night.
+"""``magicrl cluster doctor``: checks for everything that would stop or slow a run on this cluster.
 
-A probe on every node tells its versions and devices, listens for its neighbour, and reads an array from the object
-store; what is compared and judged is here.
+A probe on every node reports its versions and devices, opens a port for its neighbour, and reads an array from the
+object store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WAIT = 60.0
 
 
 class Finding(NamedTuple):
-    """One line of the report: what was looked at, how it is, what that means, and what mends or brings it."""
+    """A line of the report: what was checked, its status, what was found, and the remedy."""
 
     what: str
     status: Literal["ok", "absent", "warning", "trouble"]
@@ -39,20 +39,20 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFacts:
-    """What a probe sees on its node."""
+    """Facts about a node, as its probe sees them."""
 
     host: str
-    versions: dict[str, str]  # of Python and of the packages that are there
-    resolves_to: str  # address that the machine's own name stands for
+    versions: dict[str, str]  # of Python and of the installed packages
+    resolves_to: str  # address of the machine's own name
     clock: float  # seconds since the epoch there
     memory: tuple[int, int]  # (free, all) bytes
-    shared_memory: int  # bytes of /dev/shm, where the object store lives
+    shared_memory: int  # bytes of /dev/shm, which holds the object store
     gpus: tuple[str, ...]  # names of the GPUs that torch sees
     threads: int  # cores that this process may use
 
 
 class Probe:
-    """Lives on one node."""
+    """An actor that examines its node."""
 
     def facts(self) -> NodeFacts:
         import torch
@@ -74,28 +74,28 @@ class Probe:
         )
 
     def listen(self) -> int:
-        """Open a port of the system's choice, as torch.distributed and NCCL do; its number."""
+        """Open a port of the system's choice, as torch.distributed and NCCL do; return its number."""
         self._listener = socket.create_server(("", 0))
         return int(self._listener.getsockname()[1])
 
     def reach(self, address: str, port: int) -> None:
-        """Raises ``OSError`` where that port of another node cannot be reached from here."""
+        """Raise ``OSError`` if that port of another node cannot be reached from here."""
         socket.create_connection((address, port), timeout=5.0).close()
 
     def read(self, values: Any) -> float:
-        """Sum of an array from the object store."""
+        """Return a sum over an array from the object store."""
         return float(values[:: 1 << 12].sum())
 
 
 def examine(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[Node], Any]) -> list[Finding]:
-    """Look at every node.
+    """Examine every node.
 
     Args:
         nodes: the live ones.
-        megabytes: size of the array that stands for weights.
-        probe: starts a `Probe` on a node and gives its handle.
+        megabytes: size of the array that is copied in place of weights.
+        probe: starts a `Probe` on a node and returns its handle.
     """
-    findings: list[Finding] = []
+    findings = [_of_token()]
     probes: list[tuple[Node, Any]] = []
     here, several = versions(), len({node.address for node in nodes}) > 1
     for node in nodes:
@@ -116,7 +116,7 @@ def examine(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[Node], An
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that decide results, where they are installed."""
+    """Return the versions of Python and of the installed packages that affect results."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -125,8 +125,18 @@ def versions() -> dict[str, str]:
 
 
 def _finding(what: str, text: str, remedy: str = "", *, status: Literal["warning", "trouble"] = "trouble") -> Finding:
-    """``ok`` where there is nothing to mend."""
+    """Return a finding, with status ``ok`` if there is no remedy."""
     return Finding(what, status, text, remedy) if remedy else Finding(what, "ok", text)
+
+
+def _of_token() -> Finding:
+    """Check whether nodes need a token: a node without it never joins, so that no probe could report it."""
+    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+    if not is_token_auth_enabled():
+        return Finding("Ray's token", "ok", "none: whoever reaches the ports may use the cluster")
+    text = "in use: a node or user without a copy of this ~/.ray/auth_token cannot join (InvalidAuthToken)"
+    return Finding("Ray's token", "ok", text)
 
 
 def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Finding:
@@ -141,8 +151,8 @@ def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Finding:
 
 
 def _of_node(node: Node, facts: NodeFacts, *, need: int, behind: float, several: bool) -> Iterator[Finding]:
-    """GPUs, memory, object store (for weights of ``need`` bytes), address and clock of one node."""
-    # a probe asks Ray for no GPU and therefore sees all of them
+    """Check GPUs, memory, object store (for weights of ``need`` bytes), address and clock of one node."""
+    # a probe reserves no GPU and therefore sees all of them
     seen, what = len(facts.gpus), f"GPUs of {node.name}"
     text = ", ".join(facts.gpus) or "none" if seen == node.gpus else f"torch sees {seen}, Ray counts {node.gpus:g}"
     if seen > node.gpus:
@@ -166,7 +176,7 @@ def _of_node(node: Node, facts: NodeFacts, *, need: int, behind: float, several:
 
     remedy = (
         "other nodes cannot reach that; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the network's interface "
-        "before `ray start`, or mend /etc/hosts"
+        "before `ray start`, or correct /etc/hosts"
     )
     unreachable = facts.resolves_to.startswith("127.") and several
     text = f"{facts.host} is {facts.resolves_to}"
@@ -177,7 +187,7 @@ def _of_node(node: Node, facts: NodeFacts, *, need: int, behind: float, several:
 
 
 def _of_ports(probes: Sequence[tuple[Node, Any]]) -> Iterator[Finding]:
-    """Each node tries a port of the next: learner ranks meet on ports of the system's choice."""
+    """Check a port of each next node: learner ranks meet on ports of the system's choice."""
     if len(probes) == 1:
         yield Finding("ports between nodes", "ok", "one node only")
         return
@@ -193,7 +203,7 @@ def _of_ports(probes: Sequence[tuple[Node, Any]]) -> Iterator[Finding]:
 
 
 def _of_weights(probes: Sequence[tuple[Node, Any]], megabytes: int) -> Iterator[Finding]:
-    """An array of that size into the object store once, and out of it on every node."""
+    """Time the copy of an array into the object store, and out of it on every node."""
     import ray
 
     values = np.ones(megabytes << 19, np.int16)
@@ -217,7 +227,7 @@ def _of_weights(probes: Sequence[tuple[Node, Any]], megabytes: int) -> Iterator[
 
 
 def start_probe(node: Node) -> Any:
-    """A `Probe` on this node; takes none of its CPUs."""
+    """Start a `Probe` on this node, without reserving a CPU."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -1,15 +1,15 @@
-"""Many rollout replicas as one engine: requests are shared out, a dead replica's samples are re-issued.
+"""Many rollout replicas as one engine: requests are distributed, and samples of a dead replica are issued again.
 
-A request goes to the replica with the fewest tokens still to come, all requests of one ``submit`` before any of them
-runs: the same submissions give every replica the same work, whoever is faster. A replica that dies, or from which
-nothing is heard for too long, is replaced by a new one with the present weights; meanwhile the others are asked for
-the samples that it had not delivered: none is lost and none comes twice. Replicas never stand still while they have
-work; new weights reach one between two turns of its engine, and the responses under way go on with them.
+All requests of one ``submit`` are assigned before any of them runs, each to the replica with the fewest tokens still to
+come. The same submissions therefore give every replica the same work, however fast it is. A replica that dies or is
+silent for too long is replaced by one with the current weights. Meanwhile the other replicas generate the samples that
+it had not delivered: no sample is lost or delivered twice. Replicas keep generating while they have work; new weights
+are loaded between two turns of an engine, and unfinished responses continue with them.
 
-In a `DirectPool` vLLM's workers take the learner's weights straight from its ranks: in a `GroupPool` on devices of
-their own, in a `ColocatedPool` on those of the ranks. A replica that answers that it failed is given the same weights
-through the object store; one that does not answer is lost. Before each copy every replica is asked for a sign of life:
-gloo notices a death during the copy, NCCL waits for the time-out.
+In a `DirectPool` vLLM's workers take the learner's weights directly from its ranks: in a `GroupPool` on separate
+devices, in a `ColocatedPool` on the devices of the ranks. A replica that reports a failure gets the same weights
+through the object store; one that does not answer is lost. Before each copy every replica has to respond: gloo notices
+a death during the copy, NCCL only at the limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -32,7 +32,7 @@ from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.replica import CollectedSamples, ReplicaFacts
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.distributed.tensors import pack
-from magicrl.distributed.worker_logs import told
+from magicrl.distributed.worker_logs import output_hint
 from magicrl.records import RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import Capabilities, WeightCheck, WeightSource
 from magicrl.rollout.requests import EndedSample, GroupProgress, OpenGroups, SchedulingEngine, check_request
@@ -42,20 +42,20 @@ from magicrl.training.protocols import WorkSpan
 
 @dataclass(kw_only=True, eq=False)
 class ReplicaSlot:
-    """One replica's place in the pool: the actor that fills it now, its assigned samples, its figures of a step."""
+    """A replica's slot in the pool: its current actor, the samples assigned to it, and its figures for the step."""
 
-    index: int  # names it
+    index: int  # its name in metrics and errors
     actor: Any  # Ray's handle
-    facts: ReplicaFacts | None = None  # None until it has answered for the first time
-    pending: Any = None  # the call that is waited for: ``start`` and then ``load`` while it starts, else ``collect``
-    starting: bool = True  # it has not the present weights yet
-    given: int | None = None  # version of the weights that it takes while it starts
+    facts: ReplicaFacts | None = None  # None until it has started
+    pending: Any = None  # the pending call: ``start`` and then ``load`` while it starts, else ``collect``
+    starting: bool = True  # it does not have the current weights yet
+    given: int | None = None  # version of the weights that it loads while it starts
     assigned: dict[int, set[int]] = field(default_factory=dict[int, set[int]])  # sample indices by issue order
-    heard: float = 0.0  # seconds that the pool had listened when it last delivered or was assigned work
+    heard: float = 0.0  # the pool's ``_listened`` when it last delivered or was assigned work
     tokens: int = 0  # delivered since `observations`
     busy: float = 0.0  # seconds spent generating so far
-    busy_told: float = 0.0  # those at the last `observations`
-    peak_mb: float = 0.0  # most memory of its accelerator so far
+    busy_reported: float = 0.0  # of them at the last `observations`
+    peak_mb: float = 0.0  # peak memory of its accelerator, MiB
     longest: int = 0  # most samples assigned at once since `observations`
     _began: float | None = None
     _spans: list[WorkSpan] = field(default_factory=list[WorkSpan])
@@ -71,14 +71,14 @@ class ReplicaSlot:
         return sum(map(len, self.assigned.values()))
 
     def assign(self, order: int, indices: Iterable[int]) -> None:
-        """Ask it for these samples of a request."""
+        """Assign these samples of a request to it."""
         self.assigned.setdefault(order, set()).update(indices)
         self.longest = max(self.longest, self.queue)
         if self._began is None:
             self._began = time.perf_counter()
 
     def deliver(self, order: int, index: int) -> None:
-        """A sample of its list has come."""
+        """Take a delivered sample off its list."""
         self.assigned[order].discard(index)
         if not self.assigned[order]:
             del self.assigned[order]
@@ -91,15 +91,15 @@ class ReplicaSlot:
         self._rest()
 
     def successor(self, actor: Any, listened: float) -> ReplicaSlot:
-        """The place with another actor in it, whose seconds start at 0; figures not reported yet are kept."""
+        """Return the slot with another actor, whose busy seconds start at 0; figures not reported yet are kept."""
         self._rest()
         successor = ReplicaSlot(index=self.index, actor=actor, heard=listened)
         successor.tokens, successor.longest, successor._spans = self.tokens, self.longest, self._spans
         return successor
 
     def observations(self) -> dict[str, float]:
-        """Metrics since the last call: tokens delivered and their rate, the queue now and at its longest, memory."""
-        key, busy = f"cluster/replica_{self.index}", self.busy - self.busy_told
+        """Return metrics since the last call: tokens and their rate, the queue now and at its longest, memory."""
+        key, busy = f"cluster/replica_{self.index}", self.busy - self.busy_reported
         values = {
             f"{key}/tokens": self.tokens,
             f"{key}/busy_seconds": busy,
@@ -108,16 +108,16 @@ class ReplicaSlot:
             f"{key}/queue_max": max(self.longest, self.queue),
             f"{key}/peak_mb": self.peak_mb,
         }
-        self.tokens, self.busy_told, self.longest = 0, self.busy, 0
+        self.tokens, self.busy_reported, self.longest = 0, self.busy, 0
         return values
 
     def spans(self) -> list[WorkSpan]:
-        """When it had assigned samples, since the last call; seconds of this process's ``perf_counter``."""
+        """Return when it had work since the last call, in seconds of this process's ``perf_counter``."""
         if self._began is not None:
             self._rest()
             self._began = time.perf_counter()
-        told, self._spans = self._spans, []
-        return told
+        spans, self._spans = self._spans, []
+        return spans
 
     def _rest(self) -> None:
         if self._began is not None:
@@ -129,12 +129,12 @@ class EnginePool(SchedulingEngine):
     """Rollout replicas, each an engine in a Ray actor.
 
     Args:
-        make: starts the actor of a place; called again for its successors.
-        replicas: how many there are to be.
-        timeouts: of every wait.
-        restarts: replicas that may be lost before the pool gives up.
-        check: run with every replica's answers after each weight copy.
-        file: where the output of a place's replicas is kept; default: nowhere that errors could name.
+        make: starts the actor of a slot, given its index; called again for its successors.
+        replicas: number of replicas.
+        timeouts: limits of every wait.
+        restarts: replicas that may be lost before the pool stops with an error.
+        check: compares every replica's answers with the learner after each weight copy.
+        file: returns the file that keeps the output of a slot's replicas; default: none.
 
     Raises:
         ClusterError, ValueError: a replica did not start in time, or its engine cannot be made.
@@ -157,26 +157,32 @@ class EnginePool(SchedulingEngine):
         self._restarts = restarts
         self._check = check
         self._groups = OpenGroups()
-        self._waiting: deque[tuple[int, set[int]]] = deque()  # for want of a replica
-        self._busy_lost = 0.0  # share of replicas that are gone
-        self._listened = 0.0  # seconds in which the replicas could have told something
-        self._weights: Any = None  # reference to the present payload
-        self._max_context = sys.maxsize  # kept apart from the places: there may be none with a replica
-        self.lost: list[str] = []  # names of the replicas that were lost so far, with the reason
+        self._waiting: deque[tuple[int, set[int]]] = deque()  # while there is no replica
+        self._busy_lost = 0.0  # busy seconds of replicas that were lost, on average
+        self._listened = 0.0  # seconds spent waiting for the replicas
+        self._weights: Any = None  # reference to the current payload
+        self._max_context = sys.maxsize  # kept here: there may be no replica at the moment
+        self.lost: list[str] = []  # names of all lost replicas, with the reason
         self._slots = [ReplicaSlot(index=index, actor=make(index)) for index in range(replicas)]
-        for slot in self._slots:
-            try:
-                what = f"{slot.name} to start"
-                self._meet(slot, waited_for(slot.actor.start.remote(), self._timeouts.start, what))
-            except (RayActorError, RayTaskError) as error:
-                where = told(file(slot.index))
-                raise ValueError(f"{slot.name} could not be made: {cause_of(error)}{where}") from error
-            slot.starting = False
+        calls = [(slot, slot.actor.start.remote()) for slot in self._slots]  # all load their models at the same time
+        until = time.monotonic() + timeouts.start
+        try:
+            for slot, call in calls:
+                self._meet(slot, waited_for(call, timeouts.start, f"{slot.name} to start", until=until))
+                slot.starting = False
+        except (RayActorError, RayTaskError) as error:
+            failed = next(slot for slot in self._slots if slot.starting)
+            where = output_hint(file(failed.index))
+            self.close()
+            raise ValueError(f"{failed.name} could not be made: {cause_of(error)}{where}") from error
+        except ClusterError:
+            self.close()
+            raise
         self.capabilities = replace(self.capabilities, adapters=self._adapters)
 
     @property
     def replicas(self) -> tuple[ReplicaFacts | None, ...]:
-        """What each place's replica told of itself; None where a successor is starting."""
+        """Facts of each slot's replica; None where a successor is starting."""
         return tuple(None if slot.starting else slot.facts for slot in self._slots)
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
@@ -189,55 +195,53 @@ class EnginePool(SchedulingEngine):
         return 0
 
     def _ahead(self, tokens: int) -> list[EndedSample]:
-        """What has arrived; the replicas work all the time, whatever ``tokens`` says."""
+        """Return what has arrived; the replicas work all the time, whatever ``tokens`` is."""
         del tokens
         while self._wait(0.0):
             pass
         return self._groups.ended()
 
     def newest_weights(self) -> AbstractContextManager[None]:
-        """Within it only what is submitted within is yielded; the rest goes on and waits."""
+        """Inside this context, only requests submitted in it are returned; other samples are kept until after it."""
         return self._groups.set_aside()
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Of all replicas that have started."""
+        """Names of the devices of all started replicas."""
         return tuple(name for slot in self._slots if slot.facts is not None for name in slot.facts.devices)
 
     def peak_mb(self) -> float:
-        """Most memory so far of the fullest replica's fullest accelerator."""
+        """Return the peak memory over all accelerators of all replicas, MiB."""
         return max((slot.peak_mb for slot in self._slots), default=0.0)
 
     def busy_seconds(self) -> float:
-        """Seconds that the replicas generated, on average."""
+        """Return the seconds that the replicas spent generating, on average."""
         return self._busy_lost + sum(slot.busy for slot in self._slots) / max(1, len(self._slots))
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Put the weights into the object store once and have every replica take and show them.
+        """Put the weights into the object store once, have every replica load them, and check them.
 
-        A successor that is starting gets those that are the present ones when it is there: calls that waited for it
-        would each hold a copy in the store, and Ray promises no order of them.
+        A starting successor loads the weights that are current when it is ready: pending calls would each hold a copy
+        in the store, and Ray does not guarantee their order.
         """
         self._weights, self._version = ray.put(pack(weights)), version
-        calls = [(slot, self._load(slot)) for slot in self._live]
-        answers = self._answers(calls, f"to take the weights of version {version}")
-        if self._check is not None and answers:
-            self._check.compare({slot.name: groups for slot, groups in answers}, version)
+        what = f"to take the weights of version {version}"
+        self._compare(self._answers([(slot, self._load(slot)) for slot in self._live], what))
 
     def sleep(self) -> None:
-        """Have every replica give its GPU memory back until the next ``load_weights``.
+        """Have every replica release its GPU memory until the next ``load_weights``.
 
-        One that is lost meanwhile is replaced first, since a replica loads its engine where the learner is to work.
+        A replica that is lost meanwhile is replaced first: its engine is loaded on the learner's GPUs.
         """
         asleep: list[ReplicaSlot] = []
         while awake := [slot for slot in self._slots if slot not in asleep]:
             calls = [(slot, slot.actor.sleep.remote()) for slot in awake if not slot.starting]
-            asleep += [slot for slot, _ in self._answers(calls, "to give its memory back")]
+            asleep += self._answers(calls, "to give its memory back")
             if any(slot.starting for slot in self._slots):
                 self._wait(1.0)
 
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
-        """Stop, and return the unfinished requests in issue order, with ``keep`` the samples of them that are whole."""
+        """Stop; return the unfinished requests in issue order, with ``keep`` including their finished samples."""
         unfinished = self._unfinished(keep=keep)
         self._groups.drop()
         self._waiting.clear()
@@ -254,34 +258,60 @@ class EnginePool(SchedulingEngine):
         self._groups.drop()
 
     def observations(self) -> dict[str, float]:
-        """Metrics since the last call: losses, and each replica's own."""
+        """Return metrics since the last call: losses, and the figures of each replica."""
         values: dict[str, float] = {"cluster/replicas/lost": len(self.lost)}
         for slot in self._slots:
             values |= slot.observations()
         return values
 
     def spans(self) -> list[WorkSpan]:
-        """When each replica had work, since the last call."""
+        """Return when each replica had work since the last call."""
         return [span for slot in self._slots for span in slot.spans()]
 
     @property
     def _live(self) -> list[ReplicaSlot]:
         return [slot for slot in self._slots if not slot.starting]
 
-    def _answers(self, calls: Sequence[tuple[ReplicaSlot, Any]], what: str) -> list[tuple[ReplicaSlot, Any]]:
-        """What replicas answer to calls; one that gives no answer is lost."""
-        answers: list[tuple[ReplicaSlot, Any]] = []
+    def _answers(
+        self,
+        calls: Sequence[tuple[ReplicaSlot, Any]],
+        what: str,
+        *,
+        until: float | None = None,
+        failed: Literal["raise", "skip", "lose"] = "raise",
+    ) -> dict[ReplicaSlot, Any]:
+        """Return what replicas answer to calls that were made at the same time and share one limit.
+
+        Args:
+            calls: each replica's.
+            what: what a replica is to do, for errors.
+            until: moment of ``time.monotonic`` at which the limit ends; default: ``timeouts.load_weights`` from now.
+            failed: what becomes of a replica that answers with an error. One that gives no answer is lost.
+        """
+        limit = self._timeouts.load_weights
+        until = time.monotonic() + limit if until is None else until
+        answers: dict[ReplicaSlot, Any] = {}
         for slot, call in calls:
             try:
-                answers.append((slot, waited_for(call, self._timeouts.load_weights, f"{slot.name} {what}")))
+                answers[slot] = waited_for(call, limit, f"{slot.name} {what}", until=until)
+            except RayTaskError as error:
+                if failed == "raise":
+                    raise
+                if failed == "lose":
+                    self._lose(slot, error)
             except (RayActorError, ClusterError) as error:
                 self._lose(slot, error)
         return answers
 
-    # sharing out
+    def _compare(self, answers: Mapping[ReplicaSlot, list[RolloutGroup]]) -> None:
+        """Have the weights' check look at what replicas answered to its probes."""
+        if self._check is not None and answers:
+            self._check.compare({slot.name: groups for slot, groups in answers.items()}, self._version)
+
+    # distribution
 
     def _distribute(self, work: Sequence[tuple[int, set[int]]]) -> None:
-        """Give each request's samples to the replica with the fewest tokens to come, in issue order."""
+        """Assign each request's samples to the replica with the fewest tokens to come, in issue order."""
         live = self._live
         if not live:
             self._waiting.extend(work)
@@ -310,9 +340,9 @@ class EnginePool(SchedulingEngine):
         self._wait(1.0)
 
     def _wait(self, seconds: float) -> bool:
-        """Take in what the next replica tells, and see to those that tell nothing; whether one told something.
+        """Wait for the next answer of any replica and replace silent replicas; return whether an answer came.
 
-        Silence counts only while it is listened to: a learner's long step is no replica's fault.
+        Only time spent waiting here counts as silence: replicas are not lost because of a long learner step.
         """
         for slot in self._slots:
             if slot.pending is None:
@@ -329,7 +359,7 @@ class EnginePool(SchedulingEngine):
             except (RayActorError, ClusterError) as error:
                 self._lose(slot, error)
                 continue
-            except RayTaskError as error:  # the engine's own words, which the loop knows, and not its process's end
+            except RayTaskError as error:  # raised by the engine: its process is alive
                 if slot.facts is None:
                     self._lose(slot, ClusterError(f"its engine cannot be made: {cause_of(error)}"))
                     continue
@@ -364,9 +394,9 @@ class EnginePool(SchedulingEngine):
 
     def _meet(self, slot: ReplicaSlot, facts: ReplicaFacts) -> None:
         slot.facts = facts
-        told = [slot.facts for slot in self._slots if slot.facts is not None]
-        self._max_context = min(known.max_context for known in told)
-        if len({known.adapters for known in told}) > 1:
+        known = [slot.facts for slot in self._slots if slot.facts is not None]
+        self._max_context = min(one.max_context for one in known)
+        if len({one.adapters for one in known}) > 1:
             raise ClusterError(
                 f"{slot.name} {'takes' if facts.adapters else 'cannot take'} LoRA adapters alone, other replicas "
                 f"{'cannot' if facts.adapters else 'do'}; install the same vLLM on every node"
@@ -374,12 +404,11 @@ class EnginePool(SchedulingEngine):
         self._adapters = facts.adapters
 
     def _begin(self, slot: ReplicaSlot, answer: Any) -> None:
-        """A successor has told of itself, or has taken weights: it works as soon as these are the present ones."""
+        """Handle the first answers of a successor: it gets work once it has the current weights."""
         if slot.facts is None:
             self._meet(slot, answer)
         elif slot.given == self._version:
-            if self._check is not None and answer:
-                self._check.compare({slot.name: answer}, self._version)
+            self._compare({slot: answer} if answer else {})
             slot.starting, slot.heard = False, self._listened
             work = list(self._waiting)
             self._waiting.clear()
@@ -389,13 +418,13 @@ class EnginePool(SchedulingEngine):
         slot.pending = self._load(slot)
 
     def _lose(self, slot: ReplicaSlot, error: Exception) -> None:
-        """Put another in the place of a lost replica and re-issue its samples to the others.
+        """Replace a lost replica and assign its samples to the others.
 
         Raises:
             ClusterError: too many were lost.
         """
         reason = str(error).strip().splitlines()[0]
-        self.lost.append(f"{slot.name}: {reason}{told(self._file(slot.index))}")
+        self.lost.append(f"{slot.name}: {reason}{output_hint(self._file(slot.index))}")
         ray.kill(slot.actor)
         assigned = sorted(slot.assigned.items())
         if len(self.lost) > self._restarts:
@@ -411,13 +440,13 @@ class EnginePool(SchedulingEngine):
 
 
 def _part(group: GroupProgress, indices: set[int]) -> RolloutRequest:
-    """A group's request for these samples alone, with what there is of them."""
+    """Return a group's request for only these samples, with what was already generated of them."""
     partial = tuple((index, group.partial[index]) for index in sorted(indices) if index in group.partial)
     return replace(group.request, samples=tuple(sorted(indices)), begun=partial)
 
 
 def _tokens(request: RolloutRequest, samples: int) -> int:
-    """The most that may come of them, the prompt's own among them."""
+    """Return the largest possible number of tokens of these samples and the prompt."""
     return len(request.prompt_tokens) + samples * request.sampling.max_tokens
 
 
@@ -429,125 +458,109 @@ class DirectPool(EnginePool):
     ) -> None:
         super().__init__(make, replicas, **options)
         self._learner = learner
-        self._stored = -1  # version of what lies in the object store
-        self.detours = 0  # weights that a replica got through the object store since the direct way had failed
+        self._stored = -1  # version of the weights in the object store
+        self.detours = 0  # copies through the object store because the direct way failed
 
     def sync_weights(self, learner: WeightSource) -> None:
-        """Have every replica take the learner's present weights and show them."""
+        """Have every replica take the learner's current weights, and check them."""
         if learner is not self._learner:
             raise ValueError("a direct pool takes the weights of the learner that it was made with")
-        version = self._learner.version
-        self._weights, self._version = None, version
-        live = self._alive()
+        self._weights, self._version = None, self._learner.version
+        signs = [(slot, slot.actor.facts.remote()) for slot in self._live]
+        live = list(self._answers(signs, "to give a sign of life"))
         answers = self._sent(live) if live else {}
-        for slot in live:
-            if slot.name not in answers and slot in self._slots:
-                self.detours += 1
-                self._taken(slot, self._load(slot), answers, again=False)
-        if self._check is not None and answers:
-            self._check.compare(answers, version)
+        detours = [(slot, self._load(slot)) for slot in live if slot not in answers and slot in self._slots]
+        self.detours += len(detours)
+        self._compare(answers | self._answers(detours, self._what, failed="lose"))
 
     def observations(self) -> dict[str, float]:
-        """As the pool's, and how often the direct way failed."""
+        """Return the pool's metrics and how often the direct way failed."""
         return super().observations() | {"cluster/replicas/detours": self.detours}
 
-    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[str, list[RolloutGroup]]:
-        """Send; the probes' answers of the replicas that have taken everything."""
+    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[ReplicaSlot, list[RolloutGroup]]:
+        """Send the weights; return the probes' answers of the replicas that have received everything."""
         raise NotImplementedError
+
+    @property
+    def _what(self) -> str:
+        return f"to take the weights of version {self._version}"
 
     @property
     def _probes(self) -> Sequence[RolloutRequest]:
         return self._check.requests if self._check else ()
 
     def _load(self, slot: ReplicaSlot) -> Any:
-        """Through the object store, gathered when the first replica asks for it."""
+        """Load through the object store, into which the weights are gathered for the first replica."""
         if self._weights is None:
             self._stored = self._learner.version
             self._weights = ray.put(pack(self._learner.weights()))
         return slot.actor.load.remote(self._weights, self._stored, self._probes)
 
-    def _alive(self) -> list[ReplicaSlot]:
-        """The replicas that have weights, those that have died meanwhile replaced."""
-        signs = [(slot, slot.actor.facts.remote()) for slot in self._live]
-        return [slot for slot, _ in self._answers(signs, "to give a sign of life")]
-
-    def _taken(self, slot: ReplicaSlot, call: Any, answers: dict[str, Any], *, again: bool) -> None:
-        """Note a replica's answer; one that says it failed may be asked ``again``, any other is lost."""
-        what = f"{slot.name} to take the weights of version {self._version}"
-        try:
-            answers[slot.name] = waited_for(call, self._timeouts.load_weights, what)
-        except (RayActorError, RayTaskError, ClusterError) as error:
-            if not (again and isinstance(error, RayTaskError)):
-                self._lose(slot, error)
-
 
 class GroupPool(DirectPool):
-    """Rank 0 and all workers (``workers`` in each replica) form one group, anew when one was replaced or has failed."""
+    """Rank 0 and all workers (``workers`` in each replica) form one group.
+
+    It is formed again when a replica or the ranks were replaced, or when a copy failed. One limit,
+    ``timeouts.load_weights``, holds for a whole copy. A single wait inside the group has half of it, so that everybody
+    reports a member that hangs before the pool would take the others for lost, too.
+    """
 
     def __init__(self, make: Callable[[int], Any], replicas: int, *, workers: int, **options: Any) -> None:
         super().__init__(make, replicas, **options)
         self._workers = workers
-        self._members: list[Any] = []  # actors that have joined, in the order of their places
-        self._told: tuple[WeightInfo, ...] = ()
+        self._members: tuple[int, list[Any]] | None = None  # `DistributedLearner.starts`, and actors in order of place
+        self._infos: tuple[WeightInfo, ...] = ()
 
-    def _all_joined(self, live: Sequence[ReplicaSlot]) -> bool:
-        """Form the group anew unless these are its members."""
+    def _joined(self, live: Sequence[ReplicaSlot]) -> bool:
+        """Form the group unless these replicas and the present ranks are its members; whether all have come."""
         actors = [slot.actor for slot in live]
-        if actors == self._members:
+        if self._members == (self._learner.starts, actors):
             return True
-        self._members = []
+        self._members = None
+        limit, size = self._timeouts.load_weights, 1 + len(live) * self._workers
+        until = time.monotonic() + limit
         try:
-            rendezvous = self._learner.rendezvous(1 + len(live) * self._workers, self._timeouts.load_weights)
-            calls = [slot.actor.join.remote(rendezvous, 1 + k * self._workers) for k, slot in enumerate(live)]
-            told = self._learner.join(rendezvous)
+            store = self._learner.open_store()
+            calls = [
+                (slot, slot.actor.join.remote(store, 1 + place * self._workers, size, limit / 2))
+                for place, slot in enumerate(live)
+            ]
+            weights = self._learner.join(size, limit / 2)
         except LearnerLost:
-            return False  # its ranks start anew with the next call; the replicas give up after ``rendezvous.seconds``
-        for slot, call in zip(live, calls, strict=True):
-            try:
-                waited_for(call, self._timeouts.load_weights, f"{slot.name} to meet the learner")
-            except (RayActorError, ClusterError) as error:
-                self._lose(slot, error)
-                return False
-            except RayTaskError:
-                told = None
-        if told is None:
+            return False  # its ranks start again with the next call; the replicas give up after their limit
+        came = self._answers(calls, "to meet the learner", until=until, failed="skip")
+        if weights is None or len(came) < len(live):
             return False
-        self._told, self._members = told, actors
+        self._infos, self._members = weights, (self._learner.starts, actors)
         return True
 
-    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[str, list[RolloutGroup]]:
-        answers: dict[str, list[RolloutGroup]] = {}
-        if not self._all_joined(live):
-            return answers
-        calls = [slot.actor.take.remote(self._told, self._version, self._probes) for slot in live]
+    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[ReplicaSlot, list[RolloutGroup]]:
+        if not self._joined(live):
+            return {}
+        limit = self._timeouts.load_weights
+        until = time.monotonic() + limit
+        calls = [(slot, slot.actor.take.remote(self._infos, self._version, self._probes)) for slot in live]
         with contextlib.suppress(LearnerLost):  # the replicas will say that they did not get everything
-            self._learner.send()
-        for slot, call in zip(live, calls, strict=True):
-            self._taken(slot, call, answers, again=True)
+            self._learner.send(limit)
+        answers = self._answers(calls, self._what, until=until, failed="skip")
         if len(answers) < len(live):
-            self._members = []
+            self._members = None
         return answers
 
 
 class ColocatedPool(DirectPool):
-    """Each rank lends a bucket to the worker on its device, and fills it anew when all workers have copied it."""
+    """Each rank lends a bucket to the worker on its device, and fills it again when all workers have copied it."""
 
-    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[str, list[RolloutGroup]]:
+    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[ReplicaSlot, list[RolloutGroup]]:
         taking = list(live)
         try:
-            # to its end whoever fails: the ranks gather the weights together
+            # always to its end: gathering the weights is a collective of the ranks
             for bucket in self._learner.buckets():
-                done = self._asked(taking, lambda slot, given=bucket: slot.actor.receive.remote(given))
-                taking = [slot for slot in taking if slot.name in done]
+                calls = [(slot, slot.actor.receive.remote(bucket)) for slot in taking]
+                taking = list(self._answers(calls, self._what, failed="skip"))
         except LearnerLost:
-            # its GPUs are free; when its ranks start anew they are not to find half of an engine there
-            self._asked(taking, lambda slot: slot.actor.sleep.remote())
+            # new ranks start on these GPUs and need the memory of the half-loaded engines
+            self._answers([(slot, slot.actor.sleep.remote()) for slot in taking], self._what, failed="skip")
             return {}
-        return self._asked(taking, lambda slot: slot.actor.complete.remote(self._version, self._probes))
-
-    def _asked(self, slots: Sequence[ReplicaSlot], call: Callable[[ReplicaSlot], Any]) -> dict[str, Any]:
-        """All are asked at the same time; the answers of those that have done it."""
-        answers: dict[str, Any] = {}
-        for slot, answer in [(slot, call(slot)) for slot in slots]:
-            self._taken(slot, answer, answers, again=True)
-        return answers
+        calls = [(slot, slot.actor.complete.remote(self._version, self._probes)) for slot in taking]
+        return self._answers(calls, self._what, failed="skip")

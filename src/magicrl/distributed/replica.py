@@ -1,10 +1,9 @@
-"""One rollout replica: an engine in a process of its own, which generates while others talk to it.
+"""A rollout replica: an engine in a separate process, which generates while it accepts calls.
 
-One thread, an event loop's, makes the engine and drives it: CUDA's current stream belongs to a thread, and vLLM waits
-for the copies of one stream. Every call from outside (new work, new weights, what has ended) is a coroutine of that
-loop and comes between two turns of the engine, so that a response under way goes on with new weights after its next
-tokens. The pool runs this class as an asynchronous actor of Ray. Weights reach it through Ray's object store, put once
-and read by every process of a node.
+One thread, that of an event loop, makes and drives the engine: CUDA's current stream is per thread, and vLLM waits for
+the copies of one stream. Every call from outside (new work, new weights, finished samples) is a coroutine of that loop
+and runs between two turns of the engine, so that unfinished responses continue with new weights. The pool runs this
+class as an asynchronous Ray actor.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from magicrl.distributed.worker_logs import keep_output
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.vllm_engine import VllmEngine
-from magicrl.rollout.vllm_weights import Rendezvous
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
 from magicrl.training.protocols import OnDevices
 
@@ -35,27 +33,27 @@ _HEARTBEAT = 10.0  # seconds after which `collect` answers with nothing
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaFacts:
-    """What a replica reports of itself once its engine is made."""
+    """Facts about a replica and its engine."""
 
     host: str  # the machine's name
     pid: int  # its process
     node: str  # Ray's id of the node; empty outside Ray
     max_context: int  # of its engine
-    adapters: bool = False  # whether its engine takes LoRA adapters alone
-    devices: tuple[str, ...] = ()  # what CUDA calls its accelerators; ``cpu`` without any
+    adapters: bool = False  # whether its engine takes LoRA adapters without merged weights
+    devices: tuple[str, ...] = ()  # names of its accelerators; ``cpu`` without any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectedSamples:
-    """What ended since the last call."""
+    """Samples that ended since the last call of `Replica.collect`."""
 
     samples: list[tuple[int, int, Completion]]  # (issue order of the request, sample index, completion)
-    busy: float  # seconds that the engine has generated so far
-    peak_mb: float = 0.0  # most memory of its fullest accelerator so far, as the engine tells it
+    busy: float  # seconds spent generating so far
+    peak_mb: float = 0.0  # peak memory of its fullest accelerator, MiB
 
 
 class Replica:
-    """An engine and the loop that drives it; `start` comes before everything else."""
+    """An engine and the loop that drives it; `start` is the first call."""
 
     def __init__(
         self, make: Callable[[], RolloutEngine], threads: int, numbers: Sequence[str] = (), file: str | None = None
@@ -64,29 +62,29 @@ class Replica:
         Args:
             make: makes the engine, in this process.
             threads: torch threads.
-            numbers: of the GPUs that it uses in turn with learner ranks; Ray gives it those of its own.
-            file: where its output is to be kept; default: Ray's own place.
+            numbers: GPUs that it shares with learner ranks; without any, those that Ray assigns.
+            file: file that keeps its output; default: Ray's logs.
         """
         if file is not None:
             keep_output(file)
         see_only(numbers)
         self._make, self._threads = make, threads
-        self._work, self._told = asyncio.Event(), asyncio.Event()  # there is something to generate, to `collect`
-        # by identity of a request under way: itself (or its ``id`` could be reused), its order, its missing samples
+        self._work, self._ready = asyncio.Event(), asyncio.Event()  # there is work to generate, samples to `collect`
+        # by ``id`` of an unfinished request: the request (so that its ``id`` is not reused), its order, missing samples
         self._orders: dict[int, tuple[RolloutRequest, int, set[int]]] = {}
         self._ended: deque[tuple[int, int, Completion]] = deque()
         self._failure: BaseException | None = None
         self._busy = self._peak_mb = 0.0
 
     async def start(self) -> ReplicaFacts:
-        """Make the engine, on the thread that will drive it (Ray calls ``__init__`` on another); who it is."""
+        """Make the engine on the thread that will drive it (Ray calls ``__init__`` on another); return its facts."""
         torch.set_num_threads(self._threads)  # of this thread
         self._engine = self._make()
         self._generating = asyncio.create_task(self._generate())
         return await self.facts()
 
     async def facts(self) -> ReplicaFacts:
-        """Who it is."""
+        """Return the replica's facts."""
         import ray
 
         node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
@@ -100,7 +98,7 @@ class Replica:
         )
 
     async def submit(self, work: Sequence[tuple[int, RolloutRequest]]) -> None:
-        """Queue requests with their issue orders; what the engine refuses, `collect` raises."""
+        """Queue requests with their issue orders; `collect` raises the error of a refused request."""
         try:
             self._engine.submit([request for _, request in work])
         except ValueError as error:
@@ -111,48 +109,48 @@ class Replica:
         self._work.set()
 
     async def collect(self) -> CollectedSamples:
-        """What has ended since the last call, waiting ten seconds at most for the first; raises why it stopped."""
+        """Return what ended since the last call, after at most ten seconds; raises what stopped the engine."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._told.wait(), _HEARTBEAT)
+            await asyncio.wait_for(self._ready.wait(), _HEARTBEAT)
         samples = list(self._ended)
         self._ended.clear()
         if self._failure is not None and not samples:
             raise self._failure
         if self._failure is None:
-            self._told.clear()
+            self._ready.clear()
         return CollectedSamples(samples=samples, busy=self._busy, peak_mb=self._peak_mb)
 
     async def load(self, payload: Payload, version: int, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
-        """Take new weights, and answer ``probes`` with them."""
+        """Load new weights and return the answers to ``probes``."""
         self._engine.load_weights(unpack(payload), version)
         return self._engine.answers(probes)
 
-    async def join(self, rendezvous: Rendezvous, place: int) -> None:
-        """Meet the learner's rank that sends weights; its place in the group."""
-        self._direct().weights.join(rendezvous, place)
+    async def join(self, store: tuple[str, int], place: int, size: int, seconds: float) -> None:
+        """Meet the learner's rank that sends weights; see `VllmWeights.join`."""
+        self._direct().weights.join(store, place, size, seconds)
 
     async def take(
         self, told: Sequence[WeightInfo], version: int, probes: Sequence[RolloutRequest]
     ) -> list[RolloutGroup]:
-        """As `load`, with what the rank that was met sends at the same time."""
+        """Do as `load`, with weights that the learner's rank sends at the same time."""
         self._direct().take(told, version)
         return self._engine.answers(probes)
 
     async def receive(self, bucket: WeightBucket) -> None:
-        """Take what is in the bucket of the rank on its device; with the answer it may be filled anew."""
+        """Copy the bucket of the rank on its device; the rank may fill it again after the answer."""
         self._direct().receive(bucket)
 
     async def complete(self, version: int, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
-        """As `load`, with what was received."""
+        """Do as `load`, with the received buckets."""
         self._direct().complete(version)
         return self._engine.answers(probes)
 
     def _direct(self) -> VllmEngine:
-        assert isinstance(self._engine, VllmEngine), "only vLLM's workers can be sent weights"
+        assert isinstance(self._engine, VllmEngine), "only vLLM's workers receive weights directly"
         return self._engine
 
     async def sleep(self) -> None:
-        """Give the engine's GPU memory back until the next `load`, where the engine shares its GPUs."""
+        """Release the engine's GPU memory until the next `load`, if the engine shares its GPUs."""
         if self._engine.capabilities.sleep:
             self._engine.sleep()
 
@@ -168,7 +166,7 @@ class Replica:
             began = time.perf_counter()
             try:
                 samples = self._engine.turn()
-            except Exception as error:  # noqa: BLE001 (the border of a worker: the caller of `collect` gets it)
+            except Exception as error:  # noqa: BLE001 (border of a process: `collect` raises it)
                 self._fail(error)
                 return
             self._busy += time.perf_counter() - began
@@ -176,15 +174,15 @@ class Replica:
                 self._file(sample)
             if not self._orders:
                 self._work.clear()
-            await asyncio.sleep(0)  # whoever has called meanwhile
+            await asyncio.sleep(0)  # let pending calls run
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
         self._work.clear()
-        self._told.set()
+        self._ready.set()
 
     def _file(self, sample: FinishedSample) -> None:
-        """Keep a sample for `collect`; a sample of a request that was interrupted is dropped."""
+        """Keep a sample for `collect`; samples of interrupted requests are dropped."""
         if id(sample.request) not in self._orders:
             return
         _, order, missing = self._orders[id(sample.request)]
@@ -193,5 +191,5 @@ class Replica:
         if not missing:
             del self._orders[id(sample.request)]
         if not self._orders and isinstance(self._engine, OnDevices):
-            self._peak_mb = self._engine.peak_mb()  # once a step, and before its last sample is fetched
-        self._told.set()
+            self._peak_mb = self._engine.peak_mb()  # once per step, before its last sample is fetched
+        self._ready.set()

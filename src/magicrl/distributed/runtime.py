@@ -1,4 +1,4 @@
-"""Connecting to Ray, what its nodes have, and waits that end. Imports Ray only where it is used."""
+"""Connection to Ray, resources of its nodes, and waits with limits. Imports Ray only where it is used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import socket
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,15 +17,21 @@ from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.errors import RecipeError
 
 NAMESPACE = "magicrl"
+TOKEN = (
+    "it was started with a token (Ray makes ~/.ray/auth_token at the first local ray.init, and uses it from then on). "
+    "Copy ~/.ray/auth_token of the head to every node and user before `ray start`, or set RAY_AUTH_MODE=disabled "
+    "everywhere, also for `ray start --head`"
+)
+"""Cause and remedy where a node or a process has another token than the cluster, or none."""
 
 
 class ClusterError(RuntimeError):
-    """Something on the cluster did not answer or cannot go on; the text names it and the remedy."""
+    """An error of a part of the cluster that did not answer or cannot continue; the text names it and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """One live node."""
+    """A live node of the cluster."""
 
     id: str  # Ray's
     address: str  # IP address
@@ -48,15 +55,16 @@ def require_ray() -> None:
 
 @contextmanager
 def connected(config: ClusterConfig) -> Generator[None]:
-    """Within it this process is connected to the cluster; one that was started for it ends with it.
+    """Connect this process to the cluster; a cluster that is started here ends with the context.
 
     Raises:
-        RecipeError: Ray is not installed, or nobody answers at ``cluster.address``.
+        RecipeError: Ray is not installed, nobody answers at ``cluster.address``, or the token is another one.
     """
     require_ray()
     import ray
+    from ray.exceptions import AuthenticationError
 
-    if ray.is_initialized():  # somebody else's: it stays
+    if ray.is_initialized():  # connected by the caller, who disconnects
         yield
         return
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
@@ -69,7 +77,11 @@ def connected(config: ClusterConfig) -> Generator[None]:
         if config.address is not None:
             _check_address(config.address, config.timeouts.connect)
         ray.init(**options)
-    except (ConnectionError, RuntimeError, TimeoutError) as error:
+    except (ConnectionError, RuntimeError, TimeoutError, AuthenticationError) as error:
+        if "InvalidAuthToken" in f"{error} {error.__cause__}":
+            raise RecipeError(
+                f"the Ray at {config.address} refuses this process: {TOKEN}", key="cluster.address"
+            ) from None
         raise RecipeError(
             f"no Ray at {config.address or 'this machine'}: {str(error).splitlines()[0]}. On the head node: "
             "ray start --head --port=6379; on every other: ray start --address=HEAD:6379; or leave cluster.address out "
@@ -123,7 +135,7 @@ def nodes() -> list[Node]:
 
 
 def check_room(what: str, count: int, *, cpus: float, key: str, alive: Sequence[Node]) -> None:
-    """Refuse actors whose CPUs no node has: Ray would wait for room for ever, without a word."""
+    """Raise ``RecipeError`` for actors that do not fit the nodes' CPUs: Ray would wait forever without a message."""
     room = sum(node.cpus // cpus for node in alive) if cpus else math.inf
     if room < count:
         have = ", ".join(f"{node.name}: {node.cpus:g} CPUs" for node in alive)
@@ -135,8 +147,17 @@ def check_room(what: str, count: int, *, cpus: float, key: str, alive: Sequence[
         )
 
 
-def waited_for(reference: Any, seconds: float, what: str) -> Any:
-    """The value of a Ray reference, or what its actor raised, or that it died.
+_LEAST_WAIT = 0.1  # seconds for an answer that is ready on another node
+
+
+def waited_for(reference: Any, seconds: float, what: str, *, until: float | None = None) -> Any:
+    """Return the value of a Ray reference; raises what its actor raised, or that it died.
+
+    Args:
+        reference: the call.
+        seconds: limit.
+        what: what is waited for, for the error.
+        until: moment of ``time.monotonic`` at which the limit ends, where several calls share it; default: from now.
 
     Raises:
         ClusterError: it did not come within ``seconds``, or was lost on its way; names what was waited for.
@@ -145,19 +166,19 @@ def waited_for(reference: Any, seconds: float, what: str) -> Any:
     from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
     try:
-        return ray.get(reference, timeout=seconds)
+        return ray.get(reference, timeout=seconds if until is None else max(_LEAST_WAIT, until - time.monotonic()))
     except GetTimeoutError as error:
         raise ClusterError(
             f"waited {seconds:g} s for {what}; `ray status` shows what runs, and [cluster.timeouts] how long to wait"
         ) from error
     except (RayActorError, RayTaskError):
         raise
-    except RayError as error:  # an answer that went with the node that held it, for one
+    except RayError as error:  # for example an answer on a node that died
         raise ClusterError(f"waited for {what}, which is lost: {cause_of(error)}") from error
 
 
 def cause_of(error: BaseException) -> str:
-    """What a remote error says in one line: Ray wraps it in the tracebacks of every process on the way."""
+    """Return the last line of a remote error's cause: Ray adds the tracebacks of every process in between."""
     inner: BaseException = error
     while isinstance(getattr(inner, "cause", None), BaseException) and getattr(inner, "cause", None) is not inner:
         inner = inner.cause  # pyright: ignore[reportAttributeAccessIssue]
@@ -166,6 +187,6 @@ def cause_of(error: BaseException) -> str:
 
 
 def see_only(numbers: Sequence[str]) -> None:
-    """Have this process see these GPUs only; called before its first use of CUDA. None at all changes nothing."""
+    """Make only these GPUs visible to this process, before its first use of CUDA; no numbers change nothing."""
     if numbers:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(numbers)

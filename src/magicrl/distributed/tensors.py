@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Payload = dict[str, tuple[str, NDArray[Any]]]
-"""By name: the torch dtype's name and the values, bfloat16 as int16."""
+"""Name of a tensor to the name of its torch dtype and its values, bfloat16 as int16."""
 
 
 def pack(tensors: Mapping[str, Tensor]) -> Payload:
-    """Views of ``tensors`` (copies of those on a GPU) as numpy arrays."""
+    """Return views of ``tensors`` (copies of those on a GPU) as numpy arrays."""
     payload: Payload = {}
     for name, tensor in tensors.items():
         values = tensor.detach().cpu().contiguous()
@@ -29,7 +29,7 @@ def pack(tensors: Mapping[str, Tensor]) -> Payload:
 
 
 def unpack(payload: Payload, *, writable: bool = False) -> dict[str, Tensor]:
-    """Tensors on the payload's memory; ``writable``: on copies where that memory may only be read."""
+    """Return tensors on the payload's memory; with ``writable`` copies of those that are read-only."""
     found: dict[str, Tensor] = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

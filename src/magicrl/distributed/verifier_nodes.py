@@ -1,10 +1,9 @@
-"""Judging on every node's CPUs: a verifier pool in an actor on each, every item as isolated as on one machine.
+"""Verification on every node's CPUs: an actor with a verifier pool per node, each item isolated as on one machine.
 
-A response goes to the node with the fewest waiting for each of its workers. A node's actor that dies is replaced, and
-what it had not judged is judged elsewhere; that is not the item's doing (it runs in a worker below the actor), so it
-may happen several times. An item that neither kills nor finishes its worker is given up where its node has judged
-nothing for ``timeouts.judge`` seconds: it is tried once on another node; then it is not judged and leaves its group.
-A long queue is no such silence.
+A response goes to the node with the fewest waiting responses. A dead actor is replaced, and its unfinished items are
+verified on another node. An item cannot kill the actor (it runs in a worker process below it), so this may happen
+several times. If a node finishes nothing for ``timeouts.judge`` seconds, its items are tried once on another node;
+after a second time-out the item is not judged and leaves its group. A long queue is not a time-out.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from magicrl.training.protocols import WorkSpan
 from magicrl_verifiers.records import make_verdict
 from magicrl_verifiers.table import verifier_spec
 
-_LATE = 2  # an item that was late so often is not judged
-# likewise: a node that dies takes its actor's successors with it for as long as Ray believes the node alive
+_LATE = 2  # time-outs after which an item is not judged
+# lost actors after which an item is not judged: until Ray notices a dead node, successors are started on it
 _LOST = 6
-_PAUSE = 0.05  # seconds: shorter ones between two judgements are not told in the timeline
+_PAUSE = 0.05  # seconds: shorter pauses between two verdicts are not shown in the timeline
 
 
 class Judged(NamedTuple):
-    """A verdict, and when its node worked on it: seconds of its clock, which `magicrl cluster doctor` compares."""
+    """A verdict, and when its node worked on it, in seconds of the node's clock."""
 
     verdict: Verdict
     began: float
@@ -42,40 +41,40 @@ class Judged(NamedTuple):
 
 
 class JudgeActor:
-    """A node's verifier pool. Its calls wait in threads of their own, so that a slow item delays no other."""
+    """A node's verifier pool. Each call waits in a separate thread, so that a slow item delays no other."""
 
     def __init__(self, config: VerifierConfig) -> None:
         self._pool = config.pool()
 
     def judge(self, problem: Problem, response: str) -> Judged:
-        """The verdict of one response."""
+        """Return the verdict of one response."""
         began = time.time()
         (verdict,) = self._pool.judge(problem, [response])
         return Judged(verdict, began, time.time())
 
     def warm_up(self, verifiers: tuple[str, ...]) -> None:
-        """Start the workers. Raises ``RuntimeError`` where one does not start."""
+        """Start the workers; raise ``RuntimeError`` if one does not start."""
         self._pool.warm_up(verifiers)
 
 
 @dataclass(kw_only=True, eq=False)
 class _Place:
-    """A node's actor and what it has to judge."""
+    """A node's actor and its unfinished calls."""
 
-    number: int  # names it; a successor has the same
-    node: Node  # where it lives
+    number: int  # its name in metrics; a successor has the same
+    node: Node  # its node
     actor: Any  # Ray's handle
-    calls: list[Any] = field(default_factory=list[Any])  # under way, of all tickets
+    calls: list[Any] = field(default_factory=list[Any])  # unfinished calls of all tickets
     judged: int = 0  # since the last `observations`
     busy: float = 0.0  # seconds in which it judged anything, since the last `observations`
-    # when it judged: not yet taken into ``busy`` and ``spans``, overlapping and in no order; and since the last `spans`
+    # when it worked: not yet in ``busy`` and ``spans``, overlapping and unordered; and since the last `spans`
     worked: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     spans: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    settled: int = 0  # calls that were taken in, ever
-    seen: int = 0  # how many it had finished when it was last asked whether it moves
+    settled: int = 0  # calls whose results were read, of the whole run
+    seen: int = 0  # finished calls at the last `moved`
 
     def moved(self) -> bool:
-        """Whether it finished anything since this was last asked."""
+        """Return whether it finished anything since the last call of this method."""
         finished = self.settled
         if self.calls:
             finished += len(ray.wait(self.calls, num_returns=len(self.calls), timeout=0)[0])
@@ -83,13 +82,13 @@ class _Place:
         return finished > before
 
     def took(self, judged: Judged) -> None:
-        """A call was taken in."""
+        """Count a result that was read."""
         self.judged += 1
         self.settled += 1
         self.worked.append((judged.began, judged.ended))
 
     def add_up(self) -> None:
-        """Take what was worked into ``busy`` and ``spans``."""
+        """Move the recorded work into ``busy`` and ``spans``."""
         found = merged(self.worked, _PAUSE)
         self.busy += sum(ended - began for began, ended in found)
         self.spans += found
@@ -98,7 +97,7 @@ class _Place:
 
 @dataclass(kw_only=True)
 class _Item:
-    """A response under way."""
+    """A response that is being verified."""
 
     response: str
     place: _Place
@@ -110,7 +109,7 @@ class _Item:
 
 @dataclass(kw_only=True)
 class NodeTicket:
-    """One submission: its problem and responses, in their order."""
+    """A submission: a problem and its responses, in order."""
 
     problem: Problem
     items: list[_Item] = field(default_factory=list[_Item])
@@ -125,18 +124,18 @@ class VerifierNodes:
         *,
         workers_per_node: int | None = None,
         timeouts: ClusterTimeouts | None = None,
-        threads: int = 64,  # responses that a node's actor works on at once; more wait in Ray's queue
+        threads: int = 64,  # concurrent responses per node; more wait in Ray's queue
     ) -> None:
         self._threads = threads
         self._config = config.model_copy(update={"workers": workers_per_node or config.workers})
         self._timeouts = timeouts or ClusterTimeouts()
-        self._spec = cache(verifier_spec)  # finding one looks through modules and files
+        self._spec = cache(verifier_spec)  # resolving a verifier reads modules and files
         self._warm: tuple[str, ...] = ()
         self._places = [_Place(number=n, node=node, actor=self._actor(node)) for n, node in enumerate(nodes())]
-        self.lost: list[str] = []  # names of the nodes whose actor was lost, once a loss
+        self.lost: list[str] = []  # name of the node, once per lost actor
 
     def submit(self, problem: Problem, responses: Sequence[str]) -> NodeTicket:
-        """Hand the responses to nodes and return at once.
+        """Assign the responses to nodes and return at once.
 
         Raises:
             ValueError: the problem has no reference answer.
@@ -145,7 +144,7 @@ class VerifierNodes:
         return NodeTicket(problem=problem, items=[self._ask(problem, response) for response in responses])
 
     def result(self, ticket: NodeTicket) -> tuple[Verdict, ...]:
-        """The verdicts of a ticket in the order of its responses; waits for them."""
+        """Wait for the verdicts of a ticket; return them in the order of its responses."""
         while waiting := [item for item in ticket.items if item.verdict is None]:
             calls = [item.call for item in waiting]
             done, _ = ray.wait(calls, num_returns=1, timeout=self._timeouts.judge)
@@ -162,7 +161,7 @@ class VerifierNodes:
         return tuple(item.verdict for item in ticket.items if item.verdict is not None)
 
     def ready(self, ticket: NodeTicket) -> bool:
-        """Whether every verdict is there (or its actor is lost, which `result` sees to)."""
+        """Return whether every verdict has come (or its actor was lost, which `result` handles)."""
         calls = [item.call for item in ticket.items if item.verdict is None]
         return not calls or len(ray.wait(calls, num_returns=len(calls), timeout=0)[0]) == len(calls)
 
@@ -182,7 +181,7 @@ class VerifierNodes:
                 raise RuntimeError(f"{what}: {cause_of(error)}") from error
 
     def observations(self) -> dict[str, float]:
-        """Metrics since the last call: per node what it judged, how long it had work, and what waits."""
+        """Return metrics since the last call: per node its verdicts, busy seconds and waiting responses."""
         values: dict[str, float] = {"cluster/verifiers/lost": len(self.lost)}
         for place in self._places:
             place.add_up()
@@ -194,28 +193,28 @@ class VerifierNodes:
         return values
 
     def totals(self) -> dict[str, float]:
-        """Nothing: each node's pool counts for itself."""
+        """Return nothing: each node's pool has its own counts."""
         return {}
 
     def spans(self) -> list[WorkSpan]:
-        """When each node judged, since the last call; of what `result` has taken in."""
+        """Return when each node worked since the last call, for results that were read."""
         here = time.perf_counter() - time.time()
-        told: list[WorkSpan] = []
+        spans: list[WorkSpan] = []
         for place in self._places:
             place.add_up()
-            told += [WorkSpan(f"verifier {place.number}", "verify", a + here, b + here) for a, b in place.spans]
+            spans += [WorkSpan(f"verifier {place.number}", "verify", a + here, b + here) for a, b in place.spans]
             place.spans.clear()
-        return told
+        return spans
 
     def close(self) -> None:
-        """End every node's actor, and with it its workers. Safe to call twice."""
+        """End every node's actor and its workers. Safe to call twice."""
         for place in self._places:
             ray.kill(place.actor)
         self._places.clear()
 
     def _actor(self, node: Node) -> Any:
         actor: Any = ray.remote(JudgeActor)
-        # none of Ray's CPUs: it waits most of the time, and more actors than CPUs would hang
+        # reserves no CPU: it mostly waits, and more actors than CPUs would hang
         options = {"num_cpus": 0, "max_concurrency": self._threads, "max_restarts": 0}
         strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
         return actor.options(**options, scheduling_strategy=strategy).remote(self._config)
@@ -242,7 +241,7 @@ class VerifierNodes:
             self._give_up(problem, item, str(error).strip().splitlines()[0])
 
     def _give_up(self, problem: Problem, item: _Item, reason: str) -> None:
-        """Try an item once more elsewhere, until it was late or its actor lost too often."""
+        """Try an item on another node, unless it timed out or lost its actor too often."""
         item.place.calls.remove(item.call)
         if item.late == _LATE or item.lost == _LOST:
             item.verdict = make_verdict("worker_lost", reason=f"node {item.place.node.name}: {reason}")
@@ -251,7 +250,7 @@ class VerifierNodes:
         item.place, item.call = again.place, again.call
 
     def _lose(self, place: _Place) -> None:
-        """Replace a dead actor where its node still lives."""
+        """Replace a dead actor if its node is alive."""
         if place not in self._places:
             return
         self.lost.append(place.node.name)
@@ -264,7 +263,7 @@ class VerifierNodes:
 
 
 def merged(intervals: Iterable[tuple[float, float]], pause: float) -> list[tuple[float, float]]:
-    """The intervals (begin, end) as disjoint ones in order; pauses of at most ``pause`` between two count as work."""
+    """Merge intervals (begin, end) into disjoint ones in order; pauses of at most ``pause`` count as work."""
     found: list[tuple[float, float]] = []
     for begin, end in sorted(intervals):
         if found and begin - found[-1][1] <= pause:

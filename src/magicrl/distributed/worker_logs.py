@@ -1,4 +1,4 @@
-"""What workers on a cluster write to stdout and stderr: a file each in the run's folder, without secrets."""
+"""Output of workers on a cluster: a file per worker in the run's folder, with secrets removed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ copy(sys.argv[1])
 
 
 def keep_output(file: str) -> None:
-    """Add what this process, and those that it starts, write to ``file`` from here on.
+    """Append the output of this process and its children to ``file`` from now on.
 
-    A process of its own writes it: the last words of one that is killed, or that dies in CUDA or NCCL, are kept.
-    Where the file cannot be written, output stays where it was.
+    A separate process writes the file, so that the last output of a killed process is kept. If the file cannot be
+    written, nothing changes.
     """
     try:
         Path(file).parent.mkdir(parents=True, exist_ok=True)
@@ -34,8 +34,8 @@ def keep_output(file: str) -> None:
         return
     ours, theirs = os.pipe()
     nowhere = subprocess.DEVNULL
-    # nobody's child, and of a session of its own: Ray ends a worker's children with it, and this one is to end when
-    # nobody can write any more
+    # no child of this process, and in a separate session: Ray ends a worker's children with it, and the copying
+    # process has to run until the last writer has ended
     subprocess.run(
         [sys.executable, "-c", _COPY, file],
         stdin=ours,
@@ -50,19 +50,19 @@ def keep_output(file: str) -> None:
         os.dup2(theirs, stream)
     os.close(ours)
     os.close(theirs)
-    # Ray's own streams need not be these two descriptors, and keep lines that an end by a signal would lose
+    # Ray's streams may use other descriptors, and buffer lines that would be lost when the process is killed
     sys.stdout, sys.stderr = (open(stream, "w", buffering=1, errors="replace", closefd=False) for stream in (1, 2))  # noqa: SIM115
 
 
 def copy(file: str) -> None:
-    """Add this process's stdin to ``file`` line by line, secrets blanked, until its writers are gone."""
+    """Append stdin to ``file`` line by line, with secrets removed, until its writers have ended."""
     with Path(file).open("a", encoding="utf-8", buffering=1) as target:
         sys.stdin.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
         for line in sys.stdin:
-            with suppress(OSError):  # on a full disk the worker is to go on: somebody has to read what it writes
+            with suppress(OSError):  # on a full disk keep reading, so that the worker does not block
                 target.write(without_secrets(line))
 
 
-def told(file: str | None) -> str:
-    """Where to look, for the end of an error's text."""
+def output_hint(file: str | None) -> str:
+    """Return the file of the output as the end of an error's text."""
     return "" if file is None else f" (its output: {file})"

@@ -46,6 +46,8 @@ class Hardware:
     network: Annotated[PositiveFloat, Field(validation_alias="network_gb_s"), _times(1e9)]
     # between an accelerator and its host's memory, assumed to be independent for each accelerator
     host: Annotated[PositiveFloat, Field(validation_alias="host_gb_s"), _times(1e9)] = 31.5e9
+    # of a node, for each accelerator
+    host_memory: Annotated[PositiveFloat, Field(validation_alias="host_memory_gib"), _times(GIB)] = 128 * GIB
     gpus_per_node: PositiveInt
     # contexts, communication buffers and fragmentation
     runtime: Annotated[NonNegativeFloat, Field(validation_alias="runtime_gib"), _times(GIB)] = 3.0 * GIB

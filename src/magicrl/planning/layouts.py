@@ -139,7 +139,12 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
         exchange=Exchange(shards=setup.gpus, reduce_bytes=setup.reduce_bytes, reduce_once=setup.reduce_once),
     )
     short = cache_short(demand, engine, tp)
-    return Placed(layout=layout, learner=learner, engine=engine, missing=max(learner.total - hardware.budget, short))
+    return Placed(layout=layout, learner=learner, engine=engine, missing=max(_learner_short(learner, hardware), short))
+
+
+def _learner_short(learner: LearnerMemory, hardware: Hardware) -> float:
+    """Bytes that a rank lacks, of its accelerator's memory or of the host's."""
+    return max(learner.total - hardware.budget, learner.host - hardware.host_memory)
 
 
 def default_shards(demand: Demand, learner_gpus: int, *, colocated: bool) -> int:
@@ -165,13 +170,13 @@ def refusal(demand: Demand, gpus: int, ways: Iterable[str]) -> str:
     """Return why nothing fits, by term, and what would make it fit."""
     *_, demand = lean_settings(demand, gpus)
     best = min(candidates(demand, gpus), key=lambda placed: placed.missing)
-    layout, learner_short = best.layout, best.learner.total > demand.hardware.budget
+    layout, learner_short = best.layout, _learner_short(best.learner, demand.hardware) > 0
     split = "colocated" if layout.colocated else "split"
     spared = ", state in the host's memory" if layout.offload else ""
     lacking = _lacking(
         "the learner" if learner_short else "the engine",
         best.missing,
-        (best.learner if learner_short else best.engine).terms(),
+        best.learner if learner_short else best.engine,
         demand,
         ways,
     )
@@ -182,8 +187,12 @@ def refusal(demand: Demand, gpus: int, ways: Iterable[str]) -> str:
     )
 
 
-def _lacking(who: str, short: float, terms: dict[str, float], needed: Demand, ways: Iterable[str]) -> str:
+def _lacking(who: str, short: float, memory: LearnerMemory | EngineMemory, needed: Demand, ways: Iterable[str]) -> str:
+    terms = memory.terms()
     shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in terms.items() if abs(value) >= 0.05 * GIB)
+    if isinstance(memory, LearnerMemory) and memory.host > needed.hardware.host_memory:
+        there = needed.hardware.host_memory / GIB
+        shown += f"; with offload_optimizer {memory.host / GIB:.1f} of the host's memory, {there:.1f} there"
     changes = "; ".join(ways)
     cure = f"Any one of these would make it fit: {changes}" if changes else "Nothing tried makes it fit"
     budget = needed.hardware.budget / GIB
@@ -221,10 +230,10 @@ def check_stated(needed: Demand, cluster: ClusterConfig, gpus: int) -> Stated:
     placed = placed_as(needed, learner, rollout)
     if (short := _short_learner(needed, placed)) > 0:
         ways = _ways(needed, cluster, _short_learner)
-        faults.append(_lacking("a learner rank", short, placed.learner.terms(), needed, ways))
+        faults.append(_lacking("a learner rank", short, placed.learner, needed, ways))
     if (short := _short_cache(needed, placed)) > 0:
         what = f"a replica, for one sample of {needed.longest} tokens in its cache,"
-        faults.append(_lacking(what, short, placed.engine.terms(), needed, _ways(needed, cluster, _short_cache)))
+        faults.append(_lacking(what, short, placed.engine, needed, _ways(needed, cluster, _short_cache)))
     return Stated(needs=needs, placed=placed, faults=tuple(faults))
 
 
@@ -267,7 +276,7 @@ def _misplaced(shape: ModelShape, hardware: Hardware, cluster: ClusterConfig, gp
 
 
 def _short_learner(needed: Demand, placed: Placed) -> float:
-    return placed.learner.total - needed.hardware.budget
+    return _learner_short(placed.learner, needed.hardware)
 
 
 def _short_cache(needed: Demand, placed: Placed) -> float:

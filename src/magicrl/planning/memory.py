@@ -43,7 +43,7 @@ class LearnerSetup:
     checkpointing: bool  # only the layers' inputs are kept
     checkpoint_above: int | None = None  # the same only in micro-batches of more tokens than this
     head_chunk_tokens: int  # rows of logits that exist at once
-    # AdamW's moments, master weights and gradients are in the host's memory; a bf16 shard of the weights stays
+    # all shards (weights, gradients, AdamW's moments) are in the host's memory, as FSDP2's CPUOffloadPolicy keeps them
     offload_optimizer: bool = False
     reference: bool = False  # a frozen reference model is kept, sharded, in bf16
     adapters: int = 0  # parameters of LoRA adapters; 0: all parameters are trained
@@ -53,16 +53,17 @@ class LearnerSetup:
 class LearnerMemory:
     """Bytes on one accelerator at the peak of an update."""
 
-    master: float  # float32 weights (shard)
-    gradients: float  # float32 (shard)
+    master: float  # float32 weights (shard); 0 when offloaded
+    gradients: float  # float32 (shard); 0 when offloaded
     moments: float  # AdamW's two, float32 (shard); 0 when offloaded
-    reference: float  # bf16 (shard)
-    frozen: float  # weights that LoRA does not train, bf16 (shard)
-    gathered: float  # whole weights, bf16
-    reduced: float  # whole gradients, and buffers of communication
+    reference: float  # bf16 (shard); 0 when offloaded
+    frozen: float  # weights that LoRA leaves as they are, bf16 (shard); 0 when offloaded
+    gathered: float  # weights that are whole, bf16; when offloaded also the shard of a unit on its way, float32
+    reduced: float  # gradients that are whole, and what is on its way between accelerators
     activations: float  # of one micro-batch
     head: float  # logits of one chunk
     runtime: float  # contexts and buffers
+    host: float = 0.0  # of the host's memory for this accelerator, when offloaded: all shards; in no sum
 
     @property
     def resident(self) -> float:
@@ -75,8 +76,8 @@ class LearnerMemory:
         return sum(self.terms().values())
 
     def terms(self) -> dict[str, float]:
-        """Return the bytes by term."""
-        return asdict(self)
+        """Return bytes by term, of the accelerator's memory."""
+        return {name: value for name, value in asdict(self).items() if name != "host"}
 
 
 class Transient(NamedTuple):
@@ -147,16 +148,20 @@ def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> Le
         _, activations, logits = _micro_batch(shape, setup)
         fullest = Transient(BF16 * trained, 0.0, activations, logits)
     else:
-        fullest = max(unit_transients(shape, setup), key=sum)
-    return LearnerMemory(
-        master=(BF16 if setup.offload_optimizer else FLOAT32) * shard,
-        gradients=0.0 if setup.offload_optimizer else FLOAT32 * shard,
-        moments=0.0 if setup.offload_optimizer else 2 * FLOAT32 * shard,
-        reference=BF16 * shape.parameters / setup.gpus if setup.reference else 0.0,
-        frozen=BF16 * shape.parameters / setup.gpus if setup.adapters else 0.0,
-        **fullest._asdict(),
-        runtime=runtime,
-    )
+        fullest = max(unit_moments(shape, setup), key=sum)
+    shards = {
+        "master": FLOAT32 * shard,
+        "gradients": FLOAT32 * shard,
+        "moments": 2 * FLOAT32 * shard,
+        "reference": BF16 * shape.parameters / setup.gpus if setup.reference else 0.0,
+        "frozen": BF16 * shape.parameters / setup.gpus if setup.adapters else 0.0,
+    }
+    host = 0.0
+    if setup.offload_optimizer:
+        unit = max(float(shape.vocabulary * shape.hidden), float(shape.layer_parameters))
+        fullest = fullest._replace(gathered=fullest.gathered + FLOAT32 * unit / setup.gpus)
+        host, shards = sum(shards.values()), dict.fromkeys(shards, 0.0)
+    return LearnerMemory(**shards, **fullest._asdict(), runtime=runtime, host=host)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

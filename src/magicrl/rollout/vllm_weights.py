@@ -1,29 +1,32 @@
-"""New weights into a running vLLM: the one place that knows how this version of vLLM takes them (vLLM 0.32).
+"""New weights into a running vLLM. Only this module knows how vLLM 0.32 takes them.
 
-From this process: vLLM's ``reload_weights`` runs in every worker. Where the only worker lives in this process it is
-given the tensors themselves; several workers (tensor parallel) read them from a folder in shared memory. On a CPU vLLM
-multiplies with packed copies of the weights. Its reload packs anew what it packed away, but not an output head that is
-the embedding (tied), which would go on multiplying with the old weights, with nothing but a warning. So every layer
-that keeps its weight beside the packed copy is packed again. Experts are packed once, after the first loading: a reload
-would copy plain weights over packed ones, so that they are made to forget that they were.
+From this process: vLLM's ``reload_weights`` runs in every worker. An only worker lives in this process and is given the
+tensors themselves. Several workers (tensor parallel) read them from a folder in shared memory. On a CPU vLLM multiplies
+with packed copies of the weights. Its reload packs them again, except for an output head that is tied to the embedding,
+which would silently keep the old weights. Every layer that keeps its weight next to the packed copy is therefore packed
+again. Experts are packed once, after the first loading: a reload would copy plain weights over packed ones, so they
+are reset first.
 
-From the learner's ranks straight into the workers: vLLM's own weight transfer, by what `TRANSPORTS` has for the
-placement. On devices of their own, workers and rank 0 of the learner form a group (NCCL), and rank 0 sends while they
-take. On the ranks' devices each rank lends its worker one bucket after the other (CUDA IPC; `weight_buckets`). Neither
-has CPUs: there the same calls go over gloo and files in memory, by small engines registered with vLLM. Whoever owns
-both sides asks both.
+From the learner's ranks to the workers, by vLLM's weight transfer with one engine of `TRANSPORTS` per placement:
+
+- On separate devices, workers and rank 0 of the learner form a `WeightGroup` (NCCL; gloo on CPUs), and rank 0
+  broadcasts. vLLM's own NCCL engine is not used: none of its waits has a limit, and its sender copies weights on other
+  streams than the one on which FSDP2 gathers them.
+- On the ranks' devices, each rank lends its worker one bucket after the other (vLLM's CUDA IPC engine; on CPUs a file
+  in memory; see `weight_buckets`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -34,183 +37,124 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
-from magicrl.rollout.weight_buckets import BUCKET, WeightBucket, WeightInfo, opened, shared_memory
+from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo, opened, shared_memory
 
-_log = logging.getLogger(__name__)
 Placed = Literal["apart", "colocated"]
-"""Where a worker of an engine is: on a device of its own, or on that of a rank of the learner."""
+"""Placement of an engine's workers: on devices of their own, or on those of the learner's ranks."""
 TRANSPORTS: Mapping[tuple[Placed, bool], str] = {
-    ("apart", True): "nccl",
+    ("apart", True): "magicrl_group",
+    ("apart", False): "magicrl_group",
     ("colocated", True): "ipc",  # NCCL joins no two processes on one GPU
-    ("apart", False): "magicrl_gloo",
     ("colocated", False): "magicrl_memory",
 }
-"""Engines in vLLM's registry by placement and whether on GPUs; those of CPUs are ours."""
-_RECEIVER_SECONDS = 600.0  # vLLM hands a receiver no limit of ours
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rendezvous:
-    """Where sender and receivers meet."""
-
-    host: str  # the sender's
-    port: int  # free on it
-    size: int  # the sender and all workers
-    seconds: float  # after which an exchange over gloo gives up; NCCL's ends with its process
+"""Names of engines in vLLM's registry, by placement and whether on GPUs; those that begin with magicrl are ours."""
 
 
 def transport(placed: Placed) -> str:
-    """The name for vLLM's ``weight_transfer_config`` in this process; registers the CPU engines."""
+    """Return the backend for vLLM's ``weight_transfer_config`` in this process; registers it if it is ours."""
     name = TRANSPORTS[placed, torch.cuda.is_available()]
-    if name.startswith("magicrl_"):
+    if name in _OWN_ENGINES:
         from vllm.distributed.weight_transfer import (  # pyright: ignore[reportMissingImports]
             WeightTransferEngineFactory,
         )
 
-        with contextlib.suppress(ValueError):  # registered for an engine of this process before
-            WeightTransferEngineFactory.register_engine(name, _CPU_ENGINES[placed]())
+        with contextlib.suppress(ValueError):  # registered by an earlier engine of this process
+            WeightTransferEngineFactory.register_engine(name, _OWN_ENGINES[name]())
     return name
 
 
-class WeightSender:
-    """The learner's side of a group, on every one of its ranks; only rank 0 belongs to it.
+class WeightGroup:
+    """A process group of rank 0 of the learner and all workers of the engines, next to torch's default group.
 
     Args:
-        rendezvous: where the workers are met.
-        rank: of the learner.
-        told: all weights in the order in which ``stream`` yields them.
-        stream: a fresh pass over (name, whole weight); yielding may be a collective of the learner's ranks.
+        store: the store at which they meet. Rank 0 has held its port open since before it named it.
+        place: number of this process in the group; 0 sends.
+        size: processes in the group.
+        seconds: limit of every wait. NCCL aborts its communicator at this limit, so that both sides can continue.
+        device: where the weights are: "cuda" or "cpu".
+
+    Raises:
+        RuntimeError: some process did not come within ``seconds``.
     """
 
-    def __init__(
-        self,
-        rendezvous: Rendezvous,
-        rank: int,
-        told: Sequence[WeightInfo],
-        stream: Callable[[], Iterator[tuple[str, Tensor]]],
-    ) -> None:
-        self._rank, self._stream = rank, stream
-        self._engine: Any = None
-        self._group: Any = None
-        self.ready = True  # all workers came, and none was lost since
-        try:
-            if torch.cuda.is_available():
-                self._engine = _nccl_sender(rendezvous, rank, told, stream)
-            elif rank == 0:
-                self._group = gloo_group(rendezvous, 0)
-        except RuntimeError as error:
-            self._give_up("the workers of the rollout engines did not come", error)
+    def __init__(self, store: TCPStore, place: int, size: int, seconds: float, device: str) -> None:
+        self._limit = timedelta(seconds=seconds)
+        keys = [f"here/{member}" for member in range(size)]
+        store.set(keys[place], "")
+        store.wait(keys, self._limit)  # NCCL would wait without a limit for a process that never comes
+        if device == "cuda":
+            options: Any = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._limit
+            # a wait that blocks raises and aborts at its limit; torch's watchdog would end the process instead
+            with mock.patch.dict(os.environ, TORCH_NCCL_BLOCKING_WAIT="1"):
+                self._group: Any = dist.ProcessGroupNCCL(PrefixStore("weights", store), place, size, options)
+        else:
+            self._group = dist.ProcessGroupGloo(PrefixStore("weights", store), place, size, self._limit)
 
-    def send(self) -> None:
-        """Give every weight to all workers; all ranks of the learner call it together."""
-        if self._engine is not None:
-            self._engine.send_weights()
-            return
-        for _, weight in self._stream():  # to its end in any case, or the other ranks would wait
-            if self._group is not None:
-                try:
-                    gloo_broadcast(self._group, weight.detach().cpu().contiguous())
-                except RuntimeError as error:
-                    self._give_up("a worker of the rollout engines was lost while weights were sent", error)
+    def broadcast(self, weight: Tensor) -> None:
+        """Send ``weight`` from rank 0, receive it in place elsewhere; returns when it has come.
 
-    def _give_up(self, what: str, error: RuntimeError) -> None:
-        _log.warning("%s: %s", what, " ".join(str(error).split()))
-        self.close()
-        self.ready = False
+        Waiting for each weight keeps the broadcast in order with the stream on which FSDP2 gathers and drops it.
+        """
+        # as bytes: gloo does not know every dtype
+        content = weight.detach().contiguous().view(-1).view(torch.uint8)
+        self._group.broadcast([content], dist.BroadcastOptions()).wait(self._limit)
 
     def close(self) -> None:
-        """Leave the group."""
-        if self._engine is not None:
-            self._engine.shutdown()
-        self._engine = self._group = None
+        """Leave the group without waiting for the others, who may be gone."""
+        self._group.abort()
 
 
-def gloo_group(rendezvous: Rendezvous, rank: int) -> Any:
-    """A gloo group beside torch's default one."""
-    limit = timedelta(seconds=rendezvous.seconds)
-    store = TCPStore(rendezvous.host, rendezvous.port, rendezvous.size, is_master=rank == 0, timeout=limit)
-    return dist.ProcessGroupGloo(PrefixStore("weights", store), rank, rendezvous.size, limit)
+def join_group(store: tuple[str, int], place: int, size: int, seconds: float, device: str) -> WeightGroup:
+    """Return the group whose rank 0 holds the store at ``store`` (host, port); for all others than rank 0."""
+    limit = timedelta(seconds=seconds)
+    met = TCPStore(*store, is_master=False, timeout=limit, wait_for_workers=False)
+    return WeightGroup(met, place, size, seconds, device)
 
 
-def gloo_broadcast(group: Any, tensor: Tensor) -> None:
-    """From rank 0, in place elsewhere; a contiguous CPU tensor of any dtype."""
-    # as bytes: gloo does not know every dtype
-    group.broadcast([tensor.view(-1).view(torch.uint8)], dist.BroadcastOptions()).wait()
-
-
-def _nccl_sender(
-    rendezvous: Rendezvous, rank: int, told: Sequence[WeightInfo], stream: Callable[[], Iterator[tuple[str, Tensor]]]
-) -> Any:
+def _group_receiver() -> Any:
     from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMissingImports]
-        ParamMeta,
-        WeightSource,
+        WeightTransferInitInfo,
     )
-    from vllm.distributed.weight_transfer.nccl_engine import (  # pyright: ignore[reportMissingImports]
-        NCCLTrainerInitInfo,
-        NCCLTrainerWeightTransferEngine,
-    )
-
-    class Source(WeightSource):
-        def metadata(self) -> list[Any]:
-            return [ParamMeta(weight.name, getattr(torch, weight.dtype), weight.shape) for weight in told]
-
-        def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-            # vLLM packs on streams of its own, after the unit that a weight belongs to is sharded again
-            return ((name, weight.detach().clone()) for name, weight in stream())
-
-    info = NCCLTrainerInitInfo(
-        master_address=rendezvous.host,
-        master_port=rendezvous.port,
-        world_size=rendezvous.size,
-        rank=rank,
-        packed_buffer_size_bytes=BUCKET,
-    )
-    return NCCLTrainerWeightTransferEngine.trainer_init(info, client=_AskedElsewhere(), source=Source())
-
-
-class _AskedElsewhere:
-    """A ``VLLMWeightSyncClient`` for a sender whose workers are asked by the process that owns both sides."""
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
-
-    def start_weight_update(self) -> None: ...
-
-    def update_weights(self, update_info: Any) -> None: ...
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
-
-
-def _gloo_receiver() -> Any:
     from vllm.distributed.weight_transfer.nccl_engine import (  # pyright: ignore[reportMissingImports]
         NCCLWeightTransferEngine,
     )
 
-    class GlooWeightTransferEngine(NCCLWeightTransferEngine):
-        """vLLM's receiver with gloo in NCCL's place: the same information, the same reload of layers."""
+    @dataclass
+    class Meeting(WeightTransferInitInfo):
+        store: tuple[str, int]
+        place: int
+        size: int
+        seconds: float
+
+    class GroupWeightTransferEngine(NCCLWeightTransferEngine):
+        """vLLM's receiver of whole weights, with a `WeightGroup` in place of its communicator."""
+
+        init_info_cls = Meeting
+        group: WeightGroup | None = None
 
         def init_transfer_engine(self, init_info: Any) -> None:
-            rendezvous = Rendezvous(
-                host=init_info.master_address,
-                port=init_info.master_port,
-                size=init_info.world_size,
-                seconds=_RECEIVER_SECONDS,
-            )
-            self._gloo: Any = gloo_group(rendezvous, init_info.rank_offset + self.parallel_config.rank)
+            self.shutdown()
+            place = init_info.place + self.parallel_config.rank
+            self.group = join_group(init_info.store, place, init_info.size, init_info.seconds, self.device.type)
 
         def update_weights(self, update_info: dict[str, Any]) -> None:
-            self.receive_weights(self.parse_update_info(update_info))  # nothing runs beside it on a CPU
-
-        def receive_weights(self, update_info: Any) -> None:
-            for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
-                weight = torch.empty(shape, dtype=getattr(torch, dtype))
-                gloo_broadcast(self._gloo, weight)
-                model: Any = self.model
+            given = self.parse_update_info(update_info)
+            assert self.group is not None, "init_weight_transfer_engine comes first"
+            model: Any = self.model
+            for name, dtype, shape in zip(given.names, given.dtype_names, given.shapes, strict=True):
+                weight = torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
+                self.group.broadcast(weight)
                 model.load_weights([(name, weight)])
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize()
 
         def shutdown(self) -> None:
-            self._gloo = None
+            if self.group is not None:
+                self.group.close()
+            self.group = None
 
-    return GlooWeightTransferEngine
+    return GroupWeightTransferEngine
 
 
 def _memory_receiver() -> Any:
@@ -238,7 +182,7 @@ def _memory_receiver() -> Any:
     return MemoryWeightTransferEngine
 
 
-_CPU_ENGINES: Mapping[Placed, Callable[[], Any]] = {"apart": _gloo_receiver, "colocated": _memory_receiver}
+_OWN_ENGINES: Mapping[str, Callable[[], Any]] = {"magicrl_group": _group_receiver, "magicrl_memory": _memory_receiver}
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -275,17 +219,9 @@ class VllmWeights:
                 self._reload_from_shared_memory(weights)
         self._pack()
 
-    def join(self, rendezvous: Rendezvous, place: int) -> None:
-        """Have the workers meet the rank that sends, the first of them as number ``place`` of the group."""
-        info = {
-            "master_address": rendezvous.host,
-            "master_port": rendezvous.port,
-            "rank_offset": place,
-            "world_size": rendezvous.size,
-            # vLLM's packing joins small weights into one buffer; the gloo receiver takes them one by one
-            "packed": torch.cuda.is_available(),
-            "packed_buffer_size_bytes": BUCKET,
-        }
+    def join(self, store: tuple[str, int], place: int, size: int, seconds: float) -> None:
+        """Have the workers meet the sending rank, which holds ``store``; the first worker has number ``place``."""
+        info = {"store": store, "place": place, "size": size, "seconds": seconds}
         self._rpc("init_weight_transfer_engine", init_info=info)
 
     def take(self, told: Sequence[WeightInfo]) -> None:

@@ -31,7 +31,7 @@ from magicrl.distributed.learner.launchers import (
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.records import TrainBatch, TrainSample
 from magicrl.training.objective import LearnerSettings
-from magicrl.training.protocols import Controls
+from magicrl.training.protocols import Controls, UpdateMetrics
 
 CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3)
 DIED = Fault(died=True, kind="", text="was killed by signal 9")
@@ -164,6 +164,23 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
     with pytest.raises(LearnerLost, match=r"gave no answer in 3 s, while the run waited for: log-probs of a batch"):
         undisturbed.logprobs(recorded, 1.0)
     assert all(process.poll() is not None for group in watched.started for process in group.processes)
+
+
+def test_the_driver_never_gathers_the_state_by_itself(
+    loaded: Callable[[], Any], recorded: list[TrainSample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 7B learner's state is 91 GB; a rebuild repeats the updates since the last checkpoint."""
+    many = DistributedLearner.__new__(DistributedLearner)
+    called: list[str] = []
+    monkeypatch.setattr(DistributedLearner, "_running", lambda self: None)
+    monkeypatch.setattr(DistributedLearner, "_update", lambda self, *_: UpdateMetrics(values={}))
+    monkeypatch.setattr(DistributedLearner, "_call", lambda self, method, *_: called.append(method))
+    many.__init__(loaded(), launcher=None, placement=LearnerPlacement(ranks=2))  # type: ignore[arg-type, misc]
+    batch = TrainBatch.of(recorded[:1])
+    for _ in range(65):
+        many.update(batch, CONTROLS)
+    assert called == []
+    assert len(many._updates) == 65
 
 
 HELD = """

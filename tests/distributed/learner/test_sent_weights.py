@@ -1,56 +1,67 @@
-"""What sending weights to engines takes of memory: two units at a time, never the model; both sides' buckets agree."""
+"""Sending weights to engines: two units of memory at a time, never the model, and no wait without a limit."""
 
 from __future__ import annotations
 
 import json
-import sys
+import os
+import socket
+import time
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from json_server import free_port
 from processes import scripts
 from rank_memory import config_of, sending
+from torch.distributed import TCPStore
 from transformers import AutoModelForCausalLM
 
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.distributed.learner.learner import DistributedLearner
-from magicrl.rollout.vllm_weights import Rendezvous, VllmWeights, WeightSender
-from magicrl.rollout.weight_buckets import BUCKET
+from magicrl.distributed.learner.rank import LearnerRank
+from magicrl.rollout import vllm_weights
+from magicrl.rollout.vllm_weights import WeightGroup
 
 SCRIPT = """
 import json, sys
 import torch, torch.distributed as dist
 from torch.distributed._tools.mem_tracker import MemTracker
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
-from magicrl.rollout.vllm_weights import Rendezvous, WeightSender, gloo_broadcast, gloo_group
+from magicrl.distributed.learner.rank import LearnerRank
+from magicrl.rollout.vllm_weights import WeightGroup, join_group
 from magicrl.rollout.weight_buckets import WeightInfo
 
 role, folder, ranks, engines = int(sys.argv[1]), *sys.argv[2:]
 torch.set_num_threads(1)
-met = Rendezvous(host="127.0.0.1", port=int(engines), size=2, seconds=60)
 told = [WeightInfo(name, dtype, tuple(shape)) for name, dtype, shape in json.load(open("told.json"))]
 if role == 2:  # an engine's worker
     from safetensors.torch import load_file
-    group, kept = gloo_group(met, 1), load_file(f"{folder}/model.safetensors")
+    group, kept = join_group(("127.0.0.1", int(engines)), 1, 2, 60, "cpu"), load_file(f"{folder}/model.safetensors")
     other = []
     for info in told:
         given = torch.empty(info.shape, dtype=getattr(torch, info.dtype))
-        gloo_broadcast(group, given)
+        group.broadcast(given)
         if not torch.equal(given, kept[info.name].to(given.dtype)):
             other.append(info.name)
     print(json.dumps({"other": other}))
 else:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{ranks}", rank=role, world_size=2)
     sharded = ShardedModel(RankSettings(folder=folder), Meshes.make("cpu", 1), torch.device("cpu"))
-    sender = WeightSender(met, role, told, sharded.stream)
+    rank = LearnerRank("node")
+    rank._rank, rank._sharded = role, sharded
+    if role == 0:
+        store = dist.TCPStore("127.0.0.1", int(engines), is_master=True, wait_for_workers=False)
+        rank._receivers = WeightGroup(store, 0, 2, 60, "cpu")
     tracker = MemTracker()
     tracker.track_external(sharded.model)
     with tracker:
-        sender.send()
+        rank.send_weights()
     state = sum(p.to_local().numel() * 4 for p in sharded.trained().values())
     (peak,) = tracker.get_tracker_snapshot("peak").values()
     print(json.dumps({"beside": peak["Total"] - state, "streamed": [name for name, _ in sharded.stream()]}))
@@ -91,22 +102,81 @@ def test_the_driver_copies_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert learner.weights()["w"].data_ptr() == values.ctypes.data
 
 
-def test_sender_and_workers_join_small_weights_into_buckets_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+class Nccl:
+    """torch's NCCL group as `WeightGroup` uses it: each wait, with its limit, and the stream on which it was made."""
+
+    def __init__(self, made: dict[str, Any], _store: Any, place: int, size: int, options: Any) -> None:
+        self.made = made
+        made.update(place=place, size=size, limit=options._timeout, blocking=os.environ.get("TORCH_NCCL_BLOCKING_WAIT"))
+        made |= {"sent": [], "waits": [], "aborted": made.get("aborted", 0)}
+
+    def broadcast(self, tensors: list[torch.Tensor], _: Any) -> Any:
+        self.made["sent"].append(current[-1])
+        return SimpleNamespace(wait=self.made["waits"].append)
+
+    def abort(self) -> None:
+        self.made["aborted"] += 1
+
+
+current = ["compute"]
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     made: dict[str, Any] = {}
-    package = "vllm.distributed.weight_transfer"
-    base: Any = ModuleType(f"{package}.base")
-    base.ParamMeta, base.WeightSource = tuple, object
-    engine: Any = ModuleType(f"{package}.nccl_engine")
-    engine.NCCLTrainerInitInfo = dict
-    engine.NCCLTrainerWeightTransferEngine = SimpleNamespace(trainer_init=lambda info, **_: made.update(sender=info))
-    for module in (base, engine):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    met = Rendezvous(host="here", port=1, size=3, seconds=1.0)
-    WeightSender(met, 0, (), lambda: iter(()))
-    weights = VllmWeights.__new__(VllmWeights)
-    told = SimpleNamespace(collective_rpc=lambda method, kwargs: made.update(worker=kwargs["init_info"]))
-    weights._engine = told
-    weights.join(met, 1)
-    sizes = {side: info["packed_buffer_size_bytes"] for side, info in made.items()}
-    assert sizes == {"sender": BUCKET, "worker": BUCKET}
+    kind: Any = lambda *given: Nccl(made, *given)  # noqa: E731
+    kind.Options = SimpleNamespace
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", kind, raising=False)
+    monkeypatch.setattr(vllm_weights, "PrefixStore", lambda _, store: store)
+    return made
+
+
+def test_each_weight_is_sent_on_the_stream_of_its_unit_and_waited_for_under_the_limit(nccl: dict[str, Any]) -> None:
+    """28 layers of 7 weights: vLLM's own sender copies 84 of the 196 on another stream than the unit's."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    gathered: list[str] = []
+
+    def stream() -> Iterator[tuple[str, torch.Tensor]]:
+        for layer in range(28):
+            for part in range(7):
+                gathered.append(current[-1])
+                yield f"{layer}.{part}", torch.zeros(9 << 10)
+
+    rank = LearnerRank("node")
+    rank._sharded = SimpleNamespace(stream=stream)  # type: ignore[assignment]
+    rank._receivers = WeightGroup(store, 0, 1, 5.0, "cuda")
+    assert (nccl["limit"], nccl["blocking"]) == (timedelta(seconds=5), "1"), "torch aborts at the limit"
+    assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ, "the ranks' own groups keep torch's watchdog"
+    rank.send_weights()
+    assert nccl["sent"] == gathered == ["compute"] * 196
+    assert nccl["waits"] == [timedelta(seconds=5)] * 196, "a unit is dropped after its weights were sent"
+
+
+def test_who_joins_again_leaves_the_group_before(nccl: dict[str, Any]) -> None:
+    """A communicator that is not given up keeps its GPU memory. The workers: `test_vllm_names.py`."""
+    rank = LearnerRank("node")
+    rank._sharded = SimpleNamespace(stream=lambda: iter(()))  # type: ignore[assignment]
+    rank._scorer = SimpleNamespace(device=torch.device("cuda"))  # type: ignore[assignment]
+    for _ in range(3):
+        rank.open_receivers_store()
+        assert rank.join_receivers(1, 5.0) == ()
+    assert nccl["aborted"] == 2
+    rank.close()
+    assert nccl["aborted"] == 3
+
+
+def test_a_port_of_the_weight_group_is_held_from_the_moment_it_is_named() -> None:
+    rank = LearnerRank("node")
+    host, port = rank.open_receivers_store()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((host, port))
+
+
+def test_a_worker_that_never_comes_is_waited_for_under_the_limit() -> None:
+    rank = LearnerRank("node")
+    rank._sharded = SimpleNamespace(stream=lambda: iter(()))  # type: ignore[assignment]
+    rank._scorer = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
+    rank.open_receivers_store()
+    began = time.monotonic()
+    assert rank.join_receivers(2, 0.5) is None
+    assert time.monotonic() - began < 5

@@ -159,7 +159,7 @@ def test_the_32b_learner_lends_a_bucket_of_its_largest_weight_and_never_the_mode
 
 @pytest.mark.parametrize(
     ("gpus", "placed", "expected"),
-    [(True, "apart", "nccl"), (True, "colocated", "ipc"), (False, "apart", "gloo"), (False, "colocated", "memory")],
+    [(True, "apart", "group"), (True, "colocated", "ipc"), (False, "apart", "group"), (False, "colocated", "memory")],
 )
 def test_the_placement_decides_what_carries_weights(
     monkeypatch: pytest.MonkeyPatch, gpus: bool, placed: Any, expected: str
@@ -170,11 +170,11 @@ def test_the_placement_decides_what_carries_weights(
     package: Any = SimpleNamespace(WeightTransferEngineFactory=factory)
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", package)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
-    own: Any = {"apart": lambda: "gloo", "colocated": lambda: "memory"}
-    monkeypatch.setattr("magicrl.rollout.vllm_weights._CPU_ENGINES", own)
+    own: Any = {"magicrl_group": lambda: "group", "magicrl_memory": lambda: "memory"}
+    monkeypatch.setattr("magicrl.rollout.vllm_weights._OWN_ENGINES", own)
     name = transport(placed)
     assert name == TRANSPORTS[placed, gpus]
-    assert registered == ({} if gpus else {name: expected}), "vLLM's own on GPUs"
+    assert registered == ({} if expected == "ipc" else {name: expected}), "vLLM's own needs no registration"
 
 
 class Workers:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 from magicrl.config.errors import RecipeError
 from magicrl.distributed.learner.rank import LearnerRank
 from magicrl.distributed.learner.sharding import LOCAL_RANK
-from magicrl.distributed.worker_logs import keep_output, told
+from magicrl.distributed.worker_logs import keep_output, output_hint
 
 
 class LearnerLost(RuntimeError):
@@ -103,10 +103,10 @@ def settled(
         if len(faults) == len(answers) and mistakes[0] is not None and None not in mistakes:
             raise mistakes[0]
         cause = fault.text if fault.died else f"failed: {fault.text}"
-        raise LearnerLost(rank, cause + told(files[rank] if files else None), waiting_for, fault.mistake)
+        raise LearnerLost(rank, cause + output_hint(files[rank] if files else None), waiting_for, fault.mistake)
     for rank, answer in enumerate(answers):
         if answer is None:
-            where = told(files[rank] if files else None)
+            where = output_hint(files[rank] if files else None)
             raise LearnerLost(rank, f"gave no answer in {seconds:g} s{where}", waiting_for)
     return [answer.value for answer in answers if answer is not None]
 
@@ -148,7 +148,7 @@ class RankGroup:
     def answering(self, ranks: int, timeout: float, to: str) -> RankGroup:
         """The group once every rank answers; none of it is left running where one does not."""
         try:
-            self.call("address", [()] * ranks, timeout=timeout, waiting_for=f"learner ranks to {to}")
+            self.call("answers", [()] * ranks, timeout=timeout, waiting_for=f"learner ranks to {to}")
         except BaseException:
             self.stop()
             raise

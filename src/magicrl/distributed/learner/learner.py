@@ -31,7 +31,6 @@ from magicrl.models.loading import LoadedModel, save_policy
 from magicrl.models.packing import check_samples, families
 from magicrl.planning.memory import learner_state
 from magicrl.records import FloatArray, TrainBatch, TrainSample
-from magicrl.rollout.vllm_weights import Rendezvous
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
 from magicrl.training.objective import LearnerSettings, Objective
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics, WorkSpan
@@ -130,8 +129,6 @@ class DistributedLearner:
         threads: torch threads of a rank.
         timeouts: of every wait.
         rebuilds: how many losses of a rank in one call are mended without a word to the caller.
-        snapshot_every: updates after which the driver takes a copy of the state if nobody else asked for one; it
-            bounds what a rebuild repeats. None: only where ``state`` or ``begin_shards`` was called.
         on_loss: told of every loss before it is mended.
         reference: the frozen reference model, held by the ranks in shards; None: there is none. Its weights, if it has
             any here, are not used.
@@ -153,7 +150,6 @@ class DistributedLearner:
         threads: int | None = None,
         timeouts: ClusterTimeouts | None = None,
         rebuilds: int = 0,
-        snapshot_every: int | None = 64,
         on_loss: Callable[[LearnerLost], None] | None = None,
         reference: LoadedModel | None = None,
     ) -> None:
@@ -177,9 +173,8 @@ class DistributedLearner:
         self._rebuilds, self._on_loss = rebuilds, on_loss
         self.lost: list[str] = []
         """What ranks were lost so far, with the reason."""
-        self._snapshot_every = snapshot_every
         self._base: State = None  # the last state known outside the ranks
-        # the updates made since, for a rebuild: the loop's own batches, about 20 bytes a response token
+        # the updates made since, for a rebuild: the loop's own batches, about 20 bytes per response token
         self._updates: list[tuple[TrainBatch, Controls]] = []
         self._version = 0
         self._writing: _Writing | None = None  # a copy of the state that is not in a checkpoint yet
@@ -187,6 +182,8 @@ class DistributedLearner:
         self._base_lock = threading.RLock()
         self.last: tuple[RankUpdate, ...] = ()
         """What each rank told of the last update."""
+        self.starts = 0
+        """How often ranks were started: a group that was formed with others is of no use any more."""
         self._devices: tuple[str, ...] = ()
         self._step: dict[str, float] = {}  # sums over the updates since `observations`
         self._spans: list[WorkSpan] = []
@@ -240,9 +237,6 @@ class DistributedLearner:
                 key = f"cluster/rank_{rank}/{name}"
                 self._step[key] = self._step.get(key, 0) + value
         self._updates.append((batch, controls))
-        every = self._snapshot_every
-        if every is not None and len(self._updates) >= every and self._writing is None:
-            self.state()
         return found
 
     def gradients(self, batch: TrainBatch, controls: Controls) -> dict[str, Tensor]:
@@ -284,26 +278,30 @@ class DistributedLearner:
         """The LoRA adapters alone, by PEFT's names, on the CPU."""
         return unpack(self._repeated(lambda: self._call("adapters", self._same(), "adapters"))[0], writable=True)
 
-    def rendezvous(self, size: int, seconds: float) -> Rendezvous:
-        """Where the workers of rollout engines can meet rank 0, ``size`` processes with it; they wait ``seconds``."""
-        host, port = self._repeated(lambda: self._call("address", self._same(), "a port for the weight copy"))[0]
-        return Rendezvous(host=host, port=port, size=size, seconds=seconds)
+    def open_store(self) -> tuple[str, int]:
+        """Return host and port where the workers of rollout engines can meet rank 0, which holds the port open."""
+        what = "a store for the weight copy"
+        return self._repeated(lambda: self._call("open_receivers_store", [()], what))[0]
 
-    def join(self, rendezvous: Rendezvous) -> tuple[WeightInfo, ...] | None:
-        """Wait there for the workers, asked to come at the same time; what they will be sent, None if they stay away.
+    def join(self, size: int, seconds: float) -> tuple[WeightInfo, ...] | None:
+        """Wait ``seconds`` for the workers, asked to come at the same time, ``size`` processes with rank 0.
+
+        Returns:
+            The weights that they will be sent, in order; None if some did not come.
 
         Raises:
             LearnerLost: a rank was lost; the next call of anything starts new ranks.
         """
-        return self._unrepeated("join_receivers", self._same(rendezvous), "rollout engines to come for weights")[0]
+        what = "rollout engines to come for weights"
+        return self._unrepeated("join_receivers", self._same(size, seconds), what, 2 * seconds)[0]
 
-    def send(self) -> bool:
-        """Send the present weights to the workers that came, asked to take them at the same time; False: one was lost.
+    def send(self, seconds: float) -> None:
+        """Send the present weights to the workers that came, asked to take them at the same time.
 
         Raises:
-            LearnerLost: as `join`.
+            LearnerLost: as `join`, also where sending took longer than ``seconds``.
         """
-        return self._unrepeated("send_weights", self._same(), "weights to be sent to rollout engines")[0]
+        self._unrepeated("send_weights", self._same(), "weights to be sent to rollout engines", seconds)
 
     def buckets(self) -> Iterator[WeightBucket]:
         """All present weights, which lie in memory of the ranks' devices until the next ones are asked for; to its end.
@@ -317,10 +315,12 @@ class DistributedLearner:
                 return
             yield WeightBucket.merged(given)
 
-    def _unrepeated(self, method: str, arguments: Sequence[tuple[Any, ...]], waiting_for: str) -> list[Any]:
-        """A call in which others take part: alone it cannot be repeated."""
+    def _unrepeated(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], waiting_for: str, timeout: float | None = None
+    ) -> list[Any]:
+        """Make a call in which others take part, so that it cannot be repeated alone."""
         try:
-            return self._call(method, arguments, waiting_for)
+            return self._call(method, arguments, waiting_for, timeout)
         except LearnerLost as error:
             self._record(error)
             raise
@@ -428,6 +428,7 @@ class DistributedLearner:
             return self._ranks
         timeouts, count = self._timeouts, self._placement.ranks
         self._ranks = self._launcher.start(count, timeout=timeouts.start)
+        self.starts += 1
         try:
             settings = self._placed(self._ranks)
             store = self._call("open_store", [()], "rank 0 to open a store for all")[0]

@@ -7,6 +7,7 @@ called until it has given all weights.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import socket
@@ -44,11 +45,12 @@ from magicrl.models.loading import device_name, peak_mb, resolve_dtype
 from magicrl.models.scorer import scorer_settings
 from magicrl.planning.memory import host_memory
 from magicrl.records import FloatArray, TrainSample
-from magicrl.rollout.vllm_weights import Rendezvous, WeightSender
+from magicrl.rollout.vllm_weights import WeightGroup
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo, in_buckets
 from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.protocols import Controls
 
+_log = logging.getLogger(__name__)
 COLLECTIVE_SECONDS = 600.0
 """Longest wait for the other ranks inside one exchange of tensors."""
 
@@ -88,7 +90,7 @@ class LearnerRank:
     def __init__(self, node: str) -> None:
         self._node = node
         self._rank, self._ranks = 0, 0
-        self._sender: WeightSender | None = None
+        self._receivers: WeightGroup | None = None  # with the workers of rollout engines, on rank 0
         self._writer = ShardWriter()
         self._buckets: Iterator[WeightBucket] | None = None
 
@@ -98,12 +100,8 @@ class LearnerRank:
             return Seat(node=self._node, memory=host_memory() / ranks)
         return Seat(node=self._node, memory=float(torch.cuda.get_device_properties(_device(device)).total_memory))
 
-    def address(self) -> tuple[str, int]:
-        """This node's host and a port that is free now."""
-        host = _own_address()
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return host, probe.getsockname()[1]
+    def answers(self) -> None:
+        """Do nothing: the rank has started once this returns."""
 
     def open_store(self) -> tuple[str, int]:
         """Host and port of a store where ranks find each other. It is open from now on: a port that was only free would
@@ -111,6 +109,12 @@ class LearnerRank:
         host = _own_address()
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, self._store.port
+
+    def open_receivers_store(self) -> tuple[str, int]:
+        """As `open_store`, where rank 0 and the workers of rollout engines find each other."""
+        host = _own_address()
+        self._receivers_store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self._receivers_store.port
 
     def configure(self, settings: RankSettings, store: tuple[str, int], rank: int, ranks: int) -> str:
         """As ``rank``, join the others at rank 0's ``store`` and take a share of the start model; its device's name.
@@ -214,19 +218,37 @@ class LearnerRank:
         found = self._sharded.adapters(keep=self._rank == 0)
         return pack(found) if self._rank == 0 else None
 
-    def join_receivers(self, rendezvous: Rendezvous) -> tuple[WeightInfo, ...] | None:
-        """Have rank 0 wait for all workers of rollout engines; what they will be sent, None if they did not come."""
-        told = tuple(WeightInfo.of(name, weight) for name, weight in self._sharded.stream())
-        if self._sender is not None:
-            self._sender.close()
-        self._sender = WeightSender(rendezvous, self._rank, told, self._sharded.stream)
-        return told if self._sender.ready else None
+    def join_receivers(self, size: int, seconds: float) -> tuple[WeightInfo, ...] | None:
+        """Form the group of ``size`` with all workers of rollout engines, who come to `open_receivers_store`.
 
-    def send_weights(self) -> bool:
-        """Give all weights to the engines' workers; False: one was lost, the others have part of them."""
-        assert self._sender is not None, "join_receivers comes first"
-        self._sender.send()
-        return self._sender.ready
+        Returns:
+            All weights in the order in which they will be sent; None if a worker did not come within ``seconds``.
+        """
+        told = tuple(WeightInfo.of(name, weight) for name, weight in self._sharded.stream())
+        self._leave_receivers()
+        if self._rank == 0:
+            try:
+                self._receivers = WeightGroup(self._receivers_store, 0, size, seconds, self._scorer.device.type)
+            except RuntimeError as error:
+                _log.warning("the workers of the rollout engines did not come: %s", " ".join(str(error).split()))
+                return None
+        return told
+
+    def send_weights(self) -> None:
+        """Send all weights to the engines' workers; those that have not got everything say so themselves."""
+        for _, weight in self._sharded.stream():  # to its end in any case, or the other ranks would wait
+            if self._receivers is not None:
+                try:
+                    self._receivers.broadcast(weight)
+                except RuntimeError as error:
+                    text = " ".join(str(error).split())
+                    _log.warning("a worker of the rollout engines was lost while weights were sent: %s", text)
+                    self._leave_receivers()
+
+    def _leave_receivers(self) -> None:
+        if self._receivers is not None:
+            self._receivers.close()
+        self._receivers = None
 
     def next_bucket(self) -> WeightBucket | None:
         """The weights that follow, for the engine's worker on this rank's device; None: it has had all of them.
@@ -274,6 +296,7 @@ class LearnerRank:
     def close(self) -> None:
         """Leave the others; the rank may be configured again."""
         self._buckets = None
+        self._leave_receivers()
         # so that their memory is free before the next model's
         for name in ("_sharded", "_optimizer", "_scorer", "_reference"):
             self.__dict__.pop(name, None)
