@@ -148,7 +148,7 @@ def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> Le
         _, activations, logits = _micro_batch(shape, setup)
         fullest = Transient(BF16 * trained, 0.0, activations, logits)
     else:
-        fullest = max(unit_moments(shape, setup), key=sum)
+        fullest = max(unit_transients(shape, setup), key=sum)
     shards = {
         "master": FLOAT32 * shard,
         "gradients": FLOAT32 * shard,
