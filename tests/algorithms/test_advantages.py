@@ -364,3 +364,15 @@ def test_bad_arguments_name_their_value():
         split(4, "halves")
     with pytest.raises(ValueError, match="0"):
         split(4, "keep_d_t", size=0)
+
+
+@pytest.mark.parametrize("form", [list, np.array, tuple, torch.tensor])
+def test_numbers_of_any_form_are_taken(form, make_group):
+    (found,) = scored_advantages([make_group("cw")], advantage=lambda a: form([0.5, -0.5]))
+    assert found.tolist() == [0.5, -0.5]
+
+
+@pytest.mark.parametrize("returned", [None, "abc", [1.0, None], {"a": 1}])
+def test_what_is_no_number_per_response_is_named(returned, make_group):
+    with pytest.raises(ValueError, match="an advantage must return 2 numbers, one per response"):
+        scored_advantages([make_group("cw")], advantage=lambda a: returned)

