@@ -251,7 +251,7 @@ class Observers:
             if isinstance(config, TrainConfig):
                 assemble.make_learner(config, policy)
             else:
-                sft._learner(config, policy)
+                sft._make_learner(config, policy)
         return {"compiled": asked}
 
     # the command line

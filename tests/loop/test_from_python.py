@@ -133,7 +133,7 @@ def test_a_live_reward_and_live_data(toy_recipe: Path, tmp_path: Path) -> None:
     # resumed with the same objects only
     assert train(resume=True).status == "finished"
     with pytest.raises(
-        ValueError, match=r"was started in Python with data.train.0.verifier = live:near@.*, and this call"
+        ValueError, match=r"was started in Python with data.train.0.verifier = live:near@.*, but this call passes"
     ):
         train(reward=lambda problem, response: 1.0, resume=True)
     with pytest.raises(ValueError, match=r"was started in Python with data.train.0.source = live:data@"):

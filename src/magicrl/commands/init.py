@@ -8,7 +8,7 @@ import os
 import re
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -351,6 +351,13 @@ def _write(
     steps = f"about {proposal.steps} steps of {proposal.step_seconds:.0f} s, {duration(total)} in all"
     console.print(f"{name}{steps}", soft_wrap=True, markup=False)
     return proposal.text
+
+
+def written_by_init(recipe: Path | Mapping[str, Any]) -> bool:
+    """Whether a recipe's file is one that `init` wrote, as its first line says."""
+    if not isinstance(recipe, Path) or not recipe.is_file():
+        return False
+    return recipe.read_text(encoding="utf-8", errors="replace").startswith("# Written by magicrl init")
 
 
 def _start_file(output: Path) -> Path:

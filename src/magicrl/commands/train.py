@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from magicrl.commands.given import Data, PathText, Recipe, Reward, Settings, given_recipe, in_python, overrides_of
-from magicrl.commands.init import init
+from magicrl.commands.init import init, written_by_init
 from magicrl.commands.options import Overrides, as_command
 from magicrl.commands.plan import planned
 from magicrl.commands.run_folder import Run, load_run
@@ -120,7 +120,9 @@ def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overri
     Empty where the planner does not know the model, or an accelerator does the work; the display tells the time left
     from the first step on.
     """
-    if config.run.expected_minutes and (not overrides or is_unchanged(recipe, overrides)):
+    # a copy of a recipe may have been changed; what init has measured is of this machine
+    measured = is_unchanged(recipe, overrides) or (not overrides and written_by_init(recipe))
+    if config.run.expected_minutes and measured:
         return f"about {config.run.expected_minutes:g} minutes on two CPU cores; "
     from magicrl.models.loading import resolve_device
     from magicrl.planning.planner import Options

@@ -327,12 +327,7 @@ def _train(
 ) -> tuple[_Journal, LocalLearner]:
     """Train all phases, from the last checkpoint if there is one."""
     journal, restored = _resume(partial)
-    learner = LocalLearner(
-        policy.model,
-        LearnerSettings(algorithm=SUPERVISED, optimizer=config.optimizer, model=config.training),
-        tokenizer=policy.tokenizer,
-        valid_vocab=policy.valid_vocab,
-    )
+    learner = _make_learner(config, policy)
     if restored is not None:
         learner.restore(restored)
     total = sum(phase.steps for phase in config.phases)
@@ -364,6 +359,16 @@ def _train(
                 writer.begin(Checkpoint(step=journal.steps, tensors=tensors, state=state), keep_last=1)
                 saved = time.monotonic()
     return journal, learner
+
+
+def _make_learner(config: SftConfig, policy: LoadedModel) -> LocalLearner:
+    """Return a learner of ``policy`` with the recipe's optimizer and model settings."""
+    return LocalLearner(
+        policy.model,
+        LearnerSettings(algorithm=SUPERVISED, optimizer=config.optimizer, model=config.training),
+        tokenizer=policy.tokenizer,
+        valid_vocab=policy.valid_vocab,
+    )
 
 
 def _forget_moments(learner: LocalLearner) -> None:
