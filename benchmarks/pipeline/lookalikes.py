@@ -5,7 +5,8 @@
 
 The rows of `lookalikes.toml` and the functions below make copies and look-alikes of real problems, at most one of each
 problem, which are put among the problems of their set. Rows and problems are split into two halves by hashes: pipeline
-code is developed with the development half only. All rows are by one author, and mechanical.
+code was developed with the development half only, later with both. The rows of `lookalikes_fresh.toml` are a third set,
+whose misses were not read while the rules were made. All rows are by one author, and mechanical.
 
 Dedup: recall is the share of copies that are dropped for their original. Precision: of the planted texts that are
 dropped, the share that are such copies. Decontamination: share of the copies of test problems that are dropped.
@@ -33,12 +34,16 @@ from magicrl.pipeline.dedup_step import find_duplicates
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import DecontaminationSettings, DedupSettings
 
-TABLES = tomllib.loads(Path(__file__).with_name("lookalikes.toml").read_text(encoding="utf-8"))
+TABLES, FRESH_TABLES = (
+    tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    for name in ("lookalikes.toml", "lookalikes_fresh.toml")
+)
 SETS = {
     "gsm8k": ("gsm8k/simple_gsm8k_train.jsonl", "gsm8k/simple_gsm8k_test.jsonl"),
     "math": ("math_train/simple_math_train.jsonl", "math500/simple_math500.jsonl"),
 }
 HALVES = ("development", "held_out")
+FRESH = "fresh"
 Change = Callable[[str, random.Random], str | None]
 Planted = list[tuple[str, str, str]]
 """Row, id of the original, text."""
@@ -190,15 +195,18 @@ def _templated(before: str, after: str) -> Change:
 
 
 def of_half(rows: Mapping[str, Any], half: str) -> dict[str, Any]:
-    """Every other row, in the order of the hashes of their names."""
+    """Every other row, in the order of the hashes of their names; all rows of the fresh set."""
+    if half == FRESH:
+        return dict(rows)
     return {name: rows[name] for name in sorted(rows, key=lambda name: crc32(name.encode()))[HALVES.index(half) :: 2]}
 
 
 def rows(half: str) -> tuple[dict[str, Change], dict[str, Change]]:
     """The changes of a half that make copies, and those that make look-alikes."""
-    templates = of_half({name: _templated(*ends) for name, ends in TABLES["templates"].items()}, half)
+    tables = FRESH_TABLES if half == FRESH else TABLES
+    templates = of_half({name: _templated(*ends) for name, ends in tables["templates"].items()}, half)
     functions: tuple[Change, ...] = (numerals, digits, lower, upper, renamed)
-    rewrites = {name: _rewritten(pairs, name) for name, pairs in TABLES["rewrites"].items()}
+    rewrites = {name: _rewritten(pairs, name) for name, pairs in tables["rewrites"].items()}
     rewrites |= {"letters_swapped": _typo(lambda two: two[::-1]), "letter_lost": _typo(lambda two: two[0])}
     rewrites |= {one.__name__: one for one in functions}
     rewrites = of_half(rewrites, half)
@@ -208,7 +216,7 @@ def rows(half: str) -> tuple[dict[str, Change], dict[str, Change]]:
         return None if inner in (None, text) else rng.choice(list(templates.values()))(inner, rng)
 
     functions = (other_number, exchanged_numbers, other_person, exchanged_people, other_variable, added_step)
-    edits = {name: _edited(pairs) for name, pairs in TABLES["edits"].items()} | {one.__name__: one for one in functions}
+    edits = {name: _edited(pairs) for name, pairs in tables["edits"].items()} | {one.__name__: one for one in functions}
     return templates | rewrites | {"template_and_rewrite": both}, of_half(edits, half)
 
 
@@ -310,16 +318,18 @@ def figures(data: Path, half: str, most: int, each: int, misses: list[Any]) -> I
 def main() -> None:
     parser = parser_of(__doc__, FIGURES / "pipeline-lookalikes.json")
     parser.add_argument("--data", type=Path, required=True, help="folder of the sets")
-    parser.add_argument("--half", choices=HALVES, help="only this half")
+    parser.add_argument("--half", choices=(*HALVES, FRESH), help="only this half, or the third set")
     parser.add_argument("--most", type=int, default=4000, help="problems of each half of a set")
     parser.add_argument("--each", type=int, default=40, help="texts of each row")
-    parser.add_argument("--misses", type=Path, help="JSON Lines of what went wrong in the development half")
+    parser.add_argument("--misses", type=Path, help="JSON Lines of what went wrong in one half")
     given = parser.parse_args()
-    misses: dict[str, list[Any]] = {half: [] for half in HALVES}
-    halves = [given.half] if given.half else HALVES
+    misses: dict[str, list[Any]] = {half: [] for half in (*HALVES, FRESH)}
+    halves = [given.half] if given.half else [*HALVES, FRESH]
     told = {half: dict(figures(given.data, half, given.most, given.each, misses[half])) for half in halves}
     if given.misses:
-        given.misses.write_text("".join(json.dumps(miss) + "\n" for miss in misses["development"]), encoding="utf-8")
+        given.misses.write_text(
+            "".join(json.dumps(miss) + "\n" for miss in misses[given.half or "development"]), encoding="utf-8"
+        )
     write_figure(given.output, {"environment": environment_facts(), "each": given.each} | told)
     for half, sets in told.items():
         for name, of in sets.items():

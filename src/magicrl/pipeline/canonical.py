@@ -47,6 +47,8 @@ class Words(Section):
     symbols: dict[str, str]
     commands: dict[str, str]
     units: dict[str, str]
+    phrases: dict[str, str]
+    spellings: dict[str, str]
     ordinals: str
 
 
@@ -67,23 +69,30 @@ def poles_of(word: str) -> Sequence[tuple[int, int]]:
 
 
 NEUTRAL = WORDS.neutral
-SYNONYMS = {word: group.split()[0] for group in WORDS.synonyms.strip().splitlines() for word in group.split()}
+SYNONYMS: dict[str, str] = {}
+for _group in WORDS.synonyms.strip().splitlines():
+    for _word in _group.split():
+        SYNONYMS.setdefault(_word, _group.split()[0])  # a word of two groups belongs to the first
 
 
 def stem(word: str) -> str:
     """One form for a word's inflections and for what is known to mean the same.
 
     Example:
-        >>> stem("purchased"), stem("apples")
-        ('buy', 'apple')
+        >>> stem("purchased"), stem("apples") == stem("apple")
+        ('buy', True)
     """
     if word in SYNONYMS:
         return SYNONYMS[word]
     # the longest endings first
     for ending in ("ing", "ies", "ed", "es", "s"):
-        if word.endswith(ending) and len(word) - len(ending) > 3:
-            return word.removesuffix("s" if word.endswith("les") else ending)
-    return word.removesuffix("s") if len(word) > 3 else word
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            word = word.removesuffix(ending)
+            # planning: the consonant was doubled for the ending
+            if len(word) > 3 and word[-1] == word[-2] not in "ls":
+                word = word[:-1]
+            break
+    return word.rstrip("ey") if len(word) > 3 else word
 
 
 _RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
@@ -94,6 +103,7 @@ _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))\s*(?:\{([
 _ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z*]+\}")
 _GROUP = re.compile(r"\{([^{}\\]*)\}")
+_SCRIPT = re.compile(r"(?<=[\^_])\{([^{}\\]*)\}")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|\\,|,\\!)\d{3})+(?![\d])")
 _RAISED_RUN = re.compile(f"[{''.join(_RAISED)}]+")
 _LOWERED_RUN = re.compile(f"[{''.join(_LOWERED)}]+")
@@ -103,7 +113,22 @@ _FOREIGN = re.compile(r"[^\x00-\x7f]")
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[^\W\d_]+|<=|>=|!=|(?<=[\d)])!|[-+*/^=<>|%@#~()\[\]_]|'(?:s|t|re|ll|ve)\b")
 _REPEATING = re.compile(r"\\(?:overline|bar|dot)\s*(?=\{?\s*\d)")
 _SINGLE = re.compile(r"(?:sqrt )?\w+")
-_BOLD = re.compile(r"\*\*(?=\S)([^*\n]+)\*\*")
+_BOLD = re.compile(r"\*\*(?=\S)([^*\n]+)\*\*|(?<![\w*])\*([A-Za-z][A-Za-z' -]*[A-Za-z])\*(?![\w*])")
+# a line feed or a tab that was escaped once too often; no LaTeX command begins with n or t and a capital
+ESCAPED = re.compile(r"\\[nrt](?![a-z])")
+_BULLET = re.compile(r"(?m)^\s*[-*•]\s+(?=[A-Za-z])")
+_PARTS = {word: place for place, word in enumerate(WORDS.ordinals.split(), 1) if place > 2} | {
+    "half": 2,
+    "quarter": 4,
+}
+_PART = re.compile(
+    rf"\b(?:(an?|one|1)[- ]({'|'.join(_PARTS)})\b(?= of\b)|(one|1)[- ](half)\b"
+    rf"|(two|three|four|five|six|seven|eight|nine|\d+)[- ]({'|'.join(_PARTS)})s\b)"
+)
+_HALF = re.compile(r"(?<![\d/.])1/2(?= of\b)")
+_METRIC = {"m": "meters", "g": "grams", "l": "liters", "s": "seconds", "h": "hours"}
+_LETTER_UNIT = re.compile(r"(\d )([mglsh])(?=[.,;?!]?(?:\s+[a-z]|\s*$))(?! [a-z]\b)")
+_RATE = re.compile(r"\b(miles|meters|feet|kilometers|km|mi)/(hour|second|minute|day|hr)\b")
 _SHORT = {"'s": "is", "'re": "are", "'ll": "will", "'ve": "have", "'t": "not"}
 _WITH_IS = listed("he she it what that there who where")
 _STEMS = {"ca": "can", "can": "can", "won": "will"}
@@ -112,7 +137,9 @@ _ORDINALS = {str(place): word for place, word in enumerate(WORDS.ordinals.split(
 _JOINTS = _SCALES.keys() | {"and"}
 _ENDINGS = listed("st nd rd th")
 _DOLLARS = listed("dollar dollars usd")
-_SPOKEN = frozenset((*CARDINALS, *_SCALES, *_ENDINGS, *_DOLLARS, *WORDS.units, *_SHORT, "%"))
+_SPOKEN = frozenset(
+    (*CARDINALS, *_SCALES, *_ENDINGS, *_DOLLARS, *WORDS.units, *WORDS.spellings, *_SHORT, "%", "times", "cent")
+)
 """Words that are numbers, that mean something else next to a number, or that are short for another."""
 _DEGREES = re.compile(r"\^\s*(?:\{\s*(?:\\circ|\\degree|°)\s*\}|(?:\\circ(?![a-z])|\\degree|°)\s*)")
 
@@ -130,14 +157,34 @@ def tokens_of(text: str) -> list[str]:
     # thousands before anything else looks at the comma
     if "," in text or "{,}" in text:
         text = _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
-    if "**" in text:
-        text = _BOLD.sub(r" \1 ", text)
+    if "\\" in text:
+        text = ESCAPED.sub("\n", text)
+    if "*" in text:
+        text = _BOLD.sub(lambda m: f" {m[1] or m[2]} ", text)
+    if "\n" in text:
+        text = _BULLET.sub(" ", text)
     if _SPECIAL.search(text):
         text = _plain(text)
+    text = text.lower()
+    # five searches for literals cost less than the expression
+    if "half" in text or "third" in text or "quarter" in text or "th of" in text or "ths" in text:
+        text = _PART.sub(_fraction, text)
+    if "/" in text:
+        text = _RATE.sub(r"\1 per \2", _HALF.sub("half", text))
+    text = _LETTER_UNIT.sub(lambda m: m[1] + _METRIC[m[2]], text)
     if "(" in text:
         text = _ATOM.sub(r" \1 ", text)
-    tokens = [_number(token) if token[-1].isdigit() else token for token in _TOKEN.findall(text.lower())]
+    tokens = [_number(token) if token[-1].isdigit() else token for token in _TOKEN.findall(text)]
     return tokens if _SPOKEN.isdisjoint(tokens) else _spelled_out(tokens)
+
+
+def _fraction(match: re.Match[str]) -> str:
+    """Fractions in words as digits, a half as the word."""
+    count, part = next((match[i], match[i + 1]) for i in (1, 3, 5) if match[i])
+    if part == "half":
+        return "half" if count in ("a", "one", "1") else match[0]
+    value = int(count) if count.isdigit() else CARDINALS.get(count, 1)
+    return f"{value}/{_PARTS[part]}"
 
 
 def _spelled_out(tokens: Sequence[str]) -> list[str]:
@@ -161,11 +208,15 @@ def _spelled_out(tokens: Sequence[str]) -> list[str]:
                 found[-1:] = [_STEMS.get(before, before.removesuffix("n")), "not"]
             elif token != "'s" or before in _WITH_IS:  # else an owner's
                 found.append(_SHORT[token])
-        elif token == "%":
-            found.append("percent")
+        elif token == "%" or (token == "cent" and before == "per"):
+            found[len(found) - (token == "cent") :] = ["percent"]
+        elif token == "times" and before == "2":
+            found[-1] = "twice"
+        elif token in WORDS.spellings:
+            found.append(WORDS.spellings[token])
         elif token in _ENDINGS and number and before in _ORDINALS:
             found[-1] = _ORDINALS[before]
-        elif number and token in WORDS.units:
+        elif (number or before in ("square", "cubic")) and token in WORDS.units:
             found += WORDS.units[token].split(" ")
         elif not (
             token in _DOLLARS and (number or (token == "usd" and "".join(tokens[done : done + 1])[:1].isdigit()))
@@ -223,6 +274,7 @@ def _plain(text: str) -> str:
 
 
 def _innermost(text: str) -> str:
+    text = _SCRIPT.sub(lambda m: f"{_grouped(m[1])} ", text)
     text = _ROOT.sub(lambda m: f" sqrt {_grouped(m[1] or m[2] or '')} ", text)
     return _FRACTION.sub(lambda m: f" {_grouped(m[1] or m[2] or '')}/{_grouped(m[3] or m[4] or '')} ", text)
 

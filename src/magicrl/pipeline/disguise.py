@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import takewhile
 
-from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, WORDS, listed, poles_of, tokens_of
+from magicrl.pipeline.canonical import ESCAPED, NEUTRAL, POLES, STRICT, WORDS, listed, poles_of, tokens_of
 
 _GREEK = WORDS.greek
 _PRICE = r"(?!\s?\d[^$\\]*\s(?:[a-z]{3,}|to|or|an?|is|of|in|at|by)\s)"
@@ -29,20 +29,30 @@ _IN_MATHS = re.compile(
 _OUTSIDE = re.compile(
     r"(?<![A-Za-z\\'’])(?<!\d )([A-Za-zα-ωΑ-Ω])(?![A-Za-z'’]|:\s)|(?<![A-Za-z\\])([A-Z]{2,4})(?![A-Za-z])"
 )
-_TERM = re.compile(r"[-+*/^=<>(]\s?[aAI](?![A-Za-z'’])|(?<![A-Za-z\\'’])[aAI]\s?[-+*/^=<>)]")
+_TERM = re.compile(r"[-+*/^=<>]\s?[aAI](?![A-Za-z'’])|\([aAI]\s?[-+*/^=<>,)]|(?<![A-Za-z\\'’])[aAI]\s?[-+*/^=<>)]")
 _INDEX = re.compile(r"_\{?i\b|\bi\s*=")
 _AXIS = re.compile(r"[xyz]\$?-(?:axis|axes|coordinate|intercept)")
 _NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+\b")
 # what stands around a problem whatever it says: control tokens of chat templates, roles, a greeting, a label in front,
 # points, a place for the answer
+_LABEL = (
+    r"(?i:question|problem|exercise|example|task|quiz|exam|test|homework|hw|item|puzzle|challenge|section|chapter|part"
+    r"|level|ex|q|no)"
+)
 _TURN = re.compile(
-    r"<(answer|result|final|output)>[^<>]{0,40}</\1>|<\|[a-z_]+\|>(?:system|user|assistant)?|</?[a-z_]{2,}>|\[/?INST\]|(?<!\S)/(?:no_)?think\b"
+    r"<(answer|result|final|output)>[^<>]{0,40}</\1>|<[|｜][A-Za-z_▁]+[|｜]>(?:system|user|assistant)?"
+    r"|</?[a-z_]{2,}>(?:system|user|assistant|model)?(?=\W|\Z)|\[/?INST\]|(?<!\S)/(?:no_)?think\b"
+    r"|```[a-z]*\n[^`]{0,120}```|\{\s*\"[^{}\n]{0,120}\}"
+    r"|^\s*You are (?:an? |the )?[^.\n\d]{0,60}\b(?:assistant|expert|mathematician|tutor|AI|solver|model)\b"
+    r"[^.\n\d]{0,60}(?:\d+ years[^.\n\d]{0,60})?[.\n]"
     r"|^\s*(?:[Hh]i|[Hh]ey|[Hh]ello|[Dd]ear)\b[^,.!?\n]{0,30},\s|[(\[]\d+ (?:points?|marks?|pts)[)\]]"
-    r"|^\W*(?i:question|problem|exercise|example|task|ex|q|no)\W{0,3}\d[\d.]*\s*(?:[.):\]]+\s|\n)"
+    rf"|^\W*(?:{_LABEL}\W{{0,3}}\d[\d.]*[a-z]?(?:\s?(?:of|/)\s?\d+)?[\s,;]*)+(?:[.):\]]+\s|\n)|^\s*\(?\d{{1,4}}[.)]\s+(?=[A-Z$\\])"
     r"|(?:^|(?<=[.:?!\n]\s))(?i:please|kindly|your (?:task|job|goal) is to|(?:can|could|would) you(?: please)?)\s"
     r"|(?m:^)\W*(?i:system|user|human|assistant|instruction|response|question|problem|answer|solution|a|q)"
-    r"(?:\W*(?m:$)|: |\W?\d*\W*\Z)"
+    r"(?:\W*(?m:$)|: |\W?\d*\W*\Z)|(?m:^)\W*(?i:question|problem|statement|exercise)[.:][*_]{1,3}\s"
 )
+# tags of a form for the answer, inside a sentence
+_TAG = re.compile(r"</?(?:think|answer|reasoning|result|solution|final|output)>(?=\s*(?:<|and\b|tags?\b|for\b))")
 _BOX = re.compile(
     r"(?:\$+|\\[(\[])?(?<![\w}+*/^_-])\\boxed\s*\{[^{}$]{0,30}\}(?:\$+|\\[)\]])?|\$(?=(?:ANSWER|Answer)\b)"
 )
@@ -50,7 +60,7 @@ _SENTENCE_END = re.compile(
     r"(?<=[.?!:>])[\"')\]$]*\s+|(?<=[$\]}])\s+(?=[A-Z][a-z])|(?<=\\\))\s+(?=[A-Z][a-z])|\s*\n\s*|\s[-–—]+\s|(?<=>)(?=\S)"
     r"|\s+(?=[(\[][^()\[\]\n$]{3,60}[)\]]\s*$)"
 )
-_BLANKS = str.maketrans(dict.fromkeys("\n.,:;!?()[]{}<>|*#/_'\"$\\-", " "))
+_BLANKS = str.maketrans(dict.fromkeys("0123456789\n.,:;!?()[]{}<>|*#/_'\"$\\-", " "))
 _ENDS = 100  # characters at either end in which a text around would be noticed
 _PRONOUNS = listed("he she him his her hers himself herself")
 _SIGNS = listed("+ * / ^ = < > <= >= != % sqrt !")
@@ -60,7 +70,7 @@ _READER = listed("you your following below above here")
 _TASKS = listed("find determine compute calculate evaluate")
 _PEOPLE = listed("he they their them")
 _SAME = dict.fromkeys(_PRONOUNS, "he") | dict.fromkeys(_TASKS, "find")
-_ASKED = listed("you your please me us let")
+_ASKED = listed("you your please me us let assistant")
 _ROUNDED = listed("round rounded nearest place places significant degrees radians base")
 _REPLIES = listed("answer answers solution reasoning explanation response reply")
 _HARMLESS = {axis for word in ("hour", "before", "first", "total") for axis, _ in POLES[word]}
@@ -72,7 +82,7 @@ _REMARKS = WORDS.remarks
 _NO_NAMES = _CALENDAR | WORDS.remarks
 _FRAME = _ADDRESS | NEUTRAL | WORDS.remarks | WORDS.remark_fillers
 _CERTAIN = WORDS.remarks | listed("please help thanks thx explain hint")
-_NOTICED = _CERTAIN | listed("inst kindly hi hey hello dear system user")
+_NOTICED = _CERTAIN | listed("q ex inst kindly hi hey hello dear system user")
 _SURE = 40
 """Characters of a text that is surely more than that."""
 _LEAST = 3
@@ -91,9 +101,11 @@ def problem_of(text: str) -> str:
         'Find $x$ if $x + 3 = 5$.'
     """
     ends = text if len(text) <= 2 * _ENDS else f"{text[:_ENDS]} {text[-_ENDS:]}"
-    if not _may_speak(ends) and "<|" not in text:
+    if not _may_speak(ends) and "<|" not in text and not text.lstrip("( ")[:1].isdigit():
         return text
-    bare = _TURN.sub("\n", text)
+    if "\\" in text:
+        text = ESCAPED.sub("\n", text)
+    bare = _TURN.sub("\n", _TAG.sub(" ", text) if "<" in text else text)
     parts = _sentences(_BOX.sub(" boxed ", bare) if "\\boxed" in bare or "$A" in bare else bare)
     first, last = (
         sum(1 for _ in takewhile(lambda part: _may_speak(part) and _is_remark(part, set(_tokens([part])[0])), ends))

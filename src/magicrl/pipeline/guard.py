@@ -31,6 +31,7 @@ _NAME = re.compile(
     r"|took|gave|spent|ate|ran|found|saw|wrote|read|paid|said|did|does|would|also|now|then))"
 )
 _LOWER = re.compile(r"\b[a-z]+\b")
+_PHRASES = re.compile(rf"(?<!\S)(?:{'|'.join(map(re.escape, sorted(WORDS.phrases, key=len, reverse=True)))})(?!\S)")
 _KNOWN = NEUTRAL | POLES.keys() | SYNONYMS.keys()
 
 
@@ -77,6 +78,9 @@ def are_different(a: str, b: str, *, wording: bool = True) -> bool:
     if not wording:
         return _opposed(tokens_a, tokens_b)
     names = _names(a) | _names(b)
+    tokens_a, tokens_b = (
+        _PHRASES.sub(lambda m: WORDS.phrases[m[0]], " ".join(tokens)).split(" ") for tokens in (tokens_a, tokens_b)
+    )
     return _say_different_things(_items(tokens_a, names), _items(tokens_b, names))
 
 
