@@ -6,7 +6,7 @@
 The rows of `lookalikes.toml` and the functions below make copies and look-alikes of real problems, at most one of each
 problem, which are put among the problems of their set. Rows and problems are split into two halves by hashes: pipeline
 code was developed with the development half only, later with both. The rows of `lookalikes_fresh.toml` are a third set,
-which no rule was fitted to. All rows are by one author, and mechanical.
+whose misses were not read while the rules were made. All rows are by one author, and mechanical.
 
 Dedup: recall is the share of copies that are dropped for their original. Precision: of the planted texts that are
 dropped, the share that are such copies. Decontamination: share of the copies of test problems that are dropped.
