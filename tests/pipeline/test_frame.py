@@ -124,7 +124,8 @@ class Workers(Told):
         for child in multiprocessing.active_children() if name == "01-clean" else ():
             status = Path(f"/proc/{child.pid}/status").read_text()
             # the last look counts: a worker that is only starting ignores nothing yet
-            self.ignored |= {child.pid: int(mask, 16) for mask in re.findall(r"^SigIgn:\s*(\w+)", status, re.M)}
+            for mask in re.findall(r"^SigIgn:\s*(\w+)", status, re.M):
+                self.ignored[child.pid] = int(mask, 16)
 
 
 def test_processes_give_the_same_files(pipeline: dict[str, Any], run: Any) -> None:
