@@ -273,7 +273,7 @@ def _passes(run: RecordedRun, name: str) -> dict[str, float]:
 def lengths_of(run: RecordedRun, name: str) -> dict[str, Any]:
     """Recorded test responses at temperature 1: how many, and the lengths of the right ones in tokens, ascending."""
     found = [evaluation for label in run.sets[:1] if (evaluation := run.evaluation(name, label)) is not None]
-    shown = [r for e in found for sample in e.samples for r in sample.responses if r.temperature == 1.0]
+    shown = [r for e in found for sample in e.samples for r in sample.responses.get(1.0, ())]
     right = sorted(r.tokens for r in shown if r.outcome == "correct" and r.tokens is not None)
     return {"responses": len(shown), "right": right} if shown else {}
 
