@@ -274,7 +274,7 @@ def lengths_of(run: RecordedRun, name: str) -> dict[str, Any]:
     """Recorded test responses at temperature 1: how many, and the lengths of the right ones in tokens, ascending."""
     found = [evaluation for label in run.sets[:1] if (evaluation := run.evaluation(name, label)) is not None]
     shown = [r for e in found for sample in e.samples for r in sample.responses.get(1.0, ())]
-    right = sorted(r.tokens for r in shown if r.outcome == "correct" and r.tokens is not None)
+    right = sorted(r.tokens for r in shown if r.outcome == "correct")
     return {"responses": len(shown), "right": right} if shown else {}
 
 
