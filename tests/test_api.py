@@ -215,3 +215,10 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     KEPT.write_text(signatures())
+
+
+def test_remedies_in_python_are_settings(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"frage": "1 + 1?", "antwort": "2"}\n')
+    with pytest.raises(ValueError, match=r"settings=\{'data.train.0.fields.prompt': 'frage'\}"):
+        magicrl.train("tiny", data=path, progress=False)

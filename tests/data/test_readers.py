@@ -204,3 +204,14 @@ def test_every_set_that_is_here_is_read_whole_by_every_command(shared_data: Path
         assert not bad, (path, bad[:2])
         assert found.problems >= 0.999 * found.rows, path
         assert found.verifiers == {"code" if "code" in path.parts else "maths": found.problems}, path
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_cells_of_a_csv_are_found_whatever_separates_them(separator: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    rows = [("question", "answer"), ("2 + 3?", "5"), ('"a, b; or c?"', "c")]
+    path.write_text("".join(separator.join(row) + "\n" for row in rows))
+    assert [(p.prompt, p.references) for p in load_problems(SourceConfig(path=str(path)))] == [
+        ("2 + 3?", ("5",)),
+        ("a, b; or c?", ("c",)),
+    ]

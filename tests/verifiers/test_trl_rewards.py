@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from magicrl_verifiers import rewards
 from magicrl_verifiers.records import Outcome, Problem
 from magicrl_verifiers.rewards import RewardFunction
 
@@ -99,3 +101,12 @@ def test_a_missing_column_is_named() -> None:
     with pytest.raises(ValueError, match="reward needs requires the column 'rubric', and the data has kind, solution"):
         RewardFunction("own", [needs]).check(PROBLEM)
     RewardFunction("own", lambda problem, response: 1.0).check(PROBLEM)
+
+
+def test_a_reward_that_takes_long_is_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    announced = threading.Event()
+    monkeypatch.setattr("magicrl_verifiers.rewards.SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(rewards._log, "warning", lambda *_: announced.set())
+    assert judged(lambda problem, response: float(announced.wait(60)), "x") == [(1.0, {})]

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -220,6 +221,11 @@ _PYTHON_WORDS = {
 }
 
 
+def _as_setting(found: re.Match[str]) -> str:
+    value = found[2].strip('"')
+    return f"settings={{{found[1]!r}: {value!r}}}"
+
+
 @contextlib.contextmanager
 def in_python() -> Generator[None]:
     """Errors raised inside name arguments of Python where they name options of a command."""
@@ -230,5 +236,7 @@ def in_python() -> Generator[None]:
             text = error.args[0]
             for option, argument in _PYTHON_WORDS.items():
                 text = text.replace(option, argument)
+            # a setting to write on the command line is an entry of ``settings`` in Python
+            text = re.sub(r"--set ([\w.]+)=(\"[^\"]*\"|[^\s,;]+)", _as_setting, text)
             error.args = (text, *error.args[1:])
         raise

@@ -230,7 +230,11 @@ def _read_json(path: Path) -> Iterator[Row | BadRow]:
 
 def _read_csv(path: Path) -> Iterator[Row | BadRow]:
     with path.open(encoding="utf-8-sig", newline="") as text:
-        table = csv.DictReader(text, strict=True)
+        # spreadsheets of some languages separate cells by semicolons
+        head = text.readline()
+        text.seek(0)
+        separator = ";" if ";" in head and "," not in head else "\t" if "\t" in head and "," not in head else ","
+        table = csv.DictReader(text, strict=True, delimiter=separator)
         try:
             for index, record in enumerate(table):
                 where = f"{path}, line {table.line_num}"

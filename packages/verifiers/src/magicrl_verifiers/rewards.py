@@ -19,8 +19,9 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -37,6 +38,8 @@ from magicrl_verifiers.workers import Exhausted, Item, Refused, RequestHandler, 
 _log = logging.getLogger(__name__)
 
 _ASYNC_SECONDS = 60.0
+SILENT_SECONDS = 30.0
+"""Seconds after which a reward that has not returned is announced."""
 _STALL_FACTOR = 10.0
 _MIN_STALL_SECONDS = 10.0
 MAX_REASON = 300
@@ -115,14 +118,27 @@ class RewardFunction:
         if self.is_async:
             return asyncio.run(self.awaited(problem, responses, asyncio.Semaphore(self.settings.concurrency)))
         found: list[Verdict] = []
-        for count, given in self._calls(problem, responses):
-            start = time.perf_counter()
-            try:
-                returned = self._function(*given)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code: whatever it raises judges nothing
-                returned = error
-            found += self._verdicts(problem, count, returned, time.perf_counter() - start)
+        with self._announced_if_silent(problem):
+            for count, given in self._calls(problem, responses):
+                start = time.perf_counter()
+                try:
+                    returned = self._function(*given)
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code may raise anything
+                    returned = error
+                found += self._verdicts(problem, count, returned, time.perf_counter() - start)
         return found
+
+    @contextmanager
+    def _announced_if_silent(self, problem: Problem) -> Generator[None]:
+        """Log what the run waits for if the calls take long: a function that hangs would leave it without a word."""
+        text = "waiting for reward %s for more than %g s (problem %s); Ctrl-C stops the run"
+        timer = threading.Timer(SILENT_SECONDS, _log.warning, (text, self.reference, SILENT_SECONDS, problem.id))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def awaited(self, problem: Problem, responses: Sequence[str], turns: asyncio.Semaphore) -> list[Verdict]:
         """The same for an ``async`` function; ``turns`` limits how many calls are under way."""
