@@ -297,7 +297,7 @@ class TestEngine:
 
     def test_an_output_head_that_keeps_old_weights_stops_the_run(self, seen: dict[str, Any]) -> None:
         assert "vLLM and the learner differ by" in seen["stale"]
-        assert "a part is stale; with tied embeddings that is the output head" in seen["stale"]
+        assert "Part of its weights is stale. With tied embeddings that is the output head" in seen["stale"]
         assert seen["version after"] == 3
 
     def test_it_sleeps_while_nothing_is_in_flight_and_wakes_with_its_weights(self, seen: dict[str, Any]) -> None:

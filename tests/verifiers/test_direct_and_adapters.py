@@ -118,8 +118,9 @@ from verifiers.v1.utils.loaders import judge_config_type, load_judge
 config = judge_config_type("magicrl_judge").model_validate({"id": "magicrl_judge", "answer_field": "reference"})
 judge = load_judge(config)
 for reply in (r"\boxed{3}", "4"):
-    print(judge.reward_name, asyncio.run(judge.score(SimpleNamespace(reference="3"),
-SimpleNamespace(last_reply=reply)))) try:
+    task, trace = SimpleNamespace(reference="3"), SimpleNamespace(last_reply=reply)
+    print(judge.reward_name, asyncio.run(judge.score(task, trace)))
+try:
     asyncio.run(judge.score(SimpleNamespace(answer="3"), SimpleNamespace(last_reply="3")))
 except ValueError as error:
     print(error)

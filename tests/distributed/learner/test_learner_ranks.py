@@ -347,7 +347,7 @@ def test_mistakes_are_the_users_own_errors(loaded: Loaded, ranks: Any, recorded:
     strange = dataclasses.replace(recorded[0], tokens=recorded[0].tokens + 30)
     with pytest.raises(ValueError, match="lies outside the vocabulary of 37 words"):
         many.logprobs([strange], 1.0)
-    with pytest.raises(ValueError, match=r"beta = 0\.1 needs the reference's log-probs"):
+    with pytest.raises(ValueError, match=r"beta = 0\.1 needs log-probs of the reference model"):
         many.update(TrainBatch.of(recorded), CONTROLS)
 
 
