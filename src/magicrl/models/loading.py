@@ -263,13 +263,17 @@ def save_policy(
         (partial / name).write_text(text, encoding="utf-8")
     for name, write in (extra_folders or {}).items():
         write(partial / name)
-    # A rename cannot replace a folder, so an earlier one is moved away first.
+    _put_in_place(partial, folder)
+    return folder
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Rename ``partial`` to ``folder``. A rename cannot replace a folder, so an earlier one is moved away first."""
     former = folder.with_name(f".{folder.name}.former-{os.getpid()}")
     if folder.exists():
         folder.rename(former)
     partial.rename(folder)
     shutil.rmtree(former, ignore_errors=True)
-    return folder
 
 
 def read_licence(folder: Path) -> str | None:
