@@ -235,7 +235,7 @@ class Life:
 
         With ``from_work`` the seconds count from when the models are loaded and the workers warm.
         """
-        worker_dies = None if rng is None or rng.random() < 0.5 else time.monotonic() + rng.uniform(0.5, 3.0)
+        worker_dies = None if rng is None or rng.random() < 0.5 else time.monotonic() + rng.uniform(0.2, 1.5)
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -246,13 +246,13 @@ class Life:
             if seconds is not None and now - self.started > seconds:
                 return None
             if worker_dies is not None and now > worker_dies:
-                worker_dies = now + 1.0 if not self.kill_a_worker(rng) else None
+                worker_dies = now + 0.3 if not self.kill_a_worker(rng) else None
             time.sleep(0.02)
 
     workers_killed = 0
 
     def kill_a_worker(self, rng: random.Random | None) -> bool:
-        workers = [p for p in children_of(self.pid) if p.status() != psutil.STATUS_ZOMBIE and p.cpu_times().user > 0.3]
+        workers = [p for p in children_of(self.pid) if p.status() != psutil.STATUS_ZOMBIE and p.cpu_times().user > 0.1]
         if not workers or rng is None:
             return False
         rng.choice(workers).kill()

@@ -78,7 +78,9 @@ def connected(config: ClusterConfig) -> Generator[None]:
             _check_address(config.address, config.timeouts.connect)
         ray.init(**options)
     except (ConnectionError, RuntimeError, TimeoutError, AuthenticationError) as error:
-        if "InvalidAuthToken" in f"{error} {error.__cause__}":
+        # without any token Ray says another sentence than with a wrong one
+        said = f"{error} {error.__cause__}"
+        if "InvalidAuthToken" in said or "no authentication token was found" in said:
             raise RecipeError(
                 f"the Ray at {config.address} refuses this process: {TOKEN}", key="cluster.address"
             ) from None
