@@ -15,16 +15,17 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 Flag = Annotated[bool, Parameter(negative=())]
-Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]
-Several = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
+_REPEATED = Parameter(negative=(), consume_multiple=False)
+Overrides = Annotated[list[str] | None, Parameter(name="--set"), _REPEATED]
+Several = Annotated[list[str] | None, _REPEATED]
 
 _AS_TYPED: Mapping[str, Any] = {
     "Recipe": str,
-    "Settings": Annotated[list[str], Parameter(name="--set", negative=(), consume_multiple=False)],
+    "Settings": Annotated[list[str], Parameter(name="--set"), _REPEATED],
     "Data": str,
     "Reward": str,
     "PathText": str,
-    "Sequence[str]": Annotated[list[str], Parameter(negative=(), consume_multiple=False)],
+    "Sequence[str]": Annotated[list[str], _REPEATED],
     "bool": Flag,
 }
 """Types of the Python API that a terminal gives as text."""

@@ -262,7 +262,7 @@ class RecordReader:
         if present not in self._found:
             self._found[present] = self._schema(row, present)
         name, schema = self._found[present]
-        return _RowReader(row=row, reader=self, name=name, schema=schema).read()
+        return _RowReader(row=row, reader=self, name=name, schema=schema, options=options_of(row.record)).read()
 
     def named(self, what: str, column: str = "COLUMN") -> str:
         """What to write so that ``column`` holds ``what``."""
@@ -380,6 +380,8 @@ class _RowReader:
     reader: RecordReader
     name: str
     schema: Schema
+    options: tuple[tuple[str, ...], list[str], list[str]]
+    """Columns, labels and texts of the options of a multiple-choice question; empty if it is none."""
 
     def read(self) -> Read:
         schema = self.schema
@@ -397,7 +399,7 @@ class _RowReader:
         schema = self.schema
         raw = turns.answer if schema.answer is None else self._value(schema.answer, "answer")
         where = schema.answer or schema.prompt[0]
-        _, labels, options = options_of(self.row.record)
+        _, labels, options = self.options
         if options:
             turns = replace(turns, prompt=with_options(turns.prompt, labels, options))
             right = right_option(raw, labels, options)
@@ -450,7 +452,7 @@ class _RowReader:
         schema, record, fields = self.schema, self.row.record, self.reader.fields
         used = {*schema.prompt, schema.answer, fields.id, fields.level} - {None}
         used |= {"reward_model"} if schema.released else set()
-        used |= {*options_of(record)[0]}
+        used |= {*self.options[0]}
         if not self.reader.needs_reference:
             used -= {schema.answer}  # a custom reward may read the answer under its column's name, as in TRL
         source = record.get("data_source") if schema.released else None
@@ -472,6 +474,8 @@ class _RowReader:
         record, schema = self.row.record, self.schema
         own = None if schema.id is None else record.get(schema.id)
         said = {name: record[name] for name in schema.notes if record.get(name) not in (None, "", [])}
+        used = {*schema.prompt, *schema.needs, *schema.solutions, *self.options[0]}
+        used |= {schema.answer, str(schema.answer).partition(".")[0], schema.id, schema.level} - {None}
         return Read(
             where=self.row.where,
             problem=problem,
@@ -482,21 +486,8 @@ class _RowReader:
             date=self._day(),
             solutions=solutions,
             notes={**said, **notes},
-            unused=tuple(name for name in record if name not in {*self._used(), *schema.solutions}),
+            unused=tuple(name for name in record if name not in used),
         )
-
-    def _used(self) -> set[str | None]:
-        """Return the columns that prompt and answer, id and level are made of."""
-        schema = self.schema
-        columns = {
-            *schema.prompt,
-            *schema.needs,
-            schema.answer,
-            schema.id,
-            schema.level,
-            *options_of(self.row.record)[0],
-        }
-        return columns | {str(schema.answer).partition(".")[0]}
 
     # ---- the fields ----------------------------------------------------------------------------
 
