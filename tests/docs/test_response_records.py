@@ -27,7 +27,8 @@ def record_types() -> Iterator[type]:
         names = [f"magicrl.{package}"]
         found = importlib.import_module(names[0])
         names += [f"{names[0]}.{module.name}" for module in pkgutil.iter_modules(getattr(found, "__path__", []))]
-        for module in map(importlib.import_module, [n for n in names if ".vllm" not in n]):
+        # head_triton needs Triton, which a CPU installation lacks. Neither holds records of a response.
+        for module in map(importlib.import_module, [n for n in names if ".vllm" not in n and "triton" not in n]):
             for kind in vars(module).values():
                 own = isinstance(kind, type) and kind.__module__ == module.__name__
                 if own and (dataclasses.is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))):
