@@ -141,7 +141,7 @@ site: setup
 
 # Licences and sizes of everything that magicrl brings, and a CycloneDX bill of materials.
 dependencies: setup
-	$(BIN)/python -m tools.dependencies --page docs/dependencies.md --sbom dist/magicrl.cdx.json
+	$(BIN)/python -m tools.dependencies --page docs/reference/dependencies.md --sbom dist/magicrl.cdx.json
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache

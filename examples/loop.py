@@ -14,7 +14,7 @@ Departures from GRPO, in the order of the report's section 3. The numbers stand 
 7. Adaptive entropy control: the coefficient alpha grows while entropy is below its target.
 8. No KL loss.
 
-`magicrl.training.step.Trainer` is the same loop with every option of the recipe, `tests/loop/test_loop_example.py`
+`magicrl.training.step.Trainer` is the same loop with every option of the recipe, `tests/e2e/loop/test_loop_example.py`
 compares the two: the same weights, bit for bit.
 """
 

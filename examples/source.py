@@ -6,7 +6,8 @@ In a recipe, in the folder of this file:
     source = "source.py:read"
     options = { path = "flashcards.txt" }
 
-A record is a dict whose columns are known by their names, as in a file (docs/data.md). A `magicrl.records.Problem` in
+A record is a dict whose columns are known by their names, as in a file (docs/start/own-data.md). A
+`magicrl.records.Problem` in
 its place is taken as it is.
 """
 

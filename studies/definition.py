@@ -500,7 +500,7 @@ SUITES: Mapping[str, Suite] = {
         "verdict speaks of that one skill. Test accuracy is that at the best of the tested temperatures (4: at 0.6). "
         "This rule, the premises and that measure were stated after the runs had been seen: a re-analysis, not a test.",
         folder="ablations",
-        pages=Path("docs/study"),
+        pages=Path("docs/evidence/study"),
         looks=2,  # at five seeds and, as was decided then for all arms alike, at ten
     ),
     "starts": Suite(
@@ -508,25 +508,25 @@ SUITES: Mapping[str, Suite] = {
         about="Every start is independent from its first phase on and was screened before any reinforcement learning "
         "([starts](starts.md)). Claims, premises, starts and seeds were stated before the runs (C9 of the claims).",
         folder="starts",
-        pages=Path("docs/study-starts"),
+        pages=Path("docs/evidence/study-starts"),
     ),
     "recipe": Suite(
         title="The recipe's choices over independent starts",
         about=_SAME_STARTS.format("C11"),
         folder="recipe",
-        pages=Path("docs/study-recipe"),
+        pages=Path("docs/evidence/study-recipe"),
     ),
     "target": Suite(
         title="Targets of entropy over independent starts",
         about=_SAME_STARTS.format("C12"),
         folder="target",
-        pages=Path("docs/study-target"),
+        pages=Path("docs/evidence/study-target"),
     ),
     "noise": Suite(
         title="Stale data or small batches, over independent starts",
         about=_SAME_STARTS.format("C14"),
         folder="noise",
-        pages=Path("docs/study-noise"),
+        pages=Path("docs/evidence/study-noise"),
         beside=("N_SGD 4", "fresh small batches"),
         shares="starts",
     ),
@@ -536,7 +536,7 @@ SUITES: Mapping[str, Suite] = {
         "[screened](../study-starts/starts.md). Claims, premises, starts and seeds were stated before the runs "
         "(C13 of the claims).",
         folder="smollm2",
-        pages=Path("docs/study-smollm2"),
+        pages=Path("docs/evidence/study-smollm2"),
         beside=("N_SGD 4", "N_SGD 4, control"),
     ),
 }

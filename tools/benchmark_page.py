@@ -1,9 +1,11 @@
-"""Put the results in benchmarks/results into pages: docs/benchmarks.md, docs/verifiers.md and docs/planning.md.
+"""Put the results in benchmarks/results into pages: docs/evidence/benchmarks.md, docs/reference/maths-verifier.md
+and docs/guides/planning.md.
 
     python -m tools.benchmark_page
 
-A number before a marker is what stands at the marker's path. In docs/benchmarks.md the marker
-``<!--=rollout:cases.NAME.key-->`` means ``bench-rollout.json`` and the path within it, in docs/verifiers.md a marker is
+A number before a marker is what stands at the marker's path. In docs/evidence/benchmarks.md the marker
+``<!--=rollout:cases.NAME.key-->`` means ``bench-rollout.json`` and the path within it, in
+docs/reference/maths-verifier.md a marker is
 a path in ``maths-verifier.json``. ``make bench`` runs this at its end; a test compares.
 """
 
@@ -15,7 +17,9 @@ from typing import Any
 
 from tools.pages import RESULTS, ROOT, fill, put_section, table, value_in
 
-PAGE, VERIFIERS, PLANNING = (ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "verifiers", "planning"))
+PAGE = ROOT / "docs" / "evidence" / "benchmarks.md"
+VERIFIERS = ROOT / "docs" / "reference" / "maths-verifier.md"
+PLANNING = ROOT / "docs" / "guides" / "planning.md"
 SECOND = RESULTS / "second-machine"
 RATIOS = {
     **{
@@ -62,7 +66,7 @@ def second_machine() -> list[str]:
 
 
 def held_out() -> list[str]:
-    """The table of docs/planning.md: the planner against published runs of other systems."""
+    """The table of docs/guides/planning.md: the planner against published runs of other systems."""
     columns = "system | row | published s | planned s | error | FLOPs at the peak, s"
     rows = json.loads((RESULTS / "plan-held-out.json").read_text())["rows"]
     return table(

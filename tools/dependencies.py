@@ -1,6 +1,6 @@
 """What an installation of magicrl brings: every distribution with version, licence and size, and why it is there.
 
-    python -m tools.dependencies --page docs/dependencies.md --sbom dist/magicrl.cdx.json
+    python -m tools.dependencies --page docs/reference/dependencies.md --sbom dist/magicrl.cdx.json
 
 The page and the bill of materials (CycloneDX 1.6) are made from the metadata of what is installed here, without extras.
 """

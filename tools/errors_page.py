@@ -1,4 +1,4 @@
-"""Write ``docs/errors.md`` from what the command says: ``python -m tools.errors_page``."""
+"""Write ``docs/reference/errors.md`` from what the command says: ``python -m tools.errors_page``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT / "tests" / "errors"), str(ROOT / "tests" / "helpers")]
 import torch  # noqa: E402
 from error_making import Case, Desk, sections, seen  # noqa: E402
 
-PAGE = ROOT / "docs" / "errors.md"
+PAGE = ROOT / "docs" / "reference" / "errors.md"
 INTRODUCTION = """# What goes wrong, and what is said
 
 Every error is one message on standard error that names the file, the line or the setting, and the remedy. The exit
@@ -23,7 +23,7 @@ status is 2 when the command line or the recipe is wrong, 1 when something else 
 traceback before the message, secrets masked as everywhere. `magicrl train` that went to its end and learned nothing is
 no error and no success: exit status 3, with the reason in its last lines ([did it learn?](runs.md#did-it-learn)).
 
-The messages below are the real ones: `tests/errors/test_errors.py` makes each mistake and compares, and
+The messages below are the real ones: `tests/unit/errors/test_errors.py` makes each mistake and compares, and
 `python -m tools.errors_page` writes this page anew. The recipe is called `recipe.toml`, its model folder
 `start`, its data file `problems.jsonl`, its run folder `run`.
 """

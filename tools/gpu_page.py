@@ -1,4 +1,4 @@
-"""The section on GPUs of docs/performance.md, from what `gpu.py` found; where that is nothing it says so.
+"""The section on GPUs of docs/evidence/performance.md, from what `gpu.py` found; where that is nothing it says so.
 
 python -m tools.gpu_page FILE...   # adds the cases of these files, which `gpu.sh` left, to bench-gpu.json first
 """
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from magicrl.files import write_atomically
 from tools.pages import RESULTS, ROOT, put_section, table
 
-JSON, PAGE = RESULTS / "bench-gpu.json", ROOT / "docs" / "performance.md"
+JSON, PAGE = RESULTS / "bench-gpu.json", ROOT / "docs" / "evidence" / "performance.md"
 WHAT = (
     "`python -m benchmarks.speed.gpu` measures on one CUDA device (80 GB or more) the head's kernels beside their "
     "matrix products, the engine's steps at 1K and 16K tokens with CUDA graphs and without beside the reading of "

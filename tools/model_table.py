@@ -1,4 +1,5 @@
-"""Which models work and how far they are from plain transformers: benchmarks/results/models.json and docs/models.md.
+"""Which models work and how far they are from plain transformers: benchmarks/results/models.json and
+docs/guides/models.md.
 
 python -m tools.model_table                  # some minutes on two CPU cores
 python -m tools.model_table --part replay    # router replay's table alone: seconds
@@ -24,7 +25,7 @@ import vllm_cases
 from benchmarks.shared import COMMITTED, document, parser_of, rounded, write_figure
 from tools.pages import ROOT, put_section, table
 
-JSON, PAGE = COMMITTED / "models.json", ROOT / "docs" / "models.md"
+JSON, PAGE = COMMITTED / "models.json", ROOT / "docs" / "guides" / "models.md"
 _TURNS = 3
 _ROUNDING = 1e-3  # a log-prob in float32 differs by no more, where the same function is computed
 _LLAMA = "Llama 3"

@@ -1,4 +1,4 @@
-"""Write ``docs/recipe-reference.md`` from the recipe schema: ``python -m tools.recipe_page``."""
+"""Write ``docs/reference/recipe.md`` from the recipe schema: ``python -m tools.recipe_page``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from magicrl.config.schema import Section, SftConfig, TrainConfig
 
 PATHS = {FilePath: "path", FolderOrName: "folder or name", RecipeName: "recipe", Reference: "name or reference"}
 ALIKE = ("[[data.validation]]", "[data.test.NAME]")
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipe-reference.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "recipe.md"
 INTRODUCTION = """# Every setting of a recipe
 
 Written from the schema by `python -m tools.recipe_page`; a test compares. A recipe is a TOML file; on the

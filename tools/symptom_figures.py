@@ -1,7 +1,10 @@
-"""The curves of docs/not-learning.md: ``python -m tools.symptom_figures`` draws them from recorded runs.
+"""The curves of docs/guides/when-it-does-not-learn.md: ``python -m tools.symptom_figures`` draws them from recorded
+runs.
 
-The runs are those on which ``tests/training/test_health.py`` tries the health rules: the quickstart's task, made to go
-wrong by the settings that ``tests/training/recorded_health_runs.json`` names. A dashed line is the step at which the
+The runs are those on which ``tests/unit/training/test_health.py`` tries the health rules: the quickstart's task,
+made to go
+wrong by the settings that ``tests/unit/training/recorded_health_runs.json`` names. A dashed line is the step at
+which the
 rule spoke.
 """
 
@@ -16,7 +19,8 @@ from magicrl.reporting.charts import Chart, Mark, Series, Unit, draw
 from magicrl.training.health import findings_of
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNS: dict[str, dict[str, Any]] = json.loads((ROOT / "tests" / "training" / "recorded_health_runs.json").read_text())
+RECORDED = ROOT / "tests" / "unit" / "training" / "recorded_health_runs.json"
+RUNS: dict[str, dict[str, Any]] = json.loads(RECORDED.read_text())
 FOLDER = ROOT / "docs" / "figures" / "symptoms"
 
 ACCURACY = ("train/accuracy/mean", "accuracy")

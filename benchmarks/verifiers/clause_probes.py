@@ -2,7 +2,8 @@ r"""Answers in running text, judged by this library and by Math-Verify: wrong ac
 
     python -m benchmarks.verifiers.clause_probes [--show development|all] [--tables]
 
-The probes of `tests/verifiers/maths/clause_probes.toml` come in two halves by a hash of their text: mistakes of the
+The probes of `packages/verifiers/tests/maths/clause_probes.toml` come in two halves by a hash of their text:
+mistakes of the
 development half may be looked at (``--show``) and fixed, the held-out half only measures. ``--tables`` adds the tables
 ``running_*.txt`` of the tests.
 """

@@ -5,7 +5,7 @@ r"""The maths verifier, measured: errors on labelled pairs, hostile answers, nea
 Reads ../shared/data/math; what it writes holds counts and row numbers, none of the data. CPU seconds are this
 process's own. "bare Math-Verify" is the report's four steps on Math-Verify as it comes (RECIPE section 8), in the
 same process, right after ours, on the same items. `python -m tools.benchmark_page` fills the
-numbers in docs/verifiers.md in from the output.
+numbers in docs/reference/maths-verifier.md in from the output.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def changed_figures(
 
 
 def equality_figures(verifier: MathsVerifier, *, show: bool) -> dict[str, Any]:
-    """The probes of ``tests/verifiers/maths/equality.txt``, by class, and for the half that was held out."""
+    """The probes of ``packages/verifiers/tests/maths/equality.txt``, by class, and for the half that was held out."""
     table: dict[str, Counter[str]] = defaultdict(Counter)
     name = reference = ""
     for line in (ROOT / "tests" / "verifiers" / "maths" / "equality.txt").read_text().splitlines():

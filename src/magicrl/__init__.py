@@ -1,6 +1,6 @@
 """Reinforcement-learning post-training of long chain-of-thought language models: the MAGIC recipe.
 
-``import magicrl`` loads nothing else: each name below is imported at its first use (docs/python.md).
+``import magicrl`` loads nothing else: each name below is imported at its first use (docs/guides/python.md).
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""Methods that raced for off-policy stability (docs/race.md), a file each, through the doors of docs/own.md."""
+"""Methods that raced for off-policy stability (docs/evidence/race.md), a file each, through the doors of
+docs/guides/custom-parts.md."""

@@ -414,7 +414,7 @@ def golden_rows(updates: list[dict[str, float]]) -> Rows:
 
 
 def error_rows(page: str) -> Rows:
-    """Return exit status and message of every error of ``docs/errors.md``."""
+    """Return exit status and message of every error of ``docs/reference/errors.md``."""
     entries = re.findall(r"^### ([^\n]+)\n\n```text\n(.*?)\n```\n\nExit status (\d)", page, re.MULTILINE | re.DOTALL)
     return {title: f"{status} {text}" for title, text, status in entries}
 
@@ -457,9 +457,9 @@ PARTS = {
     "evaluation": Part(evaluation_rows, rounded=True),
     "pipeline": Part(pipeline_rows),
     "signatures": Part(
-        lambda: signature_rows(module("test_api.py").signatures()),
-        kept=lambda: signature_rows((TESTS / "api.txt").read_text()),
-        regenerator="test_api.py",
+        lambda: signature_rows(module("unit/test_api.py").signatures()),
+        kept=lambda: signature_rows((TESTS / "unit" / "api.txt").read_text()),
+        regenerator="unit/test_api.py",
     ),
     "golden": Part(
         lambda: golden_rows(module("golden/regenerate.py").trajectory()),
@@ -469,7 +469,7 @@ PARTS = {
     ),
     "errors": Part(
         made_errors,
-        kept=lambda: error_rows((ROOT / "docs" / "errors.md").read_text()),
+        kept=lambda: error_rows((ROOT / "docs" / "reference" / "errors.md").read_text()),
         regenerator="../tools/errors_page.py",
     ),
     "maths": Part(maths_rows, verdicts=True),

@@ -1,4 +1,4 @@
-"""Observers of `tests/config/test_every_setting.py`: each returns the effects of a recipe as a flat dictionary.
+"""Observers of `tests/unit/config/test_every_setting.py`: each returns the effects of a recipe as a flat dictionary.
 
 Effects are figures and files of a run, problems, requests, and arguments that are handed to vLLM, Ray or FSDP. The
 recipe itself, a copy or a checksum of it, times and paths are left out. Two calls with one recipe return equal

@@ -1,6 +1,6 @@
 """For every setting of a recipe two values that lead to something else, and where that is seen.
 
-Read by `tests/config/test_every_setting.py`. A row names a setting as the schema does (``stages[].reuse``,
+Read by `tests/unit/config/test_every_setting.py`. A row names a setting as the schema does (``stages[].reuse``,
 ``data.test.*.path``), an observer of `setting_observers.py` (``see_NAME``), changes of the base recipe that the setting
 needs in order to have an effect, two values, and the keys of the observer's dictionary that must differ. ``gives``
 are the values there, where they are known exactly.

@@ -16,12 +16,12 @@ import generated
 
 # pages that an index of a study leads to
 STUDIES = {
-    "docs/study/index": ["settings", *map(str, range(13)), "figures", "costs", "questions"],
-    "docs/study-starts/index": ["20", "21", "22"],
-    "docs/study-recipe/index": ["30", "31", "32"],
-    "docs/study-target/index": ["40", "41", "42"],
-    "docs/study-noise/index": ["60", "61", "62"],
-    "docs/study-smollm2/index": ["50"],
+    "docs/evidence/study/index": ["settings", *map(str, range(13)), "figures", "costs", "questions"],
+    "docs/evidence/study-starts/index": ["20", "21", "22"],
+    "docs/evidence/study-recipe/index": ["30", "31", "32"],
+    "docs/evidence/study-target/index": ["40", "41", "42"],
+    "docs/evidence/study-noise/index": ["60", "61", "62"],
+    "docs/evidence/study-smollm2/index": ["50"],
 }
 
 project = "magicrl"

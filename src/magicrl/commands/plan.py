@@ -379,7 +379,7 @@ def _print(facts: dict[str, Any], console: Console) -> None:
         say(f"instead {other['change']}: {step} s a step, {_hours(other)}")
     say(
         f"efficiencies: {facts['calibration']['source']}. Lengths, survivors and prompts are assumed where not given; "
-        "what is not proven: docs/planning.md"
+        "what is not proven: docs/guides/planning.md"
     )
 
 

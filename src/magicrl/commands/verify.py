@@ -78,7 +78,7 @@ def verify(
         prompt: of one response.
         reward: ``maths``, ``exact``, ``code``, a name as ``file.py:function``, or a function
             ``(problem, response) -> score``, which is called in this process.
-        reasoning: how the end of the reasoning is found (docs/verifiers.md).
+        reasoning: how the end of the reasoning is found (docs/reference/maths-verifier.md).
         extract: ``box``: only a box is an answer; ``lenient``: another counts, too.
         time_limit: CPU seconds of one response (of one test, for code).
         memory_limit_mb: MiB of one response.

@@ -22,10 +22,10 @@ class AlgorithmConfig(Section):
 
     loss: LossName = "magic"
     """`magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, `scalerl`, `sapo`, `ce_gppo`, `aspo`, `dppo`,
-    `dppo_kl` (docs/losses.md), or your own `file.py:ROW` (docs/own.md)."""
+    `dppo_kl` (docs/reference/losses.md), or your own `file.py:ROW` (docs/guides/custom-parts.md)."""
     advantage: AdvantageName = "group"
     """Rewards to advantages: `group` (the group's mean and deviation), `rloo`, `maxrl`, `pass_at_k`, `batch_std`,
-    `reinforce_pp`, `reinforce_pp_baseline` (docs/losses.md), or your own function, `file.py:function`."""
+    `reinforce_pp`, `reinforce_pp_baseline` (docs/reference/losses.md), or your own function, `file.py:function`."""
     advantage_k: int = Field(default=4, ge=2)
     """k of ``advantage = "pass_at_k"``, at most the group's size."""
     overlong_buffer: int | None = Field(default=None, ge=1)

@@ -62,7 +62,7 @@ class ModelConfig(Section):
     """Precision and memory of the trained model. Master weights are always float32."""
 
     dtype: DType = "bfloat16"
-    """Compute precision of learner and reference; with float16 the loss is scaled (docs/models.md#precision)."""
+    """Compute precision of learner and reference; with float16 the loss is scaled (docs/guides/models.md#precision)."""
     head_dtype: HeadDType | None = None
     """Precision of the output head's logits in learner, reference and engine; default: ``dtype``."""
     entropy_clamp: float = Field(default=0.0, ge=0, lt=1)
@@ -78,11 +78,13 @@ class ModelConfig(Section):
     head_chunk_tokens: int = Field(default=1024, ge=1)
     """Rows of logits that exist at once in the fused head."""
     router_replay: bool = False
-    """In a mixture of experts the learner's tokens go to the experts that the sampler chose (docs/models.md)."""
+    """In a mixture of experts the learner's tokens go to the experts that the sampler chose (docs/guides/models.md)."""
     exact: bool = False
-    """Log-probs and entropies of in-process engine and learner are equal bit for bit, on a CPU (docs/exact.md)."""
+    """Log-probs and entropies of in-process engine and learner are equal bit for bit, on a CPU
+    (docs/guides/exact-mode.md)."""
     compile: bool = False
-    """Learner and reference compile their decoder layers at the start (docs/distributed-learner.md#compiled-layers);
+    """Learner and reference compile their decoder layers at the start
+    (docs/guides/distributed-learner.md#compiled-layers);
     plans and memory checks know nothing of what that changes."""
     lora: LoraConfig | None = None
 
@@ -131,14 +133,15 @@ class VllmConfig(Section):
     """With ``model.lora``: vLLM is sent the adapters alone; default: on a GPU only, as on a CPU it samples slower."""
     keep_caches: bool = True
     """With new weights the responses under way go on over the keys and values of the old ones; ``false``: vLLM computes
-    all of them again, a prefill an update (docs/asynchronous.md)."""
+    all of them again, a prefill an update (docs/guides/asynchronous.md)."""
 
 
 class RolloutConfig(Section):
     """The rollout engine and how it samples."""
 
     engine: EngineName = "in_process"
-    """``vllm``: on this machine (docs/engines.md); ``replay``: recorded rollouts; or your own, ``file.py:function``."""
+    """``vllm``: on this machine (docs/guides/engines.md); ``replay``: recorded rollouts; or your own,
+    ``file.py:function``."""
     temperature: float = Field(default=1.0, gt=0)
     """tau, of training rollouts and of the policy that learns."""
     dtype: DType | None = None
@@ -161,7 +164,7 @@ class RolloutConfig(Section):
     rho stays the learner's own policy before the step: only ``algorithm.correction`` weighs the difference."""
     max_staleness: int = Field(default=0, ge=0)
     """Most training steps between the policy that began a group and the learner that trains on it; from 1 on the engine
-    is asked that many steps ahead and goes on while the learner updates (docs/asynchronous.md)."""
+    is asked that many steps ahead and goes on while the learner updates (docs/guides/asynchronous.md)."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
@@ -197,7 +200,7 @@ class SourceConfig(Section):
     """One source of problems: a generated family, a local file, a hub data set or a function (exactly one)."""
 
     family: FamilyName | None = None
-    """A generated task family (docs/data.md), or your own class as ``file.py:Family``."""
+    """A generated task family (docs/start/own-data.md), or your own class as ``file.py:Family``."""
     path: FilePath | None = None
     """A JSONL, JSON, CSV or parquet file, or a folder of them with splits, or one of ``save_to_disk``."""
     hub: str | None = None
@@ -223,7 +226,8 @@ class SourceConfig(Section):
     template: str | None = None
     """Text around each prompt; holds ``{prompt}``. Default: none; for code sets what says how tests call it."""
     verifier: RewardName | None = None
-    """``maths``, ``exact``, ``code``, ``judge``, or a reward of your own, ``my_reward.py:score`` (docs/verifiers.md).
+    """``maths``, ``exact``, ``code``, ``judge``, or a reward of your own, ``my_reward.py:score``
+    (docs/reference/maths-verifier.md).
     Default: the family's own; ``code`` for problems with tests, else ``maths``."""
     environment: EnvironmentName | None = None
     """What answers the turns of a response: your class, ``file.py:Game``. Default: the family's own, mostly none."""
@@ -434,7 +438,8 @@ class LoggingConfig(Section):
     samples: int = Field(default=6, ge=0)
     """Test problems whose responses are shown before and after."""
     trackers: tuple[TrackerName, ...] = ()
-    """Where metrics are copied to: ``tensorboard``, ``wandb``, ``trackio`` (extras), or your own (docs/trackers.md)."""
+    """Where metrics are copied to: ``tensorboard``, ``wandb``, ``trackio`` (extras), or your own
+    (docs/guides/trackers.md)."""
     project: str = Field(default="magicrl", min_length=1)
     """Groups runs in W&B and trackio."""
 
@@ -644,7 +649,8 @@ class SftPhaseConfig(Section):
     levels: tuple[int, ...] | None = None
     """Of a family: levels of difficulty; default: all."""
     data: SourceConfig | None = None
-    """In place of ``family``: problems with worked solutions (docs/data.md), each shown once a pass, in a new order."""
+    """In place of ``family``: problems with worked solutions (docs/start/own-data.md), each shown once a pass, in a
+    new order."""
     holdout: int = Field(default=0, ge=0)
     """Of ``data``: problems that are not shown; the run's ``data.holdout`` means the same problems."""
     steps: int = Field(ge=1)

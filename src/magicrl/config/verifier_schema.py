@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class JudgeConfig(JudgeSettings, Section):
-    """The model that the reward ``judge`` asks, behind an OpenAI-compatible server (docs/verifiers.md)."""
+    """The model that the reward ``judge`` asks, behind an OpenAI-compatible server
+    (docs/reference/maths-verifier.md)."""
 
     cache: FilePath | None = None
     """Folder of the scores given so far; default: ``magicrl/judge`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
@@ -26,7 +27,7 @@ class VerifierConfig(Section):
     """How answers are judged."""
 
     reasoning: Literal["auto", "required", "none"] = "auto"
-    """What an unfinished ``<think>`` means (docs/verifiers.md)."""
+    """What an unfinished ``<think>`` means (docs/reference/maths-verifier.md)."""
     extract: Literal["lenient", "box"] = "box"
     """``box``: only a ``\\boxed{}`` is an answer; ``lenient``: also what the text ends with."""
     time_limit: float = Field(default=10.0, gt=0)

@@ -1,4 +1,4 @@
-"""Loading of Hugging Face causal LMs (docs/models.md), and model folders that plain transformers can read.
+"""Loading of Hugging Face causal LMs (docs/guides/models.md), and model folders that plain transformers can read.
 
 A loaded policy uses magicrl's attention (see ``packing.py``) and runs in evaluation mode without dropout, so that
 sampler and learner have the same distribution. Code from the model folder is never executed.
@@ -107,7 +107,7 @@ def warn_of_slow_products(dtype: torch.dtype, device: torch.device) -> None:
     if dtype == torch.float16 and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         _log.warning(
             "this CPU has no float16 products, and torch's own take several times as long as float32's "
-            "(docs/models.md#precision): model.dtype = 'float32' or 'bfloat16' is faster here"
+            "(docs/guides/models.md#precision): model.dtype = 'float32' or 'bfloat16' is faster here"
         )
 
 

@@ -132,7 +132,7 @@ def check_layers(model: nn.Module) -> None:
         raise ValueError(
             f"{type(model).__name__} has layers of {', '.join(unknown)}, which carry a state or a convolution from "
             "token to token; magicrl keeps packed sequences apart in attention, and in the gated delta nets of "
-            "Qwen3-Next and Qwen3.5: use a model of docs/models.md"
+            "Qwen3-Next and Qwen3.5: use a model of docs/guides/models.md"
         )
 
 

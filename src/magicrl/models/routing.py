@@ -23,7 +23,7 @@ from magicrl.models.recurrent import decoder_of
 from magicrl.records import ExpertArray
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_USE = "leave out model.router_replay, or use a mixture of docs/models.md"
+_USE = "leave out model.router_replay, or use a mixture of docs/guides/models.md"
 
 
 def experts_of(config: Any) -> int:

@@ -87,7 +87,7 @@ def check_isolation(
                 f"{type(model).__name__} (model type {model.config.model_type!r}) mixes sequences that share a row: a "
                 f"response's hidden states change by {max(leak, moved):.1g} with the text before it. Its layers carry "
                 "more than attention from token to token, which magicrl keeps apart only in gated delta nets; "
-                "use a model of docs/models.md"
+                "use a model of docs/guides/models.md"
             )
 
 
@@ -115,7 +115,8 @@ def check_attention(model: PreTrainedModel, hidden: Hidden | None = None) -> Non
     if moved > _LAYOUT[ours.dtype not in (torch.float32, torch.float64)]:
         raise ValueError(
             f"the attention of {type(model).__name__} (model type {model.config.model_type!r}) does more than "
-            f"magicrl's: hidden states differ by {moved:.1g} from transformers' own; use a model of docs/models.md"
+            f"magicrl's: hidden states differ by {moved:.1g} from transformers' own; "
+            "use a model of docs/guides/models.md"
         )
 
 

@@ -1,6 +1,6 @@
 """``magicrl data build``: the sources, then every step, in one run folder that only one process writes.
 
-``docs/pipeline.md`` shows the folder.
+``docs/guides/data-pipeline.md`` shows the folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SVG drawings of a page (lines, bars, intervals) with their legend, CSV and table of values.
 
 The page's style sheet colours the drawings, so that one drawing fits a light, a dark and a printed page.
-docs/report.md explains why they are not drawn by a plotting package.
+docs/start/reading-a-report.md explains why they are not drawn by a plotting package.
 """
 
 from __future__ import annotations

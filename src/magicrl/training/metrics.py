@@ -1,4 +1,4 @@
-"""The metrics of a training step: clock, buffer, updates, staleness and speed. docs/runs.md explains their keys.
+"""The metrics of a training step: clock, buffer, updates, staleness and speed. docs/guides/runs.md explains their keys.
 
 Nothing in this module changes what is trained.
 """
@@ -339,7 +339,7 @@ class StalenessMeter:
 
     def metrics(self, groups: Sequence[ScoredGroup], old_logprobs: Mapping[tuple[int, int], FloatArray]) -> Values:
         """Return ``staleness/...`` of the buffer before rejection, from the learner's log-probs by (draw, index); see
-        docs/asynchronous.md."""
+        docs/guides/asynchronous.md."""
         newest = self._versions[-1]
         age = {version: index for index, version in enumerate(reversed(self._versions))}
         completions = [(g.group.request.draw, i, c) for g in groups for i, c in enumerate(g.group.completions)]

@@ -663,7 +663,8 @@ def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Probl
         raise RecipeError(
             f"none of its {len(loaded.problems)} problems has a worked solution"
             + (f" except the {phase.holdout} held out" if phase.holdout else "")
-            + "; a solution is in a column solution, or ends in the answer, after #### or in a box (docs/data.md)",
+            + "; a solution is in a column solution, or ends in the answer, after #### or in a box "
+            "(docs/start/own-data.md)",
             key=key,
         )
     return shown

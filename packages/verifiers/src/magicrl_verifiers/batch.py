@@ -596,7 +596,7 @@ def verify_code(
     time_limit: float = 10.0,
     memory_limit_mb: int = 4096,
 ) -> CodeVerdict:
-    """Return whether a program passes its tests, run in a sandbox (docs/code-verifier.md).
+    """Return whether a program passes its tests, run in a sandbox (docs/reference/code-verifier.md).
 
     Args:
         tests: ``{"inputs", "outputs", "fn_name"?}``, ``{"entry_point", "import_prefix", "test_code"}`` or

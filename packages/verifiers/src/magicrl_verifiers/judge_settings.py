@@ -9,12 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 NO_JUDGE = (
     "the reward 'judge' asks a served model: state its base_url and model in a table [verifier.judge] "
-    "(docs/verifiers.md)"
+    "(docs/reference/maths-verifier.md)"
 )
 
 
 class JudgeSettings(BaseModel):
-    """The model that the reward ``judge`` asks, behind an OpenAI-compatible server (docs/verifiers.md)."""
+    """The model that the reward ``judge`` asks, behind an OpenAI-compatible server
+    (docs/reference/maths-verifier.md)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

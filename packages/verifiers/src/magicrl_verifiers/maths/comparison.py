@@ -305,7 +305,7 @@ def _closed(reference: Shape, answer: Shape) -> bool | None:
     if isinstance(reference, Domain) and isinstance(answer, Quantity):
         return answer == Quantity(symbol(reference.name)) if len(reference.name) == 1 else False
     if isinstance(reference, Domain) and isinstance(answer, Domain):
-        # N is the positive integers here (docs/verifiers.md, policies)
+        # N is the positive integers here (docs/reference/maths-verifier.md, policies)
         return {reference.name, answer.name} <= {"N", "Z+"} or {reference.name, answer.name} <= {"N0", "Z+0"}
     for one, other in ((reference, answer), (answer, reference)):
         if isinstance(one, Domain) and (listed := counting(other)):

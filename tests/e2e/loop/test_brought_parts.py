@@ -1,0 +1,243 @@
+"""What a user brings to the algorithm as a file: each example trains, a copy of a built-in is it, bit for bit."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from magicrl.algorithms import advantages, entropy, losses
+from magicrl.commands.train import command
+from magicrl.config.errors import RecipeError
+from magicrl.config.loader import brought_files, config_hash, load_train_recipe
+from magicrl.training.recorder import NullObserver
+from magicrl.training.session import train
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+SHORT = (
+    "stages.0.max_steps=2", "stages.1.max_steps=1", "evaluation.every=0", "evaluation.temperatures=[0.0]",
+    "data.test={}", "algorithm.refill=until_full", "algorithm.refill_rounds=40",
+)  # fmt: skip
+OFF_POLICY = ("stages.0.mini_batch=4", "algorithm.reuse=2")
+
+
+def run(recipe: Path, output: Path, *overrides: str, resume: bool = False) -> list[dict[str, Any]]:
+    train(load_train_recipe(recipe, [*SHORT, *overrides]), output, NullObserver(), resume=resume)
+    return [json.loads(line)["values"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def learning(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {key: row[key] for key in row if key.startswith(("learner/", "entropy/", "train/", "length/"))} for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "alone"),
+    [
+        ("algorithm.loss=examples/loss.py:ROW", "learner/policy_loss"),
+        ("algorithm.advantage=examples/advantage.py:only_better", "learner/policy_loss"),
+        ("algorithm.reducer=examples/reducer.py:square_root", "learner/policy_loss"),
+        ("algorithm.correction=examples/correction.py:of_responses", "learner/correction_mean"),
+        ("entropy.controller=examples/controller.py:make", "entropy/coefficient/trend"),
+    ],
+)
+def test_each_example_trains_and_changes_what_it_is_for(
+    toy_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, alone: str
+) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)  # a path in --set counts from where one stands
+    assert len((EXAMPLES / setting.split("/")[1].split(":")[0]).read_text().splitlines()) < 60
+    rows = run(toy_recipe, tmp_path / "own", setting, *OFF_POLICY)
+    plain = run(toy_recipe, tmp_path / "plain", *OFF_POLICY)
+    assert all(row["learner/grad_norm"] > 0 for row in rows)
+    assert rows[0]["train/accuracy/mean"] == plain[0]["train/accuracy/mean"]
+    assert rows[0].get(alone) != plain[0].get(alone) or rows[1].get(alone) != plain[1].get(alone)
+
+
+LOSS = """
+from __future__ import annotations
+import torch
+from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs, global_tokens, past_the_clip
+
+{source}
+
+ROW = LossRow(surrogate=clipped_ratio, reducer=global_tokens, clip=(0.2, 0.2))
+"""
+COPIES = {
+    "loss": ("algorithm.loss", "ROW", LOSS.format(source=inspect.getsource(losses.clipped_ratio))),
+    "advantage": (
+        "algorithm.advantage",
+        "group_relative",
+        "from magicrl.algorithms.advantages import *\n" + inspect.getsource(advantages.group_relative),
+    ),
+    "reducer": (
+        "algorithm.reducer",
+        "global_tokens",
+        "import torch\nfrom magicrl.algorithms.losses import *\n" + inspect.getsource(losses.global_tokens),
+    ),
+    "correction": (
+        "algorithm.correction",
+        "weights",
+        "from magicrl.algorithms.losses import *\n\n@needs('old_logprobs')\ndef weights(c):\n"
+        "    return (c.old_logprobs - c.sampler_logprobs).exp().clamp(max=c.cap)\n",
+    ),
+    "controller": (
+        "entropy.controller",
+        "adaptive_control",
+        "from magicrl.algorithms.entropy import *\n" + inspect.getsource(entropy.adaptive_control),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(COPIES))
+def test_a_built_in_brought_as_a_file_is_the_built_in_bit_for_bit(toy_recipe: Path, tmp_path: Path, kind: str) -> None:
+    key, name, text = COPIES[kind]
+    (toy_recipe.parent / "mine.py").write_text("from __future__ import annotations\n" + text)
+    built_in = ("algorithm.correction=tis",) if kind == "correction" else ()
+    expected = run(toy_recipe, tmp_path / "built-in", *OFF_POLICY, *built_in)
+    table, _, field = key.partition(".")  # in the recipe itself, a path counts from its folder
+    text = toy_recipe.read_text()
+    toy_recipe.write_text(
+        text.replace("[entropy]\n", f'[entropy]\n{field} = "mine.py:{name}"\n')
+        if table == "entropy"
+        else f'{text}\n[{table}]\n{field} = "mine.py:{name}"\n'
+    )
+    found = run(toy_recipe, tmp_path / "brought", *OFF_POLICY)
+    assert learning(found) == learning(expected)
+    ours, theirs = (load_file(tmp_path / kept / "model" / "model.safetensors") for kept in ("brought", "built-in"))
+    assert all(torch.equal(ours[weight], theirs[weight]) for weight in theirs)
+
+
+NEEDY = """
+import torch
+from magicrl.algorithms.losses import LossRow, Surrogate, needs, nothing_clipped
+
+@needs("old_logprobs")
+def statistics(batch):
+    assert all(sample.old_logprobs is not None for sample in batch.samples)
+    return {"gap": max(abs(s.old_logprobs - s.sampler_logprobs).max() for s in batch.samples)}
+
+def surrogate(s):
+    assert s.statistics["gap"] < 1e-3 and s.coefficients == {} and s.entropy.requires_grad
+    assert s.group_index.shape == s.policy_version.shape == s.sample_index.shape == s.ratio.shape
+    return Surrogate(s.advantages * s.logprobs - 0.01 * (s.logprobs - s.ref_logprobs), nothing_clipped(s))
+
+ROW = LossRow(surrogate=surrogate, needs=("ref_logprobs", "entropy"), statistics=statistics)
+"""
+
+
+def test_a_pass_is_made_where_something_needs_it_and_nowhere_else(toy_recipe: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "needy.py"
+    mine.write_text(NEEDY)
+    rows = run(toy_recipe, tmp_path / "needy", f"algorithm.loss={mine}:ROW")
+    assert all("learner/kl" in row for row in rows)  # the reference, which the recipe leaves out
+    assert all("time/other/old_logprobs" in row for row in rows)  # before the one update of the step
+    gap = "max(abs(s.old_logprobs - s.sampler_logprobs).max() for s in batch.samples)"
+    modest = NEEDY.replace('@needs("old_logprobs")\n', "").replace("assert all", "assert not any").replace(gap, "0.0")
+    mine.write_text(modest.replace("s.coefficients == {}", 'set(s.coefficients) == {"trend"}'))
+    control = f"entropy.controller={EXAMPLES}/controller.py:make"
+    rows = run(toy_recipe, tmp_path / "modest", f"algorithm.loss={mine}:ROW", control, *OFF_POLICY)
+    assert not any("time/other/old_logprobs" in row for row in rows)  # four updates a step, and nothing reads a ratio
+
+
+def test_a_changed_file_is_told_to_a_resumed_run(toy_recipe: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(COPIES["loss"][2])
+    own = f"algorithm.loss={mine}:ROW"
+    config = load_train_recipe(toy_recipe, [own])
+    before, plain = config_hash(config), config_hash(load_train_recipe(toy_recipe))
+    run(toy_recipe, tmp_path / "run", own, "stages.1.max_steps=1")
+    document = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert document["environments"][0]["custom"] == brought_files(config)
+    mine.write_text(COPIES["loss"][2] + "\n# another\n")
+    assert len({before, plain, config_hash(config)}) == 3
+    run(toy_recipe, tmp_path / "run", own, "stages.1.max_steps=1", resume=True)
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert any("the file of algorithm.loss has changed" in event.get("message", "") for event in events)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("algorithm.loss=magik", "unknown loss 'magik'; did you mean 'magic'? Known: aspo, ce_gppo"),
+        ("algorithm.reducer=global_token", "did you mean 'global_tokens'?"),
+        ("algorithm.correction=tiss", "did you mean 'tis'?"),
+        ("algorithm.advantage=nowhere.py:mine", "there is no file"),
+        ("entropy.controller=adaptiv", "did you mean 'adaptive'?"),
+    ],
+)
+def test_an_unknown_name_is_told_before_anything_is_loaded(toy_recipe: Path, setting: str, told: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load_train_recipe(toy_recipe, [setting])
+    assert told in str(error.value)
+    assert str(error.value).startswith(f"--set {setting}: ")
+
+
+def test_what_a_stage_cannot_change_is_told_before_training(toy_recipe: Path, tmp_path: Path) -> None:
+    config = load_train_recipe(toy_recipe, ["algorithm.loss=pg", "stages.1.clip_high=0.3"])
+    with pytest.raises(RecipeError, match="'pg' does not clip; leave it out") as error:
+        train(config, tmp_path / "run", NullObserver(), resume=False)
+    assert error.value.key == "stages.1.clip_high"
+    (tmp_path / "mine.py").write_text(
+        "from magicrl.algorithms.entropy import adaptive_control\n\n"
+        "def make(s):\n    if s.target == 0.5:\n        raise ValueError('not half a nat')\n"
+        "    return adaptive_control(s)\n"
+    )
+    own = [f"entropy.controller={tmp_path}/mine.py:make", "stages.1.entropy_target=0.5"]
+    with pytest.raises(RecipeError, match="not half a nat") as error:
+        train(load_train_recipe(toy_recipe, own), tmp_path / "run", NullObserver(), resume=False)
+    assert error.value.key == "entropy.controller"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_with_another_target_hands_a_controllers_state_on(toy_recipe: Path, tmp_path: Path) -> None:
+    """The example's controller remembers the entropy of the step before."""
+    control = f"entropy.controller={EXAMPLES}/controller.py:make"
+    plain = run(toy_recipe, tmp_path / "plain", control, "entropy.target=5")
+    staged = run(toy_recipe, tmp_path / "staged", control, "entropy.target=5", "stages.1.entropy_target=6")
+    assert staged[2]["entropy/coefficient/trend"] == plain[2]["entropy/coefficient/trend"] != 0
+    assert [s["entropy/alpha"] - p["entropy/alpha"] for s, p in zip(staged, plain, strict=True)] == pytest.approx(
+        [0, 0, 0.05]  # its gain times the change of the target
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("algorithm.loss", "is a int; it must be a magicrl.algorithms.losses.LossRow"),
+        ("algorithm.reducer", "must be a function of ReducerInputs"),
+        ("algorithm.correction", "must be a function of CorrectionInputs"),
+        ("algorithm.advantage", "must be a function"),
+        ("entropy.controller", "must be a function of ControllerSettings"),
+    ],
+)
+def test_something_else_under_the_name_is_told_before_training(
+    toy_recipe: Path, tmp_path: Path, key: str, told: str
+) -> None:
+    (tmp_path / "wrong.py").write_text("thing = 1\n")
+    config = load_train_recipe(toy_recipe, [f"{key}={tmp_path}/wrong.py:thing"])
+    with pytest.raises(RecipeError, match=told) as error:
+        train(config, tmp_path / "run", NullObserver(), resume=False)
+    assert error.value.key == key
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_beside_the_recipe_gets_every_step_of_a_run(
+    toy_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (toy_recipe.parent / "mine.py").write_text((EXAMPLES / "tracker.py").read_text())
+    toy_recipe.write_text(toy_recipe.read_text() + '\n[logging]\ntrackers = ["mine.py:CsvTracker"]\n')
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    command(toy_recipe, settings=SHORT, output=tmp_path / "run")
+    recorded = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    with (tmp_path / "run" / "csv" / "steps.csv").open() as file:
+        told = [(int(step), float(value)) for step, key, value in csv.reader(file) if key == "length/mean"]
+    assert told == [(row["step"], row["values"]["length/mean"]) for row in recorded]

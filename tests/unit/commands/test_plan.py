@@ -1,0 +1,112 @@
+"""``magicrl plan`` as a user calls it: shipped recipes, JSON, alternatives, refusals and their exit status."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from magicrl.commands.main import app, main
+from magicrl.registry import BUILTINS, resolve
+
+ROOT = Path(__file__).resolve().parents[3]
+PAPER = str(ROOT / "studies/bases/paper-7b.toml")
+
+
+def plan(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert app(["plan", *words], result_action="return_value") == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("recipe", "model"), [("quickstart", "tiny"), ("smollm2", "SmolLM2-135M")])
+def test_shipped_recipes_on_this_machine(recipe: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(ROOT / "src" / "magicrl" / "recipes" / f"{recipe}.toml"), "--gpus", "1", "--gpu", "cpu-2core"]
+    text = plan(capsys, *words)
+    assert text.startswith(model)
+    assert "does not fit" not in text
+    facts = json.loads(plan(capsys, *words, "--json"))
+    assert facts["calibration"]["name"] == f"cpu-2core-{recipe}"
+    assert len(facts["stages"]) == 2
+    assert all("accelerators" not in change["change"] for change in facts["what_if"])  # there is no second one
+
+
+def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [PAPER, "--gpus", "32", "--gpu", "H800-80G", "--hours", "24", "--cost-per-gpu-hour", "2", "--json"]
+    change = "gpus=64,staleness=1,stages.0.group_size=32"
+    facts = json.loads(plan(capsys, *words, "--compare", change, "--compare", "gpus=1"))
+    (stage,) = facts["stages"]
+    assert facts["steps_in_budget"] == int(24 * 3600 / stage["step_seconds"])
+    assert facts["cost"] == pytest.approx(facts["hours"] * 32 * 2, rel=1e-3)
+    factor = facts["calibration"]["factor"]
+    for value, (low, high) in (
+        (stage["step_seconds"], stage["step_seconds_90_percent"]),
+        (facts["hours"], facts["hours_90_percent"]),
+    ):
+        assert (low, high) == pytest.approx((value / factor, value * factor), rel=1e-4)
+    assert stage["flops_bound_seconds"] < stage["step_seconds"]
+    learner = facts["memory_gib"]["learner"]
+    assert sum(learner.values()) == pytest.approx(facts["memory_gib"]["learner_total"], abs=0.02)
+    assert facts["memory_gib"]["learner_total"] < facts["memory_gib"]["budget"]
+    larger, refused = facts["compare"]
+    assert (larger["gpus"], larger["staleness"]) == (64, 1)
+    assert (larger["stages"][0]["group_size"], larger["change"]) == (32, change)
+    assert "does not fit on 1 x H800-80G" in refused["refused"]
+
+
+@pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
+def test_what_cannot_fit_exits_1_and_says_what_would(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["magicrl", "plan", PAPER, "--gpus", "1", "--gpu", "H800-80G"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert "does not fit on 1 x H800-80G" in error
+    (command,) = [line.strip() for line in error.splitlines() if line.strip().endswith("--set model.lora.rank=16")]
+    assert app(shlex.split(command)[1:], result_action="return_value") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "H900"], "no hardware called 'H900'"),
+        (["--gpu", "H200", "--model", "nowhere"], "no model folder and no known model 'nowhere'"),
+        (["--gpu", "H200", "--compare", "gpus"], "is not KEY=VALUE"),
+        (["--gpu", "H200", "--compare", "gpus=many"], "needs a whole number"),
+        (["--gpu", "H200", "--hours", "-1"], "--hours must be above 0"),
+        (["--gpu", "H200", "--mean-length", "20000"], "does not fit T = 16384"),
+    ],
+)
+def test_mistakes_name_their_value(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        app(["plan", PAPER, "--gpus", "8", *words], result_action="return_value")
+
+
+def test_a_reference_that_only_a_brought_loss_asks_for_is_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from dataclasses import replace\nfrom magicrl.algorithms.losses import MAGIC\n"
+        "PLAIN = replace(MAGIC)\nROW = replace(MAGIC, needs=(*MAGIC.needs, 'ref_logprobs'))\n"
+    )
+    words = ["smollm2", "--gpus", "1", "--gpu", "cpu-2core", "--json", "--set"]
+
+    def facts(setting: str) -> tuple[float, float]:
+        told = json.loads(plan(capsys, *words, setting))
+        return told["memory_gib"]["learner"].get("reference", 0.0), told["stages"][0]["step_seconds"]
+
+    assert facts(f"algorithm.loss={mine}:PLAIN") == facts("reference.mode=none")
+    counted = facts(f"algorithm.loss={mine}:ROW")
+    assert counted == facts("reference.mode=monitor")
+    assert counted[0] > 0
+    assert counted[1] > facts("reference.mode=none")[1]
+
+
+def test_no_built_in_asks_for_a_reference() -> None:
+    """So that a plan of them is made without torch."""
+    for kind in ("loss", "correction"):
+        assert not any("ref_logprobs" in resolve(kind, name).needs for name in BUILTINS[kind])

@@ -1,0 +1,111 @@
+"""``magicrl train``: the dry run, and what it says of the time needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoTokenizer
+
+from magicrl.commands.main import app
+from magicrl.commands.plan import planned
+from magicrl.commands.train import minutes_needed
+from magicrl.config.loader import load_train_recipe
+from magicrl.config.paths import FOLDER, find_recipe
+from magicrl.models.small_models import make_byte_tokenizer, make_miniature
+from magicrl.planning.planner import Options
+from magicrl_verifiers.progress import duration
+
+RECIPES = Path(__file__).resolve().parents[3] / "src" / "magicrl" / "recipes"
+LARGE = sorted(path for folder in ("skywork", "deepseek") for path in (RECIPES / folder).glob("*.toml"))
+ON_RAY = "or1-32b"  # a minute: of the others' clusters it has every part
+ALONE = [path for path in LARGE if path.stem != ON_RAY]
+
+
+def dry_run(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert app(["train", str(path), "--dry-run", *words], result_action="return_value") == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        RECIPES / "smollm2.toml",
+        # one large recipe with each test run, the others by `make test-slow`
+        *(pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "or1-math-7b")) for path in ALONE),
+    ],
+    ids=lambda path: path.stem,
+)
+def test_a_recipe_of_one_device_builds(
+    path: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recipe of a cluster without its last section, which is the cluster."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    alone, is_of_cluster, _ = path.read_text().partition("\n[cluster]")
+    recipe = tmp_path / path.name if is_of_cluster else path
+    if is_of_cluster:
+        recipe.write_text(alone)
+    told = dry_run(recipe, capsys, "--set", "rollout.engine=in_process")
+    assert "it builds" in told
+    assert "random weights" in told
+    assert not list(folder.iterdir()), "nothing is kept"
+
+
+@pytest.mark.slow
+def test_a_recipe_of_a_cluster_builds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    (path,) = RECIPES.rglob(f"{ON_RAY}.toml")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # somebody else's cluster is not joined
+    told = dry_run(path, capsys, "--set", "rollout.engine=in_process")
+    assert "2 ranks and 2 replicas" in told
+    assert "it builds" in told
+
+
+def test_a_miniature_has_the_architecture(tmp_path: Path) -> None:
+    qwen = {"model_type": "qwen2", "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
+    made = AutoConfig.from_pretrained(make_miniature(qwen, tmp_path / "model", max_context=64))
+    assert made.model_type == "qwen2"
+    assert made.num_attention_heads // made.num_key_value_heads == 2  # of 7: at most eight heads in all
+    assert not made.tie_word_embeddings
+    weights = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert weights["num_hidden_layers"] == 2
+
+
+def test_any_text_is_read(tmp_path: Path) -> None:
+    text = "∑ x² + é\n"
+    for tokenizer in (make_byte_tokenizer(64), _saved(tmp_path)):
+        tokens = tokenizer(text)["input_ids"]
+        assert len(tokens) == len(text.encode())
+        assert tokenizer.decode(tokens) == text
+
+
+def _saved(folder: Path) -> object:
+    make_byte_tokenizer(64).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def said(recipe: Path, *overrides: str) -> str:
+    path = find_recipe(recipe)
+    return minutes_needed(load_train_recipe(path, ["run.device=cpu", *overrides]), path, overrides)
+
+
+@pytest.mark.parametrize("overrides", [(), ("run.seed=4",), ("logging.samples=1",)])
+def test_a_shipped_recipe_as_it_is_takes_what_was_measured(overrides: tuple[str, ...]) -> None:
+    assert said(Path("smollm2"), *overrides) == "about 50 minutes on two CPU cores; "
+
+
+def test_anything_else_is_planned_for_its_model_and_steps(tmp_path: Path) -> None:
+    copied = tmp_path / "mine.toml"
+    copied.write_text(
+        (FOLDER / "smollm2.toml").read_text().replace('sft = "smollm2-sft.toml"', 'model = "SmolLM2-135M"')
+    )
+    short = said(Path("smollm2"), "model=SmolLM2-135M", "data=problems.jsonl", "stages.1.max_steps=1")
+    _, plan = planned(copied, [], None, "cpu-2core", Options(gpus=1))
+    assert said(copied).startswith(f"about {duration(3600 * plan.hours)} for at most ")
+    for words, steps in ((said(copied), 50), (short, 21)):
+        assert f"for at most {steps} training steps as planned on two CPU cores" in words
+        assert "50 minutes" not in words
+    assert said(Path("smollm2"), "model=nobody/knows-me") == "", "no shape, no plan"

