@@ -81,10 +81,10 @@ class ModelConfig(Section):
     """In a mixture of experts the learner's tokens go to the experts that the sampler chose (docs/guides/models.md)."""
     exact: bool = False
     """Log-probs and entropies of in-process engine and learner are equal bit for bit, on a CPU
-    (docs/guides/exact-mode.md)."""
+    (docs/guides/runs.md#exact-mode)."""
     compile: bool = False
     """Learner and reference compile their decoder layers at the start
-    (docs/guides/distributed-learner.md#compiled-layers);
+    (docs/guides/cluster.md#compiled-layers);
     plans and memory checks know nothing of what that changes."""
     lora: LoraConfig | None = None
 
@@ -439,7 +439,7 @@ class LoggingConfig(Section):
     """Test problems whose responses are shown before and after."""
     trackers: tuple[TrackerName, ...] = ()
     """Where metrics are copied to: ``tensorboard``, ``wandb``, ``trackio`` (extras), or your own
-    (docs/guides/trackers.md)."""
+    (docs/guides/runs.md#trackers)."""
     project: str = Field(default="magicrl", min_length=1)
     """Groups runs in W&B and trackio."""
 
