@@ -389,7 +389,7 @@ class LoggingConfig(Section):
     """Number of test problems whose responses before and after training are shown in the report."""
     trackers: tuple[TrackerName, ...] = ()
     """Trackers that receive the metrics: ``tensorboard``, ``wandb``, ``trackio`` (each an optional dependency), or a
-    custom one (docs/guides/trackers.md)."""
+    custom one (docs/guides/runs.md#trackers)."""
     project: str = Field(default="magicrl", min_length=1)
     """Project name in W&B and trackio."""
 
