@@ -200,7 +200,8 @@ class SourceConfig(Section):
     """One source of problems: a generated family, a local file, a hub data set or a function (exactly one)."""
 
     family: FamilyName | None = None
-    """A generated task family (docs/start/own-data.md), or your own class as ``file.py:Family``."""
+    """A generated task family (docs/start/own-data.md), ``reasoning_gym/TASK``, or your own class as
+    ``file.py:Family``."""
     path: FilePath | None = None
     """A JSONL, JSON, CSV or parquet file, or a folder of them with splits, or one of ``save_to_disk``."""
     hub: str | None = None
