@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -159,18 +159,20 @@ class FirstLook:
         *,
         max_tokens: int,
         temperature: float = 1.0,
+        samples: int = SAMPLES,
+        seed: int = 0,
     ) -> list[Look]:
-        """Sample with one template and read both ways; ``SAMPLES`` answers per problem, one at temperature 0."""
+        """Sample with one template and read both ways: ``samples`` answers per problem, one at temperature 0."""
         began = time.perf_counter()
         boxed = sample_problems(
             self.engine,
             self._judges["box"],
             [with_template(problem, template) for problem in problems],
             self._encoder.encode,
-            samples=SAMPLES if temperature else 1,
+            samples=samples if temperature else 1,
             temperature=temperature,
             max_tokens=max_tokens,
-            seed=0,
+            seed=seed,
         )
         self.seconds += time.perf_counter() - began
         self.tokens += sum(group.group.num_tokens for group in boxed)
@@ -245,8 +247,8 @@ class Setting(NamedTuple):
 
     model: str
     data: str
-    hub: bool
-    """Whether ``data`` is a hub name instead of a path."""
+    kind: Literal["path", "hub", "family"]
+    """What ``data`` is."""
     columns: dict[str, str]
     """Columns of prompt and answer, where the user named them."""
     problems: Sequence[Problem]
@@ -497,7 +499,8 @@ def _source(table: str, setting: Setting, way: Way) -> list[str]:
     columns = ", ".join(f"{name} = {_text(column)}" for name, column in setting.columns.items())
     return [
         table,
-        f"{'hub' if setting.hub else 'path'} = {_text(setting.data)}",
+        f"{setting.kind} = {_text(setting.data)}",
+        f"count = {len(setting.problems)}" if setting.kind == "family" else "",
         f"template = {_text(way.template)}",
         f"verifier = {_text(setting.verifier)}" + ("  # the answers are words" if setting.verifier == "exact" else "")
         if setting.verifier

@@ -158,7 +158,7 @@ def test_the_sizes_of_a_recipe_by_hand(context: int, second_stage: bool) -> None
     setting = Setting(
         model="m",
         data="d",
-        hub=False,
+        kind="path",
         columns={},
         problems=list(islice(asked, 500)),
         verifier=None,
