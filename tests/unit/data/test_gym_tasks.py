@@ -71,6 +71,21 @@ def test_few_distinct_questions_are_not_shared_between_splits() -> None:
     assert not drawn["train"] & drawn["test"]
 
 
+def test_items_that_the_library_cannot_generate_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(gym.create_dataset("leg_counting", seed=0, size=1))
+    made = kind.__getitem__
+
+    def broken(self: object, index: int) -> dict[str, object]:
+        if index % 2:
+            raise TypeError("Object of type int64 is not JSON serializable")
+        return made(self, index)
+
+    whole = [problem.id for problem in load_problems(SourceConfig(family=LEGS, count=40))]
+    monkeypatch.setattr(kind, "__getitem__", broken)
+    left = [problem.id for problem in load_problems(SourceConfig(family=LEGS, count=10))]
+    assert left == [name for name in whole if int(name.rpartition("-")[2]) % 2 == 0][:10]
+
+
 def test_levels_are_those_of_the_curriculum() -> None:
     source = SourceConfig(family=LEGS, count=60, levels=(0, 3))
     problems = load_problems(source)
@@ -89,6 +104,7 @@ def test_levels_are_those_of_the_curriculum() -> None:
     [
         ("leg_countin", {}, "^family: .*no such task; did you mean 'leg_counting'?"),
         ("word_ladder", {}, "^family: .*differ from process to process"),
+        ("game_of_life_halting", {}, "^family: .*accepts any text"),
         ("composite", {}, "^family: .*mixture of other tasks"),
         ("leg_counting", {"max_animal": 3}, "^options: .*no option 'max_animal'; did you mean 'max_animals'?"),
         ("leg_counting", {"min_animals": 9, "max_animals": 2}, "^options: .*max_animals must be >= min_animals"),
