@@ -25,7 +25,7 @@ from magicrl_verifiers.records import JudgeOptions
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "reasoning-gym.md"
 SECONDS = 60
-"""Time limit per task."""
+"""Limit of CPU time per task."""
 INTRODUCTION = """# Tasks of reasoning-gym
 
 Written by `python -m tools.gym_page`. {works} of the {tasks} tasks of reasoning-gym {version} (Apache-2.0) can be
@@ -79,16 +79,16 @@ def _all_measured() -> dict[str, dict[str, Any]]:
     def expired(*_: object) -> None:
         raise TimeoutError(f"more than {SECONDS} s")
 
-    signal.signal(signal.SIGALRM, expired)
+    signal.signal(signal.SIGPROF, expired)
     found: dict[str, dict[str, Any]] = {}
     for task in usable_tasks():
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             found[task] = measured(task)
         except Exception as error:  # noqa: BLE001 - the page says what a task's code raised
             found[task] = {"error": f"{type(error).__name__}: {error}"}
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
     return found
 
 

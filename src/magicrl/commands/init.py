@@ -228,7 +228,14 @@ def _look(
     """The best way of asking, what this machine can do, and the settings that fit it."""
     from magicrl.evaluation.engines import opens_reasoning
     from magicrl.models.loading import load_policy
-    from magicrl.training.recipe_proposal import FirstLook, Speed, learning_speed, templates_for, with_template
+    from magicrl.training.recipe_proposal import (
+        FirstLook,
+        Speed,
+        measured_step,
+        proposed_learning_rate,
+        templates_for,
+        with_template,
+    )
 
     parameters = sum(p.numel() for p in policy.model.parameters())
     settings = _fitting(policy, read, encoder, parameters)
@@ -277,9 +284,11 @@ def _look(
         soft_wrap=True,
     )
     look.close()
-    learned = learning_speed(policy, settings, encoder, read.problems)
-    speed = Speed(sampled=look.tokens / look.seconds, learned=learned)
+    rate = proposed_learning_rate(parameters)
+    learned, kl = measured_step(policy, settings, best.sampled, rate)
+    speed = Speed(sampled=look.tokens / look.seconds, learned=learned, kl=kl)
     console.print(f"this machine: {speed.sampled:.0f} tokens/s sampled, {speed.learned:.0f} tokens/s learned")
+    console.print(f"one update at a learning rate of {rate:g} has a KL of {kl:.1g} nats per token")
     return best, speed, settings
 
 
