@@ -255,7 +255,7 @@ def _sandbox() -> Finding:
         tier = sandbox.tier
     except SandboxError as error:
         remedy = (
-            "a Linux kernel 5.13 or newer on x86-64 (docs/reference/security.md); all but code problems works without"
+            "a Linux kernel 5.13 or newer on x86-64 (docs/reference/code-verifier.md). Everything but code problems works without"
         )
         return Finding(what, "warning", str(error), remedy)
     finally:

@@ -21,7 +21,8 @@ from transformers import PreTrainedTokenizerBase
 
 from magicrl import registry
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import HeadDType, VllmConfig
+from magicrl.config.model_schema import HeadDType
+from magicrl.config.schema import VllmConfig
 from magicrl.models.adapter_files import adapter_shapes
 from magicrl.models.loading import (
     LoadedModel,
