@@ -1,4 +1,4 @@
-"""Running sum with habits: a task that a tiny model can half do, with a better strategy that it rarely uses.
+"""Task family ``running_sum``: sums that a tiny model solves in part, with a better strategy that it rarely uses.
 
 The prompt is ``L x1 x2 ... xK :``, K digits. The answer is their sum mod 10. A response adds the operands from
 the left, one block each, and ends with its running total: the answer that the ``exact`` verifier reads.
@@ -8,8 +8,9 @@ the left, one block each, and ends with its running total: the answer that the `
     S4 x4 t4        ...
 
 A *strategy* is where it stops: after 2 operands (two tokens) up to all K. The *level* of an instance is the place of
-its last non-zero operand, so whoever stops there or later is right. Demonstrations mostly stop too early: at every tier
-stopping is the greedy choice, and reinforcement learning finds the longer strategies, tier by tier. Some ramble:
+its last non-zero operand, so a response that stops there or later is correct. Demonstrations mostly stop too early: at
+every tier stopping is the greedy choice, and reinforcement learning finds the longer strategies one by one. Some
+ramble:
 
 * ``ramble = "run"``: after blocks, runs of filler words, each closed by the restated total (``hm so hm ? t``);
 * ``ramble = "tail"``: after the last block only, re-checks ``? t``, many, whatever the strategy was
