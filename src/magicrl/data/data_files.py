@@ -159,7 +159,7 @@ def _check_path(path: Path) -> None:
 
 
 def _undecodable_line(path: Path) -> int:
-    """Found anew in the bytes: a decoder's own position counts from its last block."""
+    """Return the number of the first line that is not UTF-8. The decoder's position only counts from its last block."""
     content = path.read_bytes()
     try:
         content.decode("utf-8")
@@ -169,7 +169,7 @@ def _undecodable_line(path: Path) -> int:
 
 
 def _nearby(path: Path) -> str:
-    """What stands in the nearest folder that exists, as the tail of an error."""
+    """Return the end of an error message: the data files in the folder of a missing file."""
     folder = path.parent
     if not folder.is_dir():
         return f"; the folder {folder} does not exist"

@@ -457,7 +457,7 @@ class _RowReader:
         if not self.reader.needs_reference:
             used -= {schema.answer}  # a custom reward may read the answer under its column's name, as in TRL
         source = record.get("data_source") if schema.released else None
-        # rows of the pipeline hold the bare statement beside the prompt that a model is given: the same problem
+        # rows of the pipeline also hold the bare statement, which is the same problem without a template
         bare = record.get("problem") if schema.released and not turns.context else None
         return Problem(
             id=f"{self.reader.stem}-{self.row.index}" if fields.id is None else self._identifier(fields.id),

@@ -132,12 +132,12 @@ def expression(steps: Sequence[str]) -> str:
 
 
 def write_chain(steps: Sequence[str], *, items: str, tell: str, style: ChainStyle, rng: np.random.Generator) -> Chain:
-    """Draw one demonstration.
+    """Return a random demonstration.
 
     Args:
-        steps: the solution.
-        items: plural noun of what is counted.
-        tell: the sentence that answers the question, with the slot ``{answer}``.
+        steps: The solution.
+        items: Plural noun of the counted objects.
+        tell: The sentence that answers the question, with the slot ``{answer}``.
         style: shares of what may happen.
         rng: every choice is drawn from it.
     """
@@ -165,7 +165,7 @@ def write_chain(steps: Sequence[str], *, items: str, tell: str, style: ChainStyl
 
 
 def with_slip(steps: Sequence[str], solution: Sequence[SolutionStep], rng: np.random.Generator) -> list[SolutionStep]:
-    """The steps with one wrong value that changes the final answer; later steps go on from it."""
+    """Return the steps with one wrong value, from which later steps continue and which changes the final answer."""
     start = int(rng.integers(len(steps)))
     for index in [start, *reversed(range(len(steps)))]:
         wrong = evaluate_steps(steps, (index, _wrong_value(solution[index], rng)))
@@ -331,7 +331,7 @@ SHAPES: Mapping[int, tuple[tuple[str, ...], ...]] = {
         *(("open_groups", move, "share") for move in _MOVES),
         *(("open_groups", compare, "both") for compare in _COMPARE),
     ),
-}  # orders of events by level; ``both`` asks for the hero's and the friend's together
+}  # sequences of events by level; ``both`` combines the hero's and the friend's amounts
 
 
 class WordOptions(ChainStyle):
@@ -341,13 +341,13 @@ class WordOptions(ChainStyle):
     max_factor: int = Field(default=5, ge=3)  # largest number of groups, and of parts in a division
     max_unit: int = Field(default=12, ge=4)  # largest size of one group
     held_out: Literal["template", "instance"] = "template"
-    """``template``: validation and test have stories of their own; ``instance``: every split tells all stories.
-    Instances are disjoint in both."""
+    """``template``: validation and test have separate stories. ``instance``: all splits share all stories.
+    Instances are disjoint in both cases."""
 
 
 @dataclass(slots=True)
 class _Telling:
-    """A story while it is told: what has been said, the steps so far, and what the hero has now."""
+    """A story under construction: sentences and steps so far, and what the hero has now."""
 
     sentences: list[str]
     steps: list[str]
@@ -371,7 +371,7 @@ class WordProblems:
         self.options = options or WordOptions()
 
     def stories(self, split: Split) -> tuple[Story, ...]:
-        """The stories this split may tell."""
+        """Return the stories of a split."""
         if self.options.held_out == "instance":
             return load_stories()
         return tuple(story for story in load_stories() if story.split == split)
