@@ -1,8 +1,7 @@
-"""Keys of a problem that other names of its variables and people, or chat text around it, do not change.
+"""Keys of a problem that do not depend on the names of variables and people, or on chat text around the problem.
 
-Variables and names are labels: renamed one to one, in the order of their first places, they leave the problem as it is.
-What stands around a problem is taken off sentence by sentence while it says nothing mathematical; what is left must
-then be another text as a whole.
+Variables and names are labels, numbered by their first occurrence. Sentences around a problem are removed while they
+say nothing mathematical. The rest must then equal another text as a whole.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ _INDEX = re.compile(r"_\{?i\b|\bi\s*=")
 _AXIS = re.compile(r"[xyz]\$?-(?:axis|axes|coordinate|intercept)")
 # inside a sentence, or the owner of something; at the start of a sentence every word has a capital
 _NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+\b|\b[A-Z][a-z]+(?=['’]s\b| and [A-Z][a-z])")
-# what stands around a problem whatever it says: control tokens of chat templates, roles, a greeting, a label in front,
-# points, a place for the answer
+# text that never belongs to a problem: control tokens of chat templates, roles, a greeting, a label in front, points,
+# time limits, a placeholder for the answer
 _LABEL = (
     r"(?i:question|problem|exercise|example|task|quiz|exam|test|homework|hw|item|puzzle|challenge|section|chapter|part"
     r"|level|round|ex|q|no)"
@@ -72,7 +71,7 @@ _SENTENCE_END = re.compile(
     r"|\s+(?=[(\[][^()\[\]\n$]{3,60}[)\]]\s*$)"
 )
 _BLANKS = str.maketrans(dict.fromkeys("0123456789\n.,:;!?()[]{}<>|*#/_'\"$\\-", " "))
-_ENDS = 100  # characters at either end in which a text around would be noticed
+_ENDS = 100  # characters at either end that are searched for surrounding text
 _PRONOUNS = listed("he she him his her hers himself herself")
 _SIGNS = listed("+ * / ^ = < > <= >= != % sqrt !")
 _ADDRESS = WORDS.address
@@ -105,19 +104,20 @@ _CIRCUMSTANCES = re.compile(
 )
 """Numbers of people and examinations rather than of the problem."""
 _SURE = 40
-"""Characters of a text that is surely more than that."""
+"""A text longer than this has at least ``_LEAST`` tokens."""
 _LEAST = 3
-"""Tokens of what is left when the text around is gone."""
+"""Fewest tokens of a problem without its surrounding text."""
 _MOST_REMARKS = 6
-"""Sentences of remarks that are taken off at each end: the templates of some datasets are that long."""
+"""Largest number of remarks that are removed at each end. Templates of some datasets are this long."""
 _MOST = 4
-"""Sentences that are taken off at each end."""
+"""Largest number of sentences that are removed at each end."""
 
 
 def problem_of(text: str) -> str:
-    r"""The text without the sentences at its ends that only speak to a reader: labels, remarks on how to answer.
+    r"""Return the text without labels and remarks on how to answer at its ends.
 
-    Such a sentence may hold numbers where all its words are those of remarks. A text of nothing else stays as it is.
+    A remark may hold numbers if all its words are typical of remarks. A text that is only remarks is returned
+    unchanged.
 
     Example:
         >>> problem_of("Question 14: Find $x$ if $x + 3 = 5$. Put the final answer in $\\boxed{ANSWER}$.")
@@ -161,16 +161,16 @@ def _introduces(part: str) -> bool:
 
 
 def _may_speak(text: str) -> bool:
-    """Whether words of remarks are in a text, or none at all."""
+    """Return whether a text has words of remarks, or no words at all."""
     words = text.lower().translate(_BLANKS).split()
     return not (words and _NOTICED.isdisjoint(words))
 
 
 def keys_of(text: str) -> list[int]:
-    """64-bit keys of a text: its own, then those of what it may wrap; none of a text of a word or two.
+    """Return 64-bit keys: that of the whole text, then those without sentences at its ends. Empty for one or two words.
 
-    One of two texts is the other in disguise if the own key of one is among the keys of the other. Remarks around the
-    text should be gone (`problem_of`).
+    Two texts are the same problem in disguise if the first key of one is among the keys of the other. Remarks should be
+    removed before (`problem_of`).
 
     Example:
         >>> wrapped = keys_of("I am stuck here. Let $x + 3y = 5$ and $x > y$. Find $y$.")
@@ -181,25 +181,25 @@ def keys_of(text: str) -> list[int]:
     """
     parts = _sentences(text)
     tokens = _tokens(parts)
-    # two words are no problem, and would be equal to many
+    # two words are not a problem, and many texts would share them
     if sum(map(len, tokens)) < _LEAST:
         return []
     front, back = (
         sum(1 for _ in takewhile(lambda end: _may_be_around(*end), zip(ends[:_MOST], words, strict=False)))
         for ends, words in ((parts, tokens), (parts[::-1], tokens[::-1]))
     )
-    # every way to take sentences off both ends: which of them are the frame cannot be known
+    # all ways to remove sentences at both ends, because it is unknown which of them surround the problem
     ways = (tokens[first : len(tokens) - last] for first in range(front + 1) for last in range(back + 1))
     return [_key(left) for left in ways if sum(map(len, left)) >= _LEAST]
 
 
 def _sentences(text: str) -> list[str]:
-    """The text cut at ends of sentences, lines, colons and dashes, formulas whole."""
+    """Split a text at the ends of sentences and lines, colons and dashes, but not inside formulas."""
     spans = [match.span() for match in _MATHS.finditer(text)]
     parts: list[str] = []
     start = 0
     for match in _SENTENCE_END.finditer(text):
-        # a full stop within a formula ends no sentence
+        # a full stop in a formula does not end a sentence
         if any(first < match.end() < last for first, last in spans):
             continue
         parts.append(text[start : match.end()])
@@ -208,7 +208,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def _tokens(parts: Sequence[str]) -> list[list[str]]:
-    """Canonical tokens of each part; a variable's or a name's begins with ``qz``."""
+    """Return the canonical tokens of each part. Tokens of variables and names begin with ``qz``."""
     whole = "\n".join(parts)
     index = _INDEX.search(whole) is not None
     exponential, axes = "e^" in whole, _AXIS.search(whole) is not None
@@ -216,7 +216,7 @@ def _tokens(parts: Sequence[str]) -> list[list[str]]:
     letters: set[str] = set()
 
     def variable(letter: str) -> str:
-        # i that is no index, e where it is raised, pi, and letters of axes are constants: nobody renames them
+        # i (unless an index), e (if raised to a power), pi, and letters of axes are constants and never renamed
         if (
             (letter == "i" and not index)
             or (letter == "e" and exponential)
@@ -234,9 +234,9 @@ def _tokens(parts: Sequence[str]) -> list[list[str]]:
 
     def word(match: re.Match[str]) -> str:
         if match[2]:
-            # AB is two points only where A and B are variables elsewhere; else an abbreviation
+            # AB is two points if A and B are variables elsewhere, otherwise an abbreviation
             return "".join(map(variable, match[2])) if letters.issuperset(match[2]) else match[0]
-        # articles and the pronoun: variables only beside an operator
+        # the articles a and A and the pronoun I are variables only next to an operator
         if match[1] in "aAI" and not _TERM.search(match.string[max(0, match.start() - 2) : match.end() + 2]):
             return match[0]
         return variable(match[1])
@@ -267,7 +267,7 @@ _SPELLED = str.maketrans("0123456789", "ghijklmnop")
 
 
 def _is_remark(part: str, told: set[str]) -> bool:
-    """Whether a sentence certainly says nothing about a problem: labels, and remarks on how to answer."""
+    """Return whether a sentence is certainly a label or a remark on how to answer."""
     if _CERTAIN.isdisjoint(told):
         return not any(t[0].isalnum() for t in told)  # a line of dashes
     if part.rstrip().endswith("?") or told & _NO_REMARK:
@@ -275,7 +275,7 @@ def _is_remark(part: str, told: set[str]) -> bool:
     words = {t for t in told if t[0].isalpha() and not (t.startswith("qz") and "boxed" in told)}
     if words <= _FRAME:
         return not _REMARKS.isdisjoint(words)
-    # a word that is not known here may stand in a remark that says *you* and holds no formulas and people
+    # a remark with an unknown word must address the reader and hold no formulas or people
     if any(
         t.startswith("qz") or t in _PEOPLE or not _HARMLESS.issuperset(axis for axis, _ in poles_of(t)) for t in told
     ):
@@ -286,11 +286,11 @@ def _is_remark(part: str, told: set[str]) -> bool:
 
 
 def _may_be_around(part: str, words: Sequence[str]) -> bool:
-    """Whether a sentence at an end may be no part of the problem."""
+    """Return whether a sentence at an end may not belong to the problem."""
     told = set(words)
     if _is_remark(part, told):
         return True
-    # a number, a variable or a formula: this sentence belongs to the problem, and so do those behind it
+    # a sentence with a number, a variable or a formula belongs to the problem, and so do those after it
     if any((t[0].isdigit() and t != "1") or t.startswith("qz") for t in told) or told & _BELONGING:
         return False
     axes = {axis for word in told for axis, _ in poles_of(word)}
@@ -304,7 +304,7 @@ def _may_be_around(part: str, words: Sequence[str]) -> bool:
 
 
 def _key(parts: Sequence[Sequence[str]]) -> int:
-    """A hash of the tokens, variables and names numbered by their first places."""
+    """Return a hash of the tokens, with variables and names numbered by their first occurrence."""
     numbers: dict[str, str] = {}
     told = (numbers.setdefault(t, f"qz{len(numbers)}") if t.startswith("qz") else t for part in parts for t in part)
     text = " ".join(told).replace("what is", "find")

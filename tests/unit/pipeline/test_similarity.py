@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from magicrl.pipeline.canonical import canonical
+from magicrl.pipeline.canonical import canonical_text
 from magicrl.pipeline.embedders import HashedEmbedder, make_embedder
 from magicrl.pipeline.guard import are_different, number_key, numbers_of
 from magicrl.pipeline.pipeline_schema import EmbeddingSettings
@@ -35,7 +35,7 @@ from magicrl.pipeline.texts import jaccard, shingles
     ],
 )
 def test_typesetting_does_not_count(latex: str, plain: str) -> None:
-    assert canonical(latex) == canonical(plain)
+    assert canonical_text(latex) == canonical_text(plain)
 
 
 @pytest.mark.parametrize(
@@ -53,16 +53,16 @@ def test_typesetting_does_not_count(latex: str, plain: str) -> None:
     ],
 )
 def test_what_is_another_formula_stays_another_text(one: str, other: str) -> None:
-    assert canonical(one) != canonical(other)
+    assert canonical_text(one) != canonical_text(other)
 
 
 def test_hostile_texts_come_through() -> None:
     for text in ("", "\x00", "\ud800", "{" * 5000, "\\frac" * 500, "$" * 999, "²" * 100, "🙂 中文 ﷺ"):
-        assert canonical(canonical(text)) is not None
+        assert canonical_text(canonical_text(text)) is not None
 
 
 def test_numbers_are_read_as_words_too() -> None:
-    assert numbers_of(canonical("He has twenty-five, 3.0 and two dozen").split()) == ["25", "3", "24"]
+    assert numbers_of(canonical_text("He has twenty-five, 3.0 and two dozen").split()) == ["25", "3", "24"]
     assert number_key(["3", "and", "5"]) == number_key(["5", "then", "3"])
     assert number_key(["3", "3", "5"]) != number_key(["3", "5", "5"])
 
