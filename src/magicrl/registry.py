@@ -111,7 +111,7 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 def names(kind: str) -> tuple[str, ...]:
     """The built-in names of this kind and those of installed packages, in alphabetical order."""
-    return references.names(kind, BUILTINS[kind])
+    return references.known_names(kind, BUILTINS[kind])
 
 
 def check(kind: str, reference: str) -> str:
@@ -120,7 +120,7 @@ def check(kind: str, reference: str) -> str:
     Raises:
         ValueError: an unknown name (says the nearest known one), a file or a module that is not there.
     """
-    return references.check(kind, reference, BUILTINS[kind])
+    return references.check_reference(kind, reference, BUILTINS[kind])
 
 
 def resolve(kind: str, reference: str) -> Any:
@@ -130,7 +130,7 @@ def resolve(kind: str, reference: str) -> Any:
         ValueError: as `check`; the module fails to import (its error is told and is the cause); or it has no such
             attribute.
     """
-    return references.resolve(kind, reference, BUILTINS[kind])
+    return references.resolve_reference(kind, reference, BUILTINS[kind])
 
 
 def is_builtin(kind: str, reference: str) -> bool:
