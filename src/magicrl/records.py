@@ -35,9 +35,9 @@ from magicrl_verifiers.records import Message as Message
 from magicrl_verifiers.records import Outcome as Outcome
 from magicrl_verifiers.records import Problem as Problem
 from magicrl_verifiers.records import Verdict as Verdict
+from magicrl_verifiers.records import plain_typography as plain_typography
 from magicrl_verifiers.records import prompt_key as prompt_key
 from magicrl_verifiers.records import reward_earned as reward_earned
-from magicrl_verifiers.records import typed as typed
 
 TokenArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]

@@ -113,7 +113,7 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 def names(kind: str) -> tuple[str, ...]:
     """Return the built-in names of a kind and those of installed packages, in alphabetical order."""
-    return references.names(kind, BUILTINS[kind])
+    return references.known_names(kind, BUILTINS[kind])
 
 
 def check(kind: str, reference: str) -> str:
@@ -122,7 +122,7 @@ def check(kind: str, reference: str) -> str:
     Raises:
         ValueError: The name is unknown (names the nearest known one), or the file or module does not exist.
     """
-    references.check(kind, _collection(kind, reference)[0], BUILTINS[kind])
+    references.check_reference(kind, _collection(kind, reference)[0], BUILTINS[kind])
     return reference
 
 
@@ -133,7 +133,7 @@ def resolve(kind: str, reference: str) -> Any:
         ValueError: See `check`; or the module fails to import (includes its error), or has no such attribute.
     """
     name, task = _collection(kind, reference)
-    found = references.resolve(kind, name, BUILTINS[kind])
+    found = references.resolve_reference(kind, name, BUILTINS[kind])
     return functools.partial(found, task) if task else found
 
 

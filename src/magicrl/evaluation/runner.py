@@ -332,7 +332,7 @@ def decides_of(
     names = sorted({problem.environment for problem in benchmark.problems if problem.environment is not None})
     if names:
         limits = {name: getattr(settings, name) for name in ("max_turns", "max_observation_tokens")}
-        code = {name: references.fingerprint(name) for name in names if name.rpartition(":")[0].endswith(".py")}
+        code = {name: references.file_fingerprint(name) for name in names if name.rpartition(":")[0].endswith(".py")}
         decides["environments"] = {"names": names, "sha256": code, **limits}
     return decides
 

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator
 
 from magicrl.config.loader import shipped_table
 from magicrl.config.schema import Section
-from magicrl.records import typed
+from magicrl.records import plain_typography
 from magicrl_verifiers.maths.literals import CARDINALS
 
 
@@ -166,7 +166,7 @@ def tokens_of(text: str) -> list[str]:
         >>> tokens_of("Find 1/2 x² ≤ 10,000")
         ['find', '1', '/', '2', 'x', '^', '2', '<=', '10000']
     """
-    text = typed(text)
+    text = plain_typography(text)
     # thousands first, before commas are dropped as punctuation
     if "," in text or "{,}" in text:
         text = _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)

@@ -31,7 +31,7 @@ from magicrl_verifiers.code.sandbox import Limits
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
 from magicrl_verifiers.extraction import CLOSE_TAG, OPEN_TAG, last_box
 from magicrl_verifiers.maths.literals import plain_number
-from magicrl_verifiers.maths.notation import canonical, close_braces
+from magicrl_verifiers.maths.notation import canonical_notation, close_braces
 from magicrl_verifiers.records import JudgeOptions
 from magicrl_verifiers.service import VerifierPool
 from magicrl_verifiers.workers import Closing, Ticket
@@ -120,7 +120,7 @@ def _is_digits(text: str) -> bool:
 
 
 def _canonical(text: str) -> str:
-    return text if _is_digits(text) else canonical(close_braces(text))
+    return text if _is_digits(text) else canonical_notation(close_braces(text))
 
 
 def stated_answer(solution: str) -> str | None:

@@ -21,7 +21,7 @@ from magicrl.pipeline.entry import DROPPED_SCHEMA, Ability, Entry, entry_of, is_
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part, told_when_full
 from magicrl.pipeline.pipeline_schema import PipelineSource
 from magicrl.records import Problem
-from magicrl_verifiers.references import fingerprint
+from magicrl_verifiers.references import file_fingerprint
 from magicrl_verifiers.secrets import without_secrets
 
 
@@ -204,7 +204,7 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
     step = StepFolder(folder)
     files = source_files(source)
     settings = source.model_dump(mode="json", exclude={"path", "source"})  # names and content matter, not the location
-    brought = None if source.source is None else (Path(source.source).name, fingerprint(source.source))
+    brought = None if source.source is None else (Path(source.source).name, file_fingerprint(source.source))
     key = hash_of(IMPORT_VERSION, settings, brought, [_checksum(path) for path in files], most_characters)
     done = _finished(step, key)
     if done is not None:

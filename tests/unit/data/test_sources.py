@@ -22,7 +22,7 @@ from builders import problem, write_lines
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import FieldMapping, SourceConfig
 from magicrl.data.sources import MARK, load_mixture, load_problems, load_source, problems_fingerprint, with_wrong_labels
-from magicrl.records import Message, Problem, prompt_key, typed
+from magicrl.records import Message, Problem, plain_typography, prompt_key
 
 
 def load(folder: Path, name: str, **options: Any) -> list[Problem]:
@@ -482,7 +482,7 @@ def test_what_is_asked_does(one: str, other: str) -> None:
 def test_no_two_digits_of_another_value_are_folded_into_one() -> None:
     """Every character that Unicode folds into a plain digit is a digit of that value, and not raised or lowered."""
     for code in range(sys.maxunicode + 1):
-        found = typed(char := chr(code))
+        found = plain_typography(char := chr(code))
         if found != char and any(c.isdigit() for c in found):
             tag = unicodedata.decomposition(char).partition(" ")[0]
             assert tag not in ("<super>", "<sub>", "<fraction>"), f"U+{code:04X} {char} became {found}"

@@ -99,7 +99,7 @@ class Client(Peer):
         try:
             if isinstance(known[0], list):
                 return self._error_class([(str(module), str(kind)) for module, kind in known])
-            return Remote(self, {"h": [int(known[0]), bool(known[1])]}, name)
+            return ProgramObject(self, {"h": [int(known[0]), bool(known[1])]}, name)
         except (TypeError, ValueError, IndexError) as error:
             raise self._nonsense(str(error)) from error
 
@@ -266,7 +266,7 @@ class Client(Peer):
         return values.encode(value, self._lend)
 
     def _lend(self, value: Any) -> Any:
-        if isinstance(value, Remote):
+        if isinstance(value, ProgramObject):
             return dict(object.__getattribute__(value, "_target"))
         if value is _STRANGER:
             return {"stranger": 0}
@@ -300,7 +300,7 @@ class Client(Peer):
     def _hook(self, tagged: Mapping[str, Any]) -> Any:
         (tag, content), *_ = tagged.items()
         if tag == "h":
-            remote = Remote(self, {"h": [int(content[0]), bool(content[1])]})
+            remote = ProgramObject(self, {"h": [int(content[0]), bool(content[1])]})
             return _awaited(remote) if content[2] is True else remote
         if tag == "lent":
             return self._lent[content]
@@ -371,11 +371,11 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
 """Operations on a lent object that the program may request by name."""
 
 
-async def _awaited(remote: Remote) -> Any:
+async def _awaited(remote: ProgramObject) -> Any:
     return remote._client.ask("wait", remote._target)  # pyright: ignore[reportPrivateUsage]
 
 
-class Remote:
+class ProgramObject:
     # Something of the program's. The class has no docstring, since `__doc__` is the program's.
     #
     # An operator that shows the program a value of the tests' (``f(2) == 4``, ``3 in f(2)``) is left to the program
@@ -396,7 +396,7 @@ class Remote:
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
         made = self._client.call(self._target, positional, named)
-        if isinstance(made, Remote) and self._name[:1].isupper() and self._name != "Solution":
+        if isinstance(made, ProgramObject) and self._name[:1].isupper() and self._name != "Solution":
             object.__setattr__(made, "_own", True)
         return made
 
@@ -412,7 +412,7 @@ class Remote:
     def __eq__(self, other: object) -> bool:
         ask = self._client.operate
         # a value of the tests' is never shown: the result of a call equals none of them
-        if not (isinstance(other, Remote) or self._own):
+        if not (isinstance(other, ProgramObject) or self._own):
             return False
         # an object that equals a stranger equals everything
         return ask("eq", self, other) is True and ask("eq", self, _STRANGER) is not True
@@ -424,7 +424,7 @@ class Remote:
         return self._client.operate("truth", self) is True
 
     def __contains__(self, item: Any) -> bool:
-        if self._own or isinstance(item, Remote):
+        if self._own or isinstance(item, ProgramObject):
             return self._client.operate("contains", self, item) is True
         # compared here, element by element: `in` would show the item to the program
         return any(item == one for one in self)
@@ -436,10 +436,10 @@ class Remote:
         raise Unsupported(f"a class of the tests derives from {self._name or 'a class'} of the program")
 
     def __subclasscheck__(self, kind: Any) -> bool:
-        return isinstance(kind, Remote) and self._client.operate("issubclass", kind, self) is True
+        return isinstance(kind, ProgramObject) and self._client.operate("issubclass", kind, self) is True
 
     def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, Remote) and self._client.operate("isinstance", instance, self) is True
+        return isinstance(instance, ProgramObject) and self._client.operate("isinstance", instance, self) is True
 
     def __enter__(self) -> Any:
         return self.__getattr__("__enter__")()
@@ -455,7 +455,7 @@ class Remote:
         raise blamed_on_program(TypeError("the program returned an object where plain data was expected"))
 
 
-def is_named(remote: Remote) -> bool:
+def is_named(remote: ProgramObject) -> bool:
     """Whether tests got this by a name of the program's, or made it of a class; else it is what a call returned."""
     return bool(remote._name) or remote._own  # pyright: ignore[reportPrivateUsage]
 
@@ -463,8 +463,8 @@ def is_named(remote: Remote) -> bool:
 def _operator(function: str, *, shows: bool, turned: bool = False) -> Callable[..., Any]:
     """An operator that is left to the program; ``shows``: it would show its other operand to the program."""
 
-    def operate(self: Remote, *given: Any) -> Any:
-        if shows and not isinstance(given[0], Remote) and not self._own:  # pyright: ignore[reportPrivateUsage]
+    def operate(self: ProgramObject, *given: Any) -> Any:
+        if shows and not isinstance(given[0], ProgramObject) and not self._own:  # pyright: ignore[reportPrivateUsage]
             raise TypeError(f"the program returned an object where a value was expected ({function})")
         operands = (*given, self) if turned else (self, *given)
         return self._client.operate(function, *operands)  # pyright: ignore[reportPrivateUsage]
@@ -473,13 +473,13 @@ def _operator(function: str, *, shows: bool, turned: bool = False) -> Callable[.
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(Remote, f"__{_name}__", _operator(_name, shows=True))
-    setattr(Remote, f"__r{_name}__", _operator(_name, shows=True, turned=True))
+    setattr(ProgramObject, f"__{_name}__", _operator(_name, shows=True))
+    setattr(ProgramObject, f"__r{_name}__", _operator(_name, shows=True, turned=True))
 for _name in ("lt", "le", "gt", "ge", "matmul", "and_", "or_", "xor"):
-    setattr(Remote, f"__{_name.rstrip('_')}__", _operator(_name, shows=True))
+    setattr(ProgramObject, f"__{_name.rstrip('_')}__", _operator(_name, shows=True))
 _unary = ("len", "next", "str", "repr", "abs", "neg", "float", "int", "index", "reversed")
 for _name in (*_unary, "getitem", "setitem", "delitem"):
-    setattr(Remote, f"__{_name}__", _operator(_name, shows=False))
+    setattr(ProgramObject, f"__{_name}__", _operator(_name, shows=False))
 
 
 _STRANGER: Any = object()

@@ -1,8 +1,8 @@
 """Calls across the border: test code in one process, the program in another, plain data between them.
 
 Lines of JSON each way. Whatever the program answers arrives as exact plain types, as an exception, or as a handle
-(`border.Remote`). The program may call functions that tests lend to it, and read attributes only of stand-ins (mocks,
-text files). This module has the program's side and what both share; the tests' side is in `border`.
+(`border.ProgramObject`). The program may call functions that tests lend to it, and read attributes only of stand-ins
+(mocks, text files). This module has the program's side and what both share; the tests' side is in `border`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def as_list(tagged: Mapping[str, Any]) -> Any:
     raise ValueError("unknown tag")
 
 
-def resolve(namespace: Mapping[str, Any], entry: str) -> Callable[..., Any]:
+def program_function(namespace: Mapping[str, Any], entry: str) -> Callable[..., Any]:
     """The function that tests call: a method of ``Solution`` if it has one of this name, else the module's own."""
     if not entry.isidentifier():
         # a path such as `Solution().f`; evaluated where the program runs, so it can do no more than that
@@ -520,7 +520,7 @@ class Server(Peer):
         if tag == "h":
             return self._lent[content[0]]
         if tag == "name":
-            return resolve(self._namespace, content)
+            return program_function(self._namespace, content)
         if tag == "operator":
             return getattr(operator, content, None) or getattr(builtins, content)
         if tag == "stranger":

@@ -35,7 +35,7 @@ from magicrl_verifiers.code.border import (
     PROGRAM_MODULES,
     Client,
     ProgramModule,
-    Remote,
+    ProgramObject,
     blamed_on_program,
     is_named,
     of_program,
@@ -373,7 +373,7 @@ def _collect(names: Mapping[str, Any], ledger: Ledger, code: types.CodeType) -> 
     if ledger.failed is None:
         _run_unittest(names, ledger)
     if ledger.failed is None:
-        pytest_forms.run(names, ledger)
+        pytest_forms.run_collected(names, ledger)
         ledger.close(code)
     return ledger.failed
 
@@ -495,7 +495,7 @@ class TestNamespace(dict[str, Any]):
         if name in self.client.names:
             return self.client.lookup(name)
         if name in self._wanted:
-            return Remote(self.client, {"name": name}, name)
+            return ProgramObject(self.client, {"name": name}, name)
         raise KeyError(name)
 
     def bind(self, entry: str | None, wanted: list[str]) -> None:
@@ -503,10 +503,10 @@ class TestNamespace(dict[str, Any]):
         self._wanted = frozenset(wanted)
         for name in wanted:
             if name == entry or (name in self["__builtins__"] and name not in self):
-                self[name] = Remote(self.client, {"name": name}, name)
+                self[name] = ProgramObject(self.client, {"name": name}, name)
 
 
-def run(
+def run_tests(
     client: Client, codes: list[types.CodeType], details: Mapping[str, Any], common: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Run test code to its end or its first failure.
@@ -548,7 +548,7 @@ def run(
         namespace.ledger.ended()
         namespace.ledger.loaded()
         _check(namespace, details["check"])
-        own = {name: one for name, one in namespace.items() if type(one) is not Remote}
+        own = {name: one for name, one in namespace.items() if type(one) is not ProgramObject}
         error = _collect(own, namespace.ledger, codes[-1])
     except BaseException as raised:  # noqa: BLE001 - the report says what it was
         error = raised
@@ -561,7 +561,7 @@ def run(
 def _check(namespace: TestNamespace, check: str | None) -> None:
     """Call ``check`` with the program's function, where the test code leaves that to its harness."""
     if check is not None:
-        candidate = namespace[check] if check.isidentifier() else Remote(namespace.client, {"name": check})
+        candidate = namespace[check] if check.isidentifier() else ProgramObject(namespace.client, {"name": check})
         namespace["check"](candidate)
 
 
@@ -653,9 +653,9 @@ _UNPICKLED: dict[str, tuple[str, ...]] = {
 
 def _same(client: Client, one: Any, other: Any) -> bool:
     """``one is other``, as if the tests and the program were one process; `Unsupported` where that is not known."""
-    if one is other or isinstance(one, Remote) != isinstance(other, Remote):
+    if one is other or isinstance(one, ProgramObject) != isinstance(other, ProgramObject):
         return one is other
-    if isinstance(one, Remote):
+    if isinstance(one, ProgramObject):
         return client.operate("is_", one, other) is True
     if client.is_new(one, other) or client.is_new(other, one):
         return False
@@ -674,14 +674,14 @@ def _replacements(client: Client) -> dict[str, Any]:
     """Built-in functions and operators of test code that a border between two processes would change."""
 
     def class_of(value: Any) -> Any:
-        if not isinstance(value, Remote):
+        if not isinstance(value, ProgramObject):
             return type(value)
         found = client.operate("type", value)
         # a program may claim that its object is an int
-        return found if isinstance(found, Remote) else Remote
+        return found if isinstance(found, ProgramObject) else ProgramObject
 
     def identity(value: Any) -> int:
-        if isinstance(value, (Remote, *MUTABLE)):
+        if isinstance(value, (ProgramObject, *MUTABLE)):
             raise Unsupported("id() of a value that may have crossed as a copy")
         return id(value)
 
@@ -709,7 +709,7 @@ def _refuse_introspection(namespace: TestNamespace) -> None:
 
         @functools.wraps(function)
         def call(*given: Any, **named: Any) -> Any:
-            stand_ins = [one for one in given if type(one) is Remote]
+            stand_ins = [one for one in given if type(one) is ProgramObject]
             # the standard library's own calls are not meant
             if stand_ins and _caller(1).f_globals is namespace and (always or is_named(stand_ins[0])):
                 raise Unsupported(f"{function.__name__}() of something of the program's")

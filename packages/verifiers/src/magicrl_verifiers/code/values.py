@@ -128,12 +128,12 @@ def _encode_odd(value: Any, other: Hook | None) -> Any:
         try:
             return {"O": bool(value) is True}
         except Exception:  # noqa: BLE001 - the program's own __bool__
-            return refuse(value)
+            return refuse_rich(value)
     tag, items = node
     return {tag: _many(items, other)}
 
 
-def refuse(value: Any) -> NoReturn:
+def refuse_rich(value: Any) -> NoReturn:
     """A hook for `encode` that lets nothing pass but plain data."""
     raise NotPlainError(f"a value of type {type(value).__name__} is no plain data")
 
