@@ -1,13 +1,13 @@
-"""Which models work and how far they are from plain transformers: benchmarks/results/models.json and
-docs/guides/models.md.
+"""Measure which models work and how close they are to plain transformers.
 
 python -m tools.model_table                  # some minutes on two CPU cores
-python -m tools.model_table --part replay    # router replay's table alone: seconds
-python -m tools.model_table --part vllm      # vLLM's table alone, where it is installed: minutes
-python -m tools.model_table --part page      # the page alone, from the figures that are there
+python -m tools.model_table --part replay    # only router replay's table: seconds
+python -m tools.model_table --part vllm      # only vLLM's table, if vLLM is installed: minutes
+python -m tools.model_table --part page      # only the page, from existing figures
 
-Each row of `model_cases.py` in float32: the learner with packed sequences and with shared prompts, the in-process
-engine with more samples than rows, and the engine's speed beside Llama's of the same sizes, taken in turns.
+The results are benchmarks/results/models.json and docs/guides/models.md. Each row of `model_cases.py` runs in float32:
+the learner with packed sequences and with shared prompts, the in-process engine with more samples than rows, and the
+engine's speed in turns with a Llama of the same sizes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tools.pages import ROOT, put_section, table
 
 JSON, PAGE = COMMITTED / "models.json", ROOT / "docs" / "guides" / "models.md"
 _TURNS = 3
-_ROUNDING = 1e-3  # a log-prob in float32 differs by no more, where the same function is computed
+_ROUNDING = 1e-3  # largest float32 difference of log-probs of the same function
 _LLAMA = "Llama 3"
 COLUMNS = (
     "model | what its layers have that Llama's have not | learner, packed | learner, shared prompts | gradient | "
@@ -42,12 +42,12 @@ REPLAY_COLUMNS = (
 
 
 def speeds(names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Tokens a second of each model and of Llama right before it: the median of some turns, and of their quotients."""
+    """Return tokens per second of each model and of Llama right before it: medians, and that of their ratios."""
     llama = model_cases.speed(model_cases.CASES[_LLAMA])
     found: dict[str, dict[str, float]] = {}
     for name in names:
         once = model_cases.speed(model_cases.CASES[name])
-        once(), llama()  # what is set up at the first call
+        once(), llama()  # set-up of the first call
         turns = [(llama(), once()) for _ in range(_TURNS)]
         found[name] = {
             "tokens_per_s": rounded(statistics.median(own for _, own in turns)),
@@ -74,7 +74,7 @@ def measure() -> dict[str, Any]:
 
 
 def measure_replay() -> dict[str, Any]:
-    """What router replay changes for each mixture of `REPLAYED`, in bfloat16."""
+    """Return what router replay changes for each mixture of `REPLAYED`, in bfloat16."""
     torch.set_num_threads(1)
     found = {name: model_cases.replayed(model_cases.CASES[name]) for name in REPLAYED}
     rows = {name: {key: rounded(value) for key, value in row.items()} for name, row in found.items()}
@@ -82,7 +82,7 @@ def measure_replay() -> dict[str, Any]:
 
 
 def replay_section(found: Mapping[str, Any]) -> list[str]:
-    """The page's part on router replay."""
+    """Return the page's section on router replay."""
     run = found["run"]
     versions = run["machine"]["versions"]
     return [
@@ -106,7 +106,7 @@ def replay_section(found: Mapping[str, Any]) -> list[str]:
 
 
 def measure_vllm(models: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM's samples beside plain transformers, before and after new weights."""
+    """Return distances of vLLM's samples from plain transformers, before and after new weights."""
     rows = {
         name: {key: rounded(value) if isinstance(value, float) else value for key, value in row.items()}
         for name, row in models.items()
@@ -115,7 +115,7 @@ def measure_vllm(models: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def vllm_section(found: Mapping[str, Any]) -> list[str]:
-    """The page's part on vLLM."""
+    """Return the page's section on vLLM."""
     rows, versions = found["models"], found["run"]["machine"]["versions"]
     tried = {name: row for name, row in rows.items() if "vllm_logprob" in row}
     refused = [
@@ -162,7 +162,7 @@ def _row(name: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def section(found: Mapping[str, Any]) -> list[str]:
-    """The table's part of the page."""
+    """Return the page's table of models."""
     run = found["run"]
     versions = run["machine"]["versions"]
     refused = [
@@ -181,7 +181,7 @@ def section(found: Mapping[str, Any]) -> list[str]:
 
 
 def write(page: Path, figures: Path) -> None:
-    """Put the tables made from ``figures`` into ``page``."""
+    """Write the tables made from ``figures`` into ``page``."""
     found = json.loads(figures.read_text())
     put_section(page, "models", section(found))
     put_section(page, "replay", replay_section(found["replay"]))

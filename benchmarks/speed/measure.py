@@ -192,8 +192,8 @@ class GemmBound:
     """The bound of the speed benchmarks: the time of a model's matrix products only, in one thread.
 
     Results go into existing memory: page faults of a fresh result of a few hundred MiB cost a quarter of a float32
-    product, which a learner that works in chunks never pays. Each product runs with several numbers of rows, and the best
-    counts. Its time is the least ever seen, as the bound runs between the measurements. Layers run in order with
+    product, which a learner that works in chunks never pays. Each product runs with several numbers of rows, and the
+    best counts. Its time is the least ever seen, as the bound runs between the measurements. Layers run in order with
     their own weights, so weights come from the same place as in a real pass.
     """
 
