@@ -1,13 +1,14 @@
-"""Measure which models work and how close they are to plain transformers.
+"""Measure how far each model type is from plain transformers, and write docs/guides/models.md.
+
+The figures are kept in benchmarks/results/models.json.
 
 python -m tools.model_table                  # some minutes on two CPU cores
-python -m tools.model_table --part replay    # only router replay's table: seconds
-python -m tools.model_table --part vllm      # only vLLM's table, if vLLM is installed: minutes
-python -m tools.model_table --part page      # only the page, from existing figures
+python -m tools.model_table --part replay    # only the table of router replay: seconds
+python -m tools.model_table --part vllm      # only the table of vLLM, if it is installed: minutes
+python -m tools.model_table --part page      # only the page, from the existing figures
 
-The results are benchmarks/results/models.json and docs/guides/models.md. Each row of `model_cases.py` runs in float32:
-the learner with packed sequences and with shared prompts, the in-process engine with more samples than rows, and the
-engine's speed in turns with a Llama of the same sizes.
+Each row of `model_cases.py` is computed in float32: the learner with packed sequences and with shared prompts, the
+in-process engine with more samples than rows, and the engine's speed relative to Llama's at the same sizes, in turns.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from tools.pages import ROOT, put_section, table
 
 JSON, PAGE = COMMITTED / "models.json", ROOT / "docs" / "guides" / "models.md"
 _TURNS = 3
-_ROUNDING = 1e-3  # largest float32 difference of log-probs of the same function
+_ROUNDING = 1e-3  # largest difference of a float32 log-prob if the same function is computed
 _LLAMA = "Llama 3"
 COLUMNS = (
-    "model | what its layers have that Llama's have not | learner, packed | learner, shared prompts | gradient | "
-    "packed against alone | engine | speed"
+    "model | differs from Llama by | learner, packed | learner, shared prompts | gradient | "
+    "packed or single | engine | speed"
 )
 
 
@@ -42,12 +43,12 @@ REPLAY_COLUMNS = (
 
 
 def speeds(names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return tokens per second of each model and of Llama right before it: medians, and that of their ratios."""
+    """Return tokens per second of each model, and its ratio to a Llama measured right before it (medians)."""
     llama = model_cases.speed(model_cases.CASES[_LLAMA])
     found: dict[str, dict[str, float]] = {}
     for name in names:
         once = model_cases.speed(model_cases.CASES[name])
-        once(), llama()  # set-up of the first call
+        once(), llama()  # the first call sets things up
         turns = [(llama(), once()) for _ in range(_TURNS)]
         found[name] = {
             "tokens_per_s": rounded(statistics.median(own for _, own in turns)),
@@ -57,7 +58,8 @@ def speeds(names: Sequence[str]) -> dict[str, dict[str, float]]:
 
 
 def measure() -> dict[str, Any]:
-    torch.set_num_threads(1)  # products of this size are not faster on more, and two processes then disturb less
+    """Measure all model types."""
+    torch.set_num_threads(1)  # such small products gain nothing from more threads
     names = list(model_cases.CASES)
     fast = speeds(names)
     rows = {
@@ -74,7 +76,7 @@ def measure() -> dict[str, Any]:
 
 
 def measure_replay() -> dict[str, Any]:
-    """Return what router replay changes for each mixture of `REPLAYED`, in bfloat16."""
+    """Measure what router replay changes for each mixture of `REPLAYED`, in bfloat16."""
     torch.set_num_threads(1)
     found = {name: model_cases.replayed(model_cases.CASES[name]) for name in REPLAYED}
     rows = {name: {key: rounded(value) for key, value in row.items()} for name, row in found.items()}
@@ -82,7 +84,7 @@ def measure_replay() -> dict[str, Any]:
 
 
 def replay_section(found: Mapping[str, Any]) -> list[str]:
-    """Return the page's section on router replay."""
+    """Return the page's lines on router replay."""
     run = found["run"]
     versions = run["machine"]["versions"]
     return [
@@ -106,7 +108,7 @@ def replay_section(found: Mapping[str, Any]) -> list[str]:
 
 
 def measure_vllm(models: Mapping[str, Any]) -> dict[str, Any]:
-    """Return distances of vLLM's samples from plain transformers, before and after new weights."""
+    """Compare vLLM's log-probs with plain transformers, before and after new weights."""
     rows = {
         name: {key: rounded(value) if isinstance(value, float) else value for key, value in row.items()}
         for name, row in models.items()
@@ -115,7 +117,7 @@ def measure_vllm(models: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def vllm_section(found: Mapping[str, Any]) -> list[str]:
-    """Return the page's section on vLLM."""
+    """Return the page's lines on vLLM."""
     rows, versions = found["models"], found["run"]["machine"]["versions"]
     tried = {name: row for name, row in rows.items() if "vllm_logprob" in row}
     refused = [
@@ -132,7 +134,7 @@ def vllm_section(found: Mapping[str, Any]) -> list[str]:
             "model | vLLM | vLLM, new weights",
             ([name, *(_agreement(row, key) for key in ("vllm_logprob", "vllm_synced"))] for name, row in tried.items()),
         ),
-        *(["", "Refused, in vLLM's words:", "", *refused] if refused else []),
+        *(["", "Refused, with vLLM's message:", "", *refused] if refused else []),
     ]
 
 
@@ -141,7 +143,7 @@ def _agreement(row: Mapping[str, Any], key: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= 240 else f"{text[:240].rsplit(' ', 1)[0]} ..."
+    return text if len(text) <= 90 else f"{text[:90].rsplit(' ', 1)[0]} ..."
 
 
 def _row(name: str, row: Mapping[str, Any]) -> list[str]:
@@ -162,7 +164,7 @@ def _row(name: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def section(found: Mapping[str, Any]) -> list[str]:
-    """Return the page's table of models."""
+    """Return the lines of the table of model types."""
     run = found["run"]
     versions = run["machine"]["versions"]
     refused = [
@@ -190,8 +192,10 @@ def write(page: Path, figures: Path) -> None:
 
 def main() -> None:
     parser = parser_of(__doc__, JSON)
-    parser.add_argument("--part", choices=("all", "replay", "vllm", "page"), default="all", help="what is done again")
-    parser.add_argument("--models", nargs="+", choices=list(model_cases.CASES), help="with vllm: these alone")
+    parser.add_argument(
+        "--part", choices=("all", "replay", "vllm", "page"), default="all", help="part to measure again"
+    )
+    parser.add_argument("--models", nargs="+", choices=list(model_cases.CASES), help="with vllm: only these")
     given = parser.parse_args()
     kept = json.loads(given.output.read_text()) if given.output.exists() else {}
     if given.part == "all":
