@@ -112,7 +112,7 @@ class PackCase:
     heads: int
     kv_heads: int
     head_dim: int
-    prompt: int = 0  # tokens of a prompt that all responses share; 0: each is a sequence of its own
+    prompt: int = 0  # tokens of a prompt that all responses share; 0: each is a separate sequence
 
     def context(self, device: str) -> tuple[PackedContext | SharedPromptContext, int]:
         """Return the micro-batch and its number of tokens."""
