@@ -1,4 +1,4 @@
-"""``python -m studies``: suites of ablations, listed, run and told."""
+"""Command line ``python -m studies``: list, run and report suites of ablations."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Scale = Literal["tiny", "small", "paper", "quick"]
 SuiteName = Annotated[
     Literal["report", "starts", "recipe", "target", "noise", "smollm2"],
     Parameter(
-        help="report has the report's ablations, starts off-policy training over independent supervised starts, recipe "
-        "the recipe's other choices over them, target targets of entropy, noise stale data beside small batches, "
-        "smollm2 off-policy training of a pretrained model."
+        help="report: the report's ablations. starts: off-policy training over independent supervised starts. recipe: "
+        "the recipe's other choices over them. target: targets of entropy. noise: stale data compared with small "
+        "batches. smollm2: off-policy training of a pretrained model."
     ),
 ]
 
 
 @app.command(name="list")
 def list_ablations(*names: str, suite: SuiteName = "report", scale: Scale = "tiny", results: Path | None = None) -> int:
-    """List the ablations with their arms, what is done and how long the rest takes.
+    """List the ablations with their configurations, finished runs and the expected time of the rest.
 
     Example: python -m studies list --scale tiny
 
@@ -74,7 +74,7 @@ def run(
     keep: bool = False,
     quick: bool = False,
 ) -> int:
-    """Run the arms that have no result yet; each result is kept as it ends, and the same command goes on.
+    """Run what has no result yet. Each result is stored when its run ends; the same command continues.
 
     Example: python -m studies run 6 9 --scale tiny --minutes 30
 
@@ -87,23 +87,23 @@ def run(
     scale
         tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
     starts
-        Numbers of supervised starts; default: those that the ablation asks for. Others do not count in its verdicts.
+        Numbers of supervised starts; default: those that the ablation requires. Others do not count in its verdicts.
     seeds
-        Of prompts and sampling, from each start; default: 0 up to the number that the ablation asks for.
+        Seeds of prompts and sampling for each start; default: 0 up to the number that the ablation requires.
     workers
         Runs at once, one thread each; default: the cores this process may use.
     minutes
-        Begin no run that is not expected to end within so many minutes from now.
+        Start no run that is not expected to end within this many minutes from now.
     results
         Results file, added to; default: the suite's of this scale in studies/results. Another name than *.parquet is
         JSON Lines.
     work
-        Where supervised starts and run folders are while they are needed.
+        Folder of supervised starts and run folders.
     keep
         Keep the run folders, for `magicrl report`.
     quick
-        A check of the machinery in about a minute: few steps, two half-made starts; the scale `quick`. Its verdicts
-        mean nothing.
+        Test the machinery in about a minute, with few steps and two short supervised starts (the scale `quick`). Its
+        verdicts mean nothing.
     """
     from studies.definition import SUITES, chosen, shipped_ablations
     from studies.results import read_results
@@ -146,16 +146,16 @@ def report(
     results: Path | None = None,
     output: Path | None = None,
 ) -> int:
-    """Write a suite's pages: an index, one an ablation; the report's also settings, questions, costs.
+    """Write a suite's pages: an index and one page per ablation; for `report` also settings, questions and costs.
 
     Example: python -m studies report --scale tiny
 
     Parameters
     ----------
     names
-        Ids; default: all. p-values are corrected over the claims of those that are given.
+        Ids; default: all. p-values are corrected over the claims of these ablations.
     scale
-        Whose results.
+        Scale of the results.
     results
         Results file; default: the suite's of this scale in studies/results.
     output
@@ -177,7 +177,7 @@ def report(
 
 @app.command
 def starts(*bases: str, count: int = 8, first: int = 0, work: Path = Path("runs/study")) -> int:
-    """Make and screen supervised starts until enough are accepted; each is recorded as it ends, rejected ones too.
+    """Train and screen supervised starts until enough are accepted. Each is recorded, rejected ones too.
 
     Example: python -m studies starts chains.toml stories.toml --count 8
 
@@ -186,11 +186,11 @@ def starts(*bases: str, count: int = 8, first: int = 0, work: Path = Path("runs/
     bases
         Base recipes of the suite `starts`; default: all that it uses.
     count
-        Accepted starts that are wanted of each.
+        Number of accepted starts per base recipe.
     first
         Number of the first candidate; 100 and up are for tuning.
     work
-        Where supervised starts are; runs find them there.
+        Folder of supervised starts; runs read them from there.
     """
     from studies.definition import SUITES, shipped_ablations
     from studies.results import STARTS_FILE, pack
@@ -208,5 +208,5 @@ def starts(*bases: str, count: int = 8, first: int = 0, work: Path = Path("runs/
     return 1 if short else 0
 
 
-if __name__ == "__main__":  # its worker processes import this module too
+if __name__ == "__main__":  # worker processes import this module too
     main(app)

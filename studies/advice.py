@@ -1,8 +1,8 @@
-"""Two pages for readers: which settings to use, and answers to what readers of the report ask.
+"""Two pages for readers: which settings to use, and answers to questions about the report.
 
-Both come from ``advice.toml``. What it says depends on the verdicts: each entry has several texts with conditions, and
-the first whose condition the study meets is printed. ``{6.end}`` in a text becomes that claim's verdict and numbers, so
-that no text can say a number that the results do not.
+Both come from ``advice.toml``. Their text depends on the verdicts: each entry has several texts with conditions, and
+the first whose conditions the study meets is printed. ``{6.end}`` in a text becomes that claim's verdict and numbers,
+so that a text cannot state a number that the results do not contain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Text(_Part):
     """One possible answer."""
 
     when: tuple[str, ...] = ()  # conditions ``CLAIM VERDICT`` that must all be met; none: always
-    text: str  # what is then said
+    text: str  # printed then
 
     @model_validator(mode="after")
     def _conditions_are_readable(self) -> Self:
@@ -45,9 +45,9 @@ class Entry(_Part):
     """A setting or a question."""
 
     about: str  # the setting's name, or the question
-    page: Literal["settings", "questions"]  # where it is printed
+    page: Literal["settings", "questions"]  # page on which it is printed
     texts: tuple[Text, ...] = Field(min_length=1)  # the first whose conditions are met is printed; the last has none
-    claims: tuple[str, ...] = ()  # whose verdicts are listed below it
+    claims: tuple[str, ...] = ()  # claims whose verdicts are listed below it
 
     @model_validator(mode="after")
     def _last_is_unconditional(self) -> Self:
@@ -63,7 +63,7 @@ class Advice(_Part):
 
 
 def load_advice(path: Path | None = None) -> Advice:
-    """The shipped entries, or those of another file.
+    """Return the shipped entries, or those of another file.
 
     Raises:
         ValueError: an entry that cannot be read (pydantic's error names its place).
@@ -73,7 +73,7 @@ def load_advice(path: Path | None = None) -> Advice:
 
 
 def check_advice(advice: Advice, ablations: Sequence[Ablation]) -> None:
-    """Every claim that an entry names must exist.
+    """Check that every claim named by an entry exists.
 
     Raises:
         ValueError: one does not.
@@ -88,7 +88,7 @@ def check_advice(advice: Advice, ablations: Sequence[Ablation]) -> None:
 
 
 def said(entry: Entry, verdicts: Mapping[str, Verdict], claims: Mapping[str, Claim]) -> str:
-    """The entry's text under these verdicts, numbers filled in."""
+    """Return the entry's text under these verdicts, with numbers filled in."""
     for text in entry.texts:
         if all(_met(condition, verdicts) for condition in text.when):
             return fill(text.text, verdicts, claims)
@@ -101,7 +101,7 @@ def _met(condition: str, verdicts: Mapping[str, Verdict]) -> bool:
 
 
 def fill(text: str, verdicts: Mapping[str, Verdict], claims: Mapping[str, Claim]) -> str:
-    """``text`` with ``{CLAIM}`` replaced by its verdict, effect and interval."""
+    """Return ``text`` with ``{CLAIM}`` replaced by its verdict, effect and interval."""
 
     def replaced(found: re.Match[str]) -> str:
         claim = found[1]
@@ -116,7 +116,7 @@ def advice_page(
     verdicts: Mapping[str, Verdict],
     advice: Advice,
 ) -> str:
-    """The Markdown of one of the two pages."""
+    """Return the Markdown of one of the two pages."""
     claims = {claim.id: claim for ablation in ablations for claim in ablation.claims}
     head = {
         "settings": "# Which settings should I use?\n\nWhat this study saw at its own scale, beside what the report "

@@ -1,34 +1,33 @@
-"""Numbers that claims are made of, each a function of one run's curves.
+"""Measures of runs, claims about them, and ablations.
 
-A measure is written ``NAME@PLACE``:
+A measure is a number computed from one run's curves, written ``NAME@PLACE``:
 
 =====================  ============================================================================================
 ``CURVE@20``           the curve's mean over steps 18 to 22
-``CURVE@start``        over its first three steps
-``CURVE@late``         over its last tenth (five steps at least)
+``CURVE@start``        mean over its first three steps
+``CURVE@late``         mean over its last tenth (at least five steps)
 ``CURVE@max``          the largest mean of five steps in a row, ``CURVE@min`` the smallest
-``fall:CURVE@20``      its start minus its value there, so that runs that start elsewhere can be compared
+``fall:CURVE@20``      its start minus its value there, to compare runs that start at different values
 ``test@1.0``           accuracy on the test set after training, at this temperature; ``start@1.0`` before it;
                        ``test@best`` at the best of its temperatures
 ``pass@4``             chance on the test set after training, at temperature 1, that one of four responses is right
-``rise@1.0``           the one minus the other
-``drop:CURVE``         its ``max`` minus its ``late``: how far it fell back from its best; 0 if it still rises
-``spread:CURVE``       the standard deviation of its second half, a straight line taken off
-``CURVE@tokens:20000`` the mean of five steps around the one at which so many tokens had been sampled; also of
-                       ``updates:``, ``seconds:``. A run that ended before has no such number.
+``rise@1.0``           ``test@1.0`` minus ``start@1.0``
+``drop:CURVE``         its ``max`` minus its ``late``: how far it fell from its best; 0 if it still rises
+``spread:CURVE``       the standard deviation of its second half around a straight line
+``CURVE@tokens:20000`` the mean of five steps around the one at which this many tokens had been sampled; also with
+                       ``updates:``, ``seconds:``. A run that ended earlier has no such number.
 ``steps:CURVE>0.8``    steps until five in a row have a mean above 0.8; ``tokens:`` sampled tokens, ``updates:`` SGD
-                       steps, ``seconds:`` time of the steps. A run that never gets there counts as long as it lasted,
-                       which is too little.
-``held:0.1``           share of the steps with entropy above 0.1 - 0.02, after the first that is below
+                       steps, ``seconds:`` time of the steps. A run that never gets there counts with its whole
+                       length, which is too little.
+``held:0.1``           share of the steps with entropy above 0.1 - 0.02, from the first step below 0.1 on
 ``collapse:0.05@0.8``  1 where five steps in a row have a mean entropy below 0.05 before five have a mean accuracy above
-                       0.8 (or where those never come), else 0
+                       0.8 (or the latter never happens), else 0
 =====================  ============================================================================================
 
 Curves: accuracy, accuracy_nontruncated, truncation, length, entropy, alpha, kl, clip, rejected, grad_norm, validation.
 
-What an ablation is: a TOML file with arms at each scale, and claims about their measures.
-
-A file of ``studies/ablations`` reads::
+An ablation is a TOML file with configurations (``arms``) at each scale, and claims about their measures. A file of
+``studies/ablations`` looks like this::
 
     id = "6"
     title = "SGD steps per rollout"
@@ -38,14 +37,14 @@ A file of ``studies/ablations`` reads::
     [scales.tiny]
     base = "ladder.toml"                      # a recipe of studies/bases
     starts = 5
-    set = ["stages.0.max_steps=100"]          # for every arm
+    set = ["stages.0.max_steps=100"]          # for every configuration
 
     [[scales.tiny.arms]]
     name = "N_SGD 4"
     set = ["stages.0.mini_batch=4"]
 
     [scales.small]
-    like = "tiny"                             # the same with these settings added or put in their place
+    like = "tiny"                             # the same, with these settings added or replaced
     starts = 3
     set = ["optimizer.learning_rate=3e-4"]
     start_set = ["model.tiny.hidden_size=288"]
@@ -80,7 +79,7 @@ from magicrl_verifiers.references import did_you_mean
 
 Curves: TypeAlias = Mapping[str, Sequence[float | None]]
 Result: TypeAlias = Mapping[str, Any]
-"""A row of the results file: ``curves``, ``tests`` and what made them (see ``results``)."""
+"""Row of the results file: ``curves``, ``tests`` and their origin (see ``results``)."""
 Measure: TypeAlias = Callable[[Result], float]
 
 CURVES = {
@@ -95,18 +94,18 @@ CURVES = {
     "rejected": "groups/rejected/ratio",
     "grad_norm": "learner/grad_norm",
     "validation": "validation/accuracy/mean",
-}  # names of the curves that a result keeps, and the metric each is
+}  # names of the curves in a result, with their metrics
 COSTS = {"tokens": "tokens/sampled", "updates": "learner/sgd_steps", "seconds": "time/step"}
-"""Costs of a step; results keep their running sums."""
+"""Costs of a step; results have their running sums."""
 WINDOW = 5
 HELD_MARGIN = 0.02
 
 
 def parse_measure(text: str) -> Measure:
-    """The measure that ``text`` names.
+    """Return the measure that ``text`` names.
 
     Raises:
-        ValueError: it names none; the text says what is wrong.
+        ValueError: it names none; the message says what is wrong.
     """
     reach = re.fullmatch(r"(steps|tokens|updates|seconds):(\w+)>(\d*\.?\d+)", text)
     if reach:
@@ -147,7 +146,7 @@ def _curve(name: str, text: str) -> str:
 
 
 def _values(curves: Curves, name: str) -> NDArray[np.float64]:
-    """``[steps]``; nan where a step did not measure it (validation, or a step without an update)."""
+    """Return a curve, ``[steps]``; nan where a step has no value (no validation, or no update)."""
     return np.array([math.nan if value is None else value for value in curves.get(name, ())], dtype=np.float64)
 
 
@@ -174,7 +173,7 @@ def _at(curves: Curves, name: str, place: str) -> float:
 
 
 def _running_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means of ``WINDOW`` finite values in a row."""
+    """Return the means of ``WINDOW`` finite values in a row."""
     finite = values[np.isfinite(values)]
     if len(finite) < WINDOW:
         return finite[:0]
@@ -251,26 +250,26 @@ class _Part(BaseModel):
 
 
 class Arm(_Part):
-    """One configuration."""
+    """One configuration of an ablation."""
 
-    name: str  # as figures and claims call it
+    name: str  # name in figures and claims
     set: tuple[str, ...] = ()  # overrides of the base recipe, as for ``magicrl train --set``
-    after: str | None = None  # another arm whose trained model this one starts from (the same seed's)
+    after: str | None = None  # name of an earlier one whose trained model (same seed) this one starts from
 
 
 class ScaleDefinition(_Part):
-    """The arms at one scale."""
+    """The configurations at one scale."""
 
-    base: str  # recipe that every arm starts from, a file of ``studies/bases``
-    starts: int = Field(default=5, ge=1)  # supervised starts an arm, the units of a claim
-    seeds: int = Field(default=1, ge=1)  # runs an arm from each start: other prompts, other sampling
-    # starts are those that ``python -m studies starts`` accepted, each made from its first phase on; else numbers from
-    # 0 on, which share their first phase
+    base: str  # recipe that every configuration overrides, a file of ``studies/bases``
+    starts: int = Field(default=5, ge=1)  # supervised starts per configuration, the units of a claim
+    seeds: int = Field(default=1, ge=1)  # runs per configuration from each start, with other prompts and sampling
+    # True: starts accepted by ``python -m studies starts``, each with a separate first phase. False: numbers from 0,
+    # which share their first phase.
     screened: bool = False
-    set: tuple[str, ...] = ()  # overrides for every arm
+    set: tuple[str, ...] = ()  # overrides for every configuration
     start_set: tuple[str, ...] = ()  # overrides for the supervised start
-    arms: tuple[Arm, ...] = Field(min_length=1)  # the first one is the one that others are drawn beside
-    # CPU minutes of one run of one arm, measured on one core; None where nobody has measured it
+    arms: tuple[Arm, ...] = Field(min_length=1)  # the first one is the baseline in figures
+    # CPU minutes of one run of one configuration, measured on one core; None if it was not measured
     minutes: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
@@ -284,7 +283,7 @@ class ScaleDefinition(_Part):
         return self
 
     def arm(self, name: str) -> Arm:
-        """The arm of this name.
+        """Return the configuration of this name.
 
         Raises:
             KeyError: there is none.
@@ -293,14 +292,17 @@ class ScaleDefinition(_Part):
 
 
 class Premise(_Part):
-    """What has to be so for a claim to be about anything: a mean over starts, of an arm's measure or of its difference
-    from that of ``than``, above (below) ``bound``."""
+    """Condition without which a claim is meaningless.
+
+    The mean over starts of a configuration's measure, or of its difference from that of ``than``, must be above (below)
+    ``bound``.
+    """
 
     says: str
     arm: str
     measure: str
     than: str | None = None  # paired by start and seed
-    than_measure: str | None = None  # of ``than``, where it is another one
+    than_measure: str | None = None  # measure of ``than``, if it is another one
     direction: Literal["above", "below"]
     bound: float
 
@@ -326,17 +328,17 @@ class _Claim(_Part):
         return self
 
     def arms(self) -> tuple[str, ...]:
-        """The arms that the claim is about."""
+        """Return the configurations that the claim is about."""
         return tuple(getattr(self, field) for field in ("arm", "than") if hasattr(self, field))
 
 
 class DifferenceClaim(_Claim):
-    """``arm`` has a higher (lower) measure than ``than``, by ``effect`` at least; paired by start and seed."""
+    """``arm`` has a higher (lower) measure than ``than``, by at least ``effect``; paired by start and seed."""
 
     kind: Literal["difference"] = "difference"
     arm: str
     than: str
-    than_measure: str | None = None  # of ``than``, where it is another one: one arm against itself at another step
+    than_measure: str | None = None  # measure of ``than``, if it is another one (the same run at another step)
     direction: Literal["higher", "lower"]
     effect: float = Field(ge=0)
 
@@ -360,7 +362,7 @@ class EqualClaim(_Claim):
 
 
 class CrossingClaim(_Claim):
-    """``arm`` leads ``than`` early (``measure``) and trails it late (``late``), each by ``effect`` at least."""
+    """``arm`` leads ``than`` early (``measure``) and trails it late (``late``), each by at least ``effect``."""
 
     kind: Literal["crossing"] = "crossing"
     late: str
@@ -385,7 +387,7 @@ Claim = Annotated[DifferenceClaim | LevelClaim | EqualClaim | CrossingClaim | Or
 
 
 class Ablation(_Part):
-    """One ablation of the report's Table of section 6, with everything that is claimed of it here."""
+    """One ablation of the table in section 6 of the report, with the claims about it."""
 
     id: str
     title: str
@@ -398,7 +400,7 @@ class Ablation(_Part):
     @model_validator(mode="before")
     @classmethod
     def _inherited(cls, data: Any) -> Any:
-        """A scale that is ``like`` another has that one's settings, its own overrides behind them."""
+        """Merge scales: one that is ``like`` another has that one's settings, followed by the overrides given here."""
         scales: Any = data.get("scales") if isinstance(data, dict) else None
         if not isinstance(scales, dict):
             return data  # the schema says what is wrong
@@ -434,9 +436,9 @@ class Ablation(_Part):
 
 
 def load_ablations(path: Path) -> list[Ablation]:
-    """What a file defines: one ablation, or one for each of its ``families``.
+    """Return the ablation of a file, or one for each of its ``families``.
 
-    A family is a table: `arms`, if there are, go behind those of scale tiny; its other entries stand for their names in
+    A family is a table. Its `arms`, if any, are added to those of scale tiny. Its other entries replace their names in
     angle brackets throughout the file, such as ``<base>``.
 
     Raises:
@@ -476,16 +478,16 @@ def _of_family(data: Any, family: Mapping[str, Any]) -> Any:
 class Suite(_Part):
     """Ablations whose claims are corrected together."""
 
-    title: str  # of its index
-    about: str  # what a reader must know before the verdicts
-    folder: str  # of its ablations, in ``studies``
+    title: str  # title of its index
+    about: str  # facts that a reader must know before the verdicts
+    folder: str  # folder of its ablations, in ``studies``
     pages: Path  # folder of its pages
-    looks: int = 1  # how often its verdicts are drawn; each look has its share of the error
-    beside: tuple[str, str] | None = None  # two arms whose distances from on-policy the index draws side by side
-    shares: str | None = None  # a suite some of whose runs are arms of this one as well, and are not run again
+    looks: int = 1  # number of times that it is evaluated; each look has its share of the error
+    beside: tuple[str, str] | None = None  # two configurations whose distances from on-policy the index compares
+    shares: str | None = None  # a suite with some of the same runs, which are not run again
 
     def results(self, scale: Scale) -> Path:
-        """Its results file."""
+        """Return the path of its results file."""
         return Path("studies/results") / f"{self.pages.name}-{scale}.parquet"
 
 
@@ -501,7 +503,7 @@ SUITES: Mapping[str, Suite] = {
         "This rule, the premises and that measure were stated after the runs had been seen: a re-analysis, not a test.",
         folder="ablations",
         pages=Path("docs/evidence/study"),
-        looks=2,  # at five seeds and, as was decided then for all arms alike, at ten
+        looks=2,  # at five seeds, and at ten, as was decided then for all configurations alike
     ),
     "starts": Suite(
         title="Off-policy training over independent starts",
@@ -543,13 +545,13 @@ SUITES: Mapping[str, Suite] = {
 
 
 def shipped_ablations(suite: str = "report") -> list[Ablation]:
-    """All ablations of a suite, in its order."""
+    """Return all ablations of a suite, in its order."""
     folder = Path(str(files("studies"))) / SUITES[suite].folder
     return [ablation for path in sorted(folder.glob("*.toml")) for ablation in load_ablations(path)]
 
 
 def chosen(names: Sequence[str], known: Sequence[Ablation]) -> list[Ablation]:
-    """The ablations of these ids, in the known order; ``all`` is every one.
+    """Return the ablations of these ids, in the known order; ``all`` selects every one.
 
     Raises:
         ValueError: an id that no ablation has.
@@ -562,7 +564,7 @@ def chosen(names: Sequence[str], known: Sequence[Ablation]) -> list[Ablation]:
 
 
 def base_recipe(name: str) -> Path:
-    """The file of a base recipe.
+    """Return the file of a base recipe.
 
     Raises:
         ValueError: there is none of this name.

@@ -1,11 +1,10 @@
-"""Arms at equal cost: sampled tokens, SGD steps, wall clock, and planned hours on the report's GPUs.
+"""Pages of a study: one per ablation, an index, settings, questions, costs and figures.
 
-At equal steps the arms of some ablations cost different amounts. Here they are read off where each has spent as much
-as the arm that spent least in all, and by what each needed to reach an accuracy.
+The page of costs compares configurations at equal sampled tokens, SGD steps and wall clock, and by planned hours on
+the report's GPUs. At equal steps some configurations cost more than others. They are therefore compared where each has
+spent as much as the one that spent least in all, and by the cost of reaching an accuracy.
 
-The report's figures 6, 8 and 13, drawn from this study's runs.
-
-Pages of a study: one an ablation, an index, settings, questions, costs and figures.
+The page of figures has the report's figures 6, 8 and 13, drawn from this study's runs.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ Found: TypeAlias = Mapping[str, Runs]
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     head = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     return "\n".join([*head, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
 
 
 def mean_text(values: Sequence[float], digits: int = 3) -> str:
-    """Mean and range; empty where nothing is finite."""
+    """Return mean and range as text; empty if nothing is finite."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
@@ -73,9 +72,9 @@ def _measured(rows: Mapping[tuple[int, int], Result], measure: str) -> list[floa
 
 
 def equal_cost_table(runs: Runs, curve: str, bound: float) -> str:
-    """A row an arm: accuracy at equal steps and at each equal cost, then what it took to reach ``bound``.
+    """Return one row per configuration: accuracy at equal steps and equal cost, then the cost of reaching ``bound``.
 
-    The common amount of a cost is what every run has spent, rounded down to two digits.
+    The common amount of a cost is the least that a run has spent, rounded down to two digits.
     """
     rows_of_all = [row for rows in runs.values() for row in rows.values()]
     costs = [(cost, words) for cost, words in COSTS if all(row["curves"].get(cost) for row in rows_of_all)]
@@ -99,7 +98,7 @@ def _common(rows: Sequence[Result], cost: str) -> int:
 
 
 def _reached(rows: Mapping[tuple[int, int], Result], cost: str, curve: str, bound: float) -> str:
-    """What the runs took that got there, and how many did."""
+    """Return the cost of the runs that reached the bound, and their number."""
     best, took = _measured(rows, f"{curve}@max"), _measured(rows, f"{cost}:{curve}>{bound}")
     got = [value for value, top in zip(took, best, strict=True) if top > bound]
     if len(got) == len(rows):
@@ -109,16 +108,16 @@ def _reached(rows: Mapping[tuple[int, int], Result], cost: str, curve: str, boun
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """An arm's counterpart at the report's scale."""
+    """Counterpart of a configuration at the report's scale."""
 
-    name: str  # of that arm
-    gpus: int  # that it is given
-    seconds: float  # per step of its last stage, as ``magicrl plan`` says
-    hours: float  # of all its steps
+    name: str  # name of the configuration
+    gpus: int  # number of GPUs
+    seconds: float  # per step of its last stage, by ``magicrl plan``
+    hours: float  # for all its steps
 
 
 def planned_arms(ablation: Ablation, gpus: Sequence[int]) -> list[Planned]:
-    """Step times of the ablation's arms at scale ``paper``, each on its number of GPUs."""
+    """Return step times of the ablation's configurations at scale ``paper``, each on its number of GPUs."""
     found: list[Planned] = []
     for run, number in zip(plan_runs([ablation], "paper", [0]), gpus, strict=True):
         assert run.config.start.model is not None, "the report's arms start from a published model"
@@ -129,12 +128,12 @@ def planned_arms(ablation: Ablation, gpus: Sequence[int]) -> list[Planned]:
 
 
 def equal_time_table(runs: Runs, planned: Sequence[Planned], arm_of: Callable[[int], str]) -> str:
-    """Our arms beside the report's: accuracy where each would have run equally long on GPUs that grow with it.
+    """Compare our configurations with the report's: accuracy after equal time, on GPUs that grow with the batch.
 
     Args:
-        runs: of the tiny arms.
-        planned: the report's arms, in the order of ours.
-        arm_of: our arm's name by place.
+        runs: runs of the configurations at scale tiny.
+        planned: the report's configurations, in the same order.
+        arm_of: returns the name of our configuration by position.
     """
     arms = [arm_of(place) for place in range(len(planned))]
     least = min(
@@ -153,7 +152,7 @@ def equal_time_table(runs: Runs, planned: Sequence[Planned], arm_of: Callable[[i
 
 
 def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
-    """The page of comparisons at equal cost; sections of ablations without results are left out."""
+    """Return the page of comparisons at equal cost. Sections of ablations without results are left out."""
     known = {ablation.id: ablation for ablation in ablations}
     parts = [
         "# At equal cost\n",
@@ -188,14 +187,14 @@ def _stage_hours(ablation: Ablation) -> str:
     return f"The report's own arms on 64 GPUs, planned:\n\n{table}\n"
 
 
-LIMITS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)  # response limits of Fig. 8, tokens.
-LEAST_ENTROPY = 0.003  # drawn in place of less, nats a token: the axis is logarithmic
+LIMITS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)  # response limits of Fig. 8 in tokens
+LEAST_ENTROPY = 0.003  # smallest value drawn, in nats per token, because the axis is logarithmic
 ENTROPY_ARMS = ("0", "6", "8", "9")
-"""Ablations whose arms make Fig. 13: one task, one start a seed, entropy moved in different ways."""
+"""Ablations in Fig. 13: one task, one start per seed, entropy changed in different ways."""
 
 
 def curve_series(arm: str, slot: int, rows: Sequence[Result], name: str) -> Series:
-    """An arm's curve: the mean over its runs, and a band from the lowest to the highest where there are several."""
+    """Return a configuration's curve: the mean over its runs, and with several runs a band from lowest to highest."""
     curve = variant_curve([smoothed(_points(row, name), ()) for row in rows])
     return Series(
         label=arm,
@@ -211,7 +210,7 @@ def _points(row: Result, name: str) -> Points:
 
 
 def curve_chart(runs: Runs, key: str, name: str, title: str, unit: Unit) -> Chart | None:
-    """One curve of all arms; None where no run has it or all of it is 0."""
+    """Return a chart of one curve for all configurations; None if no run has it or it is always 0."""
     lines = [curve_series(arm, slot, list(by_seed.values()), name) for slot, (arm, by_seed) in enumerate(runs.items())]
     drawn = tuple(line for line in lines if line.points)
     if not any(y for line in drawn for _, y in line.points):
@@ -220,13 +219,13 @@ def curve_chart(runs: Runs, key: str, name: str, title: str, unit: Unit) -> Char
 
 
 def write_chart(chart: Chart, folder: Path) -> str:
-    """Write the chart as SVG beside the page; returns the Markdown that shows it."""
+    """Write the chart as SVG next to the page, and return the Markdown that shows it."""
     (folder / f"{chart.key}.svg").write_text(str(draw(chart, alone=True)))
     return f"![{chart.title}]({chart.key}.svg)\n"
 
 
 def figures_page(found: Found, folder: Path) -> str:
-    """The page of redrawn figures; those without results are left out."""
+    """Return the page of redrawn figures. Those without results are left out."""
     parts = [
         "# The report's figures, from our runs\n",
         "Lines are means over runs, bands reach from the lowest to the highest.\n",
@@ -317,7 +316,7 @@ def _figure_8(runs: Runs, folder: Path) -> list[str]:
 
 
 def limited(row: Result, name: str) -> dict[int, float]:
-    """Accuracy by response limit, from the lengths of the right responses; empty where none were recorded."""
+    """Return accuracy by response limit, from the lengths of right responses; empty if none were recorded."""
     lengths = (row.get("lengths") or {}).get(name)
     if not lengths:
         return {}
@@ -367,7 +366,7 @@ def _correlations(series: Sequence[Series]) -> str:
 
 
 def spearman(points: Sequence[tuple[float, float]]) -> float:
-    """Rank correlation of x and y; ties share their mean rank; 0 where one of them does not vary.
+    """Return the rank correlation of x and y. Ties share their mean rank; 0 if one of them does not vary.
 
     Example:
         >>> spearman([(1, 10), (2, 30), (3, 20)])
@@ -391,7 +390,7 @@ ENDS: tuple[tuple[str, str], ...] = (
     ("collapse:0.2@0.6", "share collapsed (0.2 nats before 60 %)"),
     ("entropy@late", "entropy in the end"),
 )
-"""Columns of an arm; those that no run has are left out."""
+"""Columns of a configuration; those that no run has are left out."""
 FIGURES: tuple[tuple[str, str, Unit], ...] = (
     ("accuracy", "Training accuracy", "percent"),
     ("accuracy_nontruncated", "Training accuracy of responses that were not cut", "percent"),
@@ -413,7 +412,7 @@ _POINTS = Measure(key="reward", name="points from on-policy", per_problem="rewar
 
 
 def distances(runs: Runs) -> dict[str, Verdict]:
-    """By arm: its test accuracy less the on-policy arm's in points, paired by start and seed."""
+    """Return each configuration's test accuracy minus that of on-policy in points, paired by start and seed."""
     found: dict[str, Verdict] = {}
     for arm in runs:
         if arm == FIRST_ARM:
@@ -425,8 +424,10 @@ def distances(runs: Runs) -> dict[str, Verdict]:
 
 
 def distance_section(suite: Suite, ablations: Sequence[Ablation], found: Found, folder: Path) -> str:
-    """How far each arm ends from on-policy in each family: a table, and a figure of pairs of arms (``Suite.beside``;
-    else each arm that has a twin with control)."""
+    """Return how far each configuration ends from on-policy in each family, as a table and a figure of pairs.
+
+    The pairs are ``Suite.beside``, or else each configuration with its counterpart with control.
+    """
     by_family = {a.title.partition(", ")[2]: distances(found.get(a.id, {})) for a in ablations}
     arms = list(dict.fromkeys(arm for arms in by_family.values() for arm in arms))
     rows = [
@@ -467,16 +468,16 @@ def _interval(verdict: Verdict) -> Interval:
 def write_pages(
     ablations: Sequence[Ablation], scale: Scale, results: Mapping[str, Result], folder: Path, suite: str = "report"
 ) -> Path:
-    """Write the pages of ``ablations`` from ``results`` into ``folder``; returns the index.
+    """Write the pages of ``ablations`` from ``results`` into ``folder``, and return the path of the index.
 
     Args:
-        ablations: all of them are corrected together, so that a verdict depends on which are given; those that are not
-            defined at this scale are left out.
-        scale: whose results.
-        results: by key.
-        folder: gets ``index.md``, a page and its figures an ablation; of the report's suite also ``settings.md``,
-            ``questions.md``, ``costs.md`` and ``figures.md``.
-        suite: that the ablations belong to: its looks share the error.
+        ablations: all of them are corrected together, so a verdict depends on the whole list. Those without this scale
+            are left out.
+        scale: scale of the results.
+        results: results by key.
+        folder: receives ``index.md``, and a page with figures per ablation; for the report's suite also
+            ``settings.md``, ``questions.md``, ``costs.md`` and ``figures.md``.
+        suite: suite of the ablations, whose looks share the error.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ablations = [ablation for ablation in ablations if scale in ablation.scales]
@@ -505,7 +506,7 @@ def write_pages(
 def ablation_page(
     ablation: Ablation, scale: Scale, runs: Runs, verdicts: Mapping[str, Verdict], folder: Path, suite: str
 ) -> str:
-    """The page of one ablation; writes its figures beside it."""
+    """Return the page of one ablation, and write its figures into ``folder``."""
     parts = [
         f"# {ablation.id}. {ablation.title}\n",
         f"{ablation.question}\n",
@@ -555,7 +556,7 @@ def _listed(overrides: Sequence[str]) -> str:
 
 
 def verdict_table(claims: Sequence[Claim], verdicts: Mapping[str, Verdict]) -> str:
-    """Claims with verdict, effect, interval, bar, p-values, starts and premise."""
+    """Return a table of claims with verdict, effect, interval, bar, p-values, starts and premise."""
     rows: list[list[object]] = []
     for claim in claims:
         verdict, told = verdicts[claim.id], f"{claim.id} {claim.says}"
@@ -586,7 +587,7 @@ def index_page(
     results: Mapping[str, Result],
     first: str,
 ) -> str:
-    """All verdicts on one page, behind what comes ``first``."""
+    """Return the page of all verdicts, which follow the text ``first``."""
     counts = {word: sum(v.decision == word for v in verdicts.values()) for word in WORDS}
     unmet = sum(v.premise is not None and not v.premise.met for v in verdicts.values())
     said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
