@@ -10,7 +10,7 @@ A marker follows each number and names its place in ``benchmarks/results``. In b
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,16 @@ RATIOS = {
     "judging answers against Math-Verify": ("maths-verifier.json", "speed.ratio_items_per_second"),
 }
 """File and path of each ratio of speed, magicrl to its peer, that the page compares between machines."""
-SWEEPS = {
+Point = Mapping[str, Any]
+Varied = Callable[[Point], object]
+SWEEPS: dict[str, tuple[str, Varied]] = {
     "rows decoded at once": ("rows", lambda point: point["prompts"] * point["samples"]),
     "tokens of context, 4 rows": ("context", lambda point: point["prompt_tokens"]),
     "samples per prompt of 256 tokens, 16 rows": ("group", lambda point: point["samples"]),
     "million parameters, 16 rows": ("model", lambda point: f"{point['parameters'] / 1e6:.1f}"),
 }
 """Sweeps of growth-rollout.json: title, name, and the number that varies."""
-LEARNER_SWEEPS = {
+LEARNER_SWEEPS: dict[str, tuple[str, Varied]] = {
     "response tokens": ("length", lambda point: point["tokens"]),
     "response tokens, checkpointed": ("length-checkpointed", lambda point: point["tokens"]),
     "responses per update": ("batch", lambda point: point["groups"] * point["samples"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -62,6 +62,9 @@ class VllmConfig(Section):
     keep_caches: bool = True
     """Keep the KV cache of unfinished responses when new weights arrive. ``false`` recomputes it, one prefill per
     response and update (docs/guides/asynchronous.md)."""
+    engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Further arguments of vLLM's ``EngineArgs``, by name: ``{ max_num_batched_tokens = 8192 }``. Arguments that
+    magicrl sets itself are refused."""
 
 
 class RolloutConfig(Section):
