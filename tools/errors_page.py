@@ -21,7 +21,7 @@ INTRODUCTION = """# What goes wrong, and what is said
 Every error is one message on standard error that names the file, the line or the setting, and the remedy. The exit
 status is 2 when the command line or the recipe is wrong, 1 when something else is. `MAGICRL_TRACEBACK=1` shows the
 traceback before the message, secrets masked as everywhere. `magicrl train` that went to its end and learned nothing is
-no error and no success: exit status 3, with the reason in its last lines ([did it learn?](runs.md#did-it-learn)).
+no error and no success: exit status 3, with the reason in its last lines ([did it learn?](../guides/runs.md#did-it-learn)).
 
 The messages below are the real ones: `tests/unit/errors/test_errors.py` makes each mistake and compares, and
 `python -m tools.errors_page` writes this page anew. The recipe is called `recipe.toml`, its model folder
