@@ -73,7 +73,7 @@ def test_the_largest_share_is_the_cause(seen: SampledAnswers, cause: str, words:
 
 
 # Share of groups with an advantage in the first five steps, groups per step, entropy there in nats, and the accuracy at
-# the training temperature before and after, from studies/results (ablation, variant, start). None of the first eight
+# the training temperature before and after, from studies/results (ablation, variant, start). None of the first ten
 # gained less than 5 points, none of the last four more.
 KNOWN = {
     "quickstart": (0.69, 32, 0.51, 0.28, 0.96),
@@ -84,6 +84,8 @@ KNOWN = {
     "8, 0.1 other data, 4": (0.113, 16, 0.095, 0.471, 0.75),
     "30, temperature 0.6, 0": (0.05, 8, 0.2, 0.223, 0.695),
     "30, temperature 0.6, 1": (0.05, 8, 0.235, 0.216, 0.578),
+    "family, 1": (0.025, 16, 3.18, 0.002, 0.38),
+    "family, 2": (0.0375, 16, 3.02, 0.002, 0.352),
     "0, forced, 0": (0.0125, 16, 0.025, 0.414, 0.407),
     "0, forced, 2": (0.025, 16, 0.032, 0.414, 0.352),
     "0, forced, 4": (0.0, 16, 0.03, 0.414, 0.407),
