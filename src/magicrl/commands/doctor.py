@@ -91,7 +91,7 @@ def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None,
     Parameters
     ----------
     recipe
-        A recipe with [cluster]: its address is used, and whether its parts fit the nodes is document.
+        A recipe with [cluster]: its address is used, and it is checked whether its parts fit the nodes.
     address
         Of a running Ray: auto for the one of this node, else HOST:PORT; default: the recipe's, else auto.
     megabytes
