@@ -108,7 +108,7 @@ class LocalLearner:
         for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
             if not math.isfinite(value):
                 culprit = self._culprit(batch, controls, statistics)
-                self._optimizer.forget()  # The gradients are spoiled, whoever catches the error.
+                self._optimizer.forget()  # The gradients are unusable, even if the caller catches the error.
                 raise NotFiniteError(not_finite_loss(name, value, self.version + 1), culprit)
         self._optimizer.step(controls.learning_rate, norm)
         # A finite gradient can still overflow a weight. The step cannot be undone, so the run stops.

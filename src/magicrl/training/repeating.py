@@ -221,7 +221,7 @@ class Attributor:
         self.samples = buffer_samples(groups)
         self.lengths = [len(sample.tokens) for sample in self.samples]
         starts = np.cumsum([0, *self.lengths])
-        # By identity: samples of a batch share their arrays with the completions.
+        # Compared by identity: samples of a batch share their arrays with the completions.
         self._start = {id(s.tokens): int(n) for s, n in zip(self.samples, starts[:-1], strict=True)}
         mask = [np.ones(len(s.tokens), bool) if s.loss_mask is None else s.loss_mask for s in self.samples]
         self.sampled = torch.from_numpy(np.concatenate(mask))

@@ -652,7 +652,7 @@ def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Probl
     key = f"phases.{number}.data"
     with under(key):
         loaded = load_source(phase.data, key=key)
-    # By key, so that `data.holdout` of the run holds out the same problems.
+    # Chosen by key, so that `data.holdout` of the run holds out the same problems.
     held = held_out_keys(loaded.problems, phase.holdout)
     shown = [
         (problem, loaded.solutions[problem.id])
