@@ -145,7 +145,8 @@ class Kills(NullObserver):
 
 checkpoint.save_file = stuck
 config = load_train_recipe(Path(sys.argv[1]))
-run_training(config, Path(sys.argv[2]), Kills(), resume=False, parts=on_ranks(config) if sys.argv[4] == "ranks" else None)
+parts = on_ranks(config) if sys.argv[4] == "ranks" else None
+run_training(config, Path(sys.argv[2]), Kills(), resume=False, parts=parts)
 """
 
 
