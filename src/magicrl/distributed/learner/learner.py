@@ -428,7 +428,10 @@ class DistributedLearner:
         generation: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a model folder from this process: compute precision, LoRA merged and also as adapters."""
-        model = self._policy.model
+        model, lora = self._policy.model, self._settings.learning.model.lora
+        adapters: dict[str, Callable[[Path], None]] = {}
+        if lora is not None:
+            adapters[ADAPTER] = lambda inner: write_adapters(inner, self.adapters(), lora, self._policy.folder)
         model.load_state_dict(self.weights(), assign=True, strict=False)
         model.tie_weights()
         save_policy(
@@ -437,14 +440,9 @@ class DistributedLearner:
             folder,
             extra_files=extra_files,
             generation=generation,
-            extra_folders={ADAPTER: self._write_adapters} if self._settings.learning.model.lora else None,
+            extra_folders=adapters or None,
         )
         model.to("meta")  # pyright: ignore[reportArgumentType]
-
-    def _write_adapters(self, folder: Path) -> None:
-        lora = self._settings.learning.model.lora
-        assert lora is not None
-        write_adapters(folder, self.adapters(), lora, self._policy.folder)
 
     def rebuild(self) -> None:
         """Start new ranks at the version of the last completed update."""

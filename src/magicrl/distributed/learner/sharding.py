@@ -54,7 +54,7 @@ from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.adapters import LoraAdapters
 from magicrl.training.checkpoint import host_copy
-from magicrl.training.learner import LossScale, MasterOptimizer, square_sum
+from magicrl.training.learner import LossScale, MasterOptimizer, check_state_shapes, square_sum
 from magicrl.training.objective import LearnerSettings
 
 LOCAL_RANK = "MAGICRL_LOCAL_RANK"
@@ -372,7 +372,7 @@ class ShardOptimizer(MasterOptimizer):
             ValueError: The state's parameters are not this model's. Every rank raises it.
         """
         shards = self.empty_state(int(meta["optimizer_steps"]))
-        _check_shapes("the checkpoint", shapes, shards)
+        check_state_shapes("the checkpoint", shapes, {key: tuple(shard.shape) for key, shard in shards.items()})
         for key, shard in shards.items():
             given = whole[key] if whole else torch.empty(shard.shape, dtype=shard.dtype)
             given = given.to(self._device, shard.dtype).contiguous()
@@ -478,19 +478,9 @@ def read_shards(folder: Path, into: Mapping[str, Tensor]) -> None:
     """
     reader = HuggingFaceStorageReader(str(folder))
     found = {key: tuple(entry.size) for key, entry in reader.read_metadata().state_dict_metadata.items()}  # pyright: ignore[reportAttributeAccessIssue]
-    _check_shapes(str(folder), found, into)
+    check_state_shapes(str(folder), found, {key: tuple(tensor.shape) for key, tensor in into.items()})
     # Each rank plans by itself: if only one found a fault, the others would wait in a collective.
     load(dict(into), storage_reader=reader, no_dist=True)
-
-
-def _check_shapes(what: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Tensor]) -> None:
-    expected = {key: tuple(tensor.shape) for key, tensor in wanted.items()}
-    if dict(found) != expected:
-        differing = sorted(set(found.items()) ^ set(expected.items()))[:3]
-        raise ValueError(
-            f"{what} does not belong to this model: it differs in {[name for name, _ in differing]} "
-            f"({len(found)} tensors there, {len(expected)} expected); resume with the recipe that wrote it"
-        )
 
 
 NOTHING = TrainSample(
