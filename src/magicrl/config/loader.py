@@ -30,7 +30,9 @@ T = TypeVar("T")
 Tree = dict[str, Any]
 
 # Short forms of the settings that users change most, with exactly the settings that each one sets.
-HELD_OUT_BY_SHORTHAND = 100
+HELD_OUT_BY_SHORTHAND, GENERATED_BY_SHORTHAND = 100, 1000
+GYM = "reasoning_gym/"
+"""Start of a generated task's name, which can be given instead of a data set."""
 SHORTHANDS = {
     "model": ("start.model",),
     "data": ("data.train", "data.holdout"),
@@ -229,13 +231,15 @@ def _apply_override(tree: Tree, override: Override) -> None:
         # The whole table: [start] has either model or sft, and the recipe may have the other one.
         tree["start"] = {"model": value}
     elif key == "data":
-        place = "source" if str(value).startswith(LIVE) else "hub" if _is_hub_name(value) else "path"
-        tree["data"] = {
-            # The recipe's test and validation sets belong to its own data.
-            **{k: v for k, v in tree.get("data", {}).items() if k not in ("train", "validation", "test")},
-            "train": [{place: value}],
-            "holdout": HELD_OUT_BY_SHORTHAND,
-        }
+        # The recipe's test and validation sets belong to its own data.
+        kept = {k: v for k, v in tree.get("data", {}).items() if k not in ("train", "validation", "test", "holdout")}
+        if str(value).startswith(GYM):
+            test = {"family": value, "count": HELD_OUT_BY_SHORTHAND, "split": "test"}
+            own = {"train": [{"family": value, "count": GENERATED_BY_SHORTHAND}], "test": {"held_out": test}}
+        else:
+            place = "source" if str(value).startswith(LIVE) else "hub" if _is_hub_name(value) else "path"
+            own = {"train": [{place: value}], "holdout": HELD_OUT_BY_SHORTHAND}
+        tree["data"] = {**kept, **own}
     elif key == "reward":
         for source in _sources(tree):
             source["verifier"] = value

@@ -57,10 +57,10 @@ class ModelConfig(Section):
     token (docs/guides/models.md)."""
     exact: bool = False
     """Make the log-probs and entropies of the in-process engine and of the learner bitwise equal. Works on CPUs
-    (docs/guides/exact-mode.md)."""
+    (docs/guides/runs.md#exact-mode)."""
     compile: bool = False
     """Compile the decoder layers of the learner and the reference model
-    (docs/guides/distributed-learner.md#compiled-layers). Plans and memory checks do not consider the effect."""
+    (docs/guides/cluster.md#compiled-layers). Plans and memory checks do not consider the effect."""
     lora: LoraConfig | None = None
 
     @model_validator(mode="after")

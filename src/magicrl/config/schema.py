@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -62,6 +62,9 @@ class VllmConfig(Section):
     keep_caches: bool = True
     """Keep the KV cache of unfinished responses when new weights arrive. ``false`` recomputes it, one prefill per
     response and update (docs/guides/asynchronous.md)."""
+    engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Further arguments of vLLM's ``EngineArgs``, by name: ``{ max_num_batched_tokens = 8192 }``. Arguments that
+    magicrl sets itself are refused."""
 
 
 class RolloutConfig(Section):
@@ -389,7 +392,7 @@ class LoggingConfig(Section):
     """Number of test problems whose responses before and after training are shown in the report."""
     trackers: tuple[TrackerName, ...] = ()
     """Trackers that receive the metrics: ``tensorboard``, ``wandb``, ``trackio`` (each an optional dependency), or a
-    custom one (docs/guides/trackers.md)."""
+    custom one (docs/guides/runs.md#trackers)."""
     project: str = Field(default="magicrl", min_length=1)
     """Project name in W&B and trackio."""
 

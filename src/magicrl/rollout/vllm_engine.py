@@ -21,7 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from packaging.version import Version
 
+from magicrl.config.schema import VllmConfig
 from magicrl.models.loading import device_name, peak_mb
 from magicrl.records import (
     Completion,
@@ -53,6 +54,7 @@ from magicrl.rollout.requests import (
 from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused, VllmAdapters
 from magicrl.rollout.vllm_weights import Placed, VllmWeights, transport
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
+from magicrl_verifiers.references import did_you_mean
 
 _log = logging.getLogger(__name__)
 WRITTEN_FOR = "0.32.0"  # the vLLM that the tests run; pyproject.toml pins it
@@ -133,7 +135,11 @@ def executor(gpus: int) -> Literal["uni", "mp"]:
 def engine_options(
     folder: str, settings: EngineSettings, *, valid_vocab: int, on_gpu: bool, adapters: AdapterPlan | None
 ) -> dict[str, Any]:
-    """Return the arguments of vLLM's ``EngineArgs``; parameters as in `VllmEngine`."""
+    """Return the keyword arguments of vLLM's ``EngineArgs``; parameters as in `VllmEngine`.
+
+    Raises:
+        ValueError: ``rollout.vllm.engine_args`` names an argument that magicrl sets.
+    """
     vllm, training = settings.vllm, settings.training or TrainingUse()
     cache_mb = vllm.cache_mb or (None if on_gpu else settings.memory_limit_mb)
     gpu_share = vllm.gpu_share or (_SHARED_GPU if training.shares_gpu else _OWN_GPU)
@@ -141,7 +147,7 @@ def engine_options(
     described: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     described = described.get("text_config", described)
     tuning = "attn_temperature_tuning"
-    return {
+    own = {
         "model": folder,
         "dtype": settings.dtype,
         "hf_overrides": {} if settings.head_dtype is None else {"head_dtype": settings.head_dtype},
@@ -182,6 +188,28 @@ def engine_options(
         ),
         **({} if adapters is None else adapters.options()),
     }
+    if twice := sorted(own.keys() & vllm.engine_args.keys()):
+        raise ValueError(f"rollout.vllm.engine_args.{twice[0]}: magicrl sets this argument of vLLM itself; remove it")
+    return own | vllm.engine_args
+
+
+def check_engine_args(vllm: VllmConfig) -> None:
+    """Check ``rollout.vllm.engine_args`` before anything is computed.
+
+    Raises:
+        ValueError: vLLM does not have an argument, or magicrl sets it itself.
+    """
+    if not vllm.engine_args:
+        return
+    on_gpu = torch.cuda.is_available()
+    engine_options("", EngineSettings(model="", vllm=vllm), valid_vocab=1, on_gpu=on_gpu, adapters=None)
+    from vllm import EngineArgs  # pyright: ignore[reportMissingImports]
+
+    known = [field.name for field in fields(EngineArgs)]
+    for name in vllm.engine_args:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ValueError(f"rollout.vllm.engine_args.{name}: vLLM's EngineArgs has no such argument{hint}")
 
 
 def start_vllm(folder: str, options: dict[str, Any], *, direct_weights: Placed | None = None) -> Any:
