@@ -464,14 +464,14 @@ def do_run(run: PlannedRun, work: Path) -> dict[str, Any]:
     ablations measure where a variant fails.
     """
     from magicrl.training.recorder import NullObserver
-    from magicrl.training.session import train
+    from magicrl.training.session import run_training
     from magicrl.training.step import TrainingStopped
 
     folder = folder_of(run.key, work)
     config = started(run, work)
     clock, stopped = time.process_time(), None
     try:
-        train(config, folder, NullObserver(), resume=folder.exists())
+        run_training(config, folder, NullObserver(), resume=folder.exists())
     except (FloatingPointError, TrainingStopped) as error:
         stopped = f"{type(error).__name__}: {error}"
     return result_of(run, folder, cpu_seconds=time.process_time() - clock, stopped=stopped)

@@ -218,7 +218,7 @@ def files_of_a_step() -> dict[str, set[str]]:
     threading.setprofile(profile)
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Measured):
-            session.train(load_train_recipe(Path("tiny")), Path(folder) / "run", NullObserver(), resume=False)
+            session.run_training(load_train_recipe(Path("tiny")), Path(folder) / "run", NullObserver(), resume=False)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

@@ -220,7 +220,7 @@ class Life:
             os.dup2(log, 2)
             watcher = Watcher(self.place, fate, passes)
             arrange(fate, watcher, self.place)
-            session.train(config, self.output, watcher, resume=True)
+            session.run_training(config, self.output, watcher, resume=True)
             status = 0
         except BaseException:  # noqa: BLE001 - the border of a child process: its parent reads the log
             traceback.print_exc()

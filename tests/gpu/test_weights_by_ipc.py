@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from magicrl.rollout.weight_buckets import in_buckets, place_of
+from magicrl.rollout.weight_buckets import device_identity, in_buckets
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -61,7 +61,7 @@ def test_another_process_copies_each_bucket_before_the_next(monkeypatch: pytest.
     try:
         sent = 0
         for bucket in in_buckets(lambda: iter(weights.items()), device, size=100_000):
-            assert list(bucket.handles) == [place_of(device)]
+            assert list(bucket.handles) == [device_identity(device)]
             told = pickle.dumps({**bucket.update_info(), "last": bucket.last})
             worker.stdin.write(struct.pack("q", len(told)) + told)
             worker.stdin.flush()

@@ -184,7 +184,6 @@ class ScriptedRay:
 
     def _of_rank(self, method: str, *arguments: Any) -> Any:
         from magicrl.distributed.learner.launchers import Answer, Fault
-        from magicrl.distributed.learner.seats import Seat
 
         if method == "configure":
             if self._script == "ranks die":
@@ -193,7 +192,7 @@ class ScriptedRay:
         values = {
             "address": ("10.0.0.1", 1),
             "open_store": ("10.0.0.1", 1),
-            "seat": Seat(node=NODE, memory=8e10),
+            "location": (NODE, 8e10),
             "configure": "scripted",
         }
         return Answer(value=values.get(method))

@@ -145,14 +145,14 @@ class Observers:
     def see_run(self, config: TrainConfig, folder: Path) -> Seen:
         """A whole training run in this process: its folder, and the calls of engine and learner on the way."""
         from magicrl.training.recorder import NullObserver
-        from magicrl.training.session import train
+        from magicrl.training.session import run_training
 
         output = folder / "run"
         if config.rollout.replay is not None:
             self._record(config, Path(config.rollout.replay))
         with _watched_calls() as seen:
             try:
-                train(config, output, NullObserver(), resume=False)
+                run_training(config, output, NullObserver(), resume=False)
             except (ValueError, RuntimeError, FloatingPointError) as error:
                 seen["error"] = self._without_paths(str(error), folder)
         return seen | (self._of_folder(output) if output.is_dir() else {})
@@ -160,13 +160,15 @@ class Observers:
     def _record(self, config: TrainConfig, folder: Path) -> None:
         """Rollouts of the recipe by one model or another, for an engine that replays them."""
         from magicrl.training.recorder import NullObserver
-        from magicrl.training.session import train
+        from magicrl.training.session import run_training
 
         if not folder.exists():
             plain = config.rollout.model_copy(update={"engine": "in_process", "replay": None})
             start = config.start.model_copy(update={"model": "model" if folder.name.endswith("a") else "other-model"})
             made = self.root / f"made-{folder.name}"
-            train(config.model_copy(update={"rollout": plain, "start": start}), made, NullObserver(), resume=False)
+            run_training(
+                config.model_copy(update={"rollout": plain, "start": start}), made, NullObserver(), resume=False
+            )
             (made / "rollouts").rename(folder)
 
     def _of_folder(self, output: Path) -> Seen:
@@ -532,7 +534,7 @@ class Observers:
         from magicrl.models.prompts import PromptEncoder
         from magicrl.rollout import vllm_engine
         from magicrl.rollout.engine_settings import EngineSettings
-        from magicrl.training.assemble import make_engine
+        from magicrl.training.assemble import make_training_engine
 
         seen: Seen = {}
         made = vllm_engine.VllmEngine.__init__
@@ -554,7 +556,7 @@ class Observers:
             patch.object(vllm_engine.VllmEngine, "__init__", make),
             contextlib.suppress(Handed),
         ):
-            make_engine(config, "model", PromptEncoder(load_shell("model").tokenizer, 64))
+            make_training_engine(config, "model", PromptEncoder(load_shell("model").tokenizer, 64))
         return seen
 
     # Ray and FSDP

@@ -106,11 +106,11 @@ def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None,
     cluster = ClusterConfig(address="auto") if config is None or config.cluster is None else config.cluster
     if address is not None:
         cluster = cluster.model_copy(update={"address": address})
-    from magicrl.distributed.doctor import Finding, examine, start_probe
+    from magicrl.distributed.doctor import Finding, examine_cluster, start_probe
 
     with connected(cluster):
         found = nodes()
-        findings = examine(found, megabytes=megabytes, probe=start_probe)
+        findings = examine_cluster(found, megabytes=megabytes, probe=start_probe)
         if config is not None and config.cluster is not None:
             from magicrl.distributed.cluster_parts import ClusterParts
 

@@ -40,7 +40,7 @@ def dry_run(recipe: Path | Mapping[str, Any], overrides: Overrides) -> int:
         ValueError: what the run itself would say.
     """
     from magicrl.training.recorder import NullObserver
-    from magicrl.training.session import train
+    from magicrl.training.session import run_training
 
     console = Console(emoji=False, highlight=False)
     config = load_train_recipe(recipe, overrides)
@@ -51,7 +51,7 @@ def dry_run(recipe: Path | Mapping[str, Any], overrides: Overrides) -> int:
         for line in told:
             console.print(f"dry run: {line}", soft_wrap=True, markup=False)
         with placed_errors(recipe, overrides), parts_of(shrunk) as parts:
-            train(shrunk, folder / "run", NullObserver(), resume=False, parts=parts)
+            run_training(shrunk, folder / "run", NullObserver(), resume=False, parts=parts)
         write_run_page(folder / "run")
         steps = len((folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     console.print(

@@ -6,15 +6,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from magicrl.config.paths import FolderOrName, Reference, door
+from magicrl.config.paths import FolderOrName, Reference, reference_to
 from magicrl.config.section import Section
 from magicrl.registry import is_builtin
 
-LossName = Annotated[Reference, door("loss")]
-AdvantageName = Annotated[Reference, door("advantage")]
-ReducerName = Annotated[Reference, door("reducer")]
-CorrectionName = Annotated[Reference, door("correction")]
-ControllerName = Annotated[Reference, door("controller")]
+LossName = Annotated[Reference, reference_to("loss")]
+AdvantageName = Annotated[Reference, reference_to("advantage")]
+ReducerName = Annotated[Reference, reference_to("reducer")]
+CorrectionName = Annotated[Reference, reference_to("correction")]
+ControllerName = Annotated[Reference, reference_to("controller")]
 
 
 class AlgorithmConfig(Section):

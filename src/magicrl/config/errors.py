@@ -11,7 +11,7 @@ class RecipeError(ValueError):
     """Error for a recipe that cannot be used. Its text is complete: the command prints it and exits with status 2.
 
     Args:
-        problem: What is wrong, and what to do.
+        problem: Description of the mistake and of the remedy.
         key: Dotted setting at fault (``data.train.0.path``), used where the recipe's file and line are unknown.
             `config.loader.placed_errors` finds them. An empty key means the setting that `under` names. None means that
             the text names its own place.
@@ -23,7 +23,7 @@ class RecipeError(ValueError):
         self.key = key
 
     def __reduce__(self) -> tuple[object, ...]:
-        # the text alone, as exceptions are pickled, would lose the key on the way from a worker process
+        # Exceptions are pickled with only their text. Without this, an error from a worker process would lose its key.
         return partial(RecipeError, key=self.key), (self.problem,)
 
 

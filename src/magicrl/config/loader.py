@@ -1,4 +1,4 @@
-"""Reading recipes: TOML or a dict, overrides, and errors that name file, line, key and remedy."""
+"""Reading of recipes: TOML or a dict, overrides, and errors that name file, line, key and remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.overrides import Override, Overrides, Recipe, override_of, plain
-from magicrl.config.paths import counted_from, find_recipe, shipped_recipe, typed
+from magicrl.config.paths import counted_from, find_recipe, mark_typed, shipped_recipe
 from magicrl.config.schema import SftConfig, TrainConfig
 from magicrl_verifiers.references import LIVE, file_fingerprint
 from magicrl_verifiers.secrets import without_secrets
@@ -29,10 +29,10 @@ Config = TypeVar("Config", bound=BaseModel)
 T = TypeVar("T")
 Tree = dict[str, Any]
 
-# What a user's own run changes most. Each short form stands for exactly these settings, and says so in the docs.
+# Short forms of the settings that users change most, with exactly the settings that each one sets.
 HELD_OUT_BY_SHORTHAND, GENERATED_BY_SHORTHAND = 100, 1000
 GYM = "reasoning_gym/"
-"""How the name of a generated task begins that may stand in the place of a data set."""
+"""Start of a generated task's name, which can be given instead of a data set."""
 SHORTHANDS = {
     "model": ("start.model",),
     "data": ("data.train", "data.holdout"),
@@ -41,59 +41,59 @@ SHORTHANDS = {
 
 
 def load_train_recipe(recipe: Recipe, overrides: Overrides = (), overrides_from: Path | None = None) -> TrainConfig:
-    """The training recipe (a file, a shipped name or a tree) with overrides applied.
+    """Load a training recipe (a file, a shipped name or a dict) with overrides applied.
 
-    Relative paths of a file start at its folder, those of a tree where one stands, those in ``overrides`` at
-    ``overrides_from`` (default: where one stands).
+    Relative paths of a file start at its folder, and those of a dict at the working directory. Those in ``overrides``
+    start at ``overrides_from`` (default: the working directory).
 
     Raises:
-        RecipeError: no such recipe, unreadable file, bad TOML, unknown key, wrong type or value.
+        RecipeError: No such recipe, unreadable file, bad TOML, unknown key, wrong type or value.
     """
     return _load(recipe, overrides, TrainConfig, overrides_from)
 
 
 def load_sft_recipe(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
-    """The supervised recipe at ``path`` with overrides applied. Raises as ``load_train_recipe``."""
+    """Load the supervised recipe at ``path`` with overrides applied. Raises as `load_train_recipe`."""
     return _load(path, overrides, SftConfig)
 
 
 def load_start_recipe(sft: str) -> SftConfig:
-    """The supervised recipe that ``start.sft`` of a training recipe names. Raises as ``load_train_recipe``."""
+    """Load the supervised recipe that ``start.sft`` of a training recipe names. Raises as `load_train_recipe`."""
     return load_sft_recipe(shipped_recipe(sft) or Path(sft))
 
 
 def load_config(path: Path, overrides: Sequence[str], schema: type[Config]) -> Config:
-    """A TOML file of another schema (a data pipeline), with the same errors. Raises as ``load_train_recipe``."""
+    """Load a TOML file of another schema (a data pipeline), with the same errors as `load_train_recipe`."""
     return _load(path, overrides, schema)
 
 
 def to_toml(config: BaseModel, folder: Path | None = None) -> str:
-    """The resolved configuration as TOML, every default written out (None is left out: TOML has no null).
+    """Return the resolved configuration as TOML with every default written out. None is left out, as TOML has no null.
 
-    For a file in ``folder`` its paths count from there.
-
-    Credentials in it (``https://user:password@host``) are replaced: this text is kept and shared.
+    Paths are relative to ``folder``. Credentials (``https://user:password@host``) are removed, because this text is
+    kept and shared.
     """
     tree = config.model_dump(mode="json", exclude_none=True, context={"folder": folder})
     return without_secrets(tomli_w.dumps(tree))
 
 
 def decisive(config: BaseModel, exclude: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings that differ from their defaults, without the excluded ones, as JSON data.
+    """Return the settings that differ from their defaults, without the excluded ones, as JSON data.
 
-    What is keyed by them (a start model, a result) outlives a magicrl with more settings, whose defaults are what was
-    done before. A default must therefore never change its meaning: that takes a setting of another name.
+    Starting models and results are identified by these settings, and must stay valid when magicrl gets new settings,
+    whose defaults mean what was done before. Therefore a default must never change its meaning; use a setting of
+    another name.
     """
     return config.model_dump(mode="json", exclude_defaults=True, exclude=None if exclude is None else dict(exclude))
 
 
 def digest(data: object) -> str:
-    """16 hex digits that identify JSON data, whatever the order of its keys."""
+    """Return 16 hex digits that identify JSON data, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys to values; a list of values is one value.
+    """Return a flat dict from dotted keys to values. A list of plain values is one value.
 
     Example:
         >>> leaves({"run": {"seed": 1}, "stages": [{"max_tokens": 8}], "levels": [1, 2]})
@@ -108,10 +108,10 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def brought_files(config: BaseModel) -> dict[str, str]:
-    """SHA-256 of every file that a setting brings something from (``file.py:name``), by the setting's dotted key."""
+def custom_files(config: BaseModel) -> dict[str, str]:
+    """Return the SHA-256 of every file that a setting refers to (``file.py:name``), by the setting's dotted key."""
     found: dict[str, str] = {}
-    # no default brings a file
+    # No default refers to a file.
     for key, value in leaves(config.model_dump(mode="json", exclude_defaults=True)).items():
         for place, text in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if isinstance(text, str) and re.search(r"\.py:\w+$", text) and Path(text.rpartition(":")[0]).is_file():
@@ -120,22 +120,26 @@ def brought_files(config: BaseModel) -> dict[str, str]:
 
 
 def config_hash(config: BaseModel) -> str:
-    """16 hex digits that identify a configuration by the settings that are not at their defaults, and brought files."""
-    brought = brought_files(config)
-    return digest(decisive(config) | ({"brought": brought} if brought else {}))
+    """Return 16 hex digits that identify a configuration: its settings that are not at their defaults, and custom
+    files."""
+    files = custom_files(config)
+    # The key is that of version 0.1: a hash must not change.
+    return digest(decisive(config) | ({"brought": files} if files else {}))
 
 
 def live_parts(config: BaseModel) -> dict[str, str]:
-    """The references to objects that were given in Python, by the settings' dotted keys."""
+    """Return the references to objects that were passed in Python, by the settings' dotted keys."""
     found = leaves(config.model_dump(mode="json", exclude_defaults=True))
     return {key: value for key, value in found.items() if isinstance(value, str) and value.startswith(LIVE)}
 
 
 @contextmanager
 def placed_errors(recipe: Recipe, overrides: Overrides = ()) -> Generator[None]:
-    """Errors raised inside that know their setting get its place: the recipe's line, or the ``--set``.
+    """Add the place of the setting, the recipe's line or the ``--set``, to errors raised inside that know their
+    setting.
 
-    Only the whole run finds out that, say, a task family does not exist; a person wants to know where it is named.
+    Some mistakes, such as an unknown task family, show only during the run, and the user needs to know where it is
+    named.
     """
     try:
         yield
@@ -148,11 +152,11 @@ def placed_errors(recipe: Recipe, overrides: Overrides = ()) -> Generator[None]:
 
 
 _NO_FILE = Path("recipe")
-"""Stands for a recipe's file in messages about a tree, which has neither file nor lines."""
+"""Placeholder for a recipe's file in messages about a dict, which has neither file nor lines."""
 
 
 def _opened(recipe: Recipe) -> tuple[Path, str, Tree]:
-    """A recipe's file, its text (empty for a tree) and its settings."""
+    """Return a recipe's file, its text (empty for a dict) and its settings."""
     if isinstance(recipe, Mapping):
         return _NO_FILE, "", plain(recipe)
     path = find_recipe(recipe)
@@ -167,10 +171,10 @@ def _load(recipe: Recipe, overrides: Overrides, schema: type[Config], overrides_
     path, text, tree = _opened(recipe)
     _check_kind(path, tree, schema)
     given = [override_of(override) for override in overrides]
-    # into the tree, before it is validated: an override is checked as the file's own settings are
+    # Before the validation, so that an override is checked like the settings of the file.
     for override in given:
         _apply_override(tree, override)
-    if schema is TrainConfig:  # after all overrides: only then is it known whether the run is named
+    if schema is TrainConfig:  # after all overrides, which may name the run
         _name_after_own(tree, given)
     try:
         return schema.model_validate(tree, context=counted_from(path, overrides_from))
@@ -183,7 +187,7 @@ _KINDS = (
     ("phases", "a supervised recipe", "magicrl sft"),
     ("sources", "a data pipeline", "magicrl data build"),
 )
-"""A table that only this kind of file has, and the command that takes it."""
+"""A table that only one kind of file has, a description of the kind, and the command for it."""
 
 
 def _check_kind(path: Path, tree: Tree, schema: type[BaseModel]) -> None:
@@ -207,7 +211,7 @@ def _read(path: Path) -> str:
 
 
 def _explain_toml(path: Path, text: str, error: str) -> str:
-    """tomllib's words, its place put first, and the line itself."""
+    """Return tomllib's message with the place first and the line itself."""
     found = re.fullmatch(r"(?s)(.*) \(at line (\d+), column (\d+)\)", error)
     if found is None:  # at the end of the document
         return f"{path}, line {max(1, len(text.splitlines()))}: not valid TOML: {error}; is the file cut off?"
@@ -222,12 +226,12 @@ def _explain_toml(path: Path, text: str, error: str) -> str:
 
 
 def _apply_override(tree: Tree, override: Override) -> None:
-    key, value = override.key, typed(override.value)
+    key, value = override.key, mark_typed(override.value)
     if key == "model":
-        # the whole table: [start] has one of model and sft, and the recipe's own may be the other
+        # The whole table: [start] has either model or sft, and the recipe may have the other one.
         tree["start"] = {"model": value}
     elif key == "data":
-        # the recipe's sets to test and validate on are of its own data
+        # The recipe's test and validation sets belong to its own data.
         kept = {k: v for k, v in tree.get("data", {}).items() if k not in ("train", "validation", "test", "holdout")}
         if str(value).startswith(GYM):
             test = {"family": value, "count": HELD_OUT_BY_SHORTHAND, "split": "test"}
@@ -254,7 +258,7 @@ def _sources(tree: Tree) -> list[Tree]:
 
 
 def _name_after_own(tree: Tree, overrides: Sequence[Override]) -> None:
-    """A run of another model or other data than its recipe's carries their names, unless it is given one."""
+    """Name a run after the model and data given by overrides, unless ``run.name`` is given."""
     given = {override.key: override.value for override in overrides}
     model = next((given[key] for key in ("model", "start.model", "start.sft") if key in given), None)
     data = next((raw for key, raw in given.items() if re.fullmatch(r"data|data\.train\.\d+\.path", key)), None)
@@ -268,7 +272,8 @@ def _name_after_own(tree: Tree, overrides: Sequence[Override]) -> None:
 
 
 def _stem(value: Any) -> str:
-    """``runs/mine/model`` as ``mine``, ``owner/Name-1B`` as ``Name-1B``, ``a b.jsonl`` as ``a-b``."""
+    """Return a short name: ``runs/mine/model`` as ``mine``, ``owner/Name-1B`` as ``Name-1B``, ``a b.jsonl`` as
+    ``a-b``."""
     path = Path(re.sub(rf"^{LIVE}(\w+)@\w+$", r"\1", str(value)))
     name = path.parent.name if path.name == "model" and path.parent.name else path.name
     return re.sub(r"[^\w.-]+", "-", re.sub(r"\.(jsonl?|csv|parquet|toml)$", "", name)) or "own"
@@ -299,7 +304,7 @@ def _assign(tree: Tree, parts: list[str], value: Any, words: str) -> None:
         elif not isinstance(node, dict):
             raise RecipeError(f"{words}: {place} is a value, not a table")
         elif depth < len(parts):
-            # a table that the recipe leaves out is made; an entry of a list is not
+            # A missing table is created, a missing entry of a list is not.
             cast(Tree, node).setdefault(part, {})
         table = cast(Any, node)
         if depth == len(parts):
@@ -311,11 +316,11 @@ def _assign(tree: Tree, parts: list[str], value: Any, words: str) -> None:
 def _explain(
     path: Path, text: str, tree: Tree, schema: type[BaseModel], error: ValidationError, overrides: Sequence[Override]
 ) -> str:
-    # all mistakes at once, not one a try
+    # All mistakes at once, not one per attempt.
     found = error.errors()
     # A list whose entries are wrong is reported once more as too short: the entries' own errors say it.
     inner = [details["loc"] for details in found]
-    told = [
+    reported = [
         details
         for details in found
         if details["type"] != "too_short"
@@ -323,10 +328,10 @@ def _explain(
     ]
     rewards = {override.words for override in overrides if override.key == "reward"}
     lines: dict[str, str] = {}
-    for details in told:
+    for details in reported:
         location = _in_file(tree, details)
         place, words = _place(path, text, location, overrides), _explain_one(schema, ".".join(location), details)
-        # a reward that is wrong is wrong in every set: said once
+        # A wrong reward is wrong in every set, but is reported once.
         lines.setdefault(place if place in rewards else f"{place}: {words}", f"{place}: {words}")
     return "\n".join(lines.values())
 
@@ -361,7 +366,8 @@ def _nearest(name: str, known: Sequence[str], title: str) -> str:
 
 
 def _in_file(tree: Any, details: ErrorDetails) -> list[str]:
-    """The place as the file has it: pydantic also names the table that a value chose (``steps.0.dedup.name``)."""
+    """Return the location as the file has it. pydantic also names the table that a value chose
+    (``steps.0.dedup.name``)."""
     kept: list[str] = []
     node = tree
     last = len(details["loc"]) - 1
@@ -376,7 +382,7 @@ def _in_file(tree: Any, details: ErrorDetails) -> list[str]:
 
 
 def _tables(schema: type[BaseModel], location: Sequence[int | str]) -> list[type[BaseModel]]:
-    """The tables that may stand at a place of the schema, as pydantic names it."""
+    """Return the tables of the schema that are possible at a location, as pydantic names it."""
     tables = [schema]
     for part in location:
         if isinstance(part, int):  # an entry of a list
@@ -384,7 +390,7 @@ def _tables(schema: type[BaseModel], location: Sequence[int | str]) -> list[type
         annotations = [table.model_fields[part].annotation for table in tables if part in table.model_fields]
         if annotations:
             tables = [table for annotation in annotations for table in _tables_in(annotation)]
-        else:  # a key of the user's, or the value that chooses one of several tables
+        else:  # a key that the user chooses, or the value that selects one of several tables
             chosen = [t for t in tables if any(part in get_args(f.annotation) for f in t.model_fields.values())]
             tables = chosen or tables
     return tables
@@ -397,12 +403,12 @@ def _tables_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _place(path: Path, text: str, location: Sequence[str], overrides: Sequence[Override]) -> str:
-    """Where a setting was given: the last override that touched it, else the line of the recipe."""
+    """Return where a setting was given: the last override that touched it, else the line of the recipe."""
     dotted = ".".join(location)
-    # the last one that touches a key is the one that holds
+    # The last override of a key wins.
     for override in reversed(overrides):
         for name in SHORTHANDS.get(override.key, (override.key,)):
-            # a reward is one setting of each source, not the source
+            # A reward is one setting of each source, not the whole source.
             touched = override.key != "reward" or location[-1] == "verifier"
             if touched and (f"{dotted}.".startswith(f"{name}.") or f"{name}.".startswith(f"{dotted}.")):
                 return override.words
@@ -410,7 +416,7 @@ def _place(path: Path, text: str, location: Sequence[str], overrides: Sequence[O
 
 
 def _line_of(text: str, location: Sequence[str]) -> str:
-    """``, line N`` of a key in the TOML text, as near as the table headers allow; empty if not found."""
+    """Return ``, line N`` of a key in the TOML text, or of the nearest table header; empty if not found."""
     names = [part for part in location if not part.isdigit()]
     index = next((int(part) for part in location if part.isdigit()), 0)
     lines = (_find_key(text, names[:depth], index) for depth in range(len(names), 0, -1))
@@ -418,7 +424,7 @@ def _line_of(text: str, location: Sequence[str]) -> str:
 
 
 def _find_key(text: str, names: Sequence[str], index: int) -> int:
-    """Line of the key of these names, in the ``index``-th entry where its table is a list; 0 where there is none."""
+    """Return the line of a key, in the ``index``-th entry if its table is a list; 0 if there is none."""
     *tables, key = names
     header, dotted = ".".join(tables), ".".join(names)
     current, seen = "", -1
@@ -427,7 +433,7 @@ def _find_key(text: str, names: Sequence[str], index: int) -> int:
         name = re.match(r"\s*\"?([A-Za-z0-9_.-]+)\"?\s*=", line)
         if table:
             listed, current = table[1] == "[[", table[2]
-            # the entry of the list: the key's own table, or the table that holds it
+            # The entry of the list: the key's own table, or the table that contains it.
             seen += listed and current in (header, dotted)
             if current == dotted and (not listed or seen == index):
                 return number
@@ -437,7 +443,7 @@ def _find_key(text: str, names: Sequence[str], index: int) -> int:
 
 
 def shipped_table(file: str, kind: type[T]) -> T:
-    """A table that comes with the package, e.g. ``data/schemas.toml``, read once."""
+    """Return a table that the package ships, for example ``data/schemas.toml``. It is read once."""
     return cast("T", _shipped_table(file, kind))
 
 

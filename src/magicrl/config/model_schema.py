@@ -46,8 +46,8 @@ class ModelConfig(Section):
     """Use gradient checkpointing only for micro-batches with more tokens than this, so that long responses fit and
     short ones stay fast."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
-    """Maximum number of prompt and response tokens in one forward and backward pass. A longer sample is a micro-batch
-    of its own."""
+    """Maximum number of prompt and response tokens in one forward and backward pass. A longer sample is a
+    separate micro-batch."""
     share_prompts: bool = True
     """Compute a prompt once for all its responses in a micro-batch, if this saves at least a tenth of the tokens."""
     head_chunk_tokens: int = Field(default=1024, ge=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -36,15 +37,11 @@ def override_of(given: str | Override) -> Override:
     key, separator, raw = given.partition("=")
     if not separator or not key.strip():
         raise RecipeError(f"--set {given}: expected KEY=VALUE, for example --set optimizer.learning_rate=1e-5")
-    return Override(key.strip(), _parsed(raw.strip()), f"--set {given}")
-
-
-def _parsed(raw: str) -> Any:
-    """A TOML value where it is one, else the text itself, so that paths need no quotes."""
-    try:
-        return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
-        return raw
+    # A text that is no TOML value is used as it is, so that paths need no quotes.
+    value: Any = raw.strip()
+    with suppress(tomllib.TOMLDecodeError):
+        value = tomllib.loads(f"value = {value}")["value"]
+    return Override(key.strip(), value, f"--set {given}")
 
 
 def plain(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Where recipes are found, and from where their paths count: a recipe's from its folder, a command line's from the cwd.
+"""Places of recipes, and start of their relative paths: a recipe's folder, or the working directory on a command line.
 
-The settings that hold paths have one of the types at the end. While the loader validates a recipe they become
-absolute; a configuration made in Python is left as it is. Written to a folder they count from there, as in any recipe,
-so that a project can be moved or copied whole.
+The settings that hold paths have one of the types at the end of this module. The loader makes them absolute while it
+validates a recipe. A configuration made in Python is left as it is. A configuration written to a folder has paths
+relative to it, as in any recipe, so that a project can be moved or copied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Every recipe of the package by its name: the file's, with its folder's before it in a subfolder.
+    """Return every recipe of the package by name: the file's name, prefixed by its folder's in a subfolder.
 
     Example:
         >>> {"quickstart", "data/laptop", "skywork/or1-7b"} <= shipped_recipes().keys()
@@ -35,13 +35,14 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def stated_memory(recipe: Path) -> str:
-    """What the head of a shipped recipe says that it needs, e.g. ``0.7 GiB, measured``; empty where it says nothing."""
+    """Return the memory need that the head of a shipped recipe states, for example ``0.7 GiB, measured``; empty if
+    none."""
     lines = recipe.read_text(encoding="utf-8").splitlines()
     return next((line.removeprefix("# Memory: ") for line in lines if line.startswith("# Memory: ")), "")
 
 
 def is_unchanged(recipe: Recipe, overrides: Overrides) -> bool:
-    """Whether this is a shipped recipe with nothing set that its measured figures depend on."""
+    """Return whether this is a shipped recipe and the overrides change nothing that its measured figures depend on."""
     if isinstance(recipe, Mapping):
         return False
     keys = [override_of(override).key for override in overrides]
@@ -51,9 +52,10 @@ def is_unchanged(recipe: Recipe, overrides: Overrides) -> bool:
 
 
 def shipped_recipe(name: str) -> Path | None:
-    """The shipped recipe of this name, None where there is none.
+    """Return the shipped recipe of this name, or None.
 
-    A name's last part is enough where one recipe alone has it (``laptop`` for ``data/laptop``); ``.toml`` may follow.
+    The last part of the name is enough if only one recipe has it (``laptop`` for ``data/laptop``). ``.toml`` may
+    follow.
     """
     known, name = shipped_recipes(), name.removesuffix(".toml")
     fitting = [known[name]] if name in known else [path for full, path in known.items() if full.endswith(f"/{name}")]
@@ -61,7 +63,7 @@ def shipped_recipe(name: str) -> Path | None:
 
 
 def recipe_of_model(model: str) -> str | None:
-    """The shipped supervised recipe whose model has this name, None where there is none."""
+    """Return the shipped supervised recipe whose model has this name, or None."""
     for name, path in shipped_recipes().items():
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
         if "phases" in tree and tree["run"]["name"] == model:
@@ -70,10 +72,10 @@ def recipe_of_model(model: str) -> str | None:
 
 
 def find_recipe(given: Path) -> Path:
-    """The file that ``given`` means: an existing file, else the shipped recipe of that name.
+    """Return the file that ``given`` means: an existing file, else the shipped recipe of that name.
 
     Raises:
-        RecipeError: neither; names the nearest recipe and lists the shipped ones.
+        RecipeError: Neither exists. The message names the nearest recipe and lists the shipped ones.
     """
     if given.is_file():
         return given
@@ -86,9 +88,9 @@ def find_recipe(given: Path) -> Path:
 
 
 def _instead(given: Path) -> str:
-    """A file beside it whose name is nearly the same, else the shipped recipes and the nearest of them."""
-    beside = [path.name for path in given.parent.glob("*.toml")] if given.parent.is_dir() else []
-    near = difflib.get_close_matches(given.name, beside, n=1)
+    """Suggest a file in the same folder with a similar name, else the shipped recipes and the nearest of them."""
+    siblings = [path.name for path in given.parent.glob("*.toml")] if given.parent.is_dir() else []
+    near = difflib.get_close_matches(given.name, siblings, n=1)
     if near:
         return f"did you mean {given.parent / near[0]}?"
     names = shipped_recipes()
@@ -98,43 +100,44 @@ def _instead(given: Path) -> str:
 
 
 MODELS = Path("runs/models")
-"""Where supervised starts are kept by default, below the working directory."""
+"""Folder of supervised starts by default, below the working directory."""
 
 
 class Typed(str):
-    """A text that a user typed on the command line."""
+    """Text that a user typed on the command line."""
 
     __slots__ = ()
 
 
-def typed(value: Any) -> Any:
-    """``value`` of a ``--set``, every text in it marked as typed."""
+def mark_typed(value: Any) -> Any:
+    """Return the value of a ``--set`` with every text in it marked as typed."""
     if isinstance(value, str):
         return Typed(value)
     if isinstance(value, list):
-        return [typed(item) for item in cast("list[Any]", value)]
+        return [mark_typed(item) for item in cast("list[Any]", value)]
     if isinstance(value, Mapping):
-        return {key: typed(item) for key, item in cast("Mapping[str, Any]", value).items()}
+        return {key: mark_typed(item) for key, item in cast("Mapping[str, Any]", value).items()}
     return value
 
 
 def counted_from(recipe: Path, typed: Path | None = None) -> dict[str, Path]:
-    """The context in which pydantic reads or writes the recipe at this path; ``typed``: default where one stands."""
+    """Return pydantic's context for a recipe at this path. ``typed`` is the start of typed paths (default: the working
+    directory)."""
     return {"folder": recipe.parent, "typed": typed or Path.cwd()}
 
 
 def _absolute(value: Any, info: ValidationInfo, file: str | None = None) -> str | None:
-    """The path that ``value``, or the ``file`` in it, means; None for no text, or where nobody said where it starts."""
+    """Return the absolute path of ``value`` or of the ``file`` in it; None if it is no text or its start is unknown."""
     if not isinstance(value, str) or not value:
         return None
-    # no context: the configuration was made in Python, and its paths are what its maker means
+    # Without a context the configuration was made in Python, and its paths are not changed.
     folder = (info.context or {}).get("typed" if isinstance(value, Typed) else "folder")
     return None if folder is None else os.path.abspath(folder / Path(file or value).expanduser())
 
 
 def located(value: Any, info: ValidationInfo) -> Any:
-    """A path, or a list of them, as absolute ones. Texts that are none (empty, a URL) stay, and so does what is no
-    text."""
+    """Return a path, or a list of paths, as absolute ones. Other values, empty texts and URLs are returned
+    unchanged."""
     if isinstance(value, list | tuple):
         return [located(item, info) for item in cast("list[Any]", value)]
     path = _absolute(value, info)
@@ -142,62 +145,64 @@ def located(value: Any, info: ValidationInfo) -> Any:
 
 
 def located_folder(value: Any, info: ValidationInfo) -> Any:
-    """A folder that is there, or that is written as a path, as an absolute one; anything else is a name and stays."""
+    """Return an existing folder, or a text written as a path, as an absolute path. Anything else is a name and
+    unchanged."""
     path = _absolute(value, info)
     if path is None or os.path.isdir(path) or value.startswith((".", "/", "~")):
         return path or value
-    # a model that was made here comes before the hub's of that name
+    # A model that was made here has priority over a hub model of that name.
     made = made_model(value)
     return value if made is None else os.path.abspath(made)
 
 
 def made_model(name: str) -> Path | None:
-    """The model of this name that ``magicrl sft``, or a run's supervised start, made here; None without one."""
+    """Return the model of this name that ``magicrl sft`` or a run's supervised start made here, or None."""
     made = MODELS / name
     return made if "/" not in name and (made / "config.json").is_file() else None
 
 
 def located_recipe(value: Any, info: ValidationInfo) -> Any:
-    """A recipe's file as an absolute path. A shipped recipe's name stays, in its own folder too."""
+    """Return a recipe's file as an absolute path. The name of a shipped recipe is unchanged, also in its own folder."""
     path = _absolute(value, info)
     if path is None:
         return value
-    # a user's own file comes before the shipped recipe of its name, as in `find_recipe`
+    # A user's file has priority over the shipped recipe of its name, as in `find_recipe`.
     own = os.path.isfile(path) and FOLDER not in Path(path).resolve().parents
     return value if not own and shipped_recipe(value) else path
 
 
 def located_reference(value: Any, info: ValidationInfo) -> Any:
-    """``file.py:name`` with its file as an absolute path; any other reference of `magicrl.registry` stays."""
+    """Return ``file.py:name`` with an absolute file. Any other reference of `magicrl.registry` is unchanged."""
     file, _, attribute = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     path = _absolute(value, info, file) if file.endswith(".py") else None
     return value if path is None else f"{path}:{attribute}"
 
 
 def _written(value: str | None, info: FieldSerializationInfo) -> str | None:
-    # what is not absolute was never located: a name, or a path of a configuration made in Python
+    # A relative path was never located: it is a name, or a path of a configuration made in Python.
     folder = (info.context or {}).get("folder")
     return value if folder is None or value is None or not os.path.isabs(value) else os.path.relpath(value, folder)
 
 
 def _written_folder(value: str | None, info: FieldSerializationInfo) -> str | None:
-    """With a dot in front, so that it is not read as a name where the folder is gone."""
+    """Return the path with a leading dot, so that it is not read as a name if the folder is gone."""
     text = _written(value, info)
     return text if text == value or text is None or text.startswith(".") else f".{os.sep}{text}"
 
 
 FilePath = Annotated[str, BeforeValidator(located), PlainSerializer(_written)]
-"""A file, or a folder to be written."""
+"""File, or a folder to be written."""
 FilePaths = Annotated[str | tuple[str, ...], BeforeValidator(located)]
-"""One or several, with ``*`` for any name."""
+"""One or several files, with ``*`` for any name."""
 FolderOrName = Annotated[str, BeforeValidator(located_folder), PlainSerializer(_written_folder)]
-"""A folder, or a name: a made model's becomes its folder, the hub's stays."""
+"""Folder or name. The name of a model that was made here becomes its folder; a hub name stays."""
 Reference = Annotated[str, BeforeValidator(located_reference), PlainSerializer(_written)]
-"""What `magicrl.registry` resolves: a name, ``module:name`` or ``file.py:name``."""
+"""Reference that `magicrl.registry` resolves: a name, ``module:name`` or ``file.py:name``."""
 RecipeName = Annotated[str, BeforeValidator(located_recipe), PlainSerializer(_written)]
-"""A recipe's file, or the name of a shipped one."""
+"""File of a recipe, or the name of a shipped one."""
 
 
-def door(kind: str) -> AfterValidator:
-    """A reference of this kind; what it names is there, and nothing of it has been run."""
+def reference_to(kind: str) -> AfterValidator:
+    """Return a validator of references of this kind. It checks that the named object exists, without running any of
+    it."""
     return AfterValidator(partial(check, kind))

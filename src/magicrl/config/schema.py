@@ -16,16 +16,16 @@ from pydantic import Field, model_validator
 from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig, ReferenceConfig
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.model_schema import AdamWConfig, DType, ModelConfig, OptimizerConfig, TinyModelConfig
-from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference, door
+from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference, reference_to
 from magicrl.config.section import Section
 from magicrl.config.verifier_schema import VerifierConfig
 
-EngineName = Annotated[Reference, door("engine")]
-RewardName = Annotated[Reference, door("reward")]
-TrackerName = Annotated[Reference, door("tracker")]
-FamilyName = Annotated[Reference, door("family")]
-SourceName = Annotated[Reference, door("source")]
-EnvironmentName = Annotated[Reference, door("environment")]
+EngineName = Annotated[Reference, reference_to("engine")]
+RewardName = Annotated[Reference, reference_to("reward")]
+TrackerName = Annotated[Reference, reference_to("tracker")]
+FamilyName = Annotated[Reference, reference_to("family")]
+SourceName = Annotated[Reference, reference_to("source")]
+EnvironmentName = Annotated[Reference, reference_to("environment")]
 
 
 class StartConfig(Section):
@@ -214,7 +214,7 @@ class DataConfig(Section):
     max_prompt_tokens: int = Field(default=2048, ge=1)
     """Maximum number of tokens of a prompt."""
     overlong_prompts: Literal["error", "drop"] = "error"
-    """What happens to training and held-out prompts above ``max_prompt_tokens``: stop with an error, or leave them out.
+    """Handling of training and held-out prompts above ``max_prompt_tokens``: stop with an error, or leave them out.
     A too long prompt of another test set is always an error."""
     difficulty_filter: DifficultyFilterConfig | None = None
     online_filter: bool = True
@@ -553,7 +553,7 @@ class TrainConfig(Section):
             changes.setdefault(table, {})[key] = value
         beta, mode = self.stages[index].kl_coefficient, self.reference.mode
         if beta is not None:
-            # without a penalty the reference is asked only where it is to be watched
+            # Without a penalty the reference model is needed only to monitor the KL.
             changes["reference"]["mode"] = "loss" if beta else "none" if mode == "loss" else mode
         return self.model_copy(
             update={table: getattr(self, table).model_copy(update=values) for table, values in changes.items()}

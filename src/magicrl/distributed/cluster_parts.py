@@ -29,7 +29,7 @@ from magicrl.models.routing import experts_of
 from magicrl.planning.memory import NodeRoom, placement_fault
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.weight_lag import LaggedEngine
-from magicrl.training.assemble import LocalParts, OwnedVerifiers, make_engine
+from magicrl.training.assemble import LocalParts, OwnedVerifiers, make_training_engine
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Learner, Reference
 from magicrl.training.start_checks import with_needed_reference
@@ -303,7 +303,7 @@ def make_replica_engine(config: TrainConfig, start: str, gpus: int) -> RolloutEn
     plain = config.model_copy(update={"rollout": config.rollout.model_copy(update={"weight_lag": 0})})
     try:
         encoder = PromptEncoder(described_model(start).tokenizer, config.data.max_prompt_tokens)
-        return make_engine(plain, start, encoder, gpus=gpus)
+        return make_training_engine(plain, start, encoder, gpus=gpus)
     except (ValueError, OSError) as error:
         raise ValueError(
             f"{' '.join(str(error).split())} (on node {socket.gethostname()}; the start model must be at the same path "

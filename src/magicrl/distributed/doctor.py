@@ -87,7 +87,7 @@ class Probe:
         return float(values[:: 1 << 12].sum())
 
 
-def examine(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[Node], Any]) -> list[Finding]:
+def examine_cluster(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[Node], Any]) -> list[Finding]:
     """Examine every node.
 
     Args:

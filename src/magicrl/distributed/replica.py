@@ -130,10 +130,10 @@ class Replica:
         self._direct().weights.join(store, place, size, seconds)
 
     async def take(
-        self, told: Sequence[WeightInfo], version: int, probes: Sequence[RolloutRequest]
+        self, infos: Sequence[WeightInfo], version: int, probes: Sequence[RolloutRequest]
     ) -> list[RolloutGroup]:
         """Do as `load`, with weights that the learner's rank sends at the same time."""
-        self._direct().take(told, version)
+        self._direct().take(infos, version)
         return self._engine.answers(probes)
 
     async def receive(self, bucket: WeightBucket) -> None:

@@ -1,4 +1,4 @@
-"""Engines by name: how each is made from settings, the same way for training and evaluation.
+"""Engines by name, made from the same settings for training and evaluation.
 
 A reference of `magicrl.registry` (a built-in name, ``file.py:function``, ``module:function`` or an entry point of the
 group ``magicrl.engine``) names a function from `EngineSettings` to a `magicrl.rollout.protocol.RolloutEngine`.
@@ -53,11 +53,11 @@ EngineFactory = Callable[[EngineSettings], RolloutEngine]
 
 
 def make_engine(name: str, settings: EngineSettings, *, key: str = "--engine") -> RolloutEngine:
-    """The engine that ``name`` refers to; ``key`` is the setting that holds the name, for errors.
+    """Return the engine that ``name`` refers to. ``key`` is the setting with the name, for errors.
 
     Raises:
-        RecipeError: no such engine, one that is no engine or cannot be trained with, or a model that cannot be one.
-        ValueError: the model cannot be loaded; says why.
+        RecipeError: The engine is unknown, is not a `RolloutEngine`, cannot be trained with, or cannot serve the model.
+        ValueError: The model cannot be loaded (the message says why).
     """
     try:
         factory: EngineFactory = registry.resolve("engine", name)
@@ -98,7 +98,7 @@ def in_process_engine(
     head_dtype: HeadDType | None = None,
     exact: bool = False,
 ) -> InProcessEngine:
-    """The in-process engine on a loaded model, which belongs to it from here on."""
+    """Return the in-process engine on a loaded model, which belongs to the engine from now on."""
     return InProcessEngine(
         policy.model,
         end_tokens=policy.end_tokens,
@@ -115,13 +115,13 @@ def in_process_engine(
 
 
 def make_in_process(settings: EngineSettings) -> InProcessEngine:
-    """magicrl's own engine, in this process."""
+    """Return magicrl's own engine, in this process."""
     if settings.options:
         raise RecipeError(f"--engine-option {next(iter(settings.options))}: the in_process engine has none")
     settings.use_threads()
     device = resolve_device(settings.device)
     policy = load_policy(settings.model, dtype=settings.dtype, device=device)
-    if settings.training is None:  # else the learner tells
+    if settings.training is None:  # in training the learner warns
         warn_of_slow_products(policy.model.dtype, device)
     encoder = settings.encoder or PromptEncoder(policy.tokenizer, policy.max_context)
     engine = in_process_engine(
@@ -140,11 +140,11 @@ def make_in_process(settings: EngineSettings) -> InProcessEngine:
 
 
 _ENGINE_OPTIONS = ("dtype", "head_dtype", "max_context", "max_rows", "gpus")
-"""Fields of `EngineSettings` that ``--engine-option`` of vLLM may name besides those of ``[rollout.vllm]``."""
+"""Fields of `EngineSettings` that ``--engine-option`` may set for vLLM, in addition to those of ``[rollout.vllm]``."""
 
 
 def _with_options(settings: EngineSettings) -> EngineSettings:
-    """``settings`` changed by their ``options``, which may still be the text of a command line."""
+    """Return ``settings`` changed by their ``options``, whose values may still be texts from a command line."""
     for name in ("adapters", "keep_caches"):
         if name in settings.options:
             raise RecipeError(f"--engine-option {name}: only training has it, as rollout.vllm.{name}")
@@ -157,7 +157,7 @@ def _with_options(settings: EngineSettings) -> EngineSettings:
 
 
 def make_vllm(settings: EngineSettings) -> VllmEngine:
-    """vLLM's offline engine on a model folder; ``options`` change ``settings`` and ``settings.vllm`` by name."""
+    """Return vLLM's offline engine on a model folder. ``options`` change ``settings`` and ``settings.vllm`` by name."""
     device = resolve_device(settings.device)
     if device.type == "cpu" and torch.cuda.is_available():
         raise RecipeError("--device cpu: vLLM uses the GPU where there is one; use --device auto, or in_process")
@@ -197,11 +197,11 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
 
 
 def make_openai(settings: EngineSettings) -> OpenAIEngine:
-    """A client of an OpenAI-compatible server.
+    """Return a client of an OpenAI-compatible server.
 
-    ``options`` are fields of ``ServerSettings``, and ``tokenizer``, a model folder or hub name: with it prompts are
-    made here as for every other engine (mode ``completions``), without it the server makes them (mode ``chat``).
-    ``base_url`` may stand in the environment as OPENAI_BASE_URL.
+    ``options`` are fields of ``ServerSettings``, and ``tokenizer``, a model folder or hub name. With a tokenizer,
+    prompts are encoded here as for every other engine (mode ``completions``); without it the server formats them (mode
+    ``chat``). Without ``base_url`` the environment variable OPENAI_BASE_URL is used.
     """
     if settings.training is not None:
         raise RecipeError(
@@ -224,7 +224,7 @@ def make_openai(settings: EngineSettings) -> OpenAIEngine:
 
 
 def make_replay(settings: EngineSettings) -> ReplayEngine:
-    """The recorded rollouts of the folder ``options["replay"]``."""
+    """Return the engine that replays the recorded rollouts in the folder ``options["replay"]``."""
     folder = settings.options.get("replay")
     if settings.training is None or folder is None:
         raise RecipeError("recorded rollouts serve the training steps of their run only; use another engine")
@@ -235,7 +235,7 @@ def make_replay(settings: EngineSettings) -> ReplayEngine:
 
 
 def _checked(kind: type[T], options: Mapping[str, Any]) -> T:
-    """A model or dataclass of settings from options, which may still be the text of a command line."""
+    """Return a model or dataclass of settings from options, whose values may still be texts from a command line."""
     model = issubclass(kind, BaseModel)
     known = [*kind.model_fields] if model else [field.name for field in fields(cast(Any, kind))]
     for name in options:

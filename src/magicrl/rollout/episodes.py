@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from magicrl.config.schema import EnvironmentConfig
 from magicrl.environments.base import Step
@@ -388,10 +387,13 @@ def with_turn(so_far: Completion | None, turn: Completion) -> Completion:
     both, oldest = (so_far, turn), min(so_far.policy_version, turn.policy_version)
     known = all(c.sampler_entropies is not None for c in both)
     spans = joined_spans(_spans(so_far), _spans(turn))
+    logprobs = np.zeros(0, dtype=np.float32)
+    if all(len(c.sampler_logprobs) == len(c) for c in both):  # otherwise those of one part are unknown
+        logprobs = np.concatenate([c.sampler_logprobs for c in both])
     return replace(
         turn,
         tokens=frozen_tokens(np.concatenate([c.tokens for c in both])),
-        sampler_logprobs=frozen_floats(_logprobs(both)),
+        sampler_logprobs=frozen_floats(logprobs),
         sampler_entropies=frozen_floats(np.concatenate([c.sampler_entropies for c in both])) if known else None,  # type: ignore[arg-type]
         policy_version=oldest,
         seconds=so_far.seconds + turn.seconds,
@@ -444,12 +446,6 @@ def turns_of(so_far: Completion) -> list[tuple[TokenArray, TokenArray]]:
 
 def _spans(completion: Completion) -> VersionSpans:
     return completion.version_spans or ((completion.policy_version, len(completion)),)
-
-
-def _logprobs(parts: Sequence[Completion]) -> NDArray[Any]:
-    """Concatenate log-probs; return none if those of one part are unknown."""
-    known = all(len(c.sampler_logprobs) == len(c) for c in parts)
-    return np.concatenate([c.sampler_logprobs for c in parts]) if known else np.zeros(0, dtype=np.float32)
 
 
 def _cut(completion: Completion, first: int, end: int) -> Completion:

@@ -253,7 +253,11 @@ class OpenAIEngine(SchedulingEngine):
         ids: Any = choice.get("token_ids")
         if not isinstance(ids, list) or not all(isinstance(i, int) for i in cast("list[Any]", ids)):
             # truncation and token counts need the right length even without ids
-            ids = [UNKNOWN_TOKEN] * self._count(answer, text)
+            usage = usage_of(answer)
+            if usage is None and self.tokenizer is None:
+                raise AnswerError("neither token ids nor usage.completion_tokens; name the model's tokenizer to count")
+            encoded = [] if self.tokenizer is None else self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = [UNKNOWN_TOKEN] * (len(encoded) if usage is None else usage[1])
         limit, stated = request.sampling.max_tokens, choice.get("finish_reason")
         # some servers state no reason: then a response as long as the limit was truncated
         if stated is None:
@@ -295,14 +299,6 @@ class OpenAIEngine(SchedulingEngine):
                 "server that takes token ids (vLLM), or mode = 'chat'"
             )
         return text
-
-    def _count(self, answer: dict[str, Any], text: str) -> int:
-        usage = usage_of(answer)
-        if usage is not None:
-            return usage[1]
-        if self.tokenizer is None:
-            raise AnswerError("neither token ids nor usage.completion_tokens; name the model's tokenizer to count")
-        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _logprobs(self, choice: dict[str, Any], temperature: float, count: int) -> Any:
         """Return log-probs ``[T]`` of the sampling distribution; empty if they may be of another one."""

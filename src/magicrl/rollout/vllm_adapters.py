@@ -1,9 +1,9 @@
-"""LoRA adapters into a running vLLM, which applies them itself: the base's weights stay where they are (vLLM 0.32).
+"""LoRA adapters in a running vLLM, which applies them itself. The base weights do not change (vLLM 0.32).
 
-One adapter of a fixed name and number is replaced in place after each update; every request asks for it. It reaches the
-workers as a folder in PEFT's format in shared memory, vLLM's own way of loading one. vLLM passes over an adapter of a
-layer that it does not have under that name, in silence; so the first adapters, of which no part is 0, are looked for
-in its layers, and an engine that has not all of them is refused.
+One adapter with a fixed name and number is replaced after each update, and every request uses it. The workers load it
+from a folder in PEFT's format in shared memory, as vLLM always does. vLLM silently ignores an adapter for a layer that
+it does not know by that name. Therefore the first adapters have no zeros and are looked up in vLLM's layers, and an
+engine that lacks some is refused.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from magicrl.models.adapter_files import write_adapters
 from magicrl.rollout.weight_buckets import shared_memory
 
 _NAME, _NUMBER = "policy", 1
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM reserves room for
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks for which vLLM can reserve memory
 
 
 class AdaptersRefused(ValueError):
-    """vLLM cannot apply these adapters; merged weights serve instead."""
+    """Error for adapters that vLLM cannot apply. Merged weights are used instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterPlan:
-    """What adapters an engine will be given."""
+    """Adapters that an engine will get."""
 
     config: LoraConfig
-    shapes: Mapping[str, tuple[int, ...]]  # by PEFT's names
+    shapes: Mapping[str, tuple[int, ...]]  # shapes by PEFT's names
 
     def fault(self, *, wanted: bool | None, dtype: str, on_gpu: bool, sleeps: bool, direct_weights: bool) -> str | None:
-        """Why vLLM is better given merged weights, as far as that is known before it is started."""
+        """Return the reason to give vLLM merged weights instead, as far as it is known before vLLM starts, or None."""
         if wanted is False:
             return "rollout.vllm.adapters = false"
         if wanted is None and not on_gpu:
@@ -53,16 +53,16 @@ class AdapterPlan:
         return None
 
     def options(self) -> dict[str, Any]:
-        """For vLLM's ``EngineArgs``."""
+        """Return the arguments for vLLM's ``EngineArgs``."""
         rank = next(rank for rank in _RANKS if rank >= self.config.rank)
         return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
 
 class VllmAdapters:
-    """Gives vLLM's ``LLMEngine``, which was started with ``plan.options()``, the adapters of a learner.
+    """Loads a learner's adapters into vLLM's ``LLMEngine``, which was started with ``plan.options()``.
 
     Raises:
-        AdaptersRefused: it does not have all layers of the plan.
+        AdaptersRefused: vLLM does not have all layers of the plan.
     """
 
     def __init__(self, engine: Any, plan: AdapterPlan, base: str) -> None:
@@ -76,10 +76,10 @@ class VllmAdapters:
             raise AdaptersRefused(f"it has {found} of {wanted} adapted layers under their names")
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the adapters; keys and values of the old ones are the caller's to forget.
+        """Replace the adapters. The caller must reset the KV cache.
 
         Raises:
-            ValueError: they are not those of the plan; nothing is changed then.
+            ValueError: They are not those of the plan. Nothing is changed then.
         """
         given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if given != dict(self._plan.shapes):
@@ -91,7 +91,7 @@ class VllmAdapters:
             self._engine.add_lora(self._request(folder, replace=True))
 
     def request(self) -> Any:
-        """What a request for samples asks for: the adapters that are there."""
+        """Return the ``LoRARequest`` of a request for samples, which uses the loaded adapters."""
         return self._request("loaded", replace=False)
 
     def _request(self, folder: str, *, replace: bool) -> Any:
@@ -101,6 +101,7 @@ class VllmAdapters:
 
 
 def filled(model: torch.nn.Module) -> int:
-    """How many layers of a worker's model have an adapter that is not 0; vLLM joins some layers, an adapter a slice."""
+    """Return the number of adapters in a worker's model that are not 0. vLLM joins some layers, with one adapter per
+    slice."""
     layers: list[Any] = [layer for layer in model.modules() if hasattr(layer, "lora_b_stacked")]
     return sum(bool(part[0].any()) for layer in layers for part in layer.lora_b_stacked)

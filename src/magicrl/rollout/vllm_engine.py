@@ -1,11 +1,11 @@
-"""vLLM's offline engine on this machine, CPU or GPU: tokens in, tokens out, a seed a sample (vLLM 0.32).
+"""vLLM's offline engine on this machine, CPU or GPU: tokens in, tokens out, one seed per sample (vLLM 0.32).
 
-It runs inside this process (as Ray's actors use it): vLLM's separate engine process outlives a killed parent and
-keeps its memory. What vLLM changes of a process on its way, the random state and ``torch.set_num_threads``, is put
-back. A group is asked for as one request a sample, since ``n`` samples of one request take their seeds from its single
-one in vLLM's own way, and some of a group's samples could not be asked for alone; the prefix cache gives the group's
-prompt, in whole blocks, to all of them. Requests that must not wait behind those in flight, of an evaluation and of the
-check after a weight copy, come first in vLLM's queue.
+The engine runs inside this process (as in Ray's actors), because vLLM's separate engine process would outlive a killed
+parent and keep its memory. vLLM changes a process's random state and ``torch.set_num_threads`` when it starts; both are
+restored. Each sample of a group is a separate request: vLLM would derive the seeds of ``n`` samples of one request from
+a single seed, and could not continue only some of them. The prefix cache shares the group's prompt, in full blocks.
+Requests that must not wait for those in flight (of an evaluation, and of the check after a weight copy) come first in
+vLLM's queue.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from magicrl_verifiers.references import did_you_mean
 _log = logging.getLogger(__name__)
 WRITTEN_FOR = "0.32.0"  # the vLLM that the tests run; pyproject.toml pins it
 
-# what vLLM's error says -> what to do; the first that fits counts
+# Pattern in vLLM's error and the remedy. The first match counts.
 _KNOWN = {
     r"head.?(size|dim)": "vLLM's attention on this device has no kernel for the size of this model's attention heads; "
     "use the in-process engine",
@@ -81,7 +81,7 @@ _KNOWN = {
 
 
 def vllm_missing(error: ImportError) -> ValueError:
-    """The error of an installation without vLLM, or with a broken one."""
+    """Return the error for a missing or broken installation of vLLM."""
     if (error.name or "").split(".")[0] == "vllm":
         return ValueError(
             "the vllm engine needs vLLM, which is not installed; CPU: pip install 'magicrl[vllm]' (beside torch's CPU "
@@ -94,40 +94,40 @@ def vllm_missing(error: ImportError) -> ValueError:
 
 
 def check_version(found: str) -> None:
-    """Refuse a vLLM whose inner names may be others; one that differs in its last number is only named.
+    """Reject a vLLM whose internal names may differ. Another patch version only causes a warning.
 
     Raises:
-        ValueError: it is of another minor version than ``WRITTEN_FOR``.
+        ValueError: Its minor version is not that of ``WRITTEN_FOR``.
     """
     version, wanted = Version(found), Version(WRITTEN_FOR)
-    told = f"vLLM {found} is installed, magicrl is written for and tested with {WRITTEN_FOR}"
+    text = f"vLLM {found} is installed, magicrl is written for and tested with {WRITTEN_FOR}"
     if version.release[:2] != wanted.release[:2]:
-        raise ValueError(f"{told}: pip install 'magicrl[vllm-gpu]' on a GPU, 'magicrl[vllm]' on a CPU")
+        raise ValueError(f"{text}: pip install 'magicrl[vllm-gpu]' on a GPU, 'magicrl[vllm]' on a CPU")
     if version.base_version != wanted.base_version:
-        _log.warning("%s", told)
+        _log.warning("%s", text)
 
 
 def engine_trouble(what: str, error: Exception) -> ValueError:
-    """``error`` of vLLM in one sentence, its first telling line and the remedy."""
+    """Return vLLM's ``error`` as one sentence: its first informative line and the remedy."""
     text = f"its model has no {error}" if isinstance(error, KeyError) else str(error).strip()
     remedy = next((advice for pattern, advice in _KNOWN.items() if re.search(pattern, text, re.I)), None)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = next(
+    line = next(
         (re.sub(r"^Value error, | \[type=.*", "", line) for line in lines if "validation error" not in line),
         type(error).__name__,
     )[:300].rstrip(".")
-    return ValueError(f"{what}: {told}; {remedy or 'its log tells more with VLLM_LOGGING_LEVEL=INFO'}")
+    return ValueError(f"{what}: {line}; {remedy or 'its log tells more with VLLM_LOGGING_LEVEL=INFO'}")
 
 
-_CPU_BLOCK = 32  # tokens of a cache block, the smallest that vLLM's CPU attention has: its default of 128 shares less
-_OWN_GPU, _SHARED_GPU = 0.9, 0.6  # of its memory for vLLM; in a shared one the learner's weights and moments stay
+_CPU_BLOCK = 32  # tokens of a cache block; smaller than vLLM's CPU default of 128, so that more of a prompt is shared
+_OWN_GPU, _SHARED_GPU = 0.9, 0.6  # share of a GPU's memory; on a shared one the learner's weights and moments stay
 
 
 def executor(gpus: int) -> Literal["uni", "mp"]:
-    """vLLM's executor of an engine on ``gpus`` GPUs: its worker in this process, or workers that this process starts.
+    """Return vLLM's executor for ``gpus`` GPUs: a worker in this process, or worker processes that this process starts.
 
-    vLLM's own choice inside a placement group of Ray is workers that ask Ray for GPUs, and a replica's are given out
-    already: they wait for ever. An engine stays inside a node, so that Ray's executor is never needed.
+    Inside a Ray placement group vLLM would choose workers that request GPUs from Ray. A replica's GPUs are already
+    assigned, so these workers would wait forever. An engine never spans nodes, so Ray's executor is never needed.
     """
     return "uni" if gpus == 1 else "mp"
 
@@ -143,7 +143,10 @@ def engine_options(
     vllm, training = settings.vllm, settings.training or TrainingUse()
     cache_mb = vllm.cache_mb or (None if on_gpu else settings.memory_limit_mb)
     gpu_share = vllm.gpu_share or (_SHARED_GPU if training.shares_gpu else _OWN_GPU)
-    described = _description(folder)
+    file = Path(folder) / "config.json"
+    described: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    described = described.get("text_config", described)
+    tuning = "attn_temperature_tuning"
     own = {
         "model": folder,
         "dtype": settings.dtype,
@@ -153,28 +156,36 @@ def engine_options(
         "tensor_parallel_size": settings.gpus,
         "distributed_executor_backend": executor(settings.gpus),
         "kv_cache_memory_bytes": None if cache_mb is None else cache_mb << 20,
-        # on a CPU, a share of the memory that must be free whatever the cache takes
+        # On a CPU this share of the memory must be free in addition to the cache.
         "gpu_memory_utilization": gpu_share if on_gpu else 0.01,
         "enforce_eager": vllm.eager if vllm.eager is not None else not on_gpu,
         "enable_prefix_caching": True,
-        # vLLM's default are those before the temperature: not of the distribution that was sampled from
+        # vLLM's default are log-probs before the temperature, not those of the sampled distribution.
         "logprobs_mode": "processed_logprobs",
-        # by name: several workers are other processes
+        # Given as a name, because several workers are other processes.
         "logits_processors": ["magicrl.rollout.vllm_padding:NoPadding"],
         "additional_config": {"valid_vocab": valid_vocab},
-        # else the folder's recommended top-p, top-k and penalties would change the distribution
+        # Otherwise the folder's recommended top-p, top-k and penalties would change the distribution.
         "generation_config": "vllm",
-        "override_generation_config": _fixed_by_context(described),
-        # for evaluations and weight checks, which go before what is in flight
+        # vLLM would derive this from ``max_context``: Llama 4's layers without positions scale their queries only in
+        # contexts of over 32,768 tokens, so a shorter limit would make it another model than the learner's.
+        "override_generation_config": {tuning: bool(described[tuning])} if tuning in described else {},
+        # Evaluations and weight checks come before the requests in flight.
         "scheduling_policy": "priority",
-        # tokens in, tokens out
+        # Tokens in, tokens out.
         "skip_tokenizer_init": True,
         "trust_remote_code": False,
         "use_tqdm_on_load": False,
-        # requests bring their own seeds
+        # Each request has its own seed.
         "seed": 0,
         **({"enable_sleep_mode": training.sleeps} if on_gpu else {"block_size": _CPU_BLOCK}),
-        **({} if on_gpu else _latent_on_cpu(described)),
+        # Latent attention (DeepSeek) passes queries per head. The C++ rotary kernel of vLLM 0.32's CPU build takes them
+        # for one head, and does not rotate keys that are a slice of another tensor. torch computes both correctly.
+        **(
+            {"compilation_config": {"custom_ops": ["-rotary_embedding"]}}
+            if described.get("kv_lora_rank") and not on_gpu
+            else {}
+        ),
         **({} if adapters is None else adapters.options()),
     }
     if twice := sorted(own.keys() & vllm.engine_args.keys()):
@@ -186,7 +197,7 @@ def check_engine_args(vllm: VllmConfig) -> None:
     """Check ``rollout.vllm.engine_args`` before anything is computed.
 
     Raises:
-        ValueError: an argument that vLLM does not have, or that magicrl sets itself.
+        ValueError: vLLM does not have an argument, or magicrl sets it itself.
     """
     if not vllm.engine_args:
         return
@@ -201,42 +212,16 @@ def check_engine_args(vllm: VllmConfig) -> None:
             raise ValueError(f"rollout.vllm.engine_args.{name}: vLLM's EngineArgs has no such argument{hint}")
 
 
-def _description(folder: str) -> dict[str, Any]:
-    """The language model's part of the folder's configuration; empty where it has none."""
-    path = Path(folder) / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return config.get("text_config", config)
-
-
-def _fixed_by_context(config: dict[str, Any]) -> dict[str, Any]:
-    """What vLLM else decides by ``max_context``, as the model's configuration has it.
-
-    Llama 4's layers without positions scale their queries in contexts of over 32,768 tokens only, so that a shorter
-    limit would make it another model than the learner's.
-    """
-    name = "attn_temperature_tuning"
-    return {name: bool(config[name])} if name in config else {}
-
-
-def _latent_on_cpu(config: dict[str, Any]) -> dict[str, Any]:
-    """Rotary positions by torch where attention is latent (DeepSeek).
-
-    It passes queries by head. The C++ kernel of vLLM 0.32's CPU build takes these for one head, and rotates keys that
-    are a slice of another tensor not at all.
-    """
-    return {"compilation_config": {"custom_ops": ["-rotary_embedding"]}} if config.get("kv_lora_rank") else {}
-
-
 def start_vllm(folder: str, options: dict[str, Any], *, direct_weights: Placed | None = None) -> Any:
-    """A running ``LLMEngine`` with `engine_options`, for this thread alone.
+    """Return a running ``LLMEngine`` with `engine_options`, usable in this thread only.
 
     Raises:
         ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
-        AdaptersRefused: it has no adapters for this model.
+        AdaptersRefused: It cannot apply adapters to this model.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is reported to anybody unless the user says so
-    with _undisturbed():
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no usage reports unless the user wants them
+    with _preserved_process_state():
         try:
             import vllm  # pyright: ignore[reportMissingImports]
             from vllm import EngineArgs, LLMEngine  # pyright: ignore[reportMissingImports]
@@ -257,10 +242,10 @@ def start_vllm(folder: str, options: dict[str, Any], *, direct_weights: Placed |
 
 
 class OneThread:
-    """An ``LLMEngine`` that only the thread that made it may use.
+    """``LLMEngine`` that only the thread that created it may use.
 
-    CUDA's current stream belongs to a thread, and vLLM waits for the copies of one stream: another thread would read
-    tokens before they have come, or write weights during a forward pass, and a CPU would show nothing of it.
+    CUDA's current stream belongs to a thread, and vLLM waits only for the copies of one stream. Another thread would
+    read tokens before they arrive, or write weights during a forward pass. On a CPU nothing of this would show.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -273,13 +258,13 @@ class OneThread:
 
 
 def worker_device(model: torch.nn.Module) -> tuple[str, float]:
-    """For ``LLMEngine.apply_model``: what a worker's model lies on, and the most memory so far of its process there."""
+    """Return the device of a worker's model and the peak memory of its process there. For ``LLMEngine.apply_model``."""
     device = next(model.parameters()).device
     return device_name(device), peak_mb(device)
 
 
 def clean_up() -> None:
-    """Leave vLLM's process groups and give memory back."""
+    """Leave vLLM's process groups and free memory."""
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory  # pyright: ignore[reportMissingImports]
 
     cleanup_dist_env_and_memory()
@@ -287,13 +272,13 @@ def clean_up() -> None:
 
 
 @contextmanager
-def _undisturbed() -> Generator[None]:
-    """Start vLLM inside this process and leave its random state, thread setting and environment as they were."""
+def _preserved_process_state() -> Generator[None]:
+    """Start vLLM inside this process, then restore random states, thread settings and environment."""
     name = "VLLM_ENABLE_V1_MULTIPROCESSING"
     before, threads, set_threads = os.environ.get(name), torch.get_num_threads(), torch.set_num_threads
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    # the engine in this process: its own process outlives a killed parent and takes longer to start
+    # In this process: a separate one would outlive a killed parent and takes longer to start.
     os.environ[name] = "0"
     try:
         with warnings.catch_warnings():
@@ -304,7 +289,7 @@ def _undisturbed() -> Generator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-        # vLLM's CPU worker replaces the function itself
+        # vLLM's CPU worker replaces the function itself.
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
         random.setstate(states[0])
@@ -315,88 +300,59 @@ def _undisturbed() -> Generator[None]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """A sample that vLLM is to generate, or to go on with."""
+class PendingSample:
+    """Sample that vLLM generates or continues."""
 
-    group: GroupProgress  # whose it is
-    index: int  # its sample index
-    before: Completion | None  # what there is already, from an interrupted generation
+    group: GroupProgress  # group to which the sample belongs
+    index: int  # index of the sample in its group
+    before: Completion | None  # earlier part of the response, from an interrupted generation
 
     @property
     def given(self) -> list[int]:
-        """Tokens of the response that vLLM gets as the prompt's end."""
+        """Tokens of the response that vLLM gets as the end of the prompt."""
         return [] if self.before is None else self.before.tokens.tolist()
 
     def settings(self, end_tokens: Sequence[int]) -> Any:
-        """vLLM's ``SamplingParams``: the plain distribution at tau, ended by ``end_tokens`` alone."""
+        """Return vLLM's ``SamplingParams``: the plain distribution at tau, ended only by ``end_tokens``."""
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
         sampling, known = self.group.request.sampling, len(self.given)
         return SamplingParams(
             temperature=sampling.temperature,
-            # switched off one by one: log-probs must be those of the plain softmax at tau
+            # All of these are off, because log-probs must be those of the plain softmax at tau.
             top_p=1.0,
             top_k=0,
             min_p=0.0,
             repetition_penalty=1.0,
-            # vLLM counts tokens that are given as prompt; T counts them as response
+            # vLLM counts the given tokens as prompt, T counts them as response.
             max_tokens=sampling.max_tokens - known,
             seed=sample_seed(
                 sampling.seed, self.group.request.draw, self.index, known=self.group.request.offset + known
             ),
-            ignore_eos=True,  # our end tokens alone end a response
+            ignore_eos=True,  # only our end tokens end a response
             stop_token_ids=list(end_tokens),
-            logprobs=0,  # the sampled token's
+            logprobs=0,  # only of the sampled token
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
-    """Tokens that vLLM has sampled for a request."""
-
-    tokens: list[int]  # ``[T]``
-    logprobs: list[float]  # ``[T]`` of the weights that sampled each
-    spans: VersionSpans  # which version sampled how many, in their order; empty where vLLM does not tell
-
-    @classmethod
-    def of_output(cls, answer: Any) -> Sampled:
-        """What vLLM gives for a request that has ended."""
-        tokens = [int(token) for token in answer.token_ids]
-        spans = tuple((int(s.version), s.end - s.start) for s in answer.weight_versions or ())
-        return cls(tokens=tokens, logprobs=_of_tokens(answer.logprobs, tokens), spans=spans)
-
-    @classmethod
-    def so_far(cls, state: Any) -> Sampled:
-        """What vLLM's output processor holds of a request under way."""
-        tokens = [int(token) for token in state.detokenizer.output_token_ids]
-        starts = [start for _, start in state.weight_version_starts]
-        lengths = np.diff([*starts, len(tokens)]).tolist() if starts else []
-        spans = tuple((int(v), n) for (v, _), n in zip(state.weight_version_starts, lengths, strict=True) if n)
-        return cls(tokens=tokens, logprobs=_of_tokens(state.logprobs_processor.logprobs, tokens), spans=spans)
-
-
-def _of_tokens(places: Any, tokens: Sequence[int]) -> list[float]:
-    return [float(place[token].logprob) for place, token in zip(places, tokens, strict=True)]
-
-
 _COLDEST, _HOTTEST = 0.01, 2.0  # vLLM silently raises lower temperatures to 0.01 and refuses higher ones
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-_DISCARD = 2  # level of sleep: the next weights come from the learner, nothing need be kept in the host's memory
+_DISCARD = 2  # level of sleep that keeps nothing in CPU memory, because the next weights come from the learner
 
 
 class VllmEngine(SchedulingEngine):
-    """vLLM in this process, turn by turn.
+    """vLLM in this process, driven step by step.
 
-    Log-probs are those of the distribution that was sampled from (at tau, over the real tokens); entropies are not
-    known. Tokens depend on weights, prompt, temperature and (seed, draw, sample), through a generator of vLLM's own:
-    other tokens than the in-process engine's at tau > 0. In float32 they hold whatever else is in the batch, but for
-    near-ties. What goes on after an interruption takes other random numbers than it would have had.
+    Log-probs are those of the sampled distribution (at tau, over the tokens without padding). Entropies are unknown.
+    Tokens depend on weights, prompt, temperature and (seed, draw, sample) through vLLM's own generator, so at tau > 0
+    they differ from the in-process engine's. In float32 they do not depend on the rest of the batch, except for
+    near-ties. A response that continues after an interruption uses other random numbers than without the interruption.
 
     Attributes:
-        settings: as given.
+        settings: Settings of the engine.
     """
 
     capabilities = Capabilities(in_flight=True, sleep=True)
@@ -412,35 +368,36 @@ class VllmEngine(SchedulingEngine):
         policy_version: int = 0,
         adapters: AdapterPlan | None = None,
     ) -> None:
-        """
+        """Start vLLM and sample one token.
+
         Args:
-            folder: the model in Hugging Face format; its recommended sampling settings are not used.
-            settings: precision, sizes, and what training needs: the check after every ``load_weights``, whether
-                ``sleep`` gives the GPU's memory back, and where the ranks are whose weights `take` (apart) or `receive`
-                (colocated) takes.
-            end_tokens: a response ends with any of these, and no other; the token is kept.
-            decode: response tokens to text, special tokens left out.
-            valid_vocab: tokens from here on are padding and never sampled.
-            policy_version: what the weights in the folder count as.
-            adapters: ``load_weights`` takes these adapters alone.
+            folder: Model in Hugging Face format. Its recommended sampling settings are not used.
+            settings: Precision and sizes; for training also the check after every ``load_weights``, whether ``sleep``
+                releases GPU memory, and where the ranks are whose weights `take` (separate devices) or `receive`
+                (colocated) loads.
+            end_tokens: A response ends with any of these tokens and with no other. The end token is kept.
+            decode: Function from response tokens to text, without special tokens.
+            valid_vocab: Tokens from here on are padding and never sampled.
+            policy_version: Version of the weights in the folder.
+            adapters: ``load_weights`` takes only these adapters.
 
         Raises:
             ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
-            AdaptersRefused: it can, but without the adapters.
+            AdaptersRefused: It can serve the model, but not with the adapters.
         """
         self.settings = settings
         self._end_tokens = sorted(end_tokens)
         self._decode = decode
         self._valid_vocab = valid_vocab
         self._groups = OpenGroups()
-        self._asked: dict[str, Asked] = {}
+        self._pending: dict[str, PendingSample] = {}
         self._arrivals = 0
         self._tokens_ended = 0
         self._busy = 0.0
         training = settings.training or TrainingUse()
         self._check = training.check
         self._sleeps = training.sleeps
-        self._loads = 0  # weights taken so far
+        self._loads = 0  # number of times that weights were replaced
         options = engine_options(
             folder,
             settings,
@@ -461,26 +418,26 @@ class VllmEngine(SchedulingEngine):
         self._devices = tuple(name for name, _ in self._engine.apply_model(worker_device))
         self._set_version(policy_version)
         self._max_context = int(self._engine.model_config.max_model_len)
-        self._try_out()
+        self._check_sampling()
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Of its workers; see ``training.protocols.OnDevices``."""
+        """Devices of the workers; see ``training.protocols.OnDevices``."""
         return self._devices
 
     def peak_mb(self) -> float:
-        """Most memory so far, MiB, of the fullest worker's process."""
+        """Return the peak memory of the fullest worker's process in MiB."""
         return max(peak for _, peak in self._engine.apply_model(worker_device))
 
     @property
     def version(self) -> str:
-        """vLLM's."""
+        """Version of vLLM."""
         import vllm  # pyright: ignore[reportMissingImports]
 
         return str(vllm.__version__)
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """See `RolloutEngine.submit`; refused is also a temperature that vLLM does not have."""
+        """Queue requests; see `RolloutEngine.submit`. Temperatures that vLLM does not support are also refused."""
         for request in requests:
             check_request(request, self._max_context, valid_vocab=self._valid_vocab)
             name, tau = f"problem {request.problem.id!r}", request.sampling.temperature
@@ -488,94 +445,94 @@ class VllmEngine(SchedulingEngine):
                 raise ValueError(f"{name}: vLLM samples at temperature 0 or {_COLDEST} to {_HOTTEST}, got {tau}")
         for group in self._groups.take_in(requests):
             for index in group.to_start:
-                self._add(Asked(group=group, index=index, before=group.partial.get(index)))
+                self._add(PendingSample(group=group, index=index, before=group.partial.get(index)))
 
     def busy_seconds(self) -> float:
         return self._busy
 
     @contextmanager
     def newest_weights(self) -> Generator[None]:
-        """Within it only what is submitted within is yielded, and comes first; the rest takes rows that are free."""
+        """Return only requests submitted in this context, and prefer them. Earlier requests use the remaining rows."""
         with self._groups.set_aside():
             try:
                 yield
             finally:
-                self._drop(self._groups.first)  # an evaluation that was broken off leaves nothing behind
+                self._drop(self._groups.first)  # an aborted evaluation leaves no requests behind
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Replace the weights or adapters, then compare log-probs with the learner's if the engine has a check.
 
-        Requests in flight keep their tokens and go on under the new weights; their completions have spans. Whatever
-        begins later shares no keys and values with what began before.
+        Requests in flight keep their tokens and continue with the new weights; their completions have version spans.
+        Requests that start later share no KV cache with earlier ones.
         """
         to = self._adapters or self.weights
         self._replace(lambda: to.load(weights), version)
 
-    def take(self, told: Sequence[WeightInfo], version: int) -> None:
-        """As `load_weights` with what the learner's rank that ``weights`` has joined sends now, which is ``told``."""
-        self._replace(lambda: self.weights.take(told), version)
+    def take(self, infos: Sequence[WeightInfo], version: int) -> None:
+        """Do as `load_weights`, with the weights ``infos`` that the joined learner rank sends at the same time."""
+        self._replace(lambda: self.weights.take(infos), version)
 
     def receive(self, bucket: WeightBucket) -> None:
-        """Take a copy of a learner rank's bucket; nothing is sampled from the first one until `complete`."""
-        assert not self._asked, "what is in flight would go on with part of the weights"
+        """Copy a bucket of a learner rank. From the first bucket to `complete` the engine must not sample."""
+        assert not self._pending, "what is in flight would go on with part of the weights"
         self._wake_weights()
         self.weights.receive(bucket)
 
     def complete(self, version: int) -> None:
-        """As `load_weights`, with what was received."""
+        """Do as `load_weights`, with the received weights."""
         self._replace(self.weights.complete, version)
 
     def _wake_weights(self) -> bool:
-        """Whether it sleeps; then the memory of its weights is there again, and its cache's not yet."""
+        """Wake the memory of the weights, but not of the KV cache. Return whether the engine was asleep."""
         if asleep := bool(self._engine.is_sleeping()):
-            torch.cuda.empty_cache()  # what a learner in this process has freed; does nothing without a GPU
+            torch.cuda.empty_cache()  # memory freed by a learner in this process; does nothing without a GPU
             self._engine.wake_up(["weights"])
         return asleep
 
     def _replace(self, load: Callable[[], None], version: int) -> None:
-        self._end_turn()
+        self._finish_started_step()
         try:
             asleep = self._wake_weights()
             load()
-            if asleep:  # last: beside old and new weights there may be no room for it
+            if asleep:  # last, because next to old and new weights there may be too little memory for the cache
                 self._engine.wake_up(["kv_cache"])
         except (RuntimeError, TypeError, AssertionError) as error:
             raise engine_trouble(f"vLLM cannot take the weights of version {version}", error) from error
         self._set_version(version)
         self._loads += 1
         if self.settings.vllm.keep_caches:
-            self._begin_anew()
+            self._resubmit_waiting()
         else:
-            # of finished prompts, and of what runs, which is computed again
+            # The cache of finished prompts, and of running requests, which are computed again.
             self._engine.reset_prefix_cache(reset_running_requests=True)
         if self._check is not None:
             self._check.compare({"vLLM": self.answers(self._check.requests)}, version)
 
-    def _end_turn(self) -> None:
-        """Take in the turn that vLLM has begun ahead of its answers: those tokens are the old weights'."""
+    def _finish_started_step(self) -> None:
+        """Collect the step that vLLM has started ahead of time, whose tokens belong to the old weights."""
         core = self._engine.engine_core.engine_core
-        if not core.batch_queue:  # None where it begins none ahead, as on a CPU
+        if not core.batch_queue:  # None if vLLM starts no step ahead, as on a CPU
             return
         core.pause_scheduler("keep", clear_cache=False)
         while core.batch_queue:
             self._advance()
         core.resume_scheduler()
 
-    def _begin_anew(self) -> None:
-        """Ask again for what has no token yet: all of it is to be the new weights', its prompt's keys among them."""
+    def _resubmit_waiting(self) -> None:
+        """Submit requests without a token again, so that all of them, prompts included, use the new weights."""
         states = self._engine.output_processor.request_states.values()
         names = [state.external_req_id for state in states if not state.detokenizer.num_output_tokens()]
         if names:
             self._engine.abort_request(names)
-        for asked in [self._asked.pop(name) for name in names]:
-            self._add(asked)
+        for pending in [self._pending.pop(name) for name in names]:
+            self._add(pending)
 
     def sleep(self) -> None:
-        """Give weights and cache back (vLLM's level 2; its CPU build keeps both) until the next ``load_weights``."""
+        """Release weights and KV cache (vLLM's level 2; its CPU build keeps both) until the next ``load_weights``."""
         if not self._sleeps or (self._engine.is_sleeping() and not self.weights.begun):
             return
-        if self._asked:
-            raise RuntimeError(f"vLLM cannot sleep while {len(self._asked)} samples are in flight")
+        if self._pending:
+            raise RuntimeError(f"vLLM cannot sleep while {len(self._pending)} samples are in flight")
         self.weights.abandon()
         self._engine.sleep(_DISCARD)
 
@@ -585,7 +542,7 @@ class VllmEngine(SchedulingEngine):
         return unfinished
 
     def close(self) -> None:
-        """Stop vLLM and free its memory (and its worker processes where there are several GPUs)."""
+        """Stop vLLM and free its memory, and end its worker processes if there are several GPUs."""
         if self._engine is None:
             return
         self.interrupt()
@@ -595,21 +552,31 @@ class VllmEngine(SchedulingEngine):
 
     def _running(self) -> Iterator[tuple[GroupProgress, int, Completion]]:
         for state in self._engine.output_processor.request_states.values():
-            asked, sampled = self._asked[state.external_req_id], Sampled.so_far(state)
-            if sampled.tokens:
-                yield asked.group, asked.index, self._completion(asked, sampled, FinishReason.ABORTED, 0.0)
+            pending = self._pending[state.external_req_id]
+            tokens = [int(token) for token in state.detokenizer.output_token_ids]
+            if not tokens:
+                continue
+            starts = [start for _, start in state.weight_version_starts]
+            lengths = np.diff([*starts, len(tokens)]).tolist() if starts else []
+            spans = tuple((int(v), n) for (v, _), n in zip(state.weight_version_starts, lengths, strict=True) if n)
+            places = state.logprobs_processor.logprobs
+            yield (
+                pending.group,
+                pending.index,
+                self._completion(pending, tokens, places, spans, FinishReason.ABORTED, 0.0),
+            )
 
     def _drop(self, first: int) -> None:
-        """Forget every group from issue order ``first`` on."""
-        names = [name for name, asked in self._asked.items() if asked.group.order >= first]
+        """Drop every group from issue order ``first`` on."""
+        names = [name for name, pending in self._pending.items() if pending.group.order >= first]
         if names:
             self._engine.abort_request(names)
         for name in names:
-            del self._asked[name]
+            del self._pending[name]
         self._groups.drop(first)
 
     def sampled_tokens(self) -> int:
-        """Without those of dropped samples."""
+        """Return the number of sampled tokens, without those of dropped samples."""
         states = self._engine.output_processor.request_states.values()
         return self._tokens_ended + sum(state.detokenizer.num_output_tokens() for state in states)
 
@@ -617,8 +584,8 @@ class VllmEngine(SchedulingEngine):
         self._version = version
         self._engine.set_weight_version(str(version))
 
-    def _try_out(self) -> None:
-        """Sample one token: what this device has no kernel for is found now, not after hours of other work."""
+    def _check_sampling(self) -> None:
+        """Sample one token, to find a missing kernel now and not after hours of other work."""
         problem = Problem(id="trial", prompt="", references=(), verifier="", source="")
         sampling, prompt = SamplingParams(temperature=0.0, max_tokens=1), frozen_tokens([0])
         trial = RolloutRequest(draw=0, problem=problem, prompt_tokens=prompt, group_size=1, sampling=sampling)
@@ -627,69 +594,79 @@ class VllmEngine(SchedulingEngine):
             list(self.finished())
         except BaseException:
             self._groups.drop()
-            self._asked.clear()
+            self._pending.clear()
             self.close()
             raise
 
-    def _add(self, asked: Asked) -> None:
+    def _add(self, pending: PendingSample) -> None:
         from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
 
-        name = f"{asked.group.order}:{asked.index}"
-        self._asked[name] = asked
+        name = f"{pending.group.order}:{pending.index}"
+        self._pending[name] = pending
         self._arrivals += 1
         self._engine.add_request(
             name,
             tokens_input(
-                asked.group.request.prompt_tokens.tolist() + asked.given,
-                # keys and values are shared with requests of the same salt alone; by version would not do: a run that
-                # goes back has the same numbers again
+                pending.group.request.prompt_tokens.tolist() + pending.given,
+                # Only requests of the same salt share a KV cache. The version is no salt, because a run that goes back
+                # to an earlier state uses the same versions again.
                 cache_salt=str(self._loads) if self.settings.vllm.keep_caches else None,
             ),
-            asked.settings(self._end_tokens),
-            arrival_time=float(self._arrivals),  # by which vLLM orders its queue: never the clock
+            pending.settings(self._end_tokens),
+            arrival_time=float(self._arrivals),  # vLLM orders its queue by it, which must not depend on the clock
             lora_request=None if self._adapters is None else self._adapters.request(),
-            # the smaller number comes first
+            # The smaller number comes first.
             priority=-1 if self._groups.first else 0,
         )
 
     def _advance(self) -> None:
-        """One token for every running request; what ends is filed in issue order."""
+        """Sample one token for every running request, and record ended ones in issue order."""
         begin = time.perf_counter()
         try:
             outputs = self._engine.step()
         except (RuntimeError, ValueError) as error:
             raise engine_trouble("vLLM stopped while generating", error) from error
-        ended: list[tuple[Asked, Any]] = []
+        ended: list[tuple[PendingSample, Any]] = []
         for output in outputs:
-            # what was aborted may still report
-            if output.finished and output.request_id in self._asked:
-                ended.append((self._asked.pop(output.request_id), output))
-        for asked, output in sorted(ended, key=lambda item: (item[0].group.order, item[0].index)):
-            self._groups.file(asked.group, asked.index, self._whole(asked, output))
+            # An aborted request may still return an output.
+            if output.finished and output.request_id in self._pending:
+                ended.append((self._pending.pop(output.request_id), output))
+        for pending, output in sorted(ended, key=lambda item: (item[0].group.order, item[0].index)):
+            self._groups.file(pending.group, pending.index, self._whole(pending, output))
         self._busy += time.perf_counter() - begin
 
-    def _whole(self, asked: Asked, output: Any) -> Completion:
+    def _whole(self, pending: PendingSample, output: Any) -> Completion:
         (answer,) = output.outputs
         if answer.finish_reason not in _REASONS:
             raise ValueError(
-                f"vLLM gave up problem {asked.group.request.problem.id!r} ({answer.finish_reason}); see its log with "
+                f"vLLM gave up problem {pending.group.request.problem.id!r} ({answer.finish_reason}); see its log with "
                 "VLLM_LOGGING_LEVEL=INFO"
             )
-        sampled, times = Sampled.of_output(answer), output.metrics
-        self._tokens_ended += len(sampled.tokens)
-        # from its first turn on: the wait in vLLM's queue is not counted
+        tokens, times = [int(token) for token in answer.token_ids], output.metrics
+        spans = tuple((int(s.version), s.end - s.start) for s in answer.weight_versions or ())
+        self._tokens_ended += len(tokens)
+        # Without the wait in vLLM's queue.
         seconds = max(0.0, times.last_token_ts - times.scheduled_ts) if times is not None else 0.0
-        return self._completion(asked, sampled, _REASONS[answer.finish_reason], seconds)
+        return self._completion(pending, tokens, answer.logprobs, spans, _REASONS[answer.finish_reason], seconds)
 
-    def _completion(self, asked: Asked, sampled: Sampled, reason: FinishReason, seconds: float) -> Completion:
-        """The response after its beginning, if vLLM was given one."""
-        if not np.isfinite(sampled.logprobs).all():
+    def _completion(
+        self,
+        pending: PendingSample,
+        tokens: list[int],
+        places: Any,
+        spans: VersionSpans,
+        reason: FinishReason,
+        seconds: float,
+    ) -> Completion:
+        """Return the completion of a sample, including the tokens that vLLM was given."""
+        # Log-probs of the weights that sampled each token.
+        logprobs = [float(place[token].logprob) for place, token in zip(places, tokens, strict=True)]
+        if not np.isfinite(logprobs).all():
             raise FloatingPointError(
                 f"the model's logits are not finite (policy version {self._version}); its weights are broken"
             )
-        tokens, logprobs, spans = sampled.tokens, sampled.logprobs, sampled.spans
         spans = spans or ((self._version, len(tokens)),)
-        before = asked.before
+        before = pending.before
         if before is not None:
             tokens = before.tokens.tolist() + tokens
             logprobs = before.sampler_logprobs.tolist() + logprobs
@@ -701,7 +678,7 @@ class VllmEngine(SchedulingEngine):
             sampler_logprobs=frozen_floats(logprobs),
             sampler_entropies=None,
             finish_reason=reason,
-            # a response counts as old as its oldest token
+            # A response is as old as its oldest token.
             policy_version=min(version for version, _ in spans),
             version_spans=spans if len(spans) > 1 else (),
             seconds=seconds,

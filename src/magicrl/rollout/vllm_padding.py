@@ -1,8 +1,8 @@
-"""What keeps vLLM from sampling the output head's padding rows, which stand for no token (vLLM 0.32).
+"""Logits processor that keeps vLLM from sampling the padding rows of the output head (vLLM 0.32).
 
-Both of vLLM's model runners take logits processors, each of an interface of its own: V1 (its CPU build) and V2 (its
-default on a GPU). One class is both: a single write over the whole batch a step. vLLM's workers import this module by
-name; a bias a padding row, part of every request, stops at the V2 runner's 1,024.
+vLLM's two model runners take logits processors with different interfaces: V1 (its CPU build) and V2 (its default on a
+GPU). One class implements both, with a single write per step over the whole batch. vLLM's workers import this module by
+name. A logit bias per padding row in every request would not work, because the V2 runner allows at most 1,024.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NoPadding(ForRunnerV1, ForRunnerV2):
         self._valid_vocab = int(vllm_config.additional_config["valid_vocab"])
 
     def apply(self, logits: torch.Tensor, *context: Any) -> torch.Tensor:
-        """In place; ``logits`` ``[rows, head's rows]``, of V2 with the step's layout."""
+        """Mask ``logits`` ``[rows, rows of the head]`` in place. V2 also passes the layout of the step."""
         del context
         logits[:, self._valid_vocab :] = -torch.inf
         return logits
@@ -35,4 +35,4 @@ class NoPadding(ForRunnerV1, ForRunnerV2):
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """Nothing here belongs to a request."""
+        """Do nothing, because there is no state per request."""

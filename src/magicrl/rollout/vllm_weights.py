@@ -40,7 +40,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo, opened, shared_memory
 
 Placed = Literal["apart", "colocated"]
-"""Placement of an engine's workers: on devices of their own, or on those of the learner's ranks."""
+"""Placement of an engine's workers: on separate devices, or on those of the learner's ranks."""
 TRANSPORTS: Mapping[tuple[Placed, bool], str] = {
     ("apart", True): "magicrl_group",
     ("apart", False): "magicrl_group",
@@ -85,7 +85,8 @@ class WeightGroup:
         if device == "cuda":
             options: Any = dist.ProcessGroupNCCL.Options()
             options._timeout = self._limit
-            # a wait that blocks raises and aborts at its limit; torch's watchdog would end the process instead
+            # With a blocking wait torch starts no watchdog, which would end the process. At its limit the wait aborts
+            # the communicator and raises (`WorkNCCL::wait` in torch's ProcessGroupNCCL.cpp).
             with mock.patch.dict(os.environ, TORCH_NCCL_BLOCKING_WAIT="1"):
                 self._group: Any = dist.ProcessGroupNCCL(PrefixStore("weights", store), place, size, options)
         else:
@@ -96,7 +97,7 @@ class WeightGroup:
 
         Waiting for each weight keeps the broadcast in order with the stream on which FSDP2 gathers and drops it.
         """
-        # as bytes: gloo does not know every dtype
+        # Sent as bytes, because gloo does not support every dtype.
         content = weight.detach().contiguous().view(-1).view(torch.uint8)
         self._group.broadcast([content], dist.BroadcastOptions()).wait(self._limit)
 
@@ -169,14 +170,14 @@ def _memory_receiver() -> Any:
         """vLLM's receiver of packed buckets with a file in memory in a CUDA handle's place."""
 
         def update_weights(self, update_info: dict[str, Any]) -> None:
-            self.receive_weights(self.parse_update_info(update_info))  # nothing runs beside it on a CPU
+            self.receive_weights(self.parse_update_info(update_info))  # nothing else runs on a CPU
 
         def receive_weights(self, update_info: Any) -> None:
             content = opened(update_info.ipc_handles)[: sum(update_info.tensor_sizes)]
             dtypes = [getattr(torch, name) for name in update_info.dtype_names]
             given = unpack_tensor(content, update_info.names, update_info.shapes, dtypes, update_info.tensor_sizes)
             model: Any = self.model
-            # the layers keep what they are given until they have all of theirs, and the bucket is filled anew
+            # Layers keep the given tensors until they have all of their weights, but the bucket is overwritten.
             model.load_weights([(name, weight.clone()) for name, weight in given])
 
     return MemoryWeightTransferEngine
@@ -187,7 +188,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class VllmWeights:
-    """Gives vLLM's ``LLMEngine`` the weights of a learner; those that it has are in the model ``folder``."""
+    """Loads a learner's weights into vLLM's ``LLMEngine``, which was started from the model ``folder``."""
 
     def __init__(self, engine: Any, folder: Path) -> None:
         self._engine = engine
@@ -196,18 +197,18 @@ class VllmWeights:
         self._tied = bool(config.get_text_config().tie_word_embeddings)
         self._folder = folder
         self.begun = False
-        """Some new weights may have come, and others not."""
-        self._came: Shapes = {}  # of the present update's buckets
+        """Whether an update has started and not finished, so that old and new weights are mixed."""
+        self._came: Shapes = {}  # weights in the buckets of the current update
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace all weights; keys and values of the old ones are the caller's to forget.
+        """Replace all weights. The caller must reset the KV cache.
 
         Raises:
-            ValueError: a weight is missing, unknown or of another shape; nothing is changed then.
+            ValueError: A weight is missing, unknown or of another shape. Nothing is changed then.
         """
         if (set(weights) ^ set(self._shapes)) - {"lm_head.weight"}:
             weights = as_saved(weights, self._folder)
-        # before the first worker is asked: a reload that breaks off would leave old and new weights mixed
+        # Before the first worker changes anything: an interrupted reload would leave old and new weights mixed.
         check_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, self._shapes, tied=self._tied)
         self.abandon()
         if not torch.cuda.is_available():
@@ -220,18 +221,18 @@ class VllmWeights:
         self._pack()
 
     def join(self, store: tuple[str, int], place: int, size: int, seconds: float) -> None:
-        """Have the workers meet the sending rank, which holds ``store``; the first worker has number ``place``."""
+        """Make the workers meet the sending rank, which holds ``store``. The first worker gets number ``place``."""
         info = {"store": store, "place": place, "size": size, "seconds": seconds}
         self._rpc("init_weight_transfer_engine", init_info=info)
 
-    def take(self, told: Sequence[WeightInfo]) -> None:
-        """As `load`, with what the rank that was met sends at the same time."""
-        # vLLM passes over some names that it does not know
-        check_shapes({weight.name: weight.shape for weight in told}, self._shapes, tied=self._tied)
+    def take(self, infos: Sequence[WeightInfo]) -> None:
+        """Do as `load`, with the weights that the joined rank sends at the same time."""
+        # vLLM silently ignores some unknown names.
+        check_shapes({weight.name: weight.shape for weight in infos}, self._shapes, tied=self._tied)
         update = {
-            "names": [weight.name for weight in told],
-            "dtype_names": [weight.dtype for weight in told],
-            "shapes": [list(weight.shape) for weight in told],
+            "names": [weight.name for weight in infos],
+            "dtype_names": [weight.dtype for weight in infos],
+            "shapes": [list(weight.shape) for weight in infos],
         }
         self._start()
         self._rpc("update_weights", update_info=update)
@@ -239,7 +240,7 @@ class VllmWeights:
         self._pack()
 
     def receive(self, bucket: WeightBucket) -> None:
-        """Take a copy of what is in a bucket now; after the last no worker has its memory open."""
+        """Copy the weights of a bucket. After the last bucket no worker has its memory open."""
         if bucket.first:
             self.abandon()
             self._rpc("init_weight_transfer_engine", init_info={"packed": True})
@@ -252,15 +253,15 @@ class VllmWeights:
             self._finish()
 
     def complete(self) -> None:
-        """Have the workers compute with what was received."""
+        """Make the workers compute with the received weights."""
         assert not self.begun, "the last bucket was received"
         self._pack()
 
     def abandon(self) -> None:
-        """Give up weights that began to come and will not end: vLLM has a mixture then, until it is given others."""
+        """End an update that will not be completed. vLLM has mixed weights until it loads others."""
         if not self.begun:
             return
-        with contextlib.suppress(Exception):  # in workers in which it has not failed, it goes on, and vLLM says so
+        with contextlib.suppress(Exception):  # workers without a failure still have an update open and refuse a new one
             self._rpc("start_weight_update")
         self._finish()
 
@@ -273,7 +274,7 @@ class VllmWeights:
         self.begun = False
 
     def _pack(self) -> None:
-        # vLLM's CPU layers multiply with packed copies, of which its reload misses the tied head
+        # vLLM's CPU layers multiply with packed copies, and its reload does not pack the tied head again.
         if not torch.cuda.is_available():
             self._engine.apply_model(pack_again)
 
@@ -289,7 +290,7 @@ class VllmWeights:
 
 
 def expect_plain_experts(model: torch.nn.Module) -> int:
-    """Let vLLM's CPU experts set themselves up as after the first loading, which packs; how many there were."""
+    """Reset vLLM's CPU experts so that the next loading sets them up and packs them again. Return their number."""
     methods = [getattr(module, "quant_method", None) for module in model.modules()]
     experts: list[Any] = [method for method in methods if getattr(method, "moe_kernel", None) is not None]
     for method in experts:
@@ -298,7 +299,7 @@ def expect_plain_experts(model: torch.nn.Module) -> int:
 
 
 def pack_again(model: torch.nn.Module) -> int:
-    """Pack anew every layer of vLLM's CPU model that kept its weight; how many there were."""
+    """Pack again every layer of vLLM's CPU model that kept its weight. Return their number."""
     from vllm.model_executor.layers.utils import (  # pyright: ignore[reportMissingImports]
         dispatch_cpu_unquantized_gemm,
     )
@@ -311,7 +312,7 @@ def pack_again(model: torch.nn.Module) -> int:
 
 
 def saved_shapes(folder: Path) -> Shapes:
-    """Names and shapes of the weights in a model folder, from the files' headers."""
+    """Return names and shapes of the weights in a model folder, read from the files' headers."""
     shapes: Shapes = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -323,10 +324,10 @@ def saved_shapes(folder: Path) -> Shapes:
 
 
 def as_saved(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """A learner's weights as the files of ``folder`` have them, from which vLLM reads them.
+    """Convert a learner's weights to the layout of the files in ``folder``, which vLLM reads.
 
-    A mixture's experts are one tensor in the learner, and may be one each in files; what is not trained (the bias by
-    which DeepSeek-V3 chooses experts) is in files alone.
+    The experts of a mixture are one tensor in the learner and may be one tensor each in the files. Weights that are not
+    trained (the bias by which DeepSeek-V3 chooses experts) are only in the files.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
@@ -339,7 +340,7 @@ def as_saved(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
 
 
 def check_shapes(given: Shapes, wanted: Shapes, *, tied: bool) -> None:
-    """Raise ``ValueError`` unless ``given`` are all the weights that a model has; a tied head may stand or not."""
+    """Raise ``ValueError`` unless ``given`` are exactly a model's weights. A tied head may be given or not."""
     free = {"lm_head.weight"} if tied else set[str]()
     for trouble, names in (
         ("no weights were given for", set(wanted) - set(given) - free),

@@ -1,9 +1,9 @@
-"""Weights for a process on the same device: a bucket at a time, which that process opens where it lies.
+"""Weights for a process on the same device, in buckets of shared memory.
 
-NCCL joins no two processes on one GPU, and the weights need not leave it: the sender packs them into one buffer and
-tells how another process opens that memory, by CUDA IPC on a GPU, on a CPU by a file in memory. The message is that of
-vLLM's packed IPC transfer (vLLM 0.32), whose own engine opens it on GPUs. The receiver copies what it opened before the
-sender is asked for the next bucket, which lies in the same memory.
+NCCL joins no two processes on one GPU, and the weights need not leave it. The sender packs them into one buffer and
+sends a handle by which another process opens that memory: CUDA IPC on a GPU, a file in memory on a CPU. The message is
+that of vLLM's packed IPC transfer (vLLM 0.32), whose own engine opens it on GPUs. The next bucket uses the same memory,
+so the receiver copies a bucket before it requests the next one.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BUCKET = 256 << 20  # bytes of weights that are sent together; one larger weight goes alone
+BUCKET = 256 << 20  # bytes of weights that are sent together; a larger weight is sent separately
 
 
 @dataclass(frozen=True, slots=True)
 class WeightInfo:
-    """What a receiver has to know beforehand of one weight."""
+    """Metadata of one weight, which a receiver needs in advance."""
 
-    name: str  # as in a checkpoint
-    dtype: str  # torch's name, ``bfloat16``
-    shape: tuple[int, ...]  # of the whole weight
+    name: str  # name in a checkpoint
+    dtype: str  # torch's name, such as ``bfloat16``
+    shape: tuple[int, ...]  # shape of the full weight
 
     @staticmethod
     def of(name: str, weight: Tensor) -> WeightInfo:
-        """Of a whole weight."""
+        """Return the metadata of a full weight."""
         return WeightInfo(name, str(weight.dtype).removeprefix("torch."), tuple(weight.shape))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightBucket:
-    """Weights that lie in shared memory now, one after the other without gaps."""
+    """Weights in shared memory, one after the other without gaps."""
 
     weights: tuple[WeightInfo, ...]
-    sizes: tuple[int, ...]  # bytes of each
-    handles: Mapping[str, tuple[Any, ...]]  # by `place_of` the sender's device: how a process there opens its buffer
-    first: bool  # of all weights
-    last: bool  # likewise
+    sizes: tuple[int, ...]  # bytes of each weight
+    handles: Mapping[str, tuple[Any, ...]]  # handles to open the sender's buffer, by `device_identity` of its device
+    first: bool  # whether this is the first bucket of all weights
+    last: bool  # whether this is the last one
 
     @staticmethod
     def merged(given: Sequence[WeightBucket]) -> WeightBucket:
-        """The same weights as senders on several devices have them."""
+        """Return one bucket with the handles of senders on several devices, which have the same weights."""
         first = given[0]
         assert all(bucket.weights == first.weights for bucket in given), "all ranks go through the weights in one order"
         handles = {place: handle for bucket in given for place, handle in bucket.handles.items()}
         return replace(first, handles=handles)
 
     def update_info(self) -> dict[str, Any]:
-        """For ``update_weights`` of vLLM's workers."""
+        """Return the arguments for ``update_weights`` of vLLM's workers."""
         return {
             "names": [weight.name for weight in self.weights],
             "dtype_names": [weight.dtype for weight in self.weights],
@@ -65,25 +65,25 @@ class WeightBucket:
         }
 
 
-def place_of(device: torch.device) -> str:
-    """What a sender and a receiver on ``device`` both call it: a GPU's UUID, the host's name for a CPU."""
+def device_identity(device: torch.device) -> str:
+    """Return a name of ``device`` that is the same in every process: a GPU's UUID, or the host's name for a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else socket.gethostname()
 
 
 def in_buckets(
     stream: Callable[[], Iterator[tuple[str, Tensor]]], device: torch.device, size: int = BUCKET
 ) -> Iterator[WeightBucket]:
-    """All of ``stream``'s weights in its order, in buckets; one is overwritten when the next is asked for.
+    """Yield all of ``stream``'s weights in order, in buckets. Requesting the next bucket overwrites the last.
 
     Args:
-        stream: a fresh pass over (name, whole weight), each valid until the next; may be a collective of ranks.
-        device: of the weights and of the bucket.
-        size: bytes of a bucket; a larger weight gets one of its own size.
+        stream: Starts a pass over (name, full weight), each valid until the next. It may be a collective of ranks.
+        device: Device of the weights and of the buckets.
+        size: Bytes of a bucket. A larger weight gets a bucket of its size.
     """
     buffer, weights, sizes, first = _Shared(size, device), list[WeightInfo](), list[int](), True
     try:
         for name, weight in stream():
-            # as bytes; a bucket may hold several dtypes, each weight where its dtype may begin
+            # Copied as bytes: a bucket may hold several dtypes, each weight aligned to its own.
             content = weight.detach().contiguous().view(-1).view(torch.uint8)
             used = sum(sizes)
             if weights and (used + content.numel() > buffer.size or used % weight.element_size()):
@@ -112,7 +112,7 @@ class _Shared:
             self.bytes = _unmovable(size, device)
             self._handle = reduce_tensor(self.bytes)[1]
         else:
-            # without a name: it is gone with the last process that has it open, however that one ends
+            # Without a name, so that it disappears with the last process that has it open, however that one ends.
             self._file = os.memfd_create("magicrl-bucket")
             os.truncate(self._file, size)
             name = f"/proc/{os.getpid()}/fd/{self._file}"
@@ -121,12 +121,12 @@ class _Shared:
 
     def filled(self, weights: Sequence[WeightInfo], sizes: Sequence[int], *, first: bool, last: bool) -> WeightBucket:
         if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # another process waits for no stream of this one
-        handles = {place_of(self._device): self._handle}
+            torch.cuda.current_stream(self._device).synchronize()  # other processes cannot wait for this stream
+        handles = {device_identity(self._device): self._handle}
         return WeightBucket(tuple(weights), tuple(sizes), handles, first, last)
 
     def close(self) -> None:
-        """Give the memory up; on a GPU it is free once its receiver, too, has let it go."""
+        """Release the memory. On a GPU it is free when its receiver has released it as well."""
         del self.bytes
         if self._file is not None:
             os.close(self._file)
@@ -135,21 +135,21 @@ class _Shared:
 
 
 def _unmovable(size: int, device: torch.device) -> Tensor:
-    """Bytes outside the allocator's growing segments, which another process could open by ptrace alone."""
-    told = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    if "expandable_segments:True" not in told:
+    """Allocate bytes outside of expandable segments, which another process could open only by ptrace."""
+    configured = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    if "expandable_segments:True" not in configured:
         return torch.empty(size, dtype=torch.uint8, device=device)
     settings: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings  # pyright: ignore
     settings("expandable_segments:False")
     try:
         return torch.empty(size, dtype=torch.uint8, device=device)
     finally:
-        settings(told)
+        settings(configured)
 
 
 def opened(handles: Mapping[str, tuple[Any, ...]]) -> Tensor:
-    """The bytes of a bucket that a sender on this host's CPUs told of, ``[size]``."""
-    here = place_of(torch.device("cpu"))
+    """Return the bytes ``[size]`` of a bucket from a sender on this host's CPUs."""
+    here = device_identity(torch.device("cpu"))
     if here not in handles:
         raise ValueError(f"no learner rank on host {here} has a bucket, only on: {', '.join(sorted(handles))}")
     name, size = handles[here]
@@ -157,6 +157,7 @@ def opened(handles: Mapping[str, tuple[Any, ...]]) -> Tensor:
 
 
 def shared_memory(size: int) -> str | None:
-    """Linux's memory file system if ``size`` bytes fit with room to spare, else the ordinary temporary folder."""
+    """Return Linux's memory file system if ``size`` bytes fit with a margin, else None for the default temporary
+    folder."""
     folder = Path("/dev/shm")
     return str(folder) if folder.is_dir() and shutil.disk_usage(folder).free > 1.1 * size else None

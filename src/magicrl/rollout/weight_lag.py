@@ -1,6 +1,6 @@
-"""Stale weights on purpose: an engine that samples with the policy of ``lag`` steps ago.
+"""Engine that samples with older weights on purpose: with the policy of ``lag`` steps ago.
 
-So off-policy studies have the staleness of asynchronous training in one process, repeatably, without a cluster.
+It gives off-policy studies the staleness of asynchronous training in one process, repeatably, without a cluster.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from magicrl.rollout.protocol import RolloutEngine
 
 
 class LaggedEngine(RolloutEngine):
-    """Gives the engine that it wraps the weights of ``lag`` calls of ``load_weights`` ago.
+    """Engine that gives the wrapped engine the weights of the ``lag``-th last call of ``load_weights``.
 
-    Until there are that many, the oldest are served. ``policy_version`` and the completions tell the version
-    that samples, not the newest.
+    Before that many calls, it uses the oldest weights. ``policy_version`` and the completions have the version that
+    samples, not the newest version.
     """
 
     def __init__(self, engine: RolloutEngine, *, lag: int) -> None:
         if lag < 0:
             raise ValueError(f"rollout.weight_lag must be >= 0, got {lag}")
         self._engine = engine
-        # neither is passed on to the wrapped engine
+        # These two are not forwarded to the wrapped engine.
         self.capabilities = replace(engine.capabilities, in_flight=False, sleep=False)
         self._history: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=lag + 1)
 
@@ -57,11 +57,11 @@ class LaggedEngine(RolloutEngine):
         return self._engine.turn()
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Keep a copy of ``weights``, in place of one of the same version, and serve those of ``lag`` before."""
-        # the same version once more is no update: it must not make the others older
+        """Keep a copy of ``weights``, replacing one of the same version, and serve those of ``lag`` updates before."""
+        # The same version again is no update and must not make the others older.
         if self._history and self._history[-1][0] == version:
             self._history.pop()
-        # a copy: the learner updates its tensors in place
+        # A copy, because the learner updates its tensors in place.
         self._history.append((version, {name: tensor.detach().clone() for name, tensor in weights.items()}))
         self._serve(0)
 
@@ -80,12 +80,12 @@ class LaggedEngine(RolloutEngine):
         self._engine.close()
 
     def state(self) -> Mapping[str, Any]:
-        """The kept weights, as ``<age index>/<parameter>``, and their versions, oldest first."""
+        """Return the kept weights, as ``<age index>/<parameter>``, and their versions, oldest first."""
         tensors = {f"{i}/{name}": t for i, (_, kept) in enumerate(self._history) for name, t in kept.items()}
         return {"versions": [version for version, _ in self._history], **tensors}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`; ``ValueError`` if it is of another lag."""
+        """Restore what `state` returned. Raises ``ValueError`` if it has another lag."""
         versions = [int(version) for version in state["versions"]]
         if len(versions) > (self._history.maxlen or 0):
             raise ValueError(

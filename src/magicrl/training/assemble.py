@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import torch
 
-from magicrl.config.cluster_schema import RolloutPlacement
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.families import make_family
@@ -19,7 +18,7 @@ from magicrl.data.sources import problems_fingerprint
 from magicrl.models.loading import LoadedModel, described_model, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
 from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
-from magicrl.rollout.engines import make_engine as named_engine
+from magicrl.rollout.engines import make_engine
 from magicrl.rollout.episodes import EpisodeEngine
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.vllm_weights import Placed
@@ -133,7 +132,7 @@ class LocalParts:
 
         It will load those of ``learner``. Engines outside the learner's process run ``check`` after loading.
         """
-        return make_engine(self._config, start, encoder, check=check)
+        return make_training_engine(self._config, start, encoder, check=check)
 
 
 def build_run(config: TrainConfig, ready: Ready, start: Path | str, parts: LocalParts | None = None) -> Built:
@@ -191,7 +190,7 @@ def start_model_folder(start: StartConfig, models_root: Path, progress: Progress
     return result.folder
 
 
-def make_engine(
+def make_training_engine(
     config: TrainConfig,
     folder: Path | str,
     encoder: PromptEncoder,
@@ -210,6 +209,9 @@ def make_engine(
     """
     rollout, placed = config.rollout, None if config.cluster is None else config.cluster.rollout
     shared = placed is None or placed.colocated  # shares the GPU with the learner
+    direct: Placed | None = None
+    if placed is not None and placed.weight_copy == "direct":
+        direct = "colocated" if placed.colocated else "apart"
     vllm = rollout.engine == "vllm"
     if vllm and resolve_device(config.run.device).type == "cpu" and torch.cuda.is_available():
         raise RecipeError("vLLM uses the GPU of this machine; leave run.device out", key="run.device")
@@ -231,12 +233,12 @@ def make_engine(
             shares_gpu=shared,
             # In asynchronous mode it generates while the learner works, so its memory is never free.
             sleeps=shared and not rollout.max_staleness,
-            direct_weights=_direct_weights(placed),
+            direct_weights=direct,
             experts=config.model.router_replay,
             lora=config.model.lora,
         ),
     )
-    engine = named_engine(rollout.engine, settings, key="rollout.engine")
+    engine = make_engine(rollout.engine, settings, key="rollout.engine")
     # In asynchronous mode the learner measures the entropy of the whole buffer.
     if config.entropy.estimator == "exact" and not (engine.capabilities.entropies or rollout.max_staleness):
         # The engine may hold processes and GPU memory.
@@ -249,28 +251,19 @@ def make_engine(
     return LaggedEngine(engine, lag=rollout.weight_lag) if rollout.weight_lag else engine
 
 
-def _direct_weights(placed: RolloutPlacement | None) -> Placed | None:
-    if placed is None or placed.weight_copy != "direct":
-        return None
-    return "colocated" if placed.colocated else "apart"
-
-
 def _max_context(config: TrainConfig, folder: Path | str) -> int:
     """Return the largest number of prompt and response tokens of any stage or evaluation, at most the model's."""
-    longest = max(config.evaluation.max_tokens or 0, *(stage.max_tokens for stage in config.stages))
-    longest += config.environment.most_observed if _may_observe(config) else 0
-    return min(described_model(str(folder)).max_context, config.data.max_prompt_tokens + longest)
-
-
-def _may_observe(config: TrainConfig) -> bool:
-    """Return whether a source may have problems with an environment. A custom source may."""
     data = config.data
-    return any(
+    longest = max(config.evaluation.max_tokens or 0, *(stage.max_tokens for stage in config.stages))
+    # A source may have problems with an environment, whose observations come in addition. A custom source may.
+    if any(
         source.environment is not None
         or source.source is not None
         or (source.family is not None and hasattr(make_family(source.family, source.options), "environment"))
         for source in (*data.train, *data.validation, *data.test.values())
-    )
+    ):
+        longest += config.environment.most_observed
+    return min(described_model(str(folder)).max_context, data.max_prompt_tokens + longest)
 
 
 def make_learner(config: TrainConfig, policy: LoadedModel) -> LocalLearner:

@@ -73,7 +73,7 @@ class Checkpoint:
     shards: Mapping[str, Any] | None = None
 
     def learner_state(self) -> dict[str, Any]:
-        """Return the input of the learner's ``restore``, with whole tensors, whoever wrote them.
+        """Return the input of the learner's ``restore``, with whole tensors, whatever wrote them.
 
         Raises:
             CheckpointError: The shards are damaged.
@@ -213,7 +213,7 @@ class CheckpointWriter:
             self._ranks.shards_kept(folder / SHARDS)  # they drop the older one too
 
     def _failed(self, name: str, writing: Path, error: Exception) -> CheckpointError:
-        shutil.rmtree(writing, ignore_errors=True)  # Its files may occupy the missing space.
+        shutil.rmtree(writing, ignore_errors=True)  # The files of this checkpoint may occupy the missing space.
         last = _folders(self._root)
         remedy = f"the last good one is {last[-1].name}" if last else "there is none yet"
         return CheckpointError(

@@ -500,9 +500,13 @@ def _apart(found: Sequence[Notable]) -> list[Notable]:
 def _reward_alone(rows: Sequence[StepMetrics]) -> list[Notable]:
     """Return steps with reward but no learning: it rose without the validation, or nearly all groups were rejected."""
     found: list[Notable] = []
-    rewards, validated = (_points(rows, key) for key in (MEAN_REWARD, "validation/accuracy/mean"))
+    rewards, validated = (
+        [(row.step, values[0]) for row in rows if (values := column([row], key))]
+        for key in (MEAN_REWARD, "validation/accuracy/mean")
+    )
     if len(rewards) >= 2 * WINDOW and len(validated) >= 2:
-        (early, late), (first, last) = (_ends(rewards), (validated[0][1], validated[-1][1]))
+        early, late = (float(np.mean([value for _, value in end])) for end in (rewards[:WINDOW], rewards[-WINDOW:]))
+        first, last = validated[0][1], validated[-1][1]
         if late - early > 0.1 and last - first < 0.2 * (late - early):
             rises = [(b[1] - a[1], b[0]) for a, b in zip(rewards, rewards[WINDOW // 2 :], strict=False)]
             why = (
@@ -519,12 +523,3 @@ def _reward_alone(rows: Sequence[StepMetrics]) -> list[Notable]:
             )
             found.append(Notable(row.step, "reward without learning", why, FAR + 10 * rejected[0]))
     return _apart(found)
-
-
-def _points(rows: Sequence[StepMetrics], key: str) -> list[tuple[int, float]]:
-    return [(row.step, values[0]) for row in rows if (values := column([row], key))]
-
-
-def _ends(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    values = [value for _, value in points]
-    return float(np.mean(values[:WINDOW])), float(np.mean(values[-WINDOW:]))

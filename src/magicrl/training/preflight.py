@@ -16,7 +16,6 @@ from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from magicrl.config.schema import SourceConfig, StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
@@ -69,7 +68,7 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learnable:
-    """What the initial model's answers allow to learn, at the first stage's T and M. Intervals are over problems.
+    """Signal to learn from in the initial model's answers, at the first stage's T and M. Intervals are over problems.
 
     ``entropy`` is in nats per token, None where the engine does not report it. ``lengths`` are the median, 95 %
     quantile and maximum of the tokens of complete answers, () without one.
@@ -422,7 +421,7 @@ class _Bench:
 def short_steps(config: TrainConfig, prompts: int) -> tuple[TrainConfig, StageConfig]:
     """Return the recipe for a few synchronous steps of its first stage: fewer prompts, as many updates, no warm-up."""
     stage = config.in_stage(0).stages[0]
-    # As many updates per step as in the recipe, if there are enough prompts.
+    # The recipe's number of updates per step, if there are enough prompts.
     parts = min(stage.num_minibatches, prompts)
     prompts = min(stage.rollout_batch, prompts // parts * parts)
     small = stage.model_copy(
@@ -516,40 +515,34 @@ def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | No
     request = groups[0].group.request
     prompt = [int(token) for token in request.prompt_tokens]
     text = str(tokenizer.decode(prompt))
-    chat = tokenizer.chat_template
+    chat, foreign, opened, closed = bool(tokenizer.chat_template), (), "", ""
+    if chat:
+        messages = [{"role": "user", "content": "?"}]
+        opened, closed = (
+            str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation))
+            for generation in (True, False)
+        )
+        names = dict.fromkeys(re.findall(r"<\|[^|<>\s]{1,40}\|>", opened))
+        foreign = tuple(n for n in names if len(tokenizer(n, add_special_tokens=False)["input_ids"]) > 1)  # pyright: ignore[reportArgumentType]
     begins = 0
     while begins < len(prompt) and prompt[begins] == tokenizer.bos_token_id:
         begins += 1
     return TemplateFacts(
-        chat=bool(chat),
+        chat=chat,
         prompt=text,
         end=str(tokenizer.convert_ids_to_tokens(built.encoder.end_token)),
-        foreign=_foreign(tokenizer) if chat else (),
+        foreign=foreign,
         begins=begins,
-        opens=_opens(tokenizer) if chat else None,
-        system=_system(tokenizer) if chat else "",
+        opens=opened != closed if chat else None,
+        system=_system(closed),
         other_ends=_other_ends(built, groups),
         other_form=other,
     )
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, *, opened: bool) -> str:
-    messages = [{"role": "user", "content": "?"}]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened))
-
-
-def _foreign(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    names = dict.fromkeys(re.findall(r"<\|[^|<>\s]{1,40}\|>", _rendered(tokenizer, opened=True)))
-    return tuple(name for name in names if len(tokenizer(name, add_special_tokens=False)["input_ids"]) > 1)  # pyright: ignore[reportArgumentType]
-
-
-def _opens(tokenizer: PreTrainedTokenizerBase) -> bool:
-    return _rendered(tokenizer, opened=True) != _rendered(tokenizer, opened=False)
-
-
-def _system(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return what the template puts before the user's message, if it is more than control tokens and roles."""
-    before = re.sub(r"<[^<>]*>|\[[A-Z_]+\]", " ", _rendered(tokenizer, opened=False).partition("?")[0])
+def _system(rendered: str) -> str:
+    """Return the text before the user's message ``?``, if it is more than control tokens and roles."""
+    before = re.sub(r"<[^<>]*>|\[[A-Z_]+\]", " ", rendered.partition("?")[0])
     words = [word for word in before.split() if word.lower() not in ("system", "user", "assistant", "human")]
     return " ".join(words) if len(words) > 2 else ""
 

@@ -181,7 +181,7 @@ class WorkSpan(NamedTuple):
 
 
 @runtime_checkable
-class Remote(Protocol):
+class RemoteWorkers(Protocol):
     """A part of a run whose workers are in other processes: replicas, ranks, nodes."""
 
     lost: list[str]

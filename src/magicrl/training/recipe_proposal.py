@@ -1,7 +1,7 @@
 """Computations of ``magicrl init``: how a model answers a few problems, and a recipe from which it will learn.
 
-Problems are asked with several prompt templates, and answers are read with both extractions. Every number of the recipe
-then follows, with its reason.
+Each problem is sampled with several prompt templates, and answers are read with both extractions. Every number of the
+recipe then follows, with its reason.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Speed(NamedTuple):
 
 
 def templates_for(problem: Problem, encoder: PromptEncoder, *, chat: bool) -> tuple[str, ...]:
-    """Return prompt templates that the tokenizer can encode. The first is the prompt alone."""
+    """Return prompt templates that the tokenizer can encode. The first is only the prompt."""
     hints = () if problem.verifier == "code" else (BOXED, STEPWISE) if chat else (QUESTION, QUESTION_BOXED)
 
     def known(template: str) -> bool:
@@ -185,14 +185,11 @@ class FirstLook:
         )
         self.seconds += time.perf_counter() - began
         self.tokens += sum(group.group.num_tokens for group in boxed)
-        read = {"box": boxed, "lenient": self._read_again(boxed)}
-        return [self._look(Way(template=template, extract=extract), read[extract], max_tokens) for extract in READS]
-
-    def _read_again(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
         judge = self._judges["lenient"]
-        tickets = [judge.submit(g.group.request.problem, [c.text for c in g.group.completions]) for g in groups]
-        pairs = zip(groups, tickets, strict=True)
-        return [score_group(g.group, judge.result(ticket)) for g, ticket in pairs]
+        tickets = [judge.submit(g.group.request.problem, [c.text for c in g.group.completions]) for g in boxed]
+        lenient = [score_group(g.group, judge.result(ticket)) for g, ticket in zip(boxed, tickets, strict=True)]
+        read = {"box": boxed, "lenient": lenient}
+        return [self._look(Way(template=template, extract=extract), read[extract], max_tokens) for extract in READS]
 
     def close(self) -> None:
         """Free the cache and stop the verifiers."""
@@ -375,8 +372,10 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
     # Sampled, then learned. A group's prompt is learned once for its M responses.
     a_response = mean / speed.sampled + (mean + prompt / size) / speed.learned
     seconds = 60 * setting.minutes * (1 - START_SHARE if solved else 1)
-    # Two evaluations, each with 5 answers per problem: a greedy one and 4 at temperature 1 (`propose`).
-    held = _held_out(len(setting.problems), TEST_SHARE * seconds / 2 / (5 * mean / speed.sampled))
+    # Two evaluations, each with 5 answers per problem: a greedy one and 4 at temperature 1 (`propose`). At most a fifth
+    # of the problems and 100, at least 8, as many as the time allows.
+    affordable = int(TEST_SHARE * seconds / 2 / (5 * mean / speed.sampled))
+    held = max(1, min(100, len(setting.problems) // 5, max(8, affordable)))
     train = len(setting.problems) - held
     batch = 4
     # Doubled while there is time for 40 steps.
@@ -384,6 +383,9 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
         batch *= 2
     step = batch * size * a_response
     steps = max(FEW_STEPS, min(400, round(TRAINING_SHARE * seconds / step)))
+    # N of the difficulty filter that the time allows; 0 for none.
+    budget = FILTER_SHARE * seconds
+    filtered = next((n for n in (16, 8, 4) if train * n * mean / speed.sampled <= budget), 0) if expected < 0.5 else 0
     # A second stage with a larger T, if answers were truncated and there are enough steps.
     cut = look.answers.truncated > 0.1 and 2 * limit <= setting.context - prompt_limit
     return Numbers(
@@ -393,7 +395,7 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
         why_limit=why_limit,
         prompt_limit=prompt_limit,
         held_out=held,
-        filtered=_filter_samples(train, FILTER_SHARE * seconds, mean / speed.sampled) if expected < 0.5 else 0,
+        filtered=filtered,
         batch=batch,
         step_seconds=step,
         steps=steps,
@@ -409,6 +411,9 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
     n = numbers(setting, look, speed, solved=solved is not None)
     rate = proposed_learning_rate(setting.parameters)
     longest = setting.prompt_lengths[-1]
+    why_extract = "the end of an answer counts too: too few answers have a box"
+    if look.way.extract == "box":
+        why_extract = "only a \\boxed{} counts: it is never right by chance"
     sections = [
         [
             f"# Written by magicrl init for {setting.minutes:g} minutes on this machine.",
@@ -438,7 +443,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         ["[rollout]", f"max_rows = {MAX_ROWS}", "memory_limit_mb = 2048"],
         [
             "[verifier]",
-            f"extract = {_text(look.way.extract)}  # {_why_extract(look.way.extract)}",
+            f"extract = {_text(look.way.extract)}  # {why_extract}",
             f"reasoning = {_text(setting.reasoning)}",
         ],
         [
@@ -510,16 +515,6 @@ def _precision(table: str, model: ModelConfig) -> list[str]:
     ]
 
 
-def _held_out(problems: int, affordable: float) -> int:
-    """Return the number of evaluation problems: at most a fifth and 100, at least 8, as time allows."""
-    return max(1, min(100, problems // 5, max(8, int(affordable))))
-
-
-def _filter_samples(problems: int, seconds: float, a_response: float) -> int:
-    """Return N of the difficulty filter that the time allows; 0 for none."""
-    return next((n for n in (16, 8, 4) if problems * n * a_response <= seconds), 0)
-
-
 def _source(table: str, setting: Setting, way: Way) -> list[str]:
     columns = ", ".join(f"{name} = {_text(column)}" for name, column in setting.columns.items())
     return [
@@ -546,15 +541,9 @@ def _stage(limit: tuple[int, str], size: tuple[int, str], batch: tuple[int, str]
     ]
 
 
-def _why_extract(extract: str) -> str:
-    if extract == "box":
-        return "only a \\boxed{} counts: it is never right by chance"
-    return "the end of an answer counts too: too few answers have a box"
-
-
 def _name(model: str, data: str) -> str:
-    """Return the run's name, of model and data: runs on another data set have a folder of their own."""
-    # a recipe is shared: no password of a URL
+    """Return the run's name, of model and data: runs on another data set have another folder."""
+    # A recipe is shared, so a password in a URL must not be in it.
     parts = [without_secrets(text.rstrip("/").rsplit("/", 1)[-1]).lower() for text in (model, data)]
     return "-".join(re.sub(r"\.(jsonl?|csv|tsv|parquet)$", "", part) for part in parts if part) or "run"
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-from magicrl.config.loader import brought_files, config_hash, leaves, live_parts, to_toml
+from magicrl.config.loader import config_hash, custom_files, leaves, live_parts, to_toml
 from magicrl.config.paths import counted_from
 from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
 from magicrl.evaluation.provenance import environment_facts, now
@@ -118,7 +118,7 @@ class RunFolder:
     def start(self, config: TrainConfig, facts: Mapping[str, Any]) -> None:
         """Write ``run.json``: versions, machine, git commit, data fingerprints. A resume extends its history."""
         environment = {**environment_facts(), "threads": facts.get("threads")}
-        custom = brought_files(config)
+        custom = custom_files(config)
         if custom:
             environment["custom"] = custom
         given = {reference: live_text(reference) for reference in live_parts(config).values()}
@@ -148,7 +148,7 @@ class RunFolder:
         first, last = environments[0], environments[-1]
         keys = ("versions", "machine", "python", "threads")
         other = [key for key in keys if first.get(key) != last.get(key)]
-        # Version 0.1 wrote "brought".
+        # The name in version 0.1.
         files: list[dict[str, str]] = [one.get("custom", one.get("brought", {})) for one in (first, last)]
         changed = [key for key in sorted({*files[0], *files[1]}) if files[0].get(key) != files[1].get(key)]
         return [

@@ -94,7 +94,7 @@ def own_part(config: TrainConfig, update: RepeatedUpdate) -> Tensor:
     """Return the part of an update that its own gradient causes, without earlier moments and decay, ``[P]`` float32."""
     optimizer, before, after = config.optimizer, update.before, update.after
     names = weight_names(before)
-    # As precise as the learner's own state, with half of the gradients' memory.
+    # Float32 is as precise as the learner's own state and needs half of the gradients' memory.
     found, at = torch.zeros(sum(before[f"weights/{name}"].numel() for name in names)), 0
     for name in names:  # one weight at a time: temporaries of a whole model are ten times its size
         part = own_step(
@@ -141,15 +141,13 @@ class PrecisePolicy:
     @torch.no_grad()
     def scores(self, samples: Sequence[TrainSample], temperature: float) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies of every token, ``[tokens]`` each."""
-        return tuple(torch.cat(parts) for parts in self._ordered(samples, temperature))  # pyright: ignore[reportReturnType]
-
-    def _ordered(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[Tensor], list[Tensor]]:
         found: dict[int, tuple[Tensor, Tensor]] = {}
         for members, packed in self._learner.scorer.micro_batches(samples):
             both = self._learner.scorer.forward(packed, temperature)
             parts = zip(*(array.cpu().split(packed.response_lengths) for array in both), strict=True)
             found.update(zip(members, parts, strict=True))
-        return [found[i][0] for i in range(len(samples))], [found[i][1] for i in range(len(samples))]
+        ordered = [found[i] for i in range(len(samples))]
+        return torch.cat([logprobs for logprobs, _ in ordered]), torch.cat([entropies for _, entropies in ordered])
 
     def gradient(
         self, samples: Sequence[TrainSample], by_logprob: Tensor, by_entropy: Tensor, temperature: float
@@ -221,7 +219,7 @@ class Attributor:
         self.samples = buffer_samples(groups)
         self.lengths = [len(sample.tokens) for sample in self.samples]
         starts = np.cumsum([0, *self.lengths])
-        # By identity: samples of a batch share their arrays with the completions.
+        # Compared by identity: samples of a batch share their arrays with the completions.
         self._start = {id(s.tokens): int(n) for s, n in zip(self.samples, starts[:-1], strict=True)}
         mask = [np.ones(len(s.tokens), bool) if s.loss_mask is None else s.loss_mask for s in self.samples]
         self.sampled = torch.from_numpy(np.concatenate(mask))
@@ -274,7 +272,7 @@ KEEP_ALL = 1_000_000
 Noted: TypeAlias = tuple[TrainBatch, Controls, float]
 """Mini-batch and controls of an update, and its gradient norm."""
 WHAT_IF = ("algorithm.", "entropy.", "optimizer.", "reference.coefficient=", "reward=")
-"""What ``--what-if`` may change: settings of the update, and the reward."""
+"""Settings that ``--what-if`` may change: those of the update, and the reward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -514,7 +512,10 @@ def _checks(
 ) -> tuple[Check, ...]:
     """Compare the step's metrics, responses and weights with the record."""
     name = f"step-{metrics.step:06d}"
-    was, now = (_clockless(values) for values in (row["values"], json.loads(json.dumps(dict(metrics.values)))))
+    was, now = (
+        {key: value for key, value in values.items() if not key.startswith(CLOCK)}
+        for values in (row["values"], json.loads(json.dumps(dict(metrics.values))))
+    )
     differing = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
     note = "" if not differing else f"differs in {', '.join(differing[:4])}" + (" ..." if differing[4:] else "")
     checks = [Check(name="metrics", recorded=_digest(was), repeated=_digest(now), note=note)]
@@ -529,10 +530,6 @@ def _checks(
         recorded, note = state_hash(load_checkpoint(kept).learner_state()), "weights and moments after the step"
     checks.append(Check(name="weights", recorded=recorded, repeated=state_hash(after), note=note))
     return tuple(checks)
-
-
-def _clockless(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if not key.startswith(CLOCK)}
 
 
 def _digest(values: Any) -> str:

@@ -60,7 +60,7 @@ from magicrl.training.learner import release_free_memory
 from magicrl.training.metrics import Throughput
 from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling
 from magicrl.training.objective import entropy_controller
-from magicrl.training.protocols import Remote, TrainingStopped, WorkSpan, WritesShards
+from magicrl.training.protocols import RemoteWorkers, TrainingStopped, WorkSpan, WritesShards
 from magicrl.training.recorder import RunFolder, RunObserver
 from magicrl.training.start_checks import Ready, check_run
 from magicrl.training.step import Parts, StepResult, Trainer
@@ -133,7 +133,7 @@ class Workers:
     """
 
     def __init__(self, *parts: object) -> None:
-        self._parts = [part for part in parts if isinstance(part, Remote)]
+        self._parts = [part for part in parts if isinstance(part, RemoteWorkers)]
         self._reported = [0] * len(self._parts)  # losses of each part
 
     def begin_step(self) -> None:
@@ -161,7 +161,7 @@ class Workers:
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def train(
+def run_training(
     config: TrainConfig,
     output: Path,
     observer: RunObserver,

@@ -336,8 +336,9 @@ def _train(
     # Start with the last phase in progress, after its recorded losses.
     for number in range(max(0, len(journal.losses) - 1), len(config.phases)):
         if number == len(journal.losses):
-            # The moments belong to other data and another rate.
-            _forget_moments(learner)
+            # Reset AdamW but keep the weights: the moments belong to other data and another rate.
+            weights = {name: tensor for name, tensor in learner.state().items() if name.startswith("weights/")}
+            learner.restore({**weights, "meta": {"optimizer_steps": 0}})
             journal.losses.append([])
         phase = config.phases[number]
         first = len(journal.losses[-1])
@@ -369,12 +370,6 @@ def _make_learner(config: SftConfig, policy: LoadedModel) -> LocalLearner:
         tokenizer=policy.tokenizer,
         valid_vocab=policy.valid_vocab,
     )
-
-
-def _forget_moments(learner: LocalLearner) -> None:
-    """Reset AdamW: the weights stay, moments and their step count are dropped."""
-    weights = {name: tensor for name, tensor in learner.state().items() if name.startswith("weights/")}
-    learner.restore({**weights, "meta": {"optimizer_steps": 0}})
 
 
 def _resume(partial: Path) -> tuple[_Journal, dict[str, Any] | None]:
@@ -652,7 +647,7 @@ def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Probl
     key = f"phases.{number}.data"
     with under(key):
         loaded = load_source(phase.data, key=key)
-    # By key, so that `data.holdout` of the run holds out the same problems.
+    # Chosen by key, so that `data.holdout` of the run holds out the same problems.
     held = held_out_keys(loaded.problems, phase.holdout)
     shown = [
         (problem, loaded.solutions[problem.id])

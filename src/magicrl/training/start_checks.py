@@ -91,7 +91,7 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
     with under("data.validation"):
         validation = load_parts(data.validation, key="data.validation")
     test = {name: _load_test(name, source) for name, source in data.test.items()}
-    # By prompt, not by id: two files may contain one problem under two ids.
+    # Compared by prompt, not by id: two files may contain one problem under two ids.
     examined = {p.key for problems in (*validation, *test.values()) for p in problems}
     train, in_test = _without_test_problems([p for part in parts for p in part], examined)
     train, conflicting = _without_conflicts(train)

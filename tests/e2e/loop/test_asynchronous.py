@@ -17,7 +17,7 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.records import StepMetrics
 from magicrl.training.checkpoint import load_latest
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 
 QUIET = ("data.test={}", "evaluation.every=0")
 ONE_STAGE = ("stages.0.max_steps=6", "stages.0.max_tokens=24", "stages.1.max_steps=1")
@@ -43,7 +43,7 @@ def run(
     observer = NullObserver() if kill_after is None else KillAfter(kill_after)
     config = load_train_recipe(recipe, [*QUIET, *overrides])
     with contextlib.suppress(Killed):
-        train(config, output, observer, resume=resume)
+        run_training(config, output, observer, resume=resume)
     rows = [json.loads(line)["values"] for line in (output / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in rows]
 

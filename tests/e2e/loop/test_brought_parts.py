@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from magicrl.algorithms import advantages, entropy, losses
 from magicrl.commands.train import command
 from magicrl.config.errors import RecipeError
-from magicrl.config.loader import brought_files, config_hash, load_train_recipe
+from magicrl.config.loader import config_hash, custom_files, load_train_recipe
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SHORT = (
@@ -28,7 +28,7 @@ OFF_POLICY = ("stages.0.mini_batch=4", "algorithm.reuse=2")
 
 
 def run(recipe: Path, output: Path, *overrides: str, resume: bool = False) -> list[dict[str, Any]]:
-    train(load_train_recipe(recipe, [*SHORT, *overrides]), output, NullObserver(), resume=resume)
+    run_training(load_train_recipe(recipe, [*SHORT, *overrides]), output, NullObserver(), resume=resume)
     return [json.loads(line)["values"] for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -154,7 +154,7 @@ def test_a_changed_file_is_told_to_a_resumed_run(toy_recipe: Path, tmp_path: Pat
     before, plain = config_hash(config), config_hash(load_train_recipe(toy_recipe))
     run(toy_recipe, tmp_path / "run", own, "stages.1.max_steps=1")
     document = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert document["environments"][0]["custom"] == brought_files(config)
+    assert document["environments"][0]["custom"] == custom_files(config)
     mine.write_text(COPIES["loss"][2] + "\n# another\n")
     assert len({before, plain, config_hash(config)}) == 3
     run(toy_recipe, tmp_path / "run", own, "stages.1.max_steps=1", resume=True)
@@ -182,7 +182,7 @@ def test_an_unknown_name_is_told_before_anything_is_loaded(toy_recipe: Path, set
 def test_what_a_stage_cannot_change_is_told_before_training(toy_recipe: Path, tmp_path: Path) -> None:
     config = load_train_recipe(toy_recipe, ["algorithm.loss=pg", "stages.1.clip_high=0.3"])
     with pytest.raises(RecipeError, match="'pg' does not clip; leave it out") as error:
-        train(config, tmp_path / "run", NullObserver(), resume=False)
+        run_training(config, tmp_path / "run", NullObserver(), resume=False)
     assert error.value.key == "stages.1.clip_high"
     (tmp_path / "mine.py").write_text(
         "from magicrl.algorithms.entropy import adaptive_control\n\n"
@@ -191,7 +191,7 @@ def test_what_a_stage_cannot_change_is_told_before_training(toy_recipe: Path, tm
     )
     own = [f"entropy.controller={tmp_path}/mine.py:make", "stages.1.entropy_target=0.5"]
     with pytest.raises(RecipeError, match="not half a nat") as error:
-        train(load_train_recipe(toy_recipe, own), tmp_path / "run", NullObserver(), resume=False)
+        run_training(load_train_recipe(toy_recipe, own), tmp_path / "run", NullObserver(), resume=False)
     assert error.value.key == "entropy.controller"
     assert not (tmp_path / "run").exists()
 
@@ -223,7 +223,7 @@ def test_something_else_under_the_name_is_told_before_training(
     (tmp_path / "wrong.py").write_text("thing = 1\n")
     config = load_train_recipe(toy_recipe, [f"{key}={tmp_path}/wrong.py:thing"])
     with pytest.raises(RecipeError, match=told) as error:
-        train(config, tmp_path / "run", NullObserver(), resume=False)
+        run_training(config, tmp_path / "run", NullObserver(), resume=False)
     assert error.value.key == key
     assert not (tmp_path / "run").exists()
 

@@ -19,7 +19,7 @@ from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny
 from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 
 FILE = """
     import dataclasses
@@ -108,7 +108,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def run(recipe: Path, output: Path, *overrides: str) -> list[dict[str, Any]]:
-    train(load_train_recipe(recipe, overrides), output, NullObserver(), resume=False)
+    run_training(load_train_recipe(recipe, overrides), output, NullObserver(), resume=False)
     return [json.loads(line)["values"] for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -18,7 +18,7 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.records import StepMetrics
 from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 
 GAME = """
     from magicrl.environments.base import Step
@@ -84,7 +84,7 @@ def game(tmp_path: Path) -> Path:
 def run(recipe: Path, output: Path, name: str, *more: str, kill: int | None = None, resume: bool = False) -> list[Any]:
     config = load_train_recipe(recipe, [*(text.replace("ENV", name) for text in SHORT), *more])
     with contextlib.suppress(Killed):
-        train(config, output, KillAfter(kill), resume=resume)
+        run_training(config, output, KillAfter(kill), resume=resume)
     return [json.loads(line)["values"] for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -23,7 +23,7 @@ from magicrl.rollout.recording import read_rollouts
 from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint
 from magicrl.training.curriculum import Validation
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 
 SHORT = ("stages.0.max_steps=2", "stages.1.max_steps=2")
 NEVER = (*SHORT, "evaluation.every=0")
@@ -32,7 +32,7 @@ OFTEN = (*SHORT, "evaluation.every=1", "evaluation.validation_samples=3", "evalu
 
 def run(recipe: Path, output: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], list[list[list[int]]]]:
     """The weights at the end, and every response token that training sampled."""
-    train(load_train_recipe(recipe, overrides), output, NullObserver(), resume=False)
+    run_training(load_train_recipe(recipe, overrides), output, NullObserver(), resume=False)
     groups = sorted(read_rollouts(output / "rollouts"), key=lambda group: group.request.draw)
     tokens = [[completion.tokens.tolist() for completion in group.completions] for group in groups]
     return load_file(output / "model" / "model.safetensors"), tokens
@@ -83,7 +83,7 @@ def test_every_validation_draws_anew(toy_recipe: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def finished(toy_recipe: Path, tmp_path: Path) -> Path:
-    train(
+    run_training(
         load_train_recipe(toy_recipe, (*NEVER, "checkpoint.keep_last=9")),
         tmp_path / "run",
         NullObserver(),

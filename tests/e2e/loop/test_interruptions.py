@@ -28,7 +28,7 @@ from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Learner, TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.repeating import state_hash
-from magicrl.training.session import Interrupted, train
+from magicrl.training.session import Interrupted, run_training
 
 PATIENCE = 600.0
 """Seconds after which the command is taken to hang: a limit, not a measurement."""
@@ -83,7 +83,7 @@ class Signals(NullObserver):
 
 
 def run(recipe: Path, output: Path, observer: NullObserver, *overrides: str, resume: bool = False) -> None:
-    train(load_train_recipe(recipe, overrides), output, observer, resume=resume)
+    run_training(load_train_recipe(recipe, overrides), output, observer, resume=resume)
 
 
 def status(output: Path) -> dict[str, Any]:
@@ -123,7 +123,7 @@ from test_interruptions import on_ranks
 from magicrl.config.loader import load_train_recipe
 from magicrl.training import checkpoint
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 
 half, save = threading.Event(), checkpoint.save_file
 
@@ -145,7 +145,8 @@ class Kills(NullObserver):
 
 checkpoint.save_file = stuck
 config = load_train_recipe(Path(sys.argv[1]))
-train(config, Path(sys.argv[2]), Kills(), resume=False, parts=on_ranks(config) if sys.argv[4] == "ranks" else None)
+parts = on_ranks(config) if sys.argv[4] == "ranks" else None
+run_training(config, Path(sys.argv[2]), Kills(), resume=False, parts=parts)
 """
 
 
@@ -179,7 +180,7 @@ def test_killed_while_a_checkpoint_is_written_the_run_goes_on_from_the_one_befor
         return on_ranks(config) if learner == "ranks" else None
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    train(config, whole, NullObserver(), resume=False, parts=parts())
+    run_training(config, whole, NullObserver(), resume=False, parts=parts())
     command = [sys.executable, "-c", KILLED_WHILE_WRITING, toy_recipe, killed, Path(__file__).parent, learner]
     ended = subprocess.run(command, timeout=PATIENCE, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
     assert ended.returncode == -signal.SIGKILL
@@ -187,7 +188,7 @@ def test_killed_while_a_checkpoint_is_written_the_run_goes_on_from_the_one_befor
     left = sorted(p.name for p in (killed / "checkpoints").iterdir())
     assert [name for name in left if name.startswith("step")][-1] == "step-000003", "the stage's end"
     assert [name for name in left if name.startswith(".writing-step-000004")]
-    train(config, killed, NullObserver(), resume=True, parts=parts())
+    run_training(config, killed, NullObserver(), resume=True, parts=parts())
 
     def found(output: Path) -> tuple[Any, ...]:
         folders = sorted(path.name for path in (output / "checkpoints").iterdir())

@@ -15,7 +15,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 from magicrl_verifiers import served as openai_http
 
 SECRET = "sk-never-shown-0123456789"
@@ -69,7 +69,7 @@ def judged(toy_recipe: Path, tmp_path: Path, server: Server, monkeypatch: pytest
 
 
 def run(recipe: Path, output: Path, overrides: list[str], *, resume: bool = False) -> list[dict[str, Any]]:
-    train(load_train_recipe(recipe, overrides), output, NullObserver(), resume=resume)
+    run_training(load_train_recipe(recipe, overrides), output, NullObserver(), resume=resume)
     return lines(output)
 
 

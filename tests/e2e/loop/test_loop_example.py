@@ -15,7 +15,7 @@ from magicrl.config.loader import load_sft_recipe
 from magicrl.config.schema import TrainConfig
 from magicrl.training.checkpoint import load_checkpoint
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 from magicrl.training.sft import run_sft
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "loop.py"
@@ -62,7 +62,7 @@ def test_the_loop_makes_the_trainers_weights(example: Any, tmp_path: Path, capsy
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 12
     assert loop.learner.version > 6, "most steps must have something to learn"
-    train(recipe(example, start), tmp_path / "run", NullObserver(), resume=False)
+    run_training(recipe(example, start), tmp_path / "run", NullObserver(), resume=False)
     (newest,) = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1:]
     checkpoint = load_checkpoint(newest)
     assert checkpoint.state["controller"] == loop.controller.state()

@@ -12,7 +12,7 @@ import pytest
 from magicrl.config.loader import load_train_recipe
 from magicrl.data.families import make_family
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 
 
 def test_the_unfiltered_accuracy_counts_the_twins_of_solved_prompts(toy_recipe: Path, tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_the_unfiltered_accuracy_counts_the_twins_of_solved_prompts(toy_recipe: 
         "stages.0.max_steps=3",
         "stages.1.max_steps=2",
     )
-    train(
+    run_training(
         load_train_recipe(toy_recipe, settings, overrides_from=tmp_path), tmp_path / "run", NullObserver(), resume=False
     )
 

@@ -18,7 +18,7 @@ from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.models.loading import save_policy
 from magicrl.records import StepMetrics
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 
 REWARD = '''
 def score(problem, response):
@@ -95,7 +95,7 @@ class KillAfter(NullObserver):
 def run(recipe: Path, output: Path, *changes: str, killed: bool = False, resume: bool = False) -> list[dict[str, Any]]:
     config = load_train_recipe(recipe, changes)
     with contextlib.suppress(Killed):
-        train(config, output, KillAfter() if killed else NullObserver(), resume=resume)
+        run_training(config, output, KillAfter() if killed else NullObserver(), resume=resume)
     return [json.loads(line)["values"] for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -16,7 +16,7 @@ from magicrl.records import RolloutRequest, StepMetrics
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.recorder import NullObserver
 from magicrl.training.rollout_queue import longest_first
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 
 
 def test_the_longest_first_and_the_unknown_in_their_middle() -> None:
@@ -46,7 +46,7 @@ def run(recipe: Path, output: Path, *overrides: str, observer: NullObserver | No
     """A row a response."""
     config = load_train_recipe(recipe, [*FEW_ROWS, *overrides])
     with contextlib.suppress(Killed):
-        train(config, output, observer or NullObserver(), resume=output.exists())
+        run_training(config, output, observer or NullObserver(), resume=output.exists())
     files = sorted((output / "rollouts").glob("*.parquet"))
     return [
         {k: v for k, v in row.items() if k != "seconds"} for path in files for row in pq.read_table(path).to_pylist()

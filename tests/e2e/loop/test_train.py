@@ -20,12 +20,12 @@ from magicrl.rollout.recording import read_rollouts
 from magicrl.training.objective import Objective
 from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 
 
 def run(recipe: Path, output: Path, *overrides: str, resume: bool = False) -> list[dict[str, Any]]:
     config = load_train_recipe(recipe, overrides)
-    train(config, output, NullObserver(), resume=resume)
+    run_training(config, output, NullObserver(), resume=resume)
     return metrics_of(output)
 
 
@@ -307,7 +307,7 @@ def test_metrics_are_records(toy_recipe: Path, tmp_path: Path) -> None:
             seen.append(metrics)
 
     config = load_train_recipe(toy_recipe, ["stages.1.max_steps=1", "stages.0.max_steps=1"])
-    train(config, tmp_path / "run", Watcher(), resume=False)
+    run_training(config, tmp_path / "run", Watcher(), resume=False)
     assert [m.step for m in seen] == [1, 2]
 
 

@@ -18,7 +18,7 @@ from magicrl.models.head import Float32Head
 from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint
 from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 
 SHORT = ("stages.0.max_steps=2", "stages.1.max_steps=1", "evaluation.every=0", "evaluation.temperatures=[0.0]")
 NO_TESTS = ("data.test={}", "evaluation.every=0")
@@ -26,7 +26,7 @@ NO_TESTS = ("data.test={}", "evaluation.every=0")
 
 def run(recipe: Path, output: Path, *overrides: str) -> list[dict[str, Any]]:
     config = load_train_recipe(recipe, overrides)
-    train(config, output, NullObserver(), resume=False)
+    run_training(config, output, NullObserver(), resume=False)
     return [json.loads(line)["values"] for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -144,7 +144,7 @@ def test_narrow_precisions_keep_the_sampler_near_and_go_on_bit_for_bit(
     for step in (2, 3):
         shutil.rmtree(tmp_path / "cut" / "checkpoints" / f"step-00000{step}")
     shutil.rmtree(tmp_path / "cut" / "model")
-    train(load_train_recipe(toy_recipe, settings), tmp_path / "cut", NullObserver(), resume=True)
+    run_training(load_train_recipe(toy_recipe, settings), tmp_path / "cut", NullObserver(), resume=True)
     whole, again = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "cut"))
     assert {str(value.dtype) for value in whole.values()} == {precision[0].replace("model.dtype=", "torch.")}
     assert all(torch.equal(whole[name], again[name]) for name in whole)

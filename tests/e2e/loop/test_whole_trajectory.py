@@ -25,7 +25,7 @@ from magicrl.config.loader import load_train_recipe, to_toml
 from magicrl.records import Outcome, Verdict
 from magicrl.training.checkpoint import load_checkpoint
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 from magicrl_verifiers.extraction import ExactVerifier
 
 CLOCKED = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
@@ -132,7 +132,7 @@ def write_recipe(folder: Path, model: Path, changes: dict[str, Any]) -> dict[str
 
 def run(folder: Path, output: Path, *, resume: bool = False) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl of the folder's recipe, without what the clock says."""
-    train(load_train_recipe(folder / "recipe.toml", []), output, NullObserver(), resume=resume)
+    run_training(load_train_recipe(folder / "recipe.toml", []), output, NullObserver(), resume=resume)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line["values"] = {k: v for k, v in line["values"].items() if not k.startswith(CLOCKED)}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from magicrl.config.errors import RecipeError
-from magicrl.config.loader import brought_files, config_hash, leaves, load_start_recipe, load_train_recipe, to_toml
+from magicrl.config.loader import config_hash, custom_files, leaves, load_start_recipe, load_train_recipe, to_toml
 from magicrl.config.paths import FOLDER, find_recipe
 from magicrl.config.schema import TrainConfig
 from magicrl.config.verifier_schema import JudgeConfig, VerifierConfig
@@ -317,7 +317,7 @@ def test_a_hash_is_of_what_differs_from_the_defaults(tmp_path: Path) -> None:
     tracker = tmp_path / "tracker.py"
     tracker.write_text("class Mine: ...\n")
     custom = load_train_recipe(write(tmp_path, GOOD), [f"logging.trackers=['wandb', '{tracker}:Mine']"])
-    assert brought_files(custom).keys() == {"logging.trackers.1"}
+    assert custom_files(custom).keys() == {"logging.trackers.1"}
     before = config_hash(custom)
     tracker.write_text("class Mine:\n    pass\n")
     assert config_hash(custom) != before, "and of what the files hold that it names"

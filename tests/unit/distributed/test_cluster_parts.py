@@ -323,7 +323,7 @@ def test_ranks_on_the_replicas_gpus_lend_them_weights_and_others_send_them(
     for name in ("EnginePool", "GroupPool", "ColocatedPool"):
         monkeypatch.setattr(cluster_parts, name, lambda *_, name=name, **given: found.update(pool=name, given=given))
     monkeypatch.setattr(
-        assemble, "named_engine", lambda _, settings, **__: found.update(use=settings.training) or SimpleNamespace()
+        assemble, "make_engine", lambda _, settings, **__: found.update(use=settings.training) or SimpleNamespace()
     )
     made = parts({"rollout": {"replicas": 2, **rollout}, "learner": {"ranks": 2}}, gpus=gpus, rollout=VLLM)
     made.engine("start", None, DistributedLearner.__new__(DistributedLearner), None)  # type: ignore[arg-type]
@@ -332,7 +332,7 @@ def test_ranks_on_the_replicas_gpus_lend_them_weights_and_others_send_them(
     start = made._config.start.model or ""
     monkeypatch.setattr(assemble, "_max_context", lambda *_: 64)
     with suppress(AttributeError):  # what is no engine
-        assemble.make_engine(made._config, start, None)  # type: ignore[arg-type]
+        assemble.make_training_engine(made._config, start, None)  # type: ignore[arg-type]
     assert found["use"].direct_weights == placed
 
 

@@ -247,17 +247,17 @@ def test_more_replicas_than_the_nodes_hold_are_refused(
 
 
 def test_the_doctor_looks_at_every_node(three_nodes: Any) -> None:
-    from magicrl.distributed.doctor import examine, start_probe
+    from magicrl.distributed.doctor import examine_cluster, start_probe
     from magicrl.distributed.runtime import nodes
 
     found = nodes()
-    findings = examine(found, megabytes=8, probe=start_probe)
+    findings = examine_cluster(found, megabytes=8, probe=start_probe)
     assert not [finding for finding in findings if finding.status == "trouble"]
     for about in ("versions", "GPUs", "memory", "object store", "clock"):
         assert sum(finding.what.startswith(about) for finding in findings) == len(found) == 3
     assert sum("got on" in finding.what for finding in findings) == 3
     assert sum(finding.text.endswith("reached") for finding in findings) == 3
-    cramped = examine(found[:1], megabytes=64, probe=start_probe)
+    cramped = examine_cluster(found[:1], megabytes=64, probe=start_probe)
     assert any(f.status == "trouble" and "--object-store-memory=134217728" in f.remedy for f in cramped)
 
 

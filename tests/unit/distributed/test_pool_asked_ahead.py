@@ -19,7 +19,7 @@ from magicrl.config.schema import TrainConfig
 from magicrl.records import StepMetrics
 from magicrl.training.checkpoint import load_latest
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def run(config: TrainConfig, output: Path, *, act: Callable[..., None] = lambda 
 
     parts = None if config.cluster is None else Parts(config)
     with contextlib.suppress(Killed):
-        train(config, output, Watching(lambda n: act(n, *pools)), resume=resume, parts=parts)
+        run_training(config, output, Watching(lambda n: act(n, *pools)), resume=resume, parts=parts)
     return pools[0] if pools else None
 
 

@@ -18,7 +18,7 @@ import ray
 
 from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.distributed.engine_pool import EnginePool
-from magicrl.distributed.learner.launchers import Answer, Fault, LearnerLost, settled
+from magicrl.distributed.learner.launchers import Answer, Fault, LearnerLost, collect_values
 from magicrl.distributed.replica import Replica
 
 SECRET = "a-secret-of-16-letters"
@@ -94,7 +94,7 @@ def test_what_a_replica_says_on_rays_nodes_is_kept(three_nodes: Any, tmp_path: P
 )
 def test_the_error_names_the_file(answer: Answer | None) -> None:
     with pytest.raises(LearnerLost, match=r"rank 1 .*\(its output: run/workers/learner-1\.log\)"):
-        settled(
+        collect_values(
             [Answer(value=1), answer],
             waiting_for="x",
             seconds=1.0,

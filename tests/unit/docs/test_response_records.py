@@ -81,7 +81,7 @@ def test_a_response_meets_few_record_types(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(step.Trainer, "step", one_step)
     with pytest.raises(Over):
-        session.train(load_train_recipe(Path("tiny")), tmp_path / "run", NullObserver(), resume=False)
+        session.run_training(load_train_recipe(Path("tiny")), tmp_path / "run", NullObserver(), resume=False)
     (listed,) = re.findall(r"^Record types that hold a response: (.+?)\. ", PAGE.read_text("utf-8"), re.M | re.S)
     assert seen == set(re.findall(r"`(\w+)`", listed))
     assert len(seen) <= 11

@@ -23,7 +23,7 @@ from toy_start import toy_sft
 from magicrl.commands.main import main
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 from magicrl.training.sft import run_sft
 
 RECIPE = """[run]
@@ -82,7 +82,7 @@ class Desk:
         try:
             Path("recipe.toml").write_text(RECIPE)
             write_problems(PROBLEMS)
-            train(load_train_recipe(Path("recipe.toml")), Path("run"), NullObserver(), resume=False)
+            run_training(load_train_recipe(Path("recipe.toml")), Path("run"), NullObserver(), resume=False)
         finally:
             os.chdir(here)
         shutil.rmtree(root / "run" / "model")  # an interrupted run: the last checkpoint is all there is

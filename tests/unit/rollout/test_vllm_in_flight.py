@@ -34,7 +34,7 @@ from magicrl.models.loading import load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.training.assemble import make_engine, make_learner
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 from vllm_samples import row, rows, sample_request, scored
 
 folder = Path(sys.argv[1])
@@ -114,8 +114,8 @@ class KillAfter(NullObserver):
             raise Killed
 
 with contextlib.suppress(Killed):
-    train(config, folder / "run", KillAfter(), resume=False)
-train(config, folder / "run", NullObserver(), resume=True)
+    run_training(config, folder / "run", KillAfter(), resume=False)
+run_training(config, folder / "run", NullObserver(), resume=True)
 (folder / "seen.json").write_text(json.dumps(seen))
 """
 

@@ -189,7 +189,7 @@ def updated(told: list[str], monkeypatch: pytest.MonkeyPatch, *, keep: bool, ahe
     core.abort_request = lambda names: told.append(f"abort {names}")  # pyright: ignore[reportAttributeAccessIssue]
     given: dict[str, Any] = {"0:0": "begun", "0:1": "not begun"}
     settings = EngineSettings(model="x", vllm=VllmConfig(keep_caches=keep))
-    fields = {"_engine": core, "settings": settings, "_loads": 0, "_check": None, "_asked": given, "_adapters": None}
+    fields = {"_engine": core, "settings": settings, "_loads": 0, "_check": None, "_pending": given, "_adapters": None}
     for name, value in {**fields, "weights": SimpleNamespace(load=lambda _: told.append("weights"))}.items():
         setattr(engine, name, value)
     monkeypatch.setattr(engine, "_advance", lambda: told.append(core.batch_queue.pop()))

@@ -218,7 +218,7 @@ def test_adapters_and_unknown_models() -> None:
 
 
 class Pool:
-    """Tells its counter and its spans once, as `protocols.Remote` says."""
+    """Tells its counter and its spans once, as `protocols.RemoteWorkers` says."""
 
     def __init__(self) -> None:
         self.tokens = 0

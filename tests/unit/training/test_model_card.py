@@ -30,7 +30,7 @@ from magicrl.training.model_card import (
     steps_done,
 )
 from magicrl.training.recorder import NullObserver
-from magicrl.training.session import train
+from magicrl.training.session import run_training
 from magicrl.training.sft import run_sft
 
 CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
@@ -188,7 +188,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainConfig, Pat
     recipe = folder / "toy.toml"
     recipe.write_text(RECIPE.replace("MODEL", str(start)))
     config = load_train_recipe(recipe)
-    return config, train(config, folder / "run", NullObserver(), resume=False)
+    return config, run_training(config, folder / "run", NullObserver(), resume=False)
 
 
 def test_plain_transformers_loads_and_samples_the_saved_model(finished: tuple[TrainConfig, Path]) -> None:

@@ -1,6 +1,6 @@
-"""How the driver starts and calls ranks, wherever they run, and tells what became of a lost one.
+"""Start of the ranks, calls to them, and the reason when one is lost.
 
-``LocalLauncher`` has them as processes of this machine, ``RayLauncher`` as actors that the caller places.
+``LocalLauncher`` runs the ranks as processes of this machine, ``RayLauncher`` as Ray actors that the caller places.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from magicrl.distributed.worker_logs import keep_output, output_hint
 
 
 class LearnerLost(RuntimeError):
-    """A rank died, failed or did not answer: ``DistributedLearner.rebuild`` starts new ones.
+    """Error for a rank that died, failed or did not answer. `DistributedLearner.rebuild` starts new ranks.
 
     Attributes:
-        rank: which one.
-        cause: what became of it.
-        mistake: the error as a user's mistake, where the rank said that it is one.
+        rank: Number of the rank.
+        cause: Description of what happened to it.
+        mistake: The error as a user's mistake, if the rank reported it as one.
     """
 
     def __init__(self, rank: int, cause: str, waiting_for: str, mistake: ValueError | None = None) -> None:
@@ -42,58 +42,63 @@ class LearnerLost(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """Why a rank has no answer."""
+    """Reason why a rank returned no value."""
 
-    died: bool  # its process is gone; otherwise it raised
-    kind: str = ""  # the exception's type
+    died: bool  # its process ended; otherwise it raised
+    kind: str = ""  # type of the exception
     text: str  # what happened
-    key: str | None = None  # the recipe's key, where it is a recipe's mistake
+    key: str | None = None  # key of the recipe, if the mistake is in a recipe
 
     @property
     def mistake(self) -> ValueError | None:
-        """The user's mistake, if it is one."""
+        """The error to raise if it is a user's mistake, otherwise None."""
         if self.kind != "ValueError":
             return None
         return ValueError(self.text) if self.key is None else RecipeError(self.text, key=self.key)
 
     @property
     def blame(self) -> tuple[bool, bool, bool]:
-        """Lowest for what tells most: a death, a mistake, an error that is no echo of another rank's loss."""
-        # as gloo and NCCL tell that another rank is gone
+        """Sort key with the most informative fault first: a death, a user's mistake, an error that only reports
+        another's loss."""
+        # Words with which gloo and NCCL report that another rank is gone.
         echo = any(word in self.text for word in ("gloo", "NCCL", "Connection", "closed by peer", "Broken pipe"))
         return not self.died, self.kind != "ValueError", echo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """A rank's answer to a call: a value, or why there is none."""
+    """Answer of a rank to a call: a value or a fault."""
 
     value: Any = None
     fault: Fault | None = None
 
 
-def answered(target: object, method: str, arguments: tuple[Any, ...]) -> Answer:
-    """Call a method in a rank's process; an exception becomes a ``Fault``."""
+def answer_call(target: object, method: str, arguments: tuple[Any, ...]) -> Answer:
+    """Call a method in a rank's process. An exception becomes a ``Fault``."""
     try:
         return Answer(value=getattr(target, method)(*arguments))
     except ValueError as error:
         return Answer(fault=Fault(died=False, kind="ValueError", text=str(error), key=getattr(error, "key", None)))
-    except Exception as error:  # noqa: BLE001 - the border of a worker: whatever it is, the driver must be told
+    except Exception as error:  # noqa: BLE001 - border of a process: the driver must learn of every error
         name = type(error).__name__
         text = f"{name}: {error}\n" + "".join(traceback.format_exception(error)).rstrip()
         return Answer(fault=Fault(died=False, kind=name, text=text))
 
 
-def settled(
+def collect_values(
     answers: Sequence[Answer | None], *, waiting_for: str, seconds: float, files: Sequence[str | None] = ()
 ) -> list[Any]:
-    """The values of a call's answers (None: none came within ``seconds``), or the error that tells most.
+    """Return the values of all answers to a call, or raise the most informative error.
 
-    ``files`` are where the ranks' output lies, if it is kept.
+    Args:
+        answers: Answer of each rank, None if it did not come.
+        waiting_for: Name of what the run waited for, for the error.
+        seconds: Time limit of the call, for the error.
+        files: Files with each rank's output, if it is kept.
 
     Raises:
-        LearnerLost: some rank has no value.
-        ValueError: all ranks raised it.
+        LearnerLost: A rank returned no value.
+        ValueError: All ranks raised it.
     """
     faults = {rank: answer.fault for rank, answer in enumerate(answers) if answer is not None and answer.fault}
     if faults:
@@ -112,23 +117,23 @@ def settled(
 
 
 class RankGroup:
-    """Running ranks; a subclass says how one is called and heard.
+    """Running ranks. A subclass implements how a call is sent and answered.
 
     Attributes:
-        order: the processes by rank, where that is not the order in which they were started.
-        files: where each process's output is kept; none where it is this process's own.
+        order: Process of each rank, if it differs from the order in which they were started.
+        files: File with each process's output; empty if the output is not kept.
     """
 
-    _grace: float  # seconds that other ranks get to answer after the first one failed
+    _grace: float  # seconds for the other ranks to answer after the first failure
     order: Sequence[int] | None = None
     files: Sequence[str | None] = ()
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]], *, timeout: float, waiting_for: str) -> list[Any]:
-        """Call ``LearnerRank.<method>`` on every rank with its own arguments; what each gave, in order.
+        """Call ``LearnerRank.<method>`` on every rank with its own arguments and return the values in order.
 
         Raises:
-            LearnerLost: a rank died, failed, or did not answer in time.
-            ValueError: every rank raised it; the ranks may go on.
+            LearnerLost: A rank died, failed, or did not answer in time.
+            ValueError: Every rank raised it. The ranks can continue.
         """
         order = self.order or range(len(arguments))
         waiting = {self._send(order[rank], method, given): rank for rank, given in enumerate(arguments)}
@@ -138,15 +143,15 @@ class RankGroup:
             for call in ready:
                 rank = waiting.pop(call)
                 answers[rank] = found = self._receive(order[rank], call)
-                # the others may be waiting for the one that failed, so they get little time, but enough to tell
-                # whether they made the same mistake
+                # The others may be waiting for the failed rank. They get little time, but enough to report the same
+                # mistake.
                 if found.fault is not None and not failed:
                     failed, deadline = True, min(deadline, time.monotonic() + self._grace)
         files = [self.files[order[rank]] for rank in range(len(arguments))] if self.files else ()
-        return settled(answers, waiting_for=waiting_for, seconds=timeout, files=files)
+        return collect_values(answers, waiting_for=waiting_for, seconds=timeout, files=files)
 
     def answering(self, ranks: int, timeout: float, to: str) -> RankGroup:
-        """The group once every rank answers; none of it is left running where one does not."""
+        """Wait until every rank answers and return the group. If one does not, end all of them."""
         try:
             self.call("answers", [()] * ranks, timeout=timeout, waiting_for=f"learner ranks to {to}")
         except BaseException:
@@ -159,14 +164,15 @@ class RankGroup:
         raise NotImplementedError
 
     def _send(self, process: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Start a call; what `_ready` waits for."""
+        """Start a call and return a handle for `_ready`."""
         raise NotImplementedError
 
     def _ready(self, calls: list[Any], seconds: float) -> Sequence[Any]:
-        """Those that have ended, at least one unless the time is over."""
+        """Wait for at least one of the calls and return those that have ended; none if the time is over."""
         raise NotImplementedError
 
     def _receive(self, process: int, call: Any) -> Answer:
+        """Return the answer of a call that has ended."""
         raise NotImplementedError
 
 
@@ -174,29 +180,29 @@ class Launcher(Protocol):
     """Starts ranks where the caller wants them."""
 
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
-        """Start ``ranks`` processes, each with a ``LearnerRank``; ``LearnerLost`` if not all are there in time."""
+        """Start ``ranks`` processes, each with a ``LearnerRank``. Raises ``LearnerLost`` if not all start in time."""
         ...
 
 
 _CHILD = "import sys; from magicrl.distributed.learner.launchers import serve; serve(int(sys.argv[1]))"
-_STOP_SECONDS = 30.0  # for the exit status of a process whose pipe is closed
-_FETCH_SECONDS = 60.0  # for an actor's answer that is there
+_STOP_SECONDS = 30.0  # limit for the exit status of a process whose pipe is closed
+_FETCH_SECONDS = 60.0  # limit for fetching an answer that is ready
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalLauncher:
-    """Starts ranks as child processes, which end with this one."""
+    """Starts ranks as child processes, which end with this process."""
 
-    grace: float = 3.0  # as `RankGroup`'s
-    environment: Mapping[str, str] | None = None  # further variables of theirs
+    grace: float = 3.0  # as in `RankGroup`
+    environment: Mapping[str, str] | None = None  # additional environment variables of the processes
 
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
-        """See ``Launcher.start``."""
+        """Start ranks; see ``Launcher.start``."""
         return LocalRanks(ranks, self.grace, self.environment or {}).answering(ranks, timeout, "start")
 
 
 class LocalRanks(RankGroup):
-    """Child processes with a pipe each."""
+    """Child processes with one pipe each."""
 
     def __init__(self, ranks: int, grace: float, environment: Mapping[str, str]) -> None:
         self._grace = grace
@@ -216,13 +222,13 @@ class LocalRanks(RankGroup):
 
     def stop(self) -> None:
         for pipe in self._pipes:
-            pipe.close()  # an idle rank ends by itself
+            pipe.close()  # an idle rank then ends
         for process in self.processes:
             process.kill()
             process.wait()
 
     def _send(self, process: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        with contextlib.suppress(OSError):  # of a dead rank: its pipe is ready at once, with nothing in it
+        with contextlib.suppress(OSError):  # the pipe of a dead rank is ready at once and empty
             self._pipes[process].send((method, arguments))
         return self._pipes[process]
 
@@ -243,23 +249,23 @@ class LocalRanks(RankGroup):
 
 
 def serve(descriptor: int) -> None:
-    """In a rank's process: answer calls until the driver closes the pipe or is gone."""
+    """Answer calls in a rank's process until the driver closes the pipe or ends."""
     pipe: Connection[Any, Any] = Connection(descriptor)
     target = LearnerRank(socket.gethostname())
     with contextlib.suppress(EOFError, OSError):
         while True:
-            pipe.send(answered(target, *pipe.recv()))
+            pipe.send(answer_call(target, *pipe.recv()))
 
 
 class RayLauncher:
-    """Starts every rank as an actor of a running Ray, never restarted by it: alone it would have no weights.
+    """Starts every rank as a Ray actor. Ray never restarts one, because a restarted rank would have no weights.
 
     Args:
-        options: ``ray.remote`` options of each rank by its number.
-        shared: of GPUs that Ray does not give the rank itself: from its number to (a reference to the numbers of its
-            bundle's GPUs, its own place among them); asked at every start.
-        files: where each rank's output is to be kept, by the order of their start; default: Ray's own place.
-        grace: as `RankGroup`'s.
+        options: ``ray.remote`` options of each rank.
+        shared: For GPUs that Ray does not assign to the rank itself: function from the rank's number to a reference to
+            the numbers of its bundle's GPUs, and its own index among them. Called at every start.
+        files: File for each rank's output, in the order of their start. Default: Ray's logs.
+        grace: As in `RankGroup`.
     """
 
     def __init__(
@@ -268,13 +274,13 @@ class RayLauncher:
         *,
         shared: Callable[[int], tuple[Any, int]] | None = None,
         files: Sequence[str | None] = (),
-        grace: float = 10.0,  # Ray tells of a death within seconds
+        grace: float = 10.0,  # Ray reports a death within seconds
     ) -> None:
         self._options, self._shared, self._grace = list(options), shared, grace
         self._files = files or [None] * len(options)
 
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
-        """See ``Launcher.start``."""
+        """Start ranks; see ``Launcher.start``."""
         if len(self._options) < ranks:
             raise ValueError(f"{ranks} learner ranks need as many placements, got {len(self._options)}")
         shared = [() if self._shared is None else self._shared(rank) for rank in range(ranks)]
@@ -283,7 +289,7 @@ class RayLauncher:
 
 
 class _RankActor:
-    """A ``LearnerRank`` in an actor."""
+    """``LearnerRank`` in a Ray actor."""
 
     def __init__(self, file: str | None, numbers: Sequence[str] = (), place: int = 0) -> None:
         import ray
@@ -296,11 +302,11 @@ class _RankActor:
         self._rank = LearnerRank(cast(Any, ray).get_runtime_context().get_node_id())
 
     def answer(self, method: str, *arguments: Any) -> Answer:
-        return answered(self._rank, method, arguments)
+        return answer_call(self._rank, method, arguments)
 
 
 class RayRanks(RankGroup):
-    """Actors."""
+    """Ray actors."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""The learner of many devices behind the same calls as the one of one process; implements ``Learner``.
+"""Distributed learner: the learner's ranks behind the calls of a single-process learner. Implements `Learner`.
 
-The driver holds no weights. It cuts a mini-batch into shares, tells every rank its own, and reads what they found.
-What the ranks compute is the single learner's code on shards. A lost rank loses its rows of the weights, so all ranks
-start anew: from the last state that the driver knows, and through the updates made since, which it keeps. They are the
-same updates: same shares, same order, same sums.
+The driver (this process) holds no weights. It splits a mini-batch into shares, sends each rank its share, and reads the
+results. The ranks run the single learner's code on shards of the weights. If a rank is lost, its shard is lost, so all
+ranks are replaced. The new ranks load the last state that the driver knows and repeat the updates made since, which the
+driver keeps. These updates are identical to the first ones: same shares, same order, same sums.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -23,37 +24,36 @@ from torch import Tensor
 from magicrl.config.cluster_schema import ClusterTimeouts, LearnerPlacement
 from magicrl.distributed.learner.launchers import Launcher, LearnerLost, RankGroup
 from magicrl.distributed.learner.rank import RankUpdate, Share
-from magicrl.distributed.learner.seats import Seat, by_node, shard_ranks
 from magicrl.distributed.learner.sharding import RankSettings, WrittenShard
 from magicrl.distributed.tensors import pack, unpack
 from magicrl.models.adapter_files import ADAPTER, write_adapters
 from magicrl.models.loading import LoadedModel, save_policy
 from magicrl.models.packing import check_samples, families
-from magicrl.planning.memory import learner_state
+from magicrl.planning.memory import learner_state, shards_by_default
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
 from magicrl.training.objective import LearnerSettings, Objective
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics, WorkSpan
 
 State: TypeAlias = "Mapping[str, Any] | tuple[Path, Mapping[str, Any]] | None"
-"""A gathered state, a folder of shards with what belongs to it, or the start."""
+"""Gathered state, or a folder of shards and its metadata, or None for the starting model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Writing:
-    """A copy of the state that ranks write."""
+    """Copy of the state that the ranks are writing."""
 
     folder: Path
-    meta: Mapping[str, Any]  # of the copy
-    updates: int  # made before it, of those that a rebuild repeats
+    meta: Mapping[str, Any]  # metadata of the copy
+    updates: int  # number of updates before it, of those that a rebuild repeats
     end: Future[Mapping[str, Any]] = field(default_factory=Future[Mapping[str, Any]])
 
     def fail(self, why: str) -> None:
         if not self.end.done():
             self.end.set_exception(OSError(why))
 
-    def tell(self, shards: Sequence[WrittenShard]) -> None:
-        """All ranks have written, or some could not."""
+    def settle(self, shards: Sequence[WrittenShard]) -> None:
+        """Record that every rank has written its shard or failed to."""
         errors = [f"learner rank {rank}: {shard.error}" for rank, shard in enumerate(shards) if shard.error]
         files = dict(shard.file for shard in shards if shard.file is not None)
         unseen = [name for name in files if not (self.folder / name).is_file()]
@@ -61,7 +61,7 @@ class _Writing:
             self.fail(errors[0])
         elif unseen:
             self.fail(
-                f"{self.folder} lacks {unseen[0]}, which a learner rank has written: the run folder has to lie on a "
+                f"{self.folder} lacks {unseen[0]}, which a learner rank has written: the run folder must be on a "
                 "file system that all nodes see"
             )
         else:
@@ -69,11 +69,13 @@ class _Writing:
 
 
 def split_by_tokens(samples: Sequence[TrainSample], parts: int, token_budget: int) -> list[list[int]]:
-    """Spread ``samples`` over ``parts`` shares of about as many tokens each: ascending indices, maybe none.
+    """Split ``samples`` into ``parts`` shares of about equally many tokens. A share may be empty.
 
-    Responses to one prompt stay together as far as neither a micro-batch of ``token_budget`` nor an even share is
-    exceeded, so that the prompt is computed once. The largest family goes first, each to the share with the fewest
-    tokens.
+    Responses to one prompt stay together so that the prompt is computed once, unless they would exceed a micro-batch of
+    ``token_budget`` or an even share. The largest family is assigned first, always to the share with the fewest tokens.
+
+    Returns:
+        For each share the indices of its samples, ascending.
 
     Example: responses of 6, 5, 2 and 1 tokens to four prompts of one token, two parts: ``[[0, 3], [1, 2]]``.
     """
@@ -90,6 +92,28 @@ def split_by_tokens(samples: Sequence[TrainSample], parts: int, token_budget: in
     return [sorted(share) for share in shares]
 
 
+def by_node(nodes: Sequence[str]) -> list[int]:
+    """Return the processes in the order of their ranks: those of a node are neighbours, in the nodes' first order.
+
+    Example: processes on the nodes a, b, a, b: ``[0, 2, 1, 3]``.
+    """
+    first = {node: nodes.index(node) for node in nodes}
+    return sorted(range(len(nodes)), key=lambda process: (first[nodes[process]], process))
+
+
+def shard_ranks(places: Sequence[tuple[str, float]], state: float) -> int:
+    """Return the number of neighbouring ranks that hold one copy of the model; see `shards_by_default`.
+
+    If nodes have different numbers of ranks, the number is chosen so that no group spans two nodes.
+
+    Args:
+        places: Node and memory in bytes of each rank, in order.
+        state: Bytes of float32 weights, gradients and moments.
+    """
+    inside = math.gcd(*Counter(node for node, _ in places).values())
+    return shards_by_default(len(places), inside, state, min(memory for _, memory in places))
+
+
 T = TypeVar("T")
 _WORK = {
     "configure": "start",
@@ -101,41 +125,41 @@ _WORK = {
     "send_weights": "weights",
     "next_bucket": "weights",
 }
-"""What calls of ranks are called in the timeline; of others nothing is told."""
+"""Kind of work in the timeline, by method of a rank. Other methods do not appear in the timeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedReference:
-    """The frozen reference that a learner's ranks hold; implements ``Reference``."""
+    """Frozen reference model, sharded over the learner's ranks. Implements ``Reference``."""
 
     scores: Callable[[str, Sequence[TrainSample], float], tuple[list[FloatArray], list[FloatArray]]]
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Log-probs and entropies of every response token, ``[T]`` a sample."""
+        """Return log-probs and entropies of every response token, ``[T]`` per sample."""
         return self.scores("reference_logprobs", samples, temperature)
 
 
 class DistributedLearner:
-    """Trains a start model over ranks; implements ``Learner``.
+    """Trains a starting model over several ranks. Implements ``Learner``.
 
     Args:
-        policy: the start model; its weights are given up here (ranks read the folder themselves), its architecture and
-            tokenizer serve ``save_hf``.
-        learning: as ``LocalLearner``'s.
-        launcher: starts ranks.
-        placement: how many ranks, and how they share the work.
+        policy: The starting model. Its weights are released here because the ranks read the folder themselves;
+            `save_hf` uses its architecture and tokenizer.
+        learning: As in ``LocalLearner``.
+        launcher: Starts ranks.
+        placement: Number of ranks, and how they share the work.
         device: ``cuda`` gives every rank one GPU.
-        shares_gpus: rollout engines use these GPUs in turn with the ranks, which then keep no freed memory.
-        threads: torch threads of a rank.
-        timeouts: of every wait.
-        rebuilds: how many losses of a rank in one call are mended without a word to the caller.
-        on_loss: told of every loss before it is mended.
-        reference: the frozen reference model, held by the ranks in shards; None: there is none. Its weights, if it has
-            any here, are not used.
+        shares_gpus: Rollout engines use the same GPUs in turns, so the ranks keep no freed memory.
+        threads: torch threads per rank.
+        timeouts: Limits of every wait.
+        rebuilds: Number of lost ranks that one call replaces without raising.
+        on_loss: Called for every lost rank before it is replaced.
+        reference: The frozen reference model, which the ranks hold in shards. None for no reference. Weights it has in
+            this process are not used.
 
     Raises:
-        ValueError: the model cannot be trained like this.
-        LearnerLost: the ranks did not start.
+        ValueError: The model cannot be trained with these settings.
+        LearnerLost: The ranks did not start.
     """
 
     def __init__(
@@ -172,18 +196,18 @@ class DistributedLearner:
         self._timeouts = timeouts or ClusterTimeouts()
         self._rebuilds, self._on_loss = rebuilds, on_loss
         self.lost: list[str] = []
-        """What ranks were lost so far, with the reason."""
+        """Reasons why ranks were lost so far, in order."""
         self._base: State = None  # the last state known outside the ranks
-        # the updates made since, for a rebuild: the loop's own batches, about 20 bytes per response token
+        # The updates made since, for a rebuild. They share the loop's batches, about 20 bytes per response token.
         self._updates: list[tuple[TrainBatch, Controls]] = []
         self._version = 0
         self._writing: _Writing | None = None  # a copy of the state that is not in a checkpoint yet
-        # a checkpoint is whole, and older ones go, in another thread: not while a rebuild reads one
+        # Another thread completes checkpoints and deletes older ones, which must not happen while a rebuild reads one.
         self._base_lock = threading.RLock()
         self.last: tuple[RankUpdate, ...] = ()
-        """What each rank told of the last update."""
+        """Result of the last update on each rank."""
         self.starts = 0
-        """How often ranks were started: a group that was formed with others is of no use any more."""
+        """Number of times that ranks were started. A process group formed with earlier ranks is no longer usable."""
         self._devices: tuple[str, ...] = ()
         self._step: dict[str, float] = {}  # sums over the updates since `observations`
         self._spans: list[WorkSpan] = []
@@ -192,23 +216,23 @@ class DistributedLearner:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """One a rank."""
+        """Name of each rank's device."""
         return self._devices
 
     def peak_mb(self) -> float:
-        """Most memory so far of the fullest rank; 0 before the first update."""
+        """Return the peak memory of the fullest rank in MiB; 0 before the first update."""
         return max((answer.peak_mb for answer in self.last), default=0.0)
 
     def observations(self) -> dict[str, float]:
-        """How often ranks were lost, and what each did in the updates since the last call."""
-        told, self._step = self._step, {}
+        """Return metrics since the last call: lost ranks, and each rank's tokens, busy seconds and peak memory."""
+        found, self._step = self._step, {}
         peaks = {f"cluster/rank_{rank}/peak_mb": answer.peak_mb for rank, answer in enumerate(self.last)}
-        return {"cluster/learner/lost": len(self.lost), **told, **peaks}
+        return {"cluster/learner/lost": len(self.lost), **found, **peaks}
 
     def spans(self) -> list[WorkSpan]:
-        """When the ranks worked, all at once as they do, since the last call."""
-        told, self._spans = self._spans, []
-        return told
+        """Return when the ranks worked since the last call. They all work at the same time."""
+        spans, self._spans = self._spans, []
+        return spans
 
     @property
     def version(self) -> int:
@@ -217,19 +241,19 @@ class DistributedLearner:
 
     @property
     def parts(self) -> int:
-        """Shares into which a mini-batch is cut."""
+        """Number of shares into which a mini-batch is split."""
         return self._placement.ranks // self._placement.sequence_parallel
 
     def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
-        """One SGD step on the mini-batch; see ``Learner.update``.
+        """Make one update (SGD step) on a mini-batch; see ``Learner.update``.
 
         Raises:
-            NotFiniteError, ValueError: as the single learner's.
-            LearnerLost: a rank was lost (more often than ``rebuilds``); after ``rebuild`` the call may be repeated.
+            NotFiniteError, ValueError: As in the single learner.
+            LearnerLost: More ranks were lost than ``rebuilds`` allows. The call can be repeated after `rebuild`.
         """
         self._check(batch.samples)
         self._objective.check(batch.samples, controls)
-        self._look_at_shards(wait=False)
+        self._poll_shards(wait=False)
         weights = self._objective.sample_weights(batch)
         found = self._repeated(lambda: self._update(batch, weights, controls))
         for rank, answer in enumerate(self.last):
@@ -240,18 +264,18 @@ class DistributedLearner:
         return found
 
     def gradients(self, batch: TrainBatch, controls: Controls) -> dict[str, Tensor]:
-        """The mini-batch's gradient by parameter name, whole; weights stay. To compare learners with."""
+        """Return the full gradient of a mini-batch by parameter name, without an update. Used to compare learners."""
         shares = self._shares(batch, self._objective.sample_weights(batch))
         given = [(share, controls) for share in shares]
         return unpack(self._repeated(lambda: self._call("gradients", given, "gradients"))[0], writable=True)
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Log-probs and entropies of every response token, ``[T]`` a sample, without gradient."""
+        """Return log-probs and entropies of every response token, ``[T]`` per sample, without gradients."""
         return self._scores("logprobs", samples, temperature)
 
     @property
     def reference(self) -> ShardedReference | None:
-        """The frozen reference among the ranks; None where there is none."""
+        """Frozen reference model held by the ranks, or None."""
         return None if self._settings.reference is None else ShardedReference(self._scores)
 
     def _scores(
@@ -268,46 +292,56 @@ class DistributedLearner:
         return [pair[0] for pair in ordered], [pair[1] for pair in ordered]
 
     def weights(self) -> Mapping[str, Any]:
-        """Present weights by HF parameter name in the compute precision on the CPU, LoRA merged; a tied one once.
+        """Return the current weights by HF parameter name, in the compute precision on the CPU, LoRA merged, a tied
+        weight once.
 
-        They lie in the memory in which they came, which may only be read: a copy would be another whole model.
+        The tensors use the memory in which they arrived and are read-only, because a copy would take the memory of
+        another model.
         """
         return unpack(self._repeated(lambda: self._call("weights", self._same(), "weights"))[0])
 
     def adapters(self) -> Mapping[str, Any]:
-        """The LoRA adapters alone, by PEFT's names, on the CPU."""
+        """Return only the LoRA adapters, by PEFT's names, on the CPU."""
         return unpack(self._repeated(lambda: self._call("adapters", self._same(), "adapters"))[0], writable=True)
 
     def open_store(self) -> tuple[str, int]:
-        """Return host and port where the workers of rollout engines can meet rank 0, which holds the port open."""
+        """Return host and port of a store at which the workers of rollout engines can meet rank 0. Rank 0 keeps the
+        port open."""
         what = "a store for the weight copy"
         return self._repeated(lambda: self._call("open_receivers_store", [()], what))[0]
 
     def join(self, size: int, seconds: float) -> tuple[WeightInfo, ...] | None:
-        """Wait ``seconds`` for the workers, asked to come at the same time, ``size`` processes with rank 0.
+        """Form a process group of rank 0 and the engines' workers, which must be called to join at the same time.
+
+        Args:
+            size: Number of processes in the group, including rank 0.
+            seconds: Time limit.
 
         Returns:
-            The weights that they will be sent, in order; None if some did not come.
+            The weights that will be sent, in order. None if a worker did not join in time.
 
         Raises:
-            LearnerLost: a rank was lost; the next call of anything starts new ranks.
+            LearnerLost: A rank was lost. The next call of any method starts new ranks.
         """
         what = "rollout engines to come for weights"
         return self._unrepeated("join_receivers", self._same(size, seconds), what, 2 * seconds)[0]
 
     def send(self, seconds: float) -> None:
-        """Send the present weights to the workers that came, asked to take them at the same time.
+        """Send the current weights to the workers that joined, which must be called to receive them at the same time.
 
         Raises:
-            LearnerLost: as `join`, also where sending took longer than ``seconds``.
+            LearnerLost: As in `join`, and if sending took longer than ``seconds``.
         """
         self._unrepeated("send_weights", self._same(), "weights to be sent to rollout engines", seconds)
 
     def buckets(self) -> Iterator[WeightBucket]:
-        """All present weights, which lie in memory of the ranks' devices until the next ones are asked for; to its end.
+        """Yield the current weights in buckets in memory of the ranks' devices. Asking for the next bucket overwrites
+        the last.
+
+        The caller must read to the end.
 
         Raises:
-            LearnerLost: as `join`.
+            LearnerLost: As in `join`.
         """
         while True:
             given = self._unrepeated("next_bucket", self._same(), "weights to be put into buckets")
@@ -318,7 +352,7 @@ class DistributedLearner:
     def _unrepeated(
         self, method: str, arguments: Sequence[tuple[Any, ...]], waiting_for: str, timeout: float | None = None
     ) -> list[Any]:
-        """Make a call in which others take part, so that it cannot be repeated alone."""
+        """Make a call in which other processes take part, and which the ranks therefore cannot repeat by themselves."""
         try:
             return self._call(method, arguments, waiting_for, timeout)
         except LearnerLost as error:
@@ -326,36 +360,36 @@ class DistributedLearner:
             raise
 
     def state(self) -> Mapping[str, Any]:
-        """The single learner's state, gathered; a rebuild goes on from here."""
-        self.finish_shards()  # behind this moment a rebuild does not come past that of their copy
+        """Return the single learner's state, gathered from the shards. A rebuild starts from it."""
+        self.finish_shards()  # a rebuild from this state does not pass the step at which the shards were copied
         packed, meta = self._repeated(lambda: self._call("state", self._same(), "the learner's state"))[0]
         state = {**unpack(packed, writable=True), "meta": meta}
-        self._go_on_from(state)
+        self._set_base(state)
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``, also of a single learner's or of one with another number of ranks.
+        """Restore a state, of a single learner or of any number of ranks.
 
         Raises:
-            ValueError: the state's parameters are not this model's.
+            ValueError: The state's parameters are not this model's.
         """
         self.finish_shards()
         self._repeated(lambda: self._restore(state))
-        self._go_on_from(state)
+        self._set_base(state)
 
     def begin_shards(self, folder: Path) -> Future[Mapping[str, Any]]:
-        """Copy the state and begin to write it into ``folder``, which every node has to see, each rank its own rows."""
+        """Copy the state and start writing it to ``folder``, each rank its rows. Every node must see the folder."""
         self.finish_shards()
         meta = self._repeated(lambda: self._call("begin_shards", self._same(str(folder)), "a copy of the state"))[0]
         self._writing = _Writing(folder=folder, meta=meta, updates=len(self._updates))
         return self._writing.end
 
     def finish_shards(self) -> None:
-        """Wait until all ranks have written what they began."""
-        self._look_at_shards(wait=True)
+        """Wait until all ranks have written their shards."""
+        self._poll_shards(wait=True)
 
-    def _look_at_shards(self, *, wait: bool) -> None:
-        """Ask the ranks whether they have written what they began, and tell who waits for it."""
+    def _poll_shards(self, *, wait: bool) -> None:
+        """Query whether the ranks have written their shards, and pass the result to the waiting `Future`."""
         writing = self._writing
         if writing is None or writing.end.done():
             return
@@ -365,20 +399,21 @@ class DistributedLearner:
         )
         shards = [shard for shard in found if shard is not None]
         if len(shards) == len(found):
-            writing.tell(shards)
+            writing.settle(shards)
 
     def read_shards(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """Take over what ``begin_shards`` wrote, whatever the number of ranks that did.
+        """Load what ``begin_shards`` wrote, with any number of ranks.
 
         Raises:
-            ValueError: a file is missing, damaged, or another model's.
+            ValueError: A file is missing, damaged, or of another model.
         """
         self.finish_shards()
         self._repeated(lambda: self._read(folder, meta))
-        self._go_on_from((folder, meta))
+        self._set_base((folder, meta))
 
     def shards_kept(self, folder: Path) -> None:
-        """What was written last lies in ``folder`` now, and stays: a rebuild may go on from it."""
+        """Record that the last written shards are now in ``folder`` and stay there, so that a rebuild may start from
+        them."""
         with self._base_lock:
             writing, self._writing = self._writing, None
             if writing is not None:
@@ -392,8 +427,11 @@ class DistributedLearner:
         extra_files: Mapping[str, str] | None = None,
         generation: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a model folder in the compute precision, LoRA merged and beside it, from this process."""
-        model = self._policy.model
+        """Write a model folder from this process: compute precision, LoRA merged and also as adapters."""
+        model, lora = self._policy.model, self._settings.learning.model.lora
+        adapters: dict[str, Callable[[Path], None]] = {}
+        if lora is not None:
+            adapters[ADAPTER] = lambda inner: write_adapters(inner, self.adapters(), lora, self._policy.folder)
         model.load_state_dict(self.weights(), assign=True, strict=False)
         model.tie_weights()
         save_policy(
@@ -402,28 +440,23 @@ class DistributedLearner:
             folder,
             extra_files=extra_files,
             generation=generation,
-            extra_folders={ADAPTER: self._write_adapters} if self._settings.learning.model.lora else None,
+            extra_folders=adapters or None,
         )
         model.to("meta")  # pyright: ignore[reportArgumentType]
 
-    def _write_adapters(self, folder: Path) -> None:
-        lora = self._settings.learning.model.lora
-        assert lora is not None
-        write_adapters(folder, self.adapters(), lora, self._policy.folder)
-
     def rebuild(self) -> None:
-        """Start new ranks and bring them to where the lost ones were after the last update that was made."""
+        """Start new ranks at the version of the last completed update."""
         self.close()
         self._running()
 
     def close(self) -> None:
-        """End all ranks; the next call starts new ones."""
+        """End all ranks. The next call starts new ones."""
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.stop()
 
     def _running(self) -> RankGroup:
-        """The ranks; they are started, and brought to the present version, if there are none."""
+        """Return the ranks. Without any, start them and repeat the updates up to the current version."""
         if self._ranks is not None:
             return self._ranks
         timeouts, count = self._timeouts, self._placement.ranks
@@ -434,24 +467,26 @@ class DistributedLearner:
             store = self._call("open_store", [()], "rank 0 to open a store for all")[0]
             given = [(settings, store, rank, count) for rank in range(count)]
             self._devices = tuple(self._call("configure", given, "learner ranks to load the model", timeouts.start))
-            self._return_to_the_present()
+            self._replay_updates()
         except BaseException:
             self.close()
             raise
         return self._ranks
 
     def _placed(self, ranks: RankGroup) -> RankSettings:
-        """Give neighbouring ranks to a node's processes; the settings with the number of ranks that hold the model."""
+        """Number the ranks so that those of a node are neighbours. Return the settings with the resolved
+        ``shard_ranks``."""
         count = self._placement.ranks
-        seats: list[Seat] = self._call("seat", self._same(self._settings.device, count), "learner ranks to be placed")
-        ranks.order = by_node([seat.node for seat in seats])
+        what = "learner ranks to be placed"
+        places: list[tuple[str, float]] = self._call("location", self._same(self._settings.device, count), what)
+        ranks.order = by_node([node for node, _ in places])
         state = learner_state(self._policy.model.num_parameters(), lora=self._settings.learning.model.lora is not None)
-        # GPUs that engines use in turn are to hold as little meanwhile as they can
-        found = count if self._settings.shares_gpus else shard_ranks([seats[i] for i in ranks.order], state)
+        # On GPUs that engines use in turns, each rank must keep as little memory as possible.
+        found = count if self._settings.shares_gpus else shard_ranks([places[i] for i in ranks.order], state)
         placement = self._placement.model_copy(update={"shard_ranks": self._placement.shard_ranks or found})
         return replace(self._settings, placement=placement)
 
-    def _return_to_the_present(self) -> None:
+    def _replay_updates(self) -> None:
         with self._base_lock:
             if self._base is None:
                 self._version = 0
@@ -461,7 +496,7 @@ class DistributedLearner:
                 self._restore(self._base)
             for made in range(len(self._updates) + 1):
                 if self._writing is not None and made == self._writing.updates and not self._writing.end.done():
-                    # the copy went with the ranks that wrote it; this is where it was taken
+                    # The copy was lost with the ranks that wrote it. It was taken after this many updates.
                     self._call("begin_shards", self._same(str(self._writing.folder)), "a copy of the state")
                 if made < len(self._updates):
                     batch, controls = self._updates[made]
@@ -472,7 +507,7 @@ class DistributedLearner:
         try:
             answers: list[RankUpdate] = self._call("update", given, f"update {self._version + 1}")
         except ValueError:
-            self.close()  # the ranks stopped in the middle of a pass
+            self.close()  # the ranks stopped inside a pass and cannot continue
             raise
         first = answers[0]
         self._version = first.version
@@ -482,8 +517,8 @@ class DistributedLearner:
             raise NotFiniteError(first.failure, None if sample is None else (sample.group_index, sample.sample_index))
         return UpdateMetrics(values=first.values)
 
-    def _go_on_from(self, state: State) -> None:
-        """``state`` is the present one: a rebuild starts there."""
+    def _set_base(self, state: State) -> None:
+        """Make ``state``, which is the current one, the start of any rebuild."""
         with self._base_lock:
             self._base, self._writing = state, None
             self._updates.clear()
@@ -500,7 +535,7 @@ class DistributedLearner:
         self._version = self._call("read_shards", given, f"shards to be read from {folder}")[0]
 
     def _shares(self, batch: TrainBatch, weights: Tensor) -> list[Share]:
-        """Every rank's part; ranks that share sequences get the same."""
+        """Return every rank's share. Ranks that share sequences get the same share."""
         statistics = self._objective.statistics(batch)
         parts = split_by_tokens(batch.samples, self.parts, self._settings.learning.model.micro_batch_tokens)
         shares = [
@@ -533,7 +568,7 @@ class DistributedLearner:
                 self._spans.append(WorkSpan("learner ranks", _WORK[method], began, time.perf_counter()))
 
     def _repeated(self, call: Callable[[], T]) -> T:
-        """``call``, again on new ranks where one was lost and losses are to be mended."""
+        """Return the result of ``call``. After a lost rank, repeat it on new ranks while ``rebuilds`` allows."""
         for left in range(self._rebuilds, -1, -1):
             try:
                 return call()
@@ -555,7 +590,8 @@ class DistributedLearner:
             self._on_loss(error)
 
     def _check(self, samples: Sequence[TrainSample]) -> None:
-        """What would stop one rank and leave the others waiting is told here, as the single learner tells it."""
+        """Raise here for samples that would stop one rank and leave the others waiting, with the single learner's
+        messages."""
         check_samples(samples)
         vocab = self._policy.valid_vocab
         for sample in samples:

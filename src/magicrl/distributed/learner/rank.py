@@ -1,7 +1,7 @@
-"""One rank of the distributed learner: a plain object in a process of its own, driven from outside.
+"""One rank of the distributed learner: a plain object in a separate process, driven by calls from outside.
 
-All ranks get the same calls in the same order; between calls they hold nothing open, but for `next_bucket`, which is
-called until it has given all weights.
+All ranks get the same calls in the same order. Nothing stays open between calls, except for `next_bucket`, which is
+called until it has returned all weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from magicrl.algorithms.loss_terms import LossMetrics
-from magicrl.distributed.learner.seats import Seat
 from magicrl.distributed.learner.sharding import (
     LOCAL_RANK,
     NOTHING,
@@ -52,74 +51,84 @@ from magicrl.training.protocols import Controls
 
 _log = logging.getLogger(__name__)
 COLLECTIVE_SECONDS = 600.0
-"""Longest wait for the other ranks inside one exchange of tensors."""
+"""Time limit of one collective operation between ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A rank's part of a mini-batch."""
+    """Part of a mini-batch for one rank."""
 
     samples: Sequence[TrainSample]
-    indices: Sequence[int]  # their places in the mini-batch, ascending
-    weights: NDArray[np.float64]  # ``[samples]`` what their loss tokens weigh
-    total: int  # samples of the whole mini-batch
-    statistics: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the loss wants to know of all of it
+    indices: Sequence[int]  # their indices in the mini-batch, ascending
+    weights: NDArray[np.float64]  # ``[samples]`` weight of each sample's loss tokens
+    total: int  # number of samples of the whole mini-batch
+    statistics: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the loss's statistics of the mini-batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankUpdate:
-    """What a rank tells of an update."""
+    """Result of an update on one rank."""
 
-    values: Mapping[str, float]  # metrics of the whole mini-batch, the same on every rank; empty where it failed
-    failure: str | None = None  # why weights were not changed or are of no more use
+    values: Mapping[str, float]  # metrics of the whole mini-batch, the same on every rank; empty after a failure
+    failure: str | None = None  # why the weights were not changed, or are unusable
     culprit: int | None = None  # index of the first sample that is not finite by itself
-    version: int = 0  # updates made so far
-    tokens: int = 0  # of this rank's samples, prompts included
-    seconds: float = 0.0  # wall-clock, waits for other ranks included
-    cpu_seconds: float = 0.0  # of this rank's process
-    peak_mb: float = 0.0  # most memory so far: of the GPU, else of the process
+    version: int = 0  # number of updates made so far
+    tokens: int = 0  # tokens of this rank's samples, including prompts
+    seconds: float = 0.0  # wall-clock time, including waits for other ranks
+    cpu_seconds: float = 0.0  # CPU time of this rank's process
+    peak_mb: float = 0.0  # peak memory so far in MiB: of the GPU, else of the process
 
 
 class LearnerRank:
-    """One rank; ``configure`` gives it its number.
+    """One rank. `configure` gives it its number.
 
     Args:
-        node: a name of the node that it runs on.
+        node: Name of the node on which it runs.
     """
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._rank, self._ranks = 0, 0
-        self._receivers: WeightGroup | None = None  # with the workers of rollout engines, on rank 0
+        self._receivers: WeightGroup | None = None  # group with the workers of rollout engines, on rank 0
         self._writer = ShardWriter()
         self._buckets: Iterator[WeightBucket] | None = None
 
-    def seat(self, device: str, ranks: int) -> Seat:
-        """Where it runs, as one of ``ranks``."""
+    def location(self, device: str, ranks: int) -> tuple[str, float]:
+        """Return the node's name and the rank's memory in bytes: of its GPU, or its part of the node's memory on
+        CPUs."""
         if device == "cpu":
-            return Seat(node=self._node, memory=host_memory() / ranks)
-        return Seat(node=self._node, memory=float(torch.cuda.get_device_properties(_device(device)).total_memory))
+            return self._node, host_memory() / ranks
+        return self._node, float(torch.cuda.get_device_properties(_device(device)).total_memory)
 
     def answers(self) -> None:
-        """Do nothing: the rank has started once this returns."""
+        """Do nothing. The rank has started when this returns."""
 
     def open_store(self) -> tuple[str, int]:
-        """Host and port of a store where ranks find each other. It is open from now on: a port that was only free would
-        be another process's by the time it is wanted, and the others would wait until they give up."""
+        """Open a store at which ranks find each other and return its host and port.
+
+        The port stays open from now on. A port that was only found free could belong to another process by the time it
+        is used, and the other ranks would wait until their time limit.
+        """
         host = _own_address()
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
     def open_receivers_store(self) -> tuple[str, int]:
-        """As `open_store`, where rank 0 and the workers of rollout engines find each other."""
+        """Open a store at which rank 0 and the workers of rollout engines find each other; as `open_store`."""
         host = _own_address()
         self._receivers_store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, self._receivers_store.port
 
     def configure(self, settings: RankSettings, store: tuple[str, int], rank: int, ranks: int) -> str:
-        """As ``rank``, join the others at rank 0's ``store`` and take a share of the start model; its device's name.
+        """Join the other ranks at rank 0's ``store`` as number ``rank`` and load a shard of the starting model.
 
-        A former model is dropped. ``ValueError`` says why a model cannot be loaded or trained like this.
+        An earlier model is dropped.
+
+        Returns:
+            Name of the device.
+
+        Raises:
+            ValueError: The model cannot be loaded or trained with these settings.
         """
         self.close()
         self._rank, self._ranks = rank, ranks
@@ -130,7 +139,7 @@ class LearnerRank:
         if rank:
             self._store = TCPStore(*store, is_master=False, timeout=timeout, wait_for_workers=False)
         self._store.set_timeout(timeout)
-        # NCCL watches its exchanges and ends the process after the time-out; gloo raises where it waits
+        # After the timeout NCCL's watchdog ends the process; gloo raises in the waiting call.
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
             store=self._store,
@@ -153,9 +162,9 @@ class LearnerRank:
         return device_name(device)
 
     def update(self, share: Share, controls: Controls) -> RankUpdate:
-        """This rank's part of one SGD step; the decision whether it is kept is the same everywhere."""
+        """Compute this rank's part of one update. All ranks decide alike whether the update is kept."""
         began, cpu_began = time.perf_counter(), time.process_time()
-        # sums over all ranks: what one finds not finite, all do, and begin again together
+        # Sums over all ranks: if one rank finds a value that is not finite, all do, and all repeat the update.
         metrics, norm = self._optimizer.collect(
             lambda scale: self._accumulate(share, range(len(share.samples)), controls, scale)
         )
@@ -182,7 +191,8 @@ class LearnerRank:
         )
 
     def gradients(self, share: Share, controls: Controls) -> Payload | None:
-        """Whole gradients of a mini-batch by parameter name, on rank 0; weights stay. For checks, not for training."""
+        """Return the full gradients of a mini-batch by parameter name, on rank 0, without an update. For checks
+        only."""
         self._accumulate(share, range(len(share.samples)), controls)
         self._optimizer.gradients()
         found: dict[str, Tensor] = {}
@@ -193,38 +203,39 @@ class LearnerRank:
         return pack(found) if self._rank == 0 else None
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Log-probs and entropies of every response token of this rank's samples."""
+        """Return log-probs and entropies of every response token of this rank's samples."""
         return self._scorer.score(samples, temperature)
 
     def reference_logprobs(
         self, samples: Sequence[TrainSample], temperature: float
     ) -> tuple[list[FloatArray], list[FloatArray]]:
-        """As `logprobs`, under the frozen reference."""
+        """Return the same as `logprobs` under the frozen reference model."""
         return self._reference.score(samples, temperature)
 
     def weights(self) -> Payload | None:
-        """All weights for engines, on rank 0; see ``ShardedModel.weights``."""
+        """Return all weights for engines, on rank 0; see ``ShardedModel.weights``."""
         found = self._sharded.weights(keep=self._rank == 0)
-        self._make_room()
+        self._release_memory()
         return pack(found) if self._rank == 0 else None
 
-    def _make_room(self) -> None:
+    def _release_memory(self) -> None:
+        """Release cached GPU memory, which a colocated engine needs."""
         if self._settings.shares_gpus and torch.cuda.is_available():
-            torch.cuda.ipc_collect()  # buckets that an engine has let go
-            torch.cuda.empty_cache()  # what torch keeps for the next update is the engine's meanwhile
+            torch.cuda.ipc_collect()  # buckets that an engine has released
+            torch.cuda.empty_cache()  # the engine needs the memory that torch would keep for the next update
 
     def adapters(self) -> Payload | None:
-        """The LoRA adapters alone, on rank 0; see ``ShardedModel.adapters``."""
+        """Return only the LoRA adapters, on rank 0; see ``ShardedModel.adapters``."""
         found = self._sharded.adapters(keep=self._rank == 0)
         return pack(found) if self._rank == 0 else None
 
     def join_receivers(self, size: int, seconds: float) -> tuple[WeightInfo, ...] | None:
-        """Form the group of ``size`` with all workers of rollout engines, who come to `open_receivers_store`.
+        """Form a group of ``size`` processes with all workers of rollout engines, which come to `open_receivers_store`.
 
         Returns:
-            All weights in the order in which they will be sent; None if a worker did not come within ``seconds``.
+            All weights in the order in which they will be sent. None if a worker did not come within ``seconds``.
         """
-        told = tuple(WeightInfo.of(name, weight) for name, weight in self._sharded.stream())
+        infos = tuple(WeightInfo.of(name, weight) for name, weight in self._sharded.stream())
         self._leave_receivers()
         if self._rank == 0:
             try:
@@ -232,11 +243,11 @@ class LearnerRank:
             except RuntimeError as error:
                 _log.warning("the workers of the rollout engines did not come: %s", " ".join(str(error).split()))
                 return None
-        return told
+        return infos
 
     def send_weights(self) -> None:
-        """Send all weights to the engines' workers; those that have not got everything say so themselves."""
-        for _, weight in self._sharded.stream():  # to its end in any case, or the other ranks would wait
+        """Send all weights to the engines' workers. A worker that has not received everything reports it itself."""
+        for _, weight in self._sharded.stream():  # always to the end, or the other ranks would wait
             if self._receivers is not None:
                 try:
                     self._receivers.broadcast(weight)
@@ -251,41 +262,41 @@ class LearnerRank:
         self._receivers = None
 
     def next_bucket(self) -> WeightBucket | None:
-        """The weights that follow, for the engine's worker on this rank's device; None: it has had all of them.
+        """Return the next weights for the engine's worker on this rank's device, or None after the last.
 
-        They lie where the bucket before them lay: whoever opened that one has copied it before this call.
+        A bucket uses the memory of the bucket before it, so the worker must have copied that one before this call.
         """
         if self._buckets is None:
             self._buckets = in_buckets(self._sharded.stream, self._scorer.device)
         bucket = next(self._buckets, None)
         if bucket is None:
             self._buckets = None
-        self._make_room()
+        self._release_memory()
         return bucket
 
     def state(self) -> tuple[Payload, Mapping[str, Any]] | None:
-        """The single learner's state, tensors and what else it holds, on rank 0."""
+        """Return the single learner's state on rank 0: its tensors and its metadata."""
         found = self._optimizer.whole_state(keep=self._rank == 0)
         return (pack(found), self._optimizer.meta()) if self._rank == 0 else None
 
     def restore(self, shapes: Mapping[str, tuple[int, ...]], whole: Payload, meta: Mapping[str, Any]) -> int:
-        """Take over a state, its tensors on rank 0 alone; returns the updates made."""
+        """Restore a state whose tensors are on rank 0 only. Return the number of updates made."""
         self._optimizer.restore_whole(shapes, unpack(whole, writable=True), meta)
         return self._optimizer.steps
 
     def begin_shards(self, folder: str) -> Mapping[str, Any]:
-        """Copy this rank's rows of the state and begin to write them; what the state holds beside tensors."""
+        """Copy this rank's rows of the state and start writing them. Return the state's metadata."""
         self._writer.begin(Path(folder), self._optimizer.sharded_state())
         return self._optimizer.meta()
 
     def shards_written(self, wait: bool) -> WrittenShard | None:
-        """What became of the rows; None while they are being written, which `wait` waits for."""
+        """Return the result of writing, or None while it is in progress. ``wait`` waits for the end."""
         return self._writer.written(wait=wait)
 
     def read_shards(self, folder: str, meta: Mapping[str, Any]) -> int:
-        """Take over a state that any number of ranks has written; returns the updates made.
+        """Load a state that any number of ranks has written. Return the number of updates made.
 
-        ``meta`` holds ``files``, the names and SHA-256 of the shards: each rank looks at some of them.
+        ``meta`` holds ``files``, the names and SHA-256 of the shards. Each rank verifies some of them.
         """
         verify_shards(Path(folder), meta["files"], self._rank, self._ranks)
         empty = self._optimizer.empty_state(int(meta["optimizer_steps"]))
@@ -294,10 +305,10 @@ class LearnerRank:
         return self._optimizer.steps
 
     def close(self) -> None:
-        """Leave the others; the rank may be configured again."""
+        """Leave the other ranks. The rank may be configured again."""
         self._buckets = None
         self._leave_receivers()
-        # so that their memory is free before the next model's
+        # Free their memory before the next model is loaded.
         for name in ("_sharded", "_optimizer", "_scorer", "_reference"):
             self.__dict__.pop(name, None)
         if dist.is_initialized():
@@ -307,7 +318,7 @@ class LearnerRank:
     def _accumulate(
         self, share: Share, chosen: Sequence[int], controls: Controls, loss_scale: float = 1.0
     ) -> LossMetrics:
-        """Gradients of these of the share's samples and whatever the other ranks give; metrics of all."""
+        """Accumulate the gradients of the chosen samples and of the other ranks' samples. Return the metrics of all."""
         samples, weights = [share.samples[i] for i in chosen], torch.from_numpy(share.weights)[list(chosen)]
 
         def jobs() -> Iterator[MicroBatch]:
@@ -322,7 +333,7 @@ class LearnerRank:
         return self._over_ranks(own)
 
     def _over_ranks(self, metrics: LossMetrics) -> LossMetrics:
-        """Sums, maxima and minima over shares; ranks of one share have the same and count once."""
+        """Reduce sums, maxima and minima over the shares. Ranks that have the same share count once."""
         group = self._sharded.meshes.sequence
         counts = 1.0 if group is None or group.rank() == 0 else 0.0
 
@@ -340,7 +351,8 @@ class LearnerRank:
         )
 
     def _culprit(self, share: Share, controls: Controls) -> int | None:
-        """The first sample of the mini-batch whose own loss or gradient is not finite. Spoils the gradients."""
+        """Return the first sample of the mini-batch whose own loss or gradient is not finite. Overwrites the
+        gradients."""
         for index in range(share.total):
             own = [place for place, i in enumerate(share.indices) if i == index]
             self._optimizer.forget()
@@ -355,14 +367,14 @@ def _device(name: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("this learner rank sees no CUDA device; give it one, or set run.device = 'cpu'")
-    # under Ray a rank sees its own GPU alone; ranks started on one machine share them out
+    # Under Ray a rank sees only its own GPU. Ranks that were started on one machine each take one of its GPUs.
     device = torch.device("cuda", int(os.environ.get(LOCAL_RANK, "0")) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
 
 def _own_address() -> str:
-    """The address by which this node is reached; loopback where it has no other."""
+    """Return the address by which other nodes reach this node, or loopback if it has no other."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # a documentation address: nothing is sent

@@ -1,11 +1,12 @@
-"""The single learner's model, optimizer, scorer and state on shards, by FSDP2.
+"""Model, optimizer, scorer and state of the single learner, sharded with FSDP2.
 
-Each decoder layer is a unit, so are an embedding and a head of its own; the rest (the last norm, an embedding that is
-the head, too) is one. Parameters are float32 shards on dimension 0, gathered in the compute precision a unit at a time.
-Gradients are summed over ranks, never averaged: every loss is an additive share of the mini-batch's. With fewer shards
-than ranks (HSDP) a micro-batch's sum stays among the ranks of one copy, and copies exchange theirs once an update.
-The state is written as safetensors under the keys of the single learner's checkpoint, one file a rank in the form of
-``torch.distributed.checkpoint``, so that any number of ranks, or one process without any, reads them.
+Each decoder layer is one FSDP unit, and so are an embedding and an untied head. Everything else (the last norm, and an
+embedding that is also the head) is one unit. Parameters are float32 shards along dimension 0, gathered in the compute
+precision one unit at a time. Gradients are summed over ranks, never averaged, because every rank's loss is an additive
+part of the mini-batch's loss. With fewer shards than ranks (HSDP), a micro-batch's gradients are summed within one copy
+of the model, and the copies exchange their sums once per update. The state is written as safetensors under the keys of
+the single learner's checkpoint, one file per rank in the format of ``torch.distributed.checkpoint``. Any number of
+ranks, or a single process, can read it.
 """
 
 from __future__ import annotations
@@ -53,38 +54,39 @@ from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.adapters import LoraAdapters
 from magicrl.training.checkpoint import host_copy
-from magicrl.training.learner import LossScale, MasterOptimizer, square_sum
+from magicrl.training.learner import LossScale, MasterOptimizer, check_state_shapes, square_sum
 from magicrl.training.objective import LearnerSettings
 
 LOCAL_RANK = "MAGICRL_LOCAL_RANK"
-"""Environment variable: a rank's number among those of its machine, where they share its GPUs."""
+"""Environment variable with a rank's number among the ranks of its machine that share its GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSettings:
-    """The same on all ranks."""
+    """Settings that are the same on all ranks."""
 
-    folder: str  # the start model, a folder that every rank can read or a hub name
+    folder: str  # the starting model: a folder that every rank can read, or a hub name
     learning: LearnerSettings = field(default_factory=LearnerSettings)
-    valid_vocab: int | None = None  # rows of the output head that are words; None means all
-    # ``shard_ranks`` None means all: the learner has settled how many it is before the ranks get this
+    valid_vocab: int | None = None  # rows of the output head that stand for tokens; None means all
+    # Here a ``shard_ranks`` of None means all ranks, because the learner has already resolved the default.
     placement: LearnerPlacement = field(default_factory=LearnerPlacement)
     device: Literal["cpu", "cuda"] = "cpu"  # ``cuda`` gives every rank one GPU
-    shares_gpus: bool = False  # rollout engines use the ranks' GPUs in turn with them
+    shares_gpus: bool = False  # rollout engines and ranks use the same GPUs in turns
     threads: int | None = None  # torch threads of a rank; None leaves torch's default
-    reference: str | None = None  # the frozen reference model, as ``folder``; None: there is none
-    reference_vocab: int | None = None  # as ``valid_vocab``, of the reference
+    reference: str | None = None  # the frozen reference model, as ``folder``; None for no reference
+    reference_vocab: int | None = None  # ``valid_vocab`` of the reference
 
 
 T = TypeVar("T")
 
 
-def _given(work: Callable[[Tensor], T], hidden: Tensor) -> T:
+def _apply(work: Callable[[Tensor], T], hidden: Tensor) -> T:
     return work(hidden)
 
 
 class _Root(nn.Module):
-    """Runs what it is given while the parameters outside the layers (embeddings, head, last norm) are whole."""
+    """Root FSDP unit. It runs a function while the parameters outside the layers (embeddings, head, last norm) are
+    gathered."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -96,14 +98,14 @@ class _Root(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Meshes:
-    """Who exchanges what with whom."""
+    """Groups of ranks that exchange data."""
 
-    shards: DeviceMesh  # the ranks of one copy of the model; of several copies ``[copies, ranks of one]``
-    sequence: dist.ProcessGroup | None  # the ranks that share this rank's micro-batches; None if it has them alone
+    shards: DeviceMesh  # ranks of one copy of the model; with several copies ``[copies, ranks per copy]``
+    sequence: dist.ProcessGroup | None  # ranks that share this rank's micro-batches; None if no other does
 
     @staticmethod
     def make(device: str, sequence_parallel: int, shard_ranks: int | None = None) -> Meshes:
-        """Neighbours share sequences, and a copy of the model: ranks ``k * degree`` to ``(k + 1) * degree - 1``."""
+        """Group neighbouring ranks: those that share sequences, and those that hold one copy of the model."""
         ranks = dist.get_world_size()
         each = shard_ranks or ranks
         copies = {"copy": ranks // each} if each < ranks else {}
@@ -116,10 +118,11 @@ class Meshes:
 
 
 class ShardedModel:
-    """The policy over all ranks; every method is called by all of them in the same order.
+    """Policy sharded over all ranks. All ranks must call every method in the same order.
 
-    The parameters of ``model`` are shards but within ``run`` and ``whole``. Without ``fill`` they have shapes and no
-    data (a dry run). With ``frozen`` it is the reference: nothing is trained, and shards are in the compute precision.
+    Outside of `run` and `whole`, the parameters of ``model`` are shards. Without ``fill`` they have shapes but no data
+    (a dry run). With ``frozen`` this is the reference model: nothing is trained, and shards are in the compute
+    precision.
     """
 
     def __init__(
@@ -146,19 +149,19 @@ class ShardedModel:
             raise ValueError(f"{type(self.model).__name__} has no decoder layers that transformers marks as such")
         embedding: Any = self.model.get_input_embeddings()
         self._head: Any = self.model.get_output_embeddings()
-        # a tied weight is needed first and last: it stays with the root
+        # A tied weight is needed first and last, so it belongs to the root unit.
         ends = () if embedding.weight is self._head.weight else (embedding, self._head)
         self._ends = {name: module for name, module in self.model.named_modules() if module in ends}
         self._root = self._sharded(settings.placement)
         if files is not None:
             self._fill(files, "cpu" if settings.placement.offload_optimizer else self.device)
-            self.run(lambda: None)  # FSDP settles who is the root
+            self.run(lambda: None)  # FSDP determines the root unit in the first forward pass
             self._root.reshard()
 
     def _trained(
         self, model: PreTrainedModel, of: LoraConfig | None, *, frozen: bool
     ) -> tuple[PreTrainedModel, LoraAdapters | None]:
-        """The model with its adapters, its frozen weights in the compute precision."""
+        """Return the model with its adapters. Frozen weights are in the compute precision."""
         model.requires_grad_(not frozen)
         lora = None if of is None else LoraAdapters(model, of)
         found = model if lora is None else lora.model
@@ -181,14 +184,16 @@ class ShardedModel:
             ),
         }
         for module in (*self._layers.values(), *self._ends.values()):
-            # the head's backward pass follows its forward pass at once
+            # The head's backward pass directly follows its forward pass.
             fully_shard(module, reshard_after_forward=module is not self._head, **options)
             if module in self._ends.values() and module is not self._head:
-                cast(FSDPModule, module).set_unshard_in_backward(unshard_in_backward=False)  # a look-up needs no weight
-        # gathered once a micro-batch: what is left stays whole from forward to backward
+                # The gradient of a look-up does not need the weight.
+                cast(FSDPModule, module).set_unshard_in_backward(unshard_in_backward=False)
+        # The other parameters are gathered once per micro-batch and stay gathered until the backward pass ends.
         root = fully_shard(_Root(self.model), reshard_after_forward=False, **options)
-        if self._ends:  # hidden states come as an argument: past their gradient the head is sharded again
-            self._head.with_weights = _given
+        # Hidden states are an argument, so that FSDP reshards the head after their gradient.
+        if self._ends:
+            self._head.with_weights = _apply
             register_fsdp_forward_method(self._head, "with_weights")
         for unit in (*self._layers.values(), *self._ends.values(), root):
             cast(FSDPModule, unit).set_gradient_divide_factor(1.0)
@@ -196,7 +201,8 @@ class ShardedModel:
         return root
 
     def _fill(self, files: WeightFiles, device: torch.device | str) -> None:
-        """This rank's rows of the start model, read and converted a parameter at a time, and all buffers."""
+        """Load all buffers and this rank's rows of the starting model, reading and converting one parameter at a
+        time."""
         buffers = dict(self.model.named_buffers())
         cast(nn.Module, self._root).to_empty(device=device)
         for name, computed in buffers.items():
@@ -213,35 +219,36 @@ class ShardedModel:
             shard.to_local().copy_(rows)
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """The trained parameters' shards (``DTensor``) by name, each tied one once."""
+        """Return the shards (``DTensor``) of the trained parameters by name, a tied one once."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def run(self, work: Callable[[], T]) -> T:
-        """Call ``work``, in which the model may be used, forward with or without gradient."""
+        """Call ``work`` with the model usable in forward passes, with or without gradient, and return its result."""
         found = cast(T, cast(nn.Module, self._root)(work))
         if not torch.is_grad_enabled():
             for unit in (self._root, *self._ends.values()):
-                cast(FSDPModule, unit).reshard()  # nothing follows that would; kept, it would be stale after an update
+                # Without a backward pass nothing else reshards, and gathered weights would be stale after an update.
+                cast(FSDPModule, unit).reshard()
         return found
 
     def with_head(self, work: Callable[[Tensor], T], hidden: Tensor) -> T:
-        """``work(hidden)``, in which the head's weight may be used; within `run`."""
+        """Return ``work(hidden)``, called with the head's weight gathered. Only inside `run`."""
         return self._head.with_weights(work, hidden) if self._ends else work(hidden)
 
     def begin_pass(self, *, last: bool) -> None:
-        """Told before each pass of a mini-batch: which sums over ranks wait for the last one."""
+        """Choose which reductions over ranks wait for the last pass. Called before each pass of a mini-batch."""
         placement = self._placement
-        # FSDP waits for a gradient on its way to the host's memory only where a backward pass is the last
+        # FSDP waits for the copy of a gradient to CPU memory only in the last backward pass.
         self._root.set_is_last_backward(last or placement.offload_optimizer)
         if placement.reduce_once:
             self._root.set_requires_gradient_sync(last)
         else:
-            # FSDP adds micro-batches up in the precision of the sum, until copies of the model exchange theirs
+            # Until copies of the model exchange gradients, FSDP accumulates them in the precision of the reduction.
             self._root.set_requires_all_reduce(last or placement.reduce_dtype == "bfloat16")
 
     @contextlib.contextmanager
     def whole(self, unit: FSDPModule) -> Generator[None]:
-        """Within, the unit's own parameters are whole, in the compute precision."""
+        """Gather the unit's own parameters, in the compute precision, inside this context."""
         unit.unshard()
         try:
             yield
@@ -265,10 +272,10 @@ class ShardedModel:
 
     @torch.no_grad()
     def adapters(self, keep: bool) -> dict[str, Tensor]:
-        """The LoRA adapters by PEFT's names, whole, in the compute precision on the CPU, or {}."""
+        """Return the full LoRA adapters by PEFT's names, in the compute precision on the CPU; {} without ``keep``."""
         assert self.lora is not None
         found: dict[str, Tensor] = {}
-        for name, layer in self._layers.items():  # adapters are in decoder layers alone
+        for name, layer in self._layers.items():  # only decoder layers have adapters
             with self.whole(cast(FSDPModule, layer)):
                 if keep:
                     part = self.lora.tensors(f"{name}.")
@@ -277,29 +284,28 @@ class ShardedModel:
 
     @torch.no_grad()
     def stream(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and whole weights as `weights` has them, each until the next is asked for; all ranks go to its end."""
+        """Yield names and full weights as in `weights`. Each is valid until the next is requested. All ranks read to
+        the end."""
         prefixes = tuple(prefix for prefix, _ in self.units() if prefix)
         for prefix, unit in self.units():
             with self.whole(unit):
-                yield from self._part(prefix, prefixes).items()
-
-    def _part(self, prefix: str, layers: tuple[str, ...]) -> Mapping[str, Tensor]:
-        if prefix[:-1] in self._layers and self.lora is not None:
-            return self.lora.merged_weights(prefix)
-        named = dict(self.model.named_parameters())
-        mine = (n for n in named if (n.startswith(prefix) if prefix else not n.startswith(layers)))
-        return {name: named[name] for name in mine}
+                if prefix[:-1] in self._layers and self.lora is not None:
+                    yield from self.lora.merged_weights(prefix).items()
+                    continue
+                for name, weight in self.model.named_parameters():
+                    if name.startswith(prefix) if prefix else not name.startswith(prefixes):
+                        yield name, weight
 
 
 def _plain(name: str) -> str:
-    """A weight's name in a model without adapters."""
+    """Return a weight's name in a model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
 class ShardOptimizer(MasterOptimizer):
-    """``MasterOptimizer`` whose masters are the local rows of sharded float32 parameters (``DTensor``).
+    """``MasterOptimizer`` whose master weights are the local rows of sharded float32 parameters (``DTensor``).
 
-    Sums over ranks are exchanged on ``device``. ``dtype`` is what the gathered weights compute in.
+    Sums over ranks are computed on ``device``. ``dtype`` is the compute precision of the gathered weights.
     """
 
     def __init__(
@@ -308,64 +314,65 @@ class ShardOptimizer(MasterOptimizer):
         self._sharded = {name: cast(DTensor, parameter) for name, parameter in sharded.items()}
         self._device = device
         self._shards = next(iter(self._sharded.values())).device_mesh.get_group(-1)
-        # the same memory: what AdamW changes here is what FSDP gathers
+        # The same memory: FSDP gathers what AdamW changes here.
         local = {name: nn.Parameter(p.to_local().detach()) for name, p in self._sharded.items()}
         super().__init__(local, config, torch.float32)
         self.loss_scale = LossScale(dynamic=dtype == torch.float16)
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's rows of the gradients, summed over ranks already."""
+        """Return this rank's rows of the gradients, which are already summed over ranks."""
         for name, parameter in self._sharded.items():
             if parameter.grad is not None:
                 self._compute[name].grad = cast(DTensor, parameter.grad).to_local()
         return super().gradients()
 
     def gradient_norm(self) -> float:
-        """Global L2 norm, the same on every rank."""
+        """Return the global L2 norm, the same on every rank."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for gradient in self.gradients().values():
             total += square_sum(gradient).to(self._device)
-        dist.all_reduce(total, group=self._shards)  # of one copy: every copy has the same
+        dist.all_reduce(total, group=self._shards)  # within one copy: every copy has the same gradients
         return math.sqrt(float(total))
 
     def weights_are_finite(self) -> bool:
-        """Whether every rank's masters are."""
+        """Return whether the master weights of every rank are finite."""
         found = torch.tensor(int(super().weights_are_finite()), device=self._device)
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return bool(found)
 
     def forget(self) -> None:
-        """Drop the collected gradients."""
+        """Drop the accumulated gradients."""
         for parameter in self._sharded.values():
             parameter.grad = None
         super().forget()
 
     def sharded_state(self) -> dict[str, DTensor]:
-        """The tensors of ``state`` as shards of whole ones, under the same keys; they share memory with it."""
+        """Return the tensors of ``state`` under the same keys as shards of full tensors. They share memory with the
+        state."""
         local = {key: value for key, value in self.state().items() if isinstance(value, Tensor)}
         return {key: self._as_shard(key, value) for key, value in local.items()}
 
     def empty_state(self, steps: int) -> dict[str, DTensor]:
-        """Shards as ``sharded_state`` after ``steps`` steps, their values yet to be read."""
+        """Return shards as in `sharded_state` after ``steps`` updates, with values to be read later."""
         kinds = ("weights", "exp_avg", "exp_avg_sq") if steps else ("weights",)
         shapes = {f"{kind}/{name}": p for kind in kinds for name, p in self._sharded.items()}
         return {key: self._as_shard(key, torch.empty_like(p.to_local())) for key, p in shapes.items()}
 
     def restore_shards(self, shards: Mapping[str, DTensor], meta: Mapping[str, Any]) -> None:
-        """Take this rank's rows of ``shards`` (keys as ``empty_state``); ``meta`` as ``state`` has it."""
+        """Restore this rank's rows of ``shards`` (keys as in `empty_state`); ``meta`` as in ``state``."""
         local = {key: value.to_local() for key, value in shards.items()}
         self.restore({**local, "meta": meta})
 
     def restore_whole(
         self, shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, Tensor], meta: Mapping[str, Any]
     ) -> None:
-        """Take over a state of these ``shapes``, whose tensors are in ``whole`` on rank 0 and nowhere else.
+        """Restore a state of these ``shapes`` whose full tensors ``whole`` are on rank 0 only.
 
         Raises:
-            ValueError: the state's parameters are not this model's, on every rank.
+            ValueError: The state's parameters are not this model's. Every rank raises it.
         """
         shards = self.empty_state(int(meta["optimizer_steps"]))
-        _check_shapes("the checkpoint", shapes, shards)
+        check_state_shapes("the checkpoint", shapes, {key: tuple(shard.shape) for key, shard in shards.items()})
         for key, shard in shards.items():
             given = whole[key] if whole else torch.empty(shard.shape, dtype=shard.dtype)
             given = given.to(self._device, shard.dtype).contiguous()
@@ -380,7 +387,7 @@ class ShardOptimizer(MasterOptimizer):
         )
 
     def whole_state(self, keep: bool) -> dict[str, Any]:
-        """The tensors of ``state`` gathered one by one to the CPU; kept where ``keep`` is true."""
+        """Gather the tensors of ``state`` one by one to the CPU; keep them if ``keep`` is true."""
         found: dict[str, Any] = {}
         for key, shard in self.sharded_state().items():
             tensor = cast(DTensor, shard.to(self._device)).full_tensor()
@@ -390,7 +397,8 @@ class ShardOptimizer(MasterOptimizer):
 
 
 def rows_of(shard: DTensor) -> tuple[int, int]:
-    """Which rows this rank has: FSDP gives all ranks as many, and the last ones what is left, maybe none."""
+    """Return the first row of this rank and the one after its last. FSDP gives the last ranks fewer rows, maybe
+    none."""
     assert shard.placements[-1] == Shard(0)
     each = -(-shard.shape[0] // shard.device_mesh.size(-1))
     first = shard.device_mesh.get_local_rank(-1) * each
@@ -398,10 +406,10 @@ def rows_of(shard: DTensor) -> tuple[int, int]:
 
 
 class ShardWriter:
-    """Writes a rank's rows of the state beside training, as ``torch.distributed.checkpoint`` reads them.
+    """Writes a rank's rows of the state in the background, in the format of ``torch.distributed.checkpoint``.
 
-    Nothing is exchanged with other ranks. torch's own ``async_save`` exchanges plans, and its writer for safetensors
-    makes one ``bytes`` of a whole shard under Python's lock, which training waits for.
+    Nothing is exchanged with other ranks. torch's ``async_save`` exchanges plans, and its safetensors writer makes one
+    ``bytes`` object of a whole shard while it holds the GIL, which would stop training.
     """
 
     def __init__(self) -> None:
@@ -409,33 +417,32 @@ class ShardWriter:
         self._begun: Future[WrittenShard] | None = None
 
     def begin(self, folder: Path, state: Mapping[str, DTensor]) -> None:
-        """Copy this rank's rows to the host's memory and begin to write them; of several copies of the model the
-        first one's ranks write."""
-        mine = {key: shard for key, shard in state.items() if _writes(shard)}
+        """Copy this rank's rows to CPU memory and start writing them. With several copies of the model the first one
+        writes."""
+        mine: dict[str, DTensor] = {}
+        for key, shard in state.items():
+            first, stop = rows_of(shard)
+            if stop > first and (shard.device_mesh.ndim == 1 or shard.device_mesh.get_local_rank(0) == 0):
+                mine[key] = shard
         rows = host_copy({key: shard.to_local() for key, shard in mine.items()})
         offsets = {key: [rows_of(shard)[0], *[0] * (shard.ndim - 1)] for key, shard in mine.items()}
-        # as the reader wants it
+        # The format of `HuggingFaceStorageReader`.
         header = {"DCP_SHARDING_INFO": json.dumps({key: {"saved_offsets": found} for key, found in offsets.items()})}
         file = folder / f"shard-{dist.get_rank() + 1:05d}.safetensors"
         self._begun = self._thread.submit(_written, file, rows, header)
 
     def written(self, *, wait: bool) -> WrittenShard | None:
-        """What became of it; None while it is being written."""
+        """Return the result, or None while writing is in progress."""
         assert self._begun is not None, "it was begun"
         return self._begun.result() if wait or self._begun.done() else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenShard:
-    """What became of a rank's rows."""
+    """Result of writing a rank's rows."""
 
-    file: tuple[str, str] | None = None  # name and SHA-256; None: it holds no rows
-    error: str | None = None  # why they are not written
-
-
-def _writes(shard: DTensor) -> bool:
-    first, stop = rows_of(shard)
-    return stop > first and (shard.device_mesh.ndim == 1 or shard.device_mesh.get_local_rank(0) == 0)
+    file: tuple[str, str] | None = None  # name and SHA-256; None if the rank has no rows
+    error: str | None = None  # why the rows could not be written
 
 
 def _written(file: Path, rows: dict[str, Tensor], header: dict[str, str]) -> WrittenShard:
@@ -444,14 +451,18 @@ def _written(file: Path, rows: dict[str, Tensor], header: dict[str, str]) -> Wri
     try:
         save_file(rows, file, header)
         with file.open("rb") as written:
-            os.fsync(written.fileno())  # here: another machine cannot do it for this one
+            os.fsync(written.fileno())  # no other machine can do it for this one
         return WrittenShard(file=(file.name, sha256_of(file)))
     except (OSError, SafetensorError) as error:
         return WrittenShard(error=str(error))
 
 
 def verify_shards(folder: Path, files: Mapping[str, str], rank: int, ranks: int) -> None:
-    """Raise ``ValueError`` if one of this rank's part of the files is missing or is not what was written."""
+    """Verify this rank's part of the files.
+
+    Raises:
+        ValueError: A file is missing or does not have its checksum.
+    """
     for name in sorted(files)[rank::ranks]:
         file = folder / name
         if not file.is_file() or sha256_of(file) != files[name]:
@@ -460,26 +471,20 @@ def verify_shards(folder: Path, files: Mapping[str, str], rank: int, ranks: int)
 
 
 def read_shards(folder: Path, into: Mapping[str, Tensor]) -> None:
-    """Fill ``into`` (shards, or whole tensors in one process) from ``folder``; ``ValueError`` if it holds others."""
+    """Fill ``into`` (shards, or full tensors in a single process) from ``folder``.
+
+    Raises:
+        ValueError: The folder holds other tensors.
+    """
     reader = HuggingFaceStorageReader(str(folder))
     found = {key: tuple(entry.size) for key, entry in reader.read_metadata().state_dict_metadata.items()}  # pyright: ignore[reportAttributeAccessIssue]
-    _check_shapes(str(folder), found, into)
-    # each rank plans for itself: one that finds a fault alone would leave the others waiting in a collective
+    check_state_shapes(str(folder), found, {key: tuple(tensor.shape) for key, tensor in into.items()})
+    # Each rank plans by itself: if only one found a fault, the others would wait in a collective.
     load(dict(into), storage_reader=reader, no_dist=True)
 
 
-def _check_shapes(what: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Tensor]) -> None:
-    expected = {key: tuple(tensor.shape) for key, tensor in wanted.items()}
-    if dict(found) != expected:
-        differing = sorted(set(found.items()) ^ set(expected.items()))[:3]
-        raise ValueError(
-            f"{what} does not belong to this model: it differs in {[name for name, _ in differing]} "
-            f"({len(found)} tensors there, {len(expected)} expected); resume with the recipe that wrote it"
-        )
-
-
 NOTHING = TrainSample(
-    # some tokens: a compiled layer would have a graph of its own for one
+    # More than one token, for which a compiled layer would need another graph.
     prompt_tokens=frozen_tokens([0] * 16),
     tokens=frozen_tokens([0]),
     advantage=0.0,
@@ -492,11 +497,11 @@ NOTHING = TrainSample(
     ref_logprobs=frozen_floats([0.0]),
     policy_mask=np.ones(1, dtype=np.bool_),
 )
-"""A sample without loss: what a rank passes through the model while others still have work."""
+"""Sample without loss. A rank passes it through the model while other ranks still have work."""
 
 
 class ShardedScorer(PolicyScorer):
-    """``PolicyScorer`` whose passes gather the model as they go; every rank makes as many passes as the others."""
+    """``PolicyScorer`` whose passes gather the model as they go. Every rank makes the same number of passes."""
 
     def __init__(self, sharded: ShardedModel, **settings: Any) -> None:
         self._sharded = sharded
@@ -507,7 +512,8 @@ class ShardedScorer(PolicyScorer):
         return self._sharded.device
 
     def micro_batches(self, samples: Sequence[TrainSample]) -> Iterator[tuple[list[int], PackedBatch]]:
-        """As many on every rank, since each pass gathers weights: a rank with fewer ends with empty ones."""
+        """Yield the micro-batches, equally many on every rank because each pass gathers weights. Missing ones are
+        empty."""
         plan, shared = self.plan(samples)
         most = torch.tensor(max(1, len(plan)), device=self.device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -519,7 +525,8 @@ class ShardedScorer(PolicyScorer):
     def forward(
         self, batch: PackedBatch, temperature: float, *, head_gradient: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See ``PolicyScorer.forward``; with sequence parallelism every rank of the group has the whole result."""
+        """Compute as ``PolicyScorer.forward``. With sequence parallelism every rank of the group has the full
+        result."""
         assert head_gradient is None, "a shard's gradient is summed over ranks, the head's among them"
         group = self._sharded.meshes.sequence
         if group is None:
@@ -542,7 +549,7 @@ class ShardedScorer(PolicyScorer):
 
     @torch.no_grad()
     def _use_memory_efficient_layers(self) -> None:
-        """The probe of each layer needs its weights whole."""
+        """Replace layers one unit at a time, because the probe of each layer needs its gathered weights."""
         units = self._sharded.units()
         layers = {unit for prefix, unit in units if prefix}
         inside = {module for layer in layers for module in layer.modules()}  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,11 +1,11 @@
-"""Sequence parallelism after DeepSpeed-Ulysses (arXiv 2309.14509): ranks share the tokens of one micro-batch.
+"""Sequence parallelism as in DeepSpeed-Ulysses (arXiv 2309.14509): ranks share the tokens of one micro-batch.
 
-Every layer works on a rank's own slice of the tokens, but attention: there an exchange gives each rank all tokens of
-a part of the heads, and a second one gives the tokens back. What a head computes is what one device computes, so any
-``AttentionContext`` (packed sequences, shared prompts) works inside, and nothing is approximated.
+Every layer except attention works on a rank's slice of the tokens. For attention, an all-to-all exchange gives each
+rank all tokens of some of the heads, and a second exchange returns the tokens. Each head computes what it would compute
+on one device, so any ``AttentionContext`` (packed sequences, shared prompts) works inside, without approximation.
 
-Every rank then has the log-probs of all response tokens and the whole loss; its backward pass follows its own slice
-only, so that the ranks' gradients add up to the micro-batch's.
+Every rank then has the log-probs of all response tokens and the full loss. Its backward pass covers only its slice, so
+the sum of the ranks' gradients is the gradient of the micro-batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from magicrl.models.scores import PLAIN, ScoreRules
 
 
 def check_degree(config: PreTrainedConfig, degree: int) -> None:
-    """Raise ``RecipeError`` unless ``degree`` divides query heads and key/value heads, and every layer attends."""
+    """Check that ``degree`` divides the query heads and the key/value heads, and that every layer is an attention
+    layer.
+
+    Raises:
+        RecipeError: It does not, or a layer carries a state from token to token.
+    """
     text: Any = config.get_text_config()
     if degree > 1 and "linear_attention" in (getattr(text, "layer_types", None) or []):
         raise RecipeError(
@@ -48,7 +53,7 @@ def check_degree(config: PreTrainedConfig, degree: int) -> None:
 class UlyssesContext:
     """Attention over all tokens of a micro-batch of which every rank holds a slice; an ``AttentionContext``.
 
-    ``inner`` attends the whole micro-batch of ``tokens``; the slices are longer together, by padding at the end.
+    ``inner`` attends over the whole micro-batch of ``tokens``. Padding at the end makes the slices equally long.
     """
 
     def __init__(self, inner: AttentionContext, tokens: int, group: dist.ProcessGroup) -> None:
@@ -60,7 +65,7 @@ class UlyssesContext:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
     ) -> Tensor:
-        """See ``AttentionContext.attend``; ``tokens`` there are this rank's slice."""
+        """Attend as ``AttentionContext.attend`` does; the arguments hold this rank's slice."""
         parts = [x[0].unflatten(0, (self._degree, -1)) for x in (query, key, value)]
         heads = [part.shape[1] for part in parts]
         slices = self._exchange(torch.cat(parts, dim=1))  # [ranks, heads of this rank, slice, head_dim]
@@ -74,7 +79,7 @@ class UlyssesContext:
         return self._exchange(out).permute(1, 0, 2, 3).flatten(1, 2)[None]
 
     def _exchange(self, x: Tensor) -> Tensor:
-        """Row ``i`` goes to rank ``i``; row ``i`` of the result is what rank ``i`` sent here."""
+        """Send row ``i`` to rank ``i``. Row ``i`` of the result comes from rank ``i``."""
         return all_to_all_single_autograd(x.contiguous(), None, None, self._group)
 
 
@@ -85,15 +90,15 @@ class SequenceSlice:
     input_ids: Tensor  # ``[1, n]``, padding at the end of the last slices
     position_ids: Tensor  # ``[1, n]``
     attention: UlyssesContext  # over the whole micro-batch
-    predict_index: Tensor  # ``[r]`` places in the slice whose next token is a response token
+    predict_index: Tensor  # ``[r]`` positions in the slice whose next token is a response token
     targets: Tensor  # ``[r]`` those response tokens
-    own: Tensor  # ``[r]`` which of the micro-batch's R response tokens they are
-    place: Tensor  # ``[R]`` where each response token stands when the ranks' results, padded, follow each other
-    width: int  # most response tokens of a slice: to which they are padded
+    own: Tensor  # ``[r]`` their indices among the micro-batch's R response tokens
+    place: Tensor  # ``[R]`` index of each response token in the concatenation of the ranks' padded results
+    width: int  # maximum number of response tokens of a slice, to which results are padded
 
     @staticmethod
     def of(batch: PackedBatch, group: dist.ProcessGroup) -> SequenceSlice:
-        """Cut ``batch`` into slices of equal length and take this rank's."""
+        """Split ``batch`` into slices of equal length and return this rank's."""
         tokens, degree, rank = batch.input_ids.shape[1], group.size(), group.rank()
         length = -(-tokens // degree)
         padded = [F.pad(x, (0, degree * length - tokens)) for x in (batch.input_ids, batch.position_ids)]
@@ -118,12 +123,14 @@ class SequenceSlice:
         )
 
     def gathered(self, values: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """``[R]`` every rank's ``[r]`` values in the micro-batch's order, with gradient for this rank's own."""
+        """Return all ranks' ``[r]`` values as ``[R]`` in the micro-batch's order, with gradients for this rank's
+        values."""
         return cast(Tensor, _Gather.apply(values, self.own, self.place, self.width, group))
 
 
 class _Gather(torch.autograd.Function):
-    """All ranks compute one loss from what is gathered, so each one's own part of the gradient is whole."""
+    """All-gather with a local gradient: all ranks compute the same loss, so each has the full gradient of its
+    part."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, own: Tensor, place: Tensor, width: int, group: dist.ProcessGroup) -> Tensor:

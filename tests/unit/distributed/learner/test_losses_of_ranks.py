@@ -25,8 +25,8 @@ from magicrl.distributed.learner.launchers import (
     LearnerLost,
     LocalLauncher,
     LocalRanks,
-    answered,
-    settled,
+    answer_call,
+    collect_values,
 )
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.records import TrainBatch, TrainSample
@@ -56,17 +56,17 @@ MISTAKE = Fault(died=False, kind="ValueError", text="rank 3 is too large")
 def test_the_rank_that_is_to_blame_is_named(faults: Sequence[Any], rank: int, told: str) -> None:
     answers = [None if f == "silent" else Answer(value=1) if f is None else Answer(fault=f) for f in faults]
     with pytest.raises(LearnerLost, match=told) as caught:
-        settled(answers, waiting_for="update 3", seconds=7)
+        collect_values(answers, waiting_for="update 3", seconds=7)
     assert caught.value.rank == rank
     assert (caught.value.mistake is None) is (faults[rank] is not MISTAKE)
 
 
 def test_a_mistake_that_all_ranks_tell_is_no_loss() -> None:
     with pytest.raises(ValueError, match="rank 3 is too large"):
-        settled([Answer(fault=MISTAKE)] * 2, waiting_for="a state", seconds=1)
-    assert settled([Answer(value=3), Answer(value=None)], waiting_for="", seconds=1) == [3, None]
-    assert answered("abc", "upper", ()).value == "ABC"
-    fault = answered("abc", "index", ("z",)).fault
+        collect_values([Answer(fault=MISTAKE)] * 2, waiting_for="a state", seconds=1)
+    assert collect_values([Answer(value=3), Answer(value=None)], waiting_for="", seconds=1) == [3, None]
+    assert answer_call("abc", "upper", ()).value == "ABC"
+    fault = answer_call("abc", "index", ("z",)).fault
     assert fault is not None
     assert (fault.kind, fault.text) == ("ValueError", "substring not found")
 

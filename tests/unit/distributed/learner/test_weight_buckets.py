@@ -21,10 +21,10 @@ from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.rollout import weight_buckets
 from magicrl.rollout.vllm_weights import TRANSPORTS, VllmWeights, transport
-from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo, in_buckets, opened, place_of
+from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo, device_identity, in_buckets, opened
 
 CPU = torch.device("cpu")
-HERE = place_of(CPU)
+HERE = device_identity(CPU)
 
 
 def copied(bucket: WeightBucket) -> dict[str, Tensor]:

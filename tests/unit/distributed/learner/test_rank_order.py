@@ -12,15 +12,10 @@ import pytest
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.schema import ModelConfig
 from magicrl.distributed.learner.launchers import Answer, RankGroup
-from magicrl.distributed.learner.learner import DistributedLearner
+from magicrl.distributed.learner.learner import DistributedLearner, by_node, shard_ranks
 from magicrl.distributed.learner.rank import LearnerRank
-from magicrl.distributed.learner.seats import Seat, by_node, shard_ranks
 from magicrl.models.loading import load_shell
 from magicrl.training.objective import LearnerSettings
-
-
-def seats(nodes: str, memory: float = 80.0) -> list[Seat]:
-    return [Seat(node=node, memory=memory) for node in nodes]
 
 
 @pytest.mark.parametrize(
@@ -42,11 +37,11 @@ def test_the_processes_of_a_node_are_neighbours(nodes: str, order: list[int]) ->
     ],
 )
 def test_a_node_holds_a_copy_where_it_has_room(nodes: str, state: float, expected: int) -> None:
-    assert shard_ranks(seats(nodes), state) == expected
+    assert shard_ranks([(node, 80.0) for node in nodes], state) == expected
 
 
 class TwoNodes(RankGroup):
-    """Four processes that say to be on the nodes a, b, a, b, and what they are asked."""
+    """Four processes that report the nodes a, b, a, b and record their configuration."""
 
     def __init__(self, memory: float) -> None:
         self._grace, self._memory = 0.0, memory
@@ -67,8 +62,8 @@ class TwoNodes(RankGroup):
         return calls
 
     def _receive(self, process: int, call: Any) -> Answer:
-        told = {"seat": Seat(node="abab"[process], memory=self._memory), "open_store": ("host", process)}
-        return Answer(value=told.get(call[1], "device"))
+        values = {"location": ("abab"[process], self._memory), "open_store": ("host", process)}
+        return Answer(value=values.get(call[1], "device"))
 
 
 @pytest.mark.parametrize(
