@@ -29,7 +29,7 @@ LIVE = "live:"
 
 
 class Live(NamedTuple):
-    """An object that was given in Python, and the text that tells it from others; None where there is none."""
+    """Object that was given in Python, and a text that distinguishes it from others; None if there is none."""
 
     thing: Any
     text: str | None
@@ -40,7 +40,7 @@ _resolved: dict[str, str] = {}
 
 
 def live(thing: Any, name: str | None = None, text: str | None = None) -> str:
-    """A reference to ``thing``, ``live:NAME@DIGEST``, which only this process can resolve.
+    """Return a reference to ``thing``, ``live:NAME@DIGEST``, which only this process can resolve.
 
     The digest is of ``text`` (default: the source text of a function or class, not what it reads from around it);
     ``live:NAME@unknown`` where no text can be had.
@@ -59,12 +59,12 @@ def live(thing: Any, name: str | None = None, text: str | None = None) -> str:
 
 
 def live_text(reference: str) -> str | None:
-    """The text that tells this live object from others; None without one."""
+    """Return the text that distinguishes this live object from others; None if there is none."""
     return _live[reference].text if reference in _live else None
 
 
 def source_text(thing: Any) -> str | None:
-    """The source text of a function, a class or an object's class; None where it cannot be had."""
+    """Return the source of a function, a class or an object's class; None if it cannot be read."""
     thing = inspect.unwrap(getattr(thing, "func", thing))  # of functools.partial
     try:
         described = inspect.isroutine(thing) or inspect.isclass(thing)
@@ -74,12 +74,12 @@ def source_text(thing: Any) -> str | None:
 
 
 def known_names(kind: str, builtins: Builtins = _NONE) -> tuple[str, ...]:
-    """The built-in names of this kind and those of installed packages, in alphabetical order."""
+    """Return the built-in names of this kind and those of installed packages, in alphabetical order."""
     return tuple(sorted({*builtins, *entry_points(group=f"magicrl.{kind}").names}))
 
 
 def check_reference(kind: str, reference: str, builtins: Builtins = _NONE) -> str:
-    """``reference`` itself if it can be meant, without running anything of the user's.
+    """Return ``reference`` if it names something that exists, without running custom code.
 
     Raises:
         ValueError: an unknown name (says the nearest known one), a file or a module that is not there.
@@ -111,7 +111,7 @@ def _checked(kind: str, reference: str, builtins: Builtins) -> tuple[str, str]:
 
 
 def resolve_reference(kind: str, reference: str, builtins: Builtins = _NONE) -> Any:
-    """What ``reference`` names; its module is imported.
+    """Import the module of ``reference`` and return the object that it names.
 
     Raises:
         ValueError: As `check_reference`; the module fails to import (its error is the cause), or has no such attribute.
@@ -139,7 +139,7 @@ def part_of(file: str) -> str:
 
 
 def file_fingerprint(reference: str) -> str | None:
-    """SHA-256 of the file that ``file.py:attribute`` names, in 64 hex digits; None for other references."""
+    """Return the SHA-256 of the file that ``file.py:attribute`` names, in 64 hex digits; None for other references."""
     where = reference.rpartition(":")[0]
     if not where.endswith(".py"):
         return None
@@ -147,7 +147,7 @@ def file_fingerprint(reference: str) -> str | None:
 
 
 def _split(kind: str, reference: str, builtins: Builtins) -> tuple[str, str]:
-    """Module or file, and attribute, of any reference."""
+    """Split any reference into module or file, and attribute."""
     if reference in builtins:
         reference = builtins[reference]
     elif ":" not in reference:
@@ -164,7 +164,7 @@ def _split(kind: str, reference: str, builtins: Builtins) -> tuple[str, str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """What an error says after a wrong name: ``; did you mean 'exact'?``, or a full stop where none is near."""
+    """Return the end of an error about a wrong name: ``; did you mean 'exact'?``, or a full stop if none is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
     return f"; did you mean {near[0]!r}?" if near else "."
 
@@ -177,7 +177,7 @@ def _is_there(module: str) -> bool:
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    """The file as a module, the same object each time its text is the same."""
+    """Return the file as a module; the same object as long as its text is the same."""
     path = path.resolve()
     text = path.read_bytes()
     digest = hashlib.sha256(text).hexdigest()[:8]

@@ -32,7 +32,7 @@ from pydantic import TypeAdapter
 from magicrl_verifiers.isolated import limit_cpu, limit_memory
 from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, make_verdict
 from magicrl_verifiers.references import resolve_reference
-from magicrl_verifiers.trl_rewards import adapted
+from magicrl_verifiers.trl_rewards import adapted, batch_scores
 from magicrl_verifiers.workers import Exhausted, Item, Refused, RequestHandler, Send, WorkerPlan, WorkerProtocol
 
 _log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class RewardFunction:
         self._failures = Failures("reward", reference, "gave no score to a response to")
 
     def judge(self, problem: Problem, responses: Sequence[str]) -> list[Verdict]:
-        """The verdicts of these responses, made now and here."""
+        """Return the verdicts of these responses, computed in this process."""
         if self.is_async:
             return asyncio.run(self.awaited(problem, responses, asyncio.Semaphore(self.settings.concurrency)))
         found: list[Verdict] = []
@@ -130,7 +130,7 @@ class RewardFunction:
 
     @contextmanager
     def _announced_if_silent(self, problem: Problem) -> Generator[None]:
-        """Log what the run waits for if the calls take long: a function that hangs would leave it without a word."""
+        """Log what the run waits for if the calls take long; otherwise nothing would show that a function hangs."""
         text = "waiting for reward %s for more than %g s (problem %s); Ctrl-C stops the run"
         timer = threading.Timer(SILENT_SECONDS, _log.warning, (text, self.reference, SILENT_SECONDS, problem.id))
         timer.daemon = True
@@ -141,7 +141,7 @@ class RewardFunction:
             timer.cancel()
 
     async def awaited(self, problem: Problem, responses: Sequence[str], turns: asyncio.Semaphore) -> list[Verdict]:
-        """The same for an ``async`` function; ``turns`` limits how many calls are under way."""
+        """Return the verdicts of an ``async`` function; ``turns`` limits the number of calls at a time."""
         limit = self.settings.time_limit or _ASYNC_SECONDS
 
         async def call(count: int, given: tuple[Any, Any]) -> list[Verdict]:
@@ -172,7 +172,7 @@ class RewardFunction:
             check(problem)
 
     def _calls(self, problem: Problem, responses: Sequence[str]) -> list[tuple[int, tuple[Any, Any]]]:
-        """The calls that judge these responses: for how many of them, with what arguments."""
+        """Return the calls that judge these responses: the number of responses and the arguments of each."""
         if self.settings.batched:
             return [(len(responses), ([problem] * len(responses), [*responses]))]
         return [(1, (problem, response)) for response in responses]
@@ -182,15 +182,13 @@ class RewardFunction:
             if isinstance(returned, Exception | SystemExit):
                 raise returned
             # inside the try: iterating over what a user's code returned may raise as well
-            scores = list(returned) if self.settings.batched else [returned]
-            if len(scores) != count:
-                raise TypeError(f"a batched reward must return {count} scores, got {len(scores)}")
+            scores = batch_scores(returned, count) if self.settings.batched else [returned]
             return [self._verdict(score, seconds / max(1, count)) for score in scores]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what a user's code returned may be anything, too
             return [self.failed(problem, f"{type(error).__name__}: {error}", seconds)] * count
 
     def _verdict(self, returned: Any, seconds: float) -> Verdict:
-        """What the function returned as a verdict; TypeError or ValueError if it is no score."""
+        """Return the verdict for one returned score; raise TypeError or ValueError if it is no score."""
         if isinstance(returned, Verdict):
             return dataclasses.replace(returned, seconds=returned.seconds or seconds)
         metrics: dict[str, float] = {}
@@ -207,17 +205,17 @@ class RewardFunction:
         return dataclasses.replace(verdict, score=score, metrics=metrics)
 
     def failed(self, problem: Problem, reason: str, seconds: float = 0.0) -> Verdict:
-        """The verdict where there is no score; the first of its kind is told."""
+        """Return the verdict where there is no score, and log the first failure of its kind."""
         return self._failures.verdict(problem, reason, seconds)
 
 
 class Failures:
-    """What a user's own code failed at: not judged, the first of a kind told, further ones only counted.
+    """Failures of custom code: not judged, the first of each kind is logged, further ones are only counted.
 
     Args:
-        kind: of what was brought: ``reward`` or ``environment``; the verdict's status is ``KIND_failed``.
-        reference: how it was named.
-        doing: what it did to a problem, after its name in the message.
+        kind: ``reward`` or ``environment``; the verdict's status is ``KIND_failed``.
+        reference: Reference by which the code was named.
+        doing: Words of the message between the name and the problem.
     """
 
     def __init__(self, kind: str, reference: str, doing: str) -> None:
@@ -225,7 +223,7 @@ class Failures:
         self._warned: set[str] = set()
 
     def verdict(self, problem: Problem, reason: str, seconds: float = 0.0) -> Verdict:
-        """The verdict of one failure, whose kind of error stands before the first colon of ``reason``."""
+        """Return the verdict of one failure; ``reason`` begins with the kind of error and a colon."""
         error = reason.partition(":")[0]
         # one warning a kind of error: code that always fails would write one for every response
         if error not in self._warned:
@@ -237,7 +235,7 @@ class Failures:
 
 
 def number(name: str, value: Any) -> float:
-    """``value`` as a finite float; TypeError or ValueError, with its ``name``, if it is none."""
+    """Return ``value`` as a finite float; raise TypeError or ValueError, with its ``name``, if it is none."""
     # float("0.5") would work, and hide that the function returns text
     if isinstance(value, str) or value is None:
         raise TypeError(f"{name} must be a number, got {value!r:.60}")
@@ -251,7 +249,7 @@ def number(name: str, value: Any) -> float:
 
 
 def in_a_file(function: Any) -> str:
-    """Why no other process can call an object of this one, and how it could."""
+    """Return why another process cannot call this function, and what to do."""
     name = getattr(function, "__name__", type(function).__name__)
     try:
         place = inspect.getsourcefile(inspect.unwrap(function)) or ""
@@ -274,14 +272,14 @@ def judge_here(made: RewardFunction) -> Callable[[Problem, Sequence[str]], Seque
 
 @functools.cache
 def event_loop() -> asyncio.AbstractEventLoop:
-    """The loop in which async rewards wait, in a thread of its own: the caller goes on generating."""
+    """Return the event loop of async rewards, in a separate thread, so that the caller continues to generate."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
     return loop
 
 
 def own_code_plan(handler: str, reference: str, seconds: float, memory_limit_mb: int) -> WorkerPlan:
-    """How a worker of a user's own code is started, which resolves ``reference`` for itself."""
+    """Return how to start a worker of custom code, which resolves ``reference`` itself."""
     return WorkerPlan(
         handler=handler,
         hello={
@@ -296,7 +294,7 @@ def own_code_plan(handler: str, reference: str, seconds: float, memory_limit_mb:
 
 
 def told(problem: Problem) -> Any:
-    """A problem as JSON for a worker; what JSON has no form for in ``extra`` becomes text."""
+    """Return a problem as JSON for a worker; values of ``extra`` that JSON cannot hold become text."""
     return json.loads(json.dumps(dataclasses.asdict(problem), default=str))
 
 
@@ -304,8 +302,9 @@ class RewardProtocol(WorkerProtocol):
     """Responses judged by a reward function in worker processes.
 
     Args:
-        made: the function; it is named to the workers, which resolve it for themselves.
-        time_limit, memory_limit_mb: where the function has no limits of its own.
+        made: The reward function. Workers get its reference and resolve it themselves.
+        time_limit: CPU seconds of one call, unless the function sets a limit.
+        memory_limit_mb: Memory of one call in MiB, unless the function sets a limit.
     """
 
     own_words = True
@@ -328,7 +327,7 @@ class RewardProtocol(WorkerProtocol):
 
     def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
         verdict = super().read(item, message, seconds)
-        if verdict.status == "reward_failed":  # told here: the worker's log is seen by nobody
+        if verdict.status == "reward_failed":  # logged here, since nobody reads the log of the worker
             return self._made.failed(item.problem, verdict.reason, seconds)
         return verdict
 
@@ -345,7 +344,7 @@ class RewardProtocol(WorkerProtocol):
 
 
 class RewardHandler(RequestHandler):
-    """In a worker: the function, and the problem that it was asked about last."""
+    """Reward function in a worker process, and the problem of the last request."""
 
     def __init__(self, hello: dict[str, Any], send: Send) -> None:
         sys.path += [place for place in hello["path"] if place not in sys.path]

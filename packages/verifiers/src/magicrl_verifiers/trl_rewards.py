@@ -130,6 +130,18 @@ class TrlReward:
         return columns
 
 
+def batch_scores(returned: Any, count: int) -> list[Any]:
+    """Return what a batched reward returned as a list.
+
+    Raises:
+        TypeError: It does not hold one score for each response.
+    """
+    scores: list[Any] = list(returned)
+    if len(scores) != count:
+        raise TypeError(f"a batched reward must return {count} scores, got {len(scores)}")
+    return scores
+
+
 class SummedRewards:
     """Several reward functions as one: the sum of their scores, with each score as a metric.
 
@@ -171,10 +183,8 @@ class SummedRewards:
 
     def _scores(self, part: Any, problems: Sequence[Problem], responses: Sequence[str]) -> list[float | None]:
         if getattr(part, "batched", False):
-            returned: list[Any] = list(part(problems, responses))
+            returned = batch_scores(part(problems, responses), len(responses))
         else:
             returned = [part(problem, response) for problem, response in zip(problems, responses, strict=True)]
-        if len(returned) != len(responses):
-            raise TypeError(f"a batched reward must return {len(responses)} scores, got {len(returned)}")
         scores = [one["score"] if isinstance(one, Mapping) else one for one in returned]
         return [None if score is None else float(score) for score in scores]
