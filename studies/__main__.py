@@ -209,5 +209,5 @@ def starts(*bases: str, count: int = 8, first: int = 0, work: Path = Path("runs/
     return 1 if short else 0
 
 
-if __name__ == "__main__":  # its worker processes import this module too
+if __name__ == "__main__":  # worker processes import this module too
     main(app)

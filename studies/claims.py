@@ -136,7 +136,7 @@ def _tested(claim: Claim, runs: Runs) -> Verdict:
         early = _difference(claim, runs, claim.measure, claim.measure, sign=1.0)
         late = _difference(claim, runs, claim.late, claim.late, sign=-1.0)
         weaker = max((early, late), key=lambda verdict: verdict.p_holds)
-        # both must hold (intersection-union); one that fails is enough, and there are two chances of it
+        # Both must hold (intersection-union test). One failure suffices, and there are two chances of one.
         return replace(weaker, p_fails=min(1.0, 2 * min(early.p_fails, late.p_fails)))
     if isinstance(claim, DifferenceClaim):
         sign = 1.0 if claim.direction == "higher" else -1.0
@@ -162,7 +162,7 @@ def _equality(claim: EqualClaim, runs: Runs) -> Verdict:
     delta = values[:, 0] - values[:, 1]
     upper = students(claim.id, units, delta, bar=claim.margin, below=True)
     lower = students(claim.id, units, delta, bar=-claim.margin)
-    # outside on either side is enough for a difference, and there are two chances of it
+    # Outside on either side suffices for a difference, and there are two chances of it.
     p_fails = min(1.0, 2 * min(upper.p_fails, lower.p_fails))
     return replace(upper, p_holds=max(upper.p_holds, lower.p_holds), p_fails=p_fails)
 
@@ -229,7 +229,7 @@ def students(
     error = max(spread / math.sqrt(n), 1e-12)
     half = float(stdtrit(n - 1, 0.975)) * error
     is_above, is_below = (float(stdtr(n - 1, sign * (mean - bar) / error)) for sign in (-1.0, 1.0))
-    free = len(values) - n  # of the spread within starts
+    free = len(values) - n  # degrees of freedom of the spread within starts
     left = values - np.array([values[np.array(units) == start].mean() for start in units])
     return Verdict(
         claim=claim,

@@ -93,9 +93,9 @@ CURVES = {
     "rejected": "groups/rejected/ratio",
     "grad_norm": "learner/grad_norm",
     "validation": "validation/accuracy/mean",
-}  # names of the curves that a result keeps, and the metric each is
+}  # names of the curves in a result, with their metrics
 COSTS = {"tokens": "tokens/sampled", "updates": "learner/sgd_steps", "seconds": "time/step"}
-"""Costs of a step; results keep their running sums."""
+"""Costs of a step; results have their running sums."""
 WINDOW = 5
 HELD_MARGIN = 0.02
 
@@ -265,7 +265,7 @@ class ScaleDefinition(_Part):
     # starts are those that ``python -m studies starts`` accepted, each made from its first phase on; else numbers from
     # 0 on, which share their first phase
     screened: bool = False
-    set: tuple[str, ...] = ()  # overrides for every arm
+    set: tuple[str, ...] = ()  # overrides for every configuration
     start_set: tuple[str, ...] = ()  # overrides for the supervised start
     arms: tuple[Arm, ...] = Field(min_length=1)  # the first one is the reference of figures
     # CPU minutes of one run on one core; None if unknown
@@ -300,7 +300,7 @@ class Premise(_Part):
     arm: str
     measure: str
     than: str | None = None  # paired by start and seed
-    than_measure: str | None = None  # of ``than``, where it is another one
+    than_measure: str | None = None  # measure of ``than``, if it is another one
     direction: Literal["above", "below"]
     bound: float
 
@@ -336,7 +336,7 @@ class DifferenceClaim(_Claim):
     kind: Literal["difference"] = "difference"
     arm: str
     than: str
-    than_measure: str | None = None  # of ``than``, where it is another one: one arm against itself at another step
+    than_measure: str | None = None  # measure of ``than``, if it is another one (the same run at another step)
     direction: Literal["higher", "lower"]
     effect: float = Field(ge=0)
 
@@ -360,7 +360,7 @@ class EqualClaim(_Claim):
 
 
 class CrossingClaim(_Claim):
-    """``arm`` leads ``than`` early (``measure``) and trails it late (``late``), each by ``effect`` at least."""
+    """``arm`` leads ``than`` early (``measure``) and trails it late (``late``), each by at least ``effect``."""
 
     kind: Literal["crossing"] = "crossing"
     late: str
@@ -501,7 +501,7 @@ SUITES: Mapping[str, Suite] = {
         "premises and that measure were stated after the runs had been seen: a re-analysis, not a test.",
         folder="ablations",
         pages=Path("docs/evidence/study"),
-        looks=2,  # at five seeds and, as was decided then for all arms alike, at ten
+        looks=2,  # at five seeds, and at ten, as was decided then for all configurations alike
     ),
     "starts": Suite(
         title="Off-policy training over independent checkpoints",

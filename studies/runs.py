@@ -40,7 +40,7 @@ from studies.results import (
     rounded,
 )
 
-THREADS = 1  # of every run: tensors this small gain nothing from a second thread, and runs are done side by side
+THREADS = 1  # per run: tensors this small gain nothing from a second thread, and several runs are done in parallel
 _UNIMPORTANT: dict[str, Any] = {"run": {"name", "output", "expected_minutes"}}
 
 
@@ -48,9 +48,9 @@ _UNIMPORTANT: dict[str, Any] = {"run": {"name", "output", "expected_minutes"}}
 class PlannedStart:
     """One SFT phase that runs share."""
 
-    key: str  # of its recipe, seed included, and of what it goes on from
-    recipe: SftConfig  # resolved, with this phase alone; its model is replaced by that of ``after``
-    after: PlannedStart | None = None  # the phase before, None for the first
+    key: str  # hash of its recipe, seed included, and of the previous phase
+    recipe: SftConfig  # resolved, with only this phase; its model is replaced by that of ``after``
+    after: PlannedStart | None = None  # previous phase, None for the first
 
     def chain(self) -> list[PlannedStart]:
         """Return all phases up to this one, the first one first."""
@@ -64,13 +64,13 @@ class PlannedRun:
     key: str  # a hash of everything that decides the result
     scale: Scale  # tiny, small, paper or quick
     unit: tuple[int, int]  # number of its supervised start, and its seed (prompts and sampling) from that start
-    config: TrainConfig  # the resolved recipe; its start is replaced by the folder of ``start`` or of the run ``after``
-    # the supervised start, of the first run where one goes on from another; None where the recipe names a model. It is
-    # also the reference, where the recipe wants one and names none.
+    config: TrainConfig  # resolved recipe; its start is replaced by the folder of ``start`` or of the run ``after``
+    # Supervised start; of the first run if this one continues another. None if the recipe names a model. It is also the
+    # reference model if the recipe needs one and names none.
     start: PlannedStart | None
     after: str | None  # key of the run whose model this one starts from
-    arms: tuple[tuple[str, str], ...]  # ``(ablation, arm)`` names that this run serves
-    minutes: float | None = field(default=None, compare=False)  # CPU minutes that it is expected to take
+    arms: tuple[tuple[str, str], ...]  # names ``(ablation, configuration)`` that share this run
+    minutes: float | None = field(default=None, compare=False)  # expected CPU minutes
 
 
 SEED_STRIDE = 10_000
@@ -117,7 +117,7 @@ def starts_of_definition(definition: ScaleDefinition) -> Sequence[int]:
         return range(definition.starts)
     recipe = supervised_recipe(definition.base, definition.start_set)
     rows = read_screened(STARTS_FILE).get(recipe.run.name, {})
-    # the key: a start that a changed recipe would make was not screened
+    # Compared by key, since the start of a changed recipe was not screened.
     accepted = [
         number
         for number, row in sorted(rows.items())
@@ -155,7 +155,7 @@ def _resolved(
         start = phases_of(recipe, unit[0], shared=not definition.screened)
     decides = decisive(config, {**_UNIMPORTANT, "logging": True, "checkpoint": True})
     if config.start.sft is not None:
-        decides["start"]["sft"] = Path(config.start.sft).name  # where the package is installed decides nothing
+        decides["start"]["sft"] = Path(config.start.sft).name  # the installation folder decides nothing
     decides["made"] = [None if start is None else start.key, after]
     key, brought = digest(decides), brought_files([*definition.set, *arm.set])
     if brought:
@@ -317,8 +317,8 @@ class Outlook:
     """Outlook on a study: missing and finished runs, and the expected time."""
 
     missing: tuple[PlannedRun, ...]  # runs without a result, in the order in which they will be done
-    done: int  # number of runs that have one
-    cpu_minutes: float | None  # what the missing ones are expected to take; None where nobody knows of one of them
+    done: int  # number of runs with a result
+    cpu_minutes: float | None  # expected CPU minutes of the missing ones; None if one of them is unknown
 
 
 def outlook(planned: Sequence[PlannedRun], results: Mapping[str, Result]) -> Outlook:
@@ -399,7 +399,7 @@ def run_study(
 
 
 def end_with_parent() -> None:
-    """End this worker as soon as its parent is gone.
+    """End this worker as soon as its parent has ended.
 
     A pool's worker survives a killed parent. It would finish its run next to the continued study, in the same folder,
     and then wait forever. Its work is in its checkpoint.

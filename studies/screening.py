@@ -23,7 +23,7 @@ from studies.runs import PlannedStart, Tell, make_start, phases_of, read_screene
 BAND = (0.10, 0.45)
 """Least and largest accuracy at the best of greedy and temperature 1."""
 ROOM = 0.10
-"""Least distance of pass@16 from that accuracy."""
+"""Smallest distance of pass@16 from that accuracy."""
 PROBLEMS, SAMPLES, SEED = 100, 16, 5
 MOST = 3  # factor of candidates over requested checkpoints, then the recipe is given up
 
@@ -51,7 +51,7 @@ def screen(base: str, count: int, first: int, work: Path, file: Path, tell: Tell
     missing in ``work`` is made.
 
     Raises:
-        ValueError: the base recipe begins with a published model.
+        ValueError: the base recipe starts from a published model.
     """
     recipe = supervised_recipe(base, ())
     accepted = 0

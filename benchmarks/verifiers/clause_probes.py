@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from benchmarks.shared import ROOT, parser_of
 from benchmarks.verifiers.maths_verifier import bare, warm_verifier
 
-TABLES = ROOT / "tests" / "verifiers" / "maths"
+TABLES = ROOT / "packages" / "verifiers" / "tests" / "maths"
 Probe = tuple[str, str, str, bool]
 """Class, reference, response, and whether the response gives the reference."""
 

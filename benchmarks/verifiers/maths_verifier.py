@@ -177,7 +177,7 @@ def equality_figures(verifier: MathsVerifier, *, show: bool) -> dict[str, Any]:
     """Return the results of ``packages/verifiers/tests/maths/equality.txt`` by class, and for the held-out half."""
     table: dict[str, Counter[str]] = defaultdict(Counter)
     name = reference = ""
-    for line in (ROOT / "tests" / "verifiers" / "maths" / "equality.txt").read_text().splitlines():
+    for line in (ROOT / "packages" / "verifiers" / "tests" / "maths" / "equality.txt").read_text().splitlines():
         mark, _, rest = line.partition(" ")
         name, reference = (rest if mark == "##" else name), (rest if mark == "=" else reference)
         held = int(hashlib.sha256(reference.encode()).hexdigest(), 16) % 2

@@ -17,7 +17,7 @@ import generated
 # pages linked by the index of a study
 STUDIES = {
     "docs/evidence/study/index": [*map(str, range(13)), "figures", "costs", "questions"],
-    "docs/evidence/study-starts/index": ["20", "21", "22"],
+    "docs/evidence/study-starts/index": ["20", "21", "22", "starts", "why", "race"],
     "docs/evidence/study-recipe/index": ["30", "31", "32"],
     "docs/evidence/study-target/index": ["40", "41", "42"],
     "docs/evidence/study-noise/index": ["60", "61", "62"],
