@@ -95,8 +95,9 @@ def measure(files: list[Path], settings: Mapping[str, Any]) -> Group:
         source = file.read_text(encoding="utf-8")
         shown = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
         if file.suffix == ".py":
-            texts = list(python_texts(source))
-            _check_openings(ast.parse(source), settings, group, str(shown))
+            tree = ast.parse(source)
+            texts = list(python_texts(source, tree))
+            _check_openings(tree, settings, group, str(shown))
         else:
             group.pages += 1
             texts = list(markdown_texts(source))
@@ -128,9 +129,9 @@ def _check_openings(tree: ast.Module, settings: Mapping[str, Any], group: Group,
             group.openings.append(f"{shown}:{node.lineno}: first word: {text.splitlines()[0]}")
 
 
-def python_texts(source: str) -> Iterator[tuple[int, str]]:
+def python_texts(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield line and text of every docstring and comment."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         body: Any = getattr(node, "body", None)
         for one in body if isinstance(body, list) else ():
             if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and isinstance(one.value.value, str):
