@@ -1,15 +1,15 @@
-"""Copies in disguise that the pipeline must find, and look-alikes with another answer that dedup must keep.
+"""Disguised copies that the pipeline must find, and look-alikes with another answer that dedup must keep.
 
     python -m benchmarks.pipeline.lookalikes --data ../shared/data/math/sets   # writes pipeline-lookalikes.json
     python -m benchmarks.pipeline.lookalikes --data ... --half development --misses runs/x.jsonl --output runs/x.json
 
-The rows of `lookalikes.toml` and the functions below make copies and look-alikes of real problems, at most one of each
-problem, which are put among the problems of their set. Rows and problems are split into two halves by hashes: pipeline
-code was developed with the development half only, later with both. The rows of `lookalikes_fresh.toml` are a third set,
-whose misses were not read while the rules were made. All rows are by one author, and mechanical.
+Rows of `lookalikes.toml` and the functions below make copies and look-alikes of real problems, at most one of each
+problem, which are added to the problems of their set. Rows and problems are split into two halves by hashes; pipeline
+code was developed with the development half first, later with both. The rows of `lookalikes_fresh.toml` are a third
+set, whose misses were not read during development. All rows are by one author, and mechanical.
 
-Dedup: recall is the share of copies that are dropped for their original. Precision: of the planted texts that are
-dropped, the share that are such copies. Decontamination: share of the copies of test problems that are dropped.
+Dedup: recall is the share of copies dropped for their original; precision is the share of such copies among dropped
+planted texts. Decontamination: the share of copies of test problems that are dropped.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def digits(text: str, rng: random.Random) -> str | None:
 
 
 def _typo(change: Callable[[str], str]) -> Change:
-    """A change of some letters inside a long word."""
+    """Change some letters inside a long word."""
 
     def made(text: str, rng: random.Random) -> str | None:
         words = list(re.finditer(r"(?<![\\\w{])[a-z]{7,}(?![\w}])", text))
@@ -112,13 +112,13 @@ def exchanged_numbers(text: str, rng: random.Random) -> str | None:
 
 
 def _people(text: str) -> tuple[list[str], int]:
-    """The names of a story, and where its last sentence begins."""
+    """Return the names of a story, and where its last sentence begins."""
     names = dict.fromkeys(name for name in _NAME.findall(text) if not _CALENDAR.fullmatch(name))
     return list(names), max((m.end() for m in re.finditer(r"[.?!]\s+(?=[A-Z])", text.strip())), default=0)
 
 
 def other_person(text: str, rng: random.Random) -> str | None:
-    """The question is about somebody else of the story."""
+    """Change the person in the question to another one of the story."""
     names, start = _people(text)
     asked = [name for name in names if re.search(rf"\b{name}\b", text[start:])]
     others = [name for name in names if name not in asked and name in text[:start]]
@@ -128,7 +128,7 @@ def other_person(text: str, rng: random.Random) -> str | None:
 
 
 def exchanged_people(text: str, rng: random.Random) -> str | None:
-    """Two people of one sentence change places."""
+    """Swap two people of one sentence."""
     names, _ = _people(text)
     sentences = re.split(r"(?<=[.?!])(\s+)", text)
     told = [[name for name in names if re.search(rf"\b{name}\b", part)] for part in sentences]
@@ -146,7 +146,7 @@ def exchanged_people(text: str, rng: random.Random) -> str | None:
 
 
 def other_variable(text: str, rng: random.Random) -> str | None:
-    """Another variable of the problem is asked for."""
+    """Change the requested variable of the problem."""
     asked = re.search(r"([Ff]ind|[Cc]ompute|[Ww]hat is|[Dd]etermine) \$([a-z])\$", text)
     others = sorted({*re.findall(r"\$([a-z])(?=[$ ,=+])", text)} - {asked[2]}) if asked else []
     return text[: asked.start(2)] + rng.choice(others) + text[asked.end(2) :] if asked and others else None
@@ -195,14 +195,14 @@ def _templated(before: str, after: str) -> Change:
 
 
 def of_half(rows: Mapping[str, Any], half: str) -> dict[str, Any]:
-    """Every other row, in the order of the hashes of their names; all rows of the fresh set."""
+    """Return every other row in the order of the hashes of their names, or all rows of the fresh set."""
     if half == FRESH:
         return dict(rows)
     return {name: rows[name] for name in sorted(rows, key=lambda name: crc32(name.encode()))[HALVES.index(half) :: 2]}
 
 
 def rows(half: str) -> tuple[dict[str, Change], dict[str, Change]]:
-    """The changes of a half that make copies, and those that make look-alikes."""
+    """Return the changes of a half that make copies, and those that make look-alikes."""
     tables = FRESH_TABLES if half == FRESH else TABLES
     templates = of_half({name: _templated(*ends) for name, ends in tables["templates"].items()}, half)
     functions: tuple[Change, ...] = (numerals, digits, lower, upper, renamed)
@@ -223,7 +223,7 @@ def rows(half: str) -> tuple[dict[str, Change], dict[str, Change]]:
 def planted(
     base: Mapping[str, str], changes: Mapping[str, Change], each: int, rng: random.Random, used: set[str]
 ) -> Planted:
-    """Up to ``each`` texts of every row, each of another problem than those ``used``, which grow."""
+    """Return up to ``each`` texts per row, each from a problem not in ``used``, which grows."""
     made: Planted = []
     for row, change in changes.items():
         count = 0
@@ -239,7 +239,7 @@ def planted(
 
 
 def read(path: Path, half: str, most: int) -> dict[str, str]:
-    """Problems of a half of a set, by their ids."""
+    """Return the problems of a half of a set by id."""
     with path.open(encoding="utf-8") as file:
         texts = dict.fromkeys(json.loads(line)["problem"] for line in file)
     mine = of_half(dict(zip(texts, texts, strict=True)), half)
@@ -247,7 +247,7 @@ def read(path: Path, half: str, most: int) -> dict[str, str]:
 
 
 def shares(plants: Planted, hit: Sequence[bool]) -> dict[str, str]:
-    """By row, how many of how many."""
+    """Count found and all texts by row."""
     asked, found = Counter(row for row, _, _ in plants), Counter(p[0] for p, h in zip(plants, hit, strict=True) if h)
     return {row: f"{found[row]}/{count}" for row, count in asked.items()}
 
@@ -287,7 +287,7 @@ def dedup_figures(base: Mapping[str, str], half: str, each: int, misses: list[An
 def decontamination_figures(
     base: Mapping[str, str], tests: Mapping[str, str], half: str, each: int, misses: list[Any]
 ) -> dict[str, Any]:
-    """Copies of test problems among training problems: how many are dropped."""
+    """Count the dropped copies of test problems among training problems."""
     copies = planted(tests, rows(half)[0], each, random.Random(crc32(half.encode())), set())
     documents = [Document(name, text) for name, text in base.items()]
     documents += [Document(f"+{i}", text) for i, (_, _, text) in enumerate(copies)]

@@ -45,7 +45,7 @@ EXTRAS = {
     "wandb": "metrics to Weights & Biases",
     "trackio": "metrics to trackio",
     "verifiers": "environments of Prime Intellect's verifiers",
-    "gym": "reasoning-gym tasks in magicrl eval",
+    "gym": 'reasoning-gym tasks (family = "reasoning_gym/TASK")',
 }
 """What each optional extra is for; those that only developers need are left out."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

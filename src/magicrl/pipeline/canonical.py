@@ -107,13 +107,15 @@ _SCRIPT = re.compile(r"(?<=[\^_])\{([^{}\\]*)\}")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|\\,|,\\!)\d{3})+(?![\d])")
 _RAISED_RUN = re.compile(f"[{''.join(_RAISED)}]+")
 _LOWERED_RUN = re.compile(f"[{''.join(_LOWERED)}]+")
-_ATOM = re.compile(r"\(\s*([A-Za-z]?[0-9.]*[0-9]|[A-Za-z])\s*\)")
+_ATOM = re.compile(r"\(\s*([A-Za-z]?[0-9.]*[0-9]|[A-Za-z](?:_\s?\w+)?)\s*\)")
 _SPECIAL = re.compile(r"[\\$^{}\x80-\U0010ffff]")
 _FOREIGN = re.compile(r"[^\x00-\x7f]")
-_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[^\W\d_]+|<=|>=|!=|(?<=[\d)])!|[-+*/^=<>|%@#~()\[\]_]|'(?:s|t|re|ll|ve)\b")
+_TOKEN = re.compile(
+    r"\d+(?:\.\d+)?|\.\d+|[^\W\d_]+|<=|>=|!=|(?<=[\d)])!|-(?![a-z]{2})|(?<!\w)-|[+*/^=<>|%@#~()\[\]_]|'(?:s|t|re|ll|ve)\b"
+)
 _REPEATING = re.compile(r"\\(?:overline|bar|dot)\s*(?=\{?\s*\d)")
 _SINGLE = re.compile(r"(?:sqrt )?\w+")
-_BOLD = re.compile(r"\*\*(?=\S)([^*\n]+)\*\*|(?<![\w*])\*([A-Za-z][A-Za-z' -]*[A-Za-z])\*(?![\w*])")
+_BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)([^*\n]+)\*\*|(?<![\w*])\*([A-Za-z][A-Za-z' -]*[A-Za-z])\*(?![\w*])")
 # a line feed or a tab that was escaped once too often; no LaTeX command begins with n or t and a capital
 ESCAPED = re.compile(r"\\[nrt](?![a-z])")
 _BULLET = re.compile(r"(?m)^\s*[-*•]\s+(?=[A-Za-z])")
@@ -128,6 +130,17 @@ _PART = re.compile(
 _HALF = re.compile(r"(?<![\d/.])1/2(?= of\b)")
 _METRIC = {"m": "meters", "g": "grams", "l": "liters", "s": "seconds", "h": "hours"}
 _LETTER_UNIT = re.compile(r"(\d )([mglsh])(?=[.,;?!]?(?:\s+[a-z]|\s*$))(?! [a-z]\b)")
+_PYTHON_POWER = re.compile(r"(?<=[\w)])\*\*(?=[\w(-])")
+_NON = re.compile(r"\bnon[- ](?=[a-z]{3})")
+_HYPHEN = re.compile(r"\$-(?=[a-z]{2})")
+_UNIT_POWER = re.compile(
+    r"(\d) ?(mm|cm|km|m|in|ft|mi|yd|meters?|centimeters?|inch(?:es)?|feet|miles?|yards?) ?\^ ?([23])(?![\w^])"
+)
+_POWERS = {"2": "square", "3": "cubic"}
+_TIME = re.compile(r"\b(\d{1,2}):00\b")
+_HALF_DAY = re.compile(r"(?<=\d)(?: (?=[ap]\.? ?m\b)|(?=[ap]\.? ?m\b))([ap])\.? ?m\b\.?")
+_COMMON_DIVISOR = re.compile(r"\b(?:(?:greatest|highest|largest) common (?:divisor|factor)|hcf|gcf)(?=\b)")
+_COMMON_MULTIPLE = re.compile(r"\b(?:least|lowest|smallest) common multiple\b")
 _RATE = re.compile(r"\b(miles|meters|feet|kilometers|km|mi)/(hour|second|minute|day|hr)\b")
 _SHORT = {"'s": "is", "'re": "are", "'ll": "will", "'ve": "have", "'t": "not"}
 _WITH_IS = listed("he she it what that there who where")
@@ -160,21 +173,35 @@ def tokens_of(text: str) -> list[str]:
     if "\\" in text:
         text = ESCAPED.sub("\n", text)
     if "*" in text:
-        text = _BOLD.sub(lambda m: f" {m[1] or m[2]} ", text)
+        text = _PYTHON_POWER.sub("^", _BOLD.sub(lambda m: f" {m[1] or m[2]} ", text))
     if "\n" in text:
         text = _BULLET.sub(" ", text)
+    if "$-" in text:
+        text = _HYPHEN.sub("$ ", text)
     if _SPECIAL.search(text):
         text = _plain(text)
     text = text.lower()
+    if "non" in text:
+        text = _NON.sub("non", text)
+    if "m^" in text or "m ^" in text or "t^" in text or "n^" in text:
+        text = _UNIT_POWER.sub(
+            lambda m: f"{m[1]} {_POWERS[m[3]]} {'inches' if m[2] == 'in' else _METRIC.get(m[2], m[2])}", text
+        )
     # five searches for literals cost less than the expression
     if "half" in text or "third" in text or "quarter" in text or "th of" in text or "ths" in text:
         text = _PART.sub(_fraction, text)
     if "/" in text:
         text = _RATE.sub(r"\1 per \2", _HALF.sub("half", text))
+    if ":00" in text or ".m" in text:
+        text = _HALF_DAY.sub(r" \1m ", _TIME.sub(r"\1", text))
+    if " common " in text:
+        text = _COMMON_MULTIPLE.sub("lcm", _COMMON_DIVISOR.sub("gcd", text))
     text = _LETTER_UNIT.sub(lambda m: m[1] + _METRIC[m[2]], text)
     if "(" in text:
         text = _ATOM.sub(r" \1 ", text)
-    tokens = [_number(token) if token[-1].isdigit() else token for token in _TOKEN.findall(text)]
+    tokens = _TOKEN.findall(text)
+    if "." in text or "0" in text:
+        tokens = [_number(token) if token[0] in "0." or "." in token else token for token in tokens]
     return tokens if _SPOKEN.isdisjoint(tokens) else _spelled_out(tokens)
 
 
@@ -202,6 +229,11 @@ def _spelled_out(tokens: Sequence[str]) -> list[str]:
             found[-1] = _number(f"{Decimal(before) * _SCALES[token]:f}")
         elif token in CARDINALS or token in _SCALES:
             value, done = _spoken(tokens, place)
+            if token == "dozen" and before == "a":  # a dozen, half a dozen
+                found.pop()
+                if value == 12 and found[-1:] == ["half"]:
+                    found.pop()
+                    value = 6
             found.append(str(value))
         elif token in _SHORT:
             if token == "'t":

@@ -143,7 +143,7 @@ def _quoted(text: str) -> str:
 
 CHUNK = 2048
 _FITTED = 200_000  # documents whose words the hashed embedder counts; more would not change what is rare
-_VERSION = 5
+_VERSION = 6
 _WHOLE, _LONGER = 0.9, 1.3  # share of a test problem's n-grams, and times its length, of a text that contains it
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 

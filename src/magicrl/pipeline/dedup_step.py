@@ -225,7 +225,7 @@ def _near_rows(vectors: Matrix, similarity: float) -> Iterable[tuple[int, Number
             yield int(row) + first, columns, scores[row, columns]
 
 
-_VERSION = 4  # raised whenever equal documents and settings would give other files
+_VERSION = 5  # raised whenever equal documents and settings would give other files
 _ORDER: tuple[Stage, ...] = ("exact", "disguised", "near", "embedding")  # cheap ones first, however they are listed
 _VECTORS = 4096  # of a file
 

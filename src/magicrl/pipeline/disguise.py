@@ -32,22 +32,33 @@ _OUTSIDE = re.compile(
 _TERM = re.compile(r"[-+*/^=<>]\s?[aAI](?![A-Za-z'’])|\([aAI]\s?[-+*/^=<>,)]|(?<![A-Za-z\\'’])[aAI]\s?[-+*/^=<>)]")
 _INDEX = re.compile(r"_\{?i\b|\bi\s*=")
 _AXIS = re.compile(r"[xyz]\$?-(?:axis|axes|coordinate|intercept)")
-_NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+\b")
+# inside a sentence, or the owner of something; at the start of a sentence every word has a capital
+_NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+\b|\b[A-Z][a-z]+(?=['’]s\b| and [A-Z][a-z])")
 # what stands around a problem whatever it says: control tokens of chat templates, roles, a greeting, a label in front,
 # points, a place for the answer
 _LABEL = (
     r"(?i:question|problem|exercise|example|task|quiz|exam|test|homework|hw|item|puzzle|challenge|section|chapter|part"
-    r"|level|ex|q|no)"
+    r"|level|round|ex|q|no)"
 )
 _TURN = re.compile(
     r"<(answer|result|final|output)>[^<>]{0,40}</\1>|<[|｜][A-Za-z_▁]+[|｜]>(?:system|user|assistant)?"
     r"|</?[a-z_]{2,}>(?:system|user|assistant|model)?(?=\W|\Z)|\[/?INST\]|(?<!\S)/(?:no_)?think\b"
     r"|```[a-z]*\n[^`]{0,120}```|\{\s*\"[^{}\n]{0,120}\}"
-    r"|^\s*You are (?:an? |the )?[^.\n\d]{0,60}\b(?:assistant|expert|mathematician|tutor|AI|solver|model)\b"
+    r"|^\s*You are (?:an? |the )?[^.\n\d]{0,60}"
+    r"\b(?:assistant|expert|mathematician|tutor|teacher|professor|instructor|coach|AI|solver|model)\b"
     r"[^.\n\d]{0,60}(?:\d+ years[^.\n\d]{0,60})?[.\n]"
     r"|^\s*(?:[Hh]i|[Hh]ey|[Hh]ello|[Dd]ear)\b[^,.!?\n]{0,30},\s|[(\[]\d+ (?:points?|marks?|pts)[)\]]"
-    rf"|^\W*(?:{_LABEL}\W{{0,3}}\d[\d.]*[a-z]?(?:\s?(?:of|/)\s?\d+)?[\s,;]*)+(?:[.):\]]+\s|\n)|^\s*\(?\d{{1,4}}[.)]\s+(?=[A-Z$\\])"
-    r"|(?:^|(?<=[.:?!\n]\s))(?i:please|kindly|your (?:task|job|goal) is to|(?:can|could|would) you(?: please)?)\s"
+    r"|(?i:[(\[]?time (?:limit|allowed|allotted|left|remaining)\W{1,3}\d+\s?"
+    r"(?:s|sec|seconds?|min|minutes?|h|hours?)\b(?:[;,][^()\n]{0,20})?[.;,)\]]*)"
+    r"|^\s*(?i:you have \d+ (?:seconds|minutes)(?: (?:to|for) [^.:\n]{0,40})?[.:!]"
+    r"(?![\s\S]*\b(?:minute|second|hour|time)))"
+    r"|^(?:\s*(?i:difficulty|topic|subject|source|date|today's date|category|tags?|id|grade|unit|lesson|total):"
+    r"\s[^.\n$:]{1,40}[.\n;])+"
+    r"|^\s*\[[^\[\]\n$=]{0,60}\]\s*\n|^\s*[A-Z][A-Za-z ]{0,40}#\s?\d+\s*[:.)\]-]+\s"
+    rf"|^\W*(?:{_LABEL}\W{{0,3}}\d[\d.]*[a-z]?(?:\s?(?:of|/)\s?\d+)?[\s,;]*)+"
+    r"(?:[(\[]\d+ (?:points?|marks?|pts)[)\]])?(?:[.):\]]+\s|\n)|^\s*\(?\d{1,4}[.)]\s+(?=[A-Z$\\])"
+    r"|(?:^|(?<=[.:?!\n]\s))(?i:please|kindly|your (?:task|job|goal) is to|(?:can|could|would) you(?: please)?"
+    r"|we (?:want|need|wish|would like|are asked) to)\s"
     r"|(?m:^)\W*(?i:system|user|human|assistant|instruction|response|question|problem|answer|solution|a|q)"
     r"(?:\W*(?m:$)|: |\W?\d*\W*\Z)|(?m:^)\W*(?i:question|problem|statement|exercise)[.:][*_]{1,3}\s"
 )
@@ -79,14 +90,26 @@ _NEGATION = POLES["not"][0][0]
 _CALENDAR = {word for axis in WORDS.axes if axis[0] in ("monday", "january") for word in axis}
 _NO_REMARK = _SIGNS | _TASKS | _ROUNDED
 _REMARKS = WORDS.remarks
-_NO_NAMES = _CALENDAR | WORDS.remarks
+_NO_NAMES = _CALENDAR | WORDS.remarks | listed("user system let it that there here what who where he she how")
 _FRAME = _ADDRESS | NEUTRAL | WORDS.remarks | WORDS.remark_fillers
 _CERTAIN = WORDS.remarks | listed("please help thanks thx explain hint")
 _NOTICED = _CERTAIN | listed("q ex inst kindly hi hey hello dear system user")
+_ITEM = re.compile(r"\s*(?:\d{1,2}[.)]|[-*•])\s+(?:[A-Z][^$\\]*)?")
+"""Start of an item of a list."""
+_RULES = listed("all calculator calculators allowed one only")
+_INTRODUCING = listed(
+    "teacher teachers student students pupil tutor professor instructor mentor i my me us our please you your explain"
+)
+_CIRCUMSTANCES = re.compile(
+    r"\b\d+[- ](?:years?|minutes?|mins?|seconds?|hours?|marks?|points?)\b|\b(?:grade|class|year|level)\s?\d+"
+)
+"""Numbers of people and examinations rather than of the problem."""
 _SURE = 40
 """Characters of a text that is surely more than that."""
 _LEAST = 3
 """Tokens of what is left when the text around is gone."""
+_MOST_REMARKS = 6
+"""Sentences of remarks that are taken off at each end: the templates of some datasets are that long."""
 _MOST = 4
 """Sentences that are taken off at each end."""
 
@@ -101,18 +124,40 @@ def problem_of(text: str) -> str:
         'Find $x$ if $x + 3 = 5$.'
     """
     ends = text if len(text) <= 2 * _ENDS else f"{text[:_ENDS]} {text[-_ENDS:]}"
-    if not _may_speak(ends) and "<|" not in text and not text.lstrip("( ")[:1].isdigit():
+    seen = _may_speak(ends) or "<|" in text or "#" in ends or ":" in ends or text.startswith(("[", "You have "))
+    if not seen and not text.lstrip("( ")[:1].isdigit():
         return text
     if "\\" in text:
         text = ESCAPED.sub("\n", text)
     bare = _TURN.sub("\n", _TAG.sub(" ", text) if "<" in text else text)
     parts = _sentences(_BOX.sub(" boxed ", bare) if "\\boxed" in bare or "$A" in bare else bare)
-    first, last = (
-        sum(1 for _ in takewhile(lambda part: _may_speak(part) and _is_remark(part, set(_tokens([part])[0])), ends))
-        for ends in (parts[:_MOST], parts[: -_MOST - 1 : -1])
-    )
+    for place in range(len(parts) - 2, -1, -1):
+        if _ITEM.fullmatch(parts[place]):
+            parts[place : place + 2] = ["".join(parts[place : place + 2])]
+    last = sum(1 for _ in takewhile(_says_nothing, parts[: -_MOST_REMARKS - 1 : -1]))
+    first = sum(1 for _ in takewhile(lambda part: _says_nothing(part) or _introduces(part), parts[:_MOST_REMARKS]))
     left = "".join(parts[first : len(parts) - last]).strip()
     return left if first + last < len(parts) and (len(left) > _SURE or len(tokens_of(left)) >= _LEAST) else text
+
+
+def _says_nothing(part: str) -> bool:
+    """Return whether a sentence is a remark for certain."""
+    if _ITEM.match(part):
+        # an item of a list of rules needs no word that marks it as a remark, but no other words either
+        told = set(_tokens([part])[0])
+        words = {token for token in told if token[0].isalpha()}
+        return (
+            bool(words) and words <= _FRAME | _RULES and told.isdisjoint(_NO_REMARK) and not part.rstrip().endswith("?")
+        )
+    return _may_speak(part) and _is_remark(part, set(_tokens([part])[0]))
+
+
+def _introduces(part: str) -> bool:
+    """Return whether words to or about a reader lead with a colon to the problem: *A student asks their teacher:*."""
+    if not part.rstrip().endswith(":") or any(sign.isdigit() for sign in _CIRCUMSTANCES.sub("", part)):
+        return False
+    told = set(_tokens([part])[0])
+    return not (_INTRODUCING.isdisjoint(told) or told & _SIGNS or any(token.startswith("qz") for token in told))
 
 
 def _may_speak(text: str) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -24,13 +26,15 @@ from magicrl_verifiers.served import ServerError, ServerSettings, ServerUsage, T
 
 Matrix = NDArray[np.float32]
 
+_SPACES = re.compile(" {2,}")
 _FEATURES = 1 << 18
 _NAMES = 1 << 18
 _SPREAD = 8
 """Coordinates that a feature goes to; with more, projected cosines are nearer to the true ones."""
 _GRAM = 4
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Z]?[a-z]{2,}(?![A-Za-z])")
-_SENTENCE_END = frozenset(".?!:\n\"'$")
+# a word inside a sentence: neither the first of the text nor behind the end of a sentence or formula
+_INSIDE = re.compile(rf"""(?:(?<=[^.?!:\n"'$ ])|(?<=[^.?!:\n"'$ ] )){_WORD.pattern}""")
 _NAME_SHARE = 0.8  # of a word's places inside sentences where it is capitalised, if it is a name
 _COMMON = WORDS.common
 
@@ -142,21 +146,20 @@ def _words(text: str, names: NDArray[np.bool_] | None) -> list[str]:
 
 def _count_capitals(texts: Sequence[str], capitals: NDArray[np.int64], places: NDArray[np.int64]) -> None:
     """Count, by word, its places inside sentences, and those where it is capitalised."""
+    found: Counter[str] = Counter()
     for text in texts:
-        for match in _WORD.finditer(text):
-            before = text[: match.start()].rstrip(" ")[-1:] if match.start() else "."
-            # at the start of a sentence every word is capitalised
-            if before in _SENTENCE_END:
-                continue
-            slot = _slot(match[0].lower())
-            places[slot] += 1
-            capitals[slot] += match[0][0].isupper()
+        found.update(_INSIDE.findall(_SPACES.sub(" ", text) if "  " in text else text))
+    for word, count in found.items():
+        slot = _slot(word.lower())
+        places[slot] += count
+        capitals[slot] += count * word[0].isupper()
 
 
 def _slot(word: str) -> int:
     return _hash(word) % _NAMES
 
 
+@lru_cache(1 << 16)
 def _hash(word: str) -> int:
     """Equal in every process, as Python's own hash is not."""
     return crc32(word.encode("utf-8", "surrogatepass"))

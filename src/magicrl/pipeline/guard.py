@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from hashlib import blake2b
 
@@ -65,11 +65,15 @@ def are_different(a: str, b: str, *, wording: bool = True) -> bool:
     if count_a != count_b:
         tokens_b = _corrected(tokens_b, count_a - count_b, count_b - count_a)
         count_b = Counter(tokens_b)
+        tokens_a = _joined(tokens_a, _compounds(count_a - count_b, count_b - count_a))
+        count_a = Counter(tokens_a)
     if any(count_a[operator] != count_b[operator] for operator in _OPERATORS):
         return True
     only_a, only_b = count_a - count_b, count_b - count_a
-    if (only_a or only_b) and (only_a.keys() | only_b.keys()) <= {"(", ")"}:
-        return True  # the same terms in other brackets
+    brackets_only = bool(only_a or only_b) and (only_a.keys() | only_b.keys()) <= {"(", ")"}
+    # the same terms in other brackets are another formula; brackets around words are punctuation
+    if brackets_only and _term_brackets(tokens_a) != _term_brackets(tokens_b):
+        return True
     letters_a, letters_b = _letters(only_a), _letters(only_b)
     if (letters_a and letters_b) or letters_a + letters_b > _MINIMAL:
         return True  # another variable, or another formula
@@ -77,6 +81,8 @@ def are_different(a: str, b: str, *, wording: bool = True) -> bool:
         return True  # words and points in capitals are objects of the problem
     if not wording:
         return _opposed(tokens_a, tokens_b)
+    if _subtractions(tokens_a) != _subtractions(tokens_b):
+        return True
     names = _names(a) | _names(b)
     tokens_a, tokens_b = (
         _PHRASES.sub(lambda m: WORDS.phrases[m[0]], " ".join(tokens)).split(" ") for tokens in (tokens_a, tokens_b)
@@ -107,7 +113,45 @@ def _corrected(tokens: Sequence[str], only_other: Counter[str], only_own: Counte
         for other in only_other
         if min(len(word), len(other)) >= _LONG and _is_slip(word, other) and not _KNOWN.issuperset((word, other))
     }
-    return [meant.get(token, token) for token in tokens] if meant else tokens
+    tokens = [meant.get(token, token) for token in tokens] if meant else tokens
+    # one word written as two, or two as one: ear buds, earbuds, ear-buds
+    return _joined(tokens, _compounds(only_own, only_other))
+
+
+def _compounds(only_own: Counter[str], only_other: Counter[str]) -> dict[tuple[str, str], str]:
+    """Return the words of the other text that are two words of this one, by their parts."""
+    words = [word for word in only_own if _is_word(word)]
+    return {(a, b): a + b for a in words for b in words if a + b in only_other} if len(words) > 1 else {}
+
+
+def _joined(tokens: Sequence[str], parts: Mapping[tuple[str, str], str]) -> Sequence[str]:
+    """Return the tokens with each pair of neighbours that is one word of the other text as that word."""
+    if not parts:
+        return tokens
+    found: list[str] = []
+    for token in tokens:
+        before = found[-2:] if found[-1:] == ["-"] else found[-1:]
+        word = parts.get((before[0], token)) if before else None
+        if word:
+            del found[-len(before) :]
+        found.append(word or token)
+    return found
+
+
+def _term_brackets(tokens: Sequence[str]) -> int:
+    """Return how many brackets hold more than words."""
+    inside = re.findall(r"\( ([^()]*) \)", " ".join(tokens))
+    words = sum(all(_is_word(token) for token in text.split(" ")) for text in inside)
+    return tokens.count("(") - words
+
+
+def _subtractions(tokens: Sequence[str]) -> Counter[tuple[str, str]]:
+    """Return the pairs of a number or a variable and what is subtracted from it."""
+    return Counter(
+        (before, after)
+        for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False)
+        if token == "-" and not (_is_word(before) or _is_word(after)) and before[-1].isalnum() and after[0].isalnum()
+    )
 
 
 def _is_slip(a: str, b: str) -> bool:

@@ -476,6 +476,7 @@ class _Collector:
                 if inspect.iscoroutine(result):
                     result = asyncio.run(result)
                 refuse_result(result, test.function)
+                ledger.ended()
         except (Skipped, unittest.SkipTest):
             ledger.skipped_inside(used_before)
             return

@@ -196,6 +196,8 @@ _EXPONENT_BEFORE_LETTER = re.compile(r"\d[eE][+-]?\d{1,4}[A-Za-z]")
 _LEADING_ZERO = re.compile(r"(?<!\d),0\d|\d,0\d")
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
+_IMPROPER = re.compile(r"(?<![\d.])\d+ ?\\frac ?(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))")
+"""A whole number before a fraction, which Math-Verify adds whatever the fraction is."""
 _MOST_WORDS = 3
 """Most words of a text for Math-Verify: of a sentence it reads one formula of several."""
 _SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
@@ -276,6 +278,8 @@ def engine_may_judge(reference: str, answer: str) -> bool:
     sides = ((reference, True), (answer, False))
     if all(any(isinstance(one, Quantity) for one in readings(text, trusted=trusted)) for text, trusted in sides):
         return False  # undecided: Math-Verify would compare roundings
+    if any(int(match[1] or match[2]) >= int(match[3] or match[4]) for match in _IMPROPER.finditer(answer)):
+        return False
     left, right = lex(reference), lex(answer)
     if left is None or right is None or _unreadable(left) or _unreadable(right) or len(_words(left)) > _MOST_WORDS:
         return False

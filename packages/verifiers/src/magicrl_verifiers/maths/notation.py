@@ -113,7 +113,7 @@ _ANNOUNCED = re.compile(
     r"(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}\s*[:=]?\s*(?=.)",
     re.IGNORECASE,
 )
-_AFTER = re.compile(r"\s*(?:\\(?:checkmark|blacksquare|qed)(?![A-Za-z])|\\text\s*\{\s*\.\s*\})")
+_AFTER = re.compile(r"\s*(?:\\(?:checkmark|blacksquare|qed|square|Box|hfill)(?![A-Za-z])|\\text\s*\{\s*\.\s*\})")
 _QUOTES = ("**", "`", '"')
 
 
@@ -136,6 +136,9 @@ _LAYOUT: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]]
         ("\\", r"\{\s*\\(rm|bf|it|tt|sf)(?![A-Za-z])\s*([^{}]*)\}", r"{\\math\g<1>{\g<2>}}"),
         ("\\", r"\\(rm|bf|it|tt|sf) *(?=\{)", r"\\math\g<1>"),
         ("\\", r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}", ""),
+        ("\\math", r"\\(math(?:bf|rm|it|sf)) +([A-Za-z])(?![A-Za-z])", r"\\\g<1>{\g<2>}"),
+        # 1{,}234 is one number, 1,234 may be a list
+        ("{,}", r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ""),
         # two digits with a phantom between them are two numbers
         ("phantom", r"(?<=\d)\s*\\h?phantom\s*(?:\{[^{}]*\}|[-+\d])\s*(?=\d)", r"\\quad "),
         (
