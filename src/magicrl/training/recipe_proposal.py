@@ -451,8 +451,8 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         else ["[entropy]", 'preset = "report"'],
         [
             "[optimizer]",
-            f"learning_rate = {checked_learning_rate(rate, speed.kl):g}  # by the size of the model, {rate:g}, at which an "
-            f"update has a KL of {speed.kl:.1g} nats per token",
+            f"learning_rate = {checked_learning_rate(rate, speed.kl):g}  # by the size of the model: {rate:g}; there, "
+            f"an update has a KL of {speed.kl:.1g} nats per token",
             "warmup_steps = 3",
         ],
         _stage(
