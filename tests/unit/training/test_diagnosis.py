@@ -73,7 +73,7 @@ def test_the_largest_share_is_the_cause(seen: SampledAnswers, cause: str, words:
 
 
 # Share of groups with an advantage in the first five steps, groups per step, entropy there in nats, and the accuracy at
-# the training temperature before and after, from studies/results (ablation, variant, start). None of the first ten
+# the training temperature before and after, from studies/results (ablation, variant, start). None of the first eleven
 # gained less than 5 points, none of the last four more.
 KNOWN = {
     "quickstart": (0.69, 32, 0.51, 0.28, 0.96),
@@ -86,6 +86,7 @@ KNOWN = {
     "30, temperature 0.6, 1": (0.05, 8, 0.235, 0.216, 0.578),
     "family, 1": (0.025, 16, 3.18, 0.002, 0.38),
     "family, 2": (0.0375, 16, 3.02, 0.002, 0.352),
+    "family, 3": (0.0125, 16, 3.15, 0.001, 0.456),
     "0, forced, 0": (0.0125, 16, 0.025, 0.414, 0.407),
     "0, forced, 2": (0.025, 16, 0.032, 0.414, 0.352),
     "0, forced, 4": (0.0, 16, 0.03, 0.414, 0.407),
