@@ -54,6 +54,10 @@ MEASURED = 8
 """Answers of the update whose KL is measured."""
 LARGEST_KL = 0.02
 """KL of one update in nats per token up to which a learning rate is proposed: PPO's customary bound (Spinning Up)."""
+_WHY_EXTRACT: dict[Extract, str] = {
+    "box": "only a \\boxed{} counts: it is never right by chance",
+    "lenient": "the end of an answer counts too: too few answers have a box",
+}
 BOX_WORTH = 0.8
 """Smallest share of the signal for which only boxes are read: a box is never right by chance."""
 
@@ -411,9 +415,6 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
     n = numbers(setting, look, speed, solved=solved is not None)
     rate = proposed_learning_rate(setting.parameters)
     longest = setting.prompt_lengths[-1]
-    why_extract = "the end of an answer counts too: too few answers have a box"
-    if look.way.extract == "box":
-        why_extract = "only a \\boxed{} counts: it is never right by chance"
     sections = [
         [
             f"# Written by magicrl init for {setting.minutes:g} minutes on this machine.",
@@ -443,7 +444,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         ["[rollout]", f"max_rows = {MAX_ROWS}", "memory_limit_mb = 2048"],
         [
             "[verifier]",
-            f"extract = {_text(look.way.extract)}  # {why_extract}",
+            f"extract = {_text(look.way.extract)}  # {_WHY_EXTRACT[look.way.extract]}",
             f"reasoning = {_text(setting.reasoning)}",
         ],
         [
