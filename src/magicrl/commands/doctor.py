@@ -32,7 +32,7 @@ from magicrl.planning.memory import GIB, host_memory
 from magicrl_verifiers.batch import usable_cores
 from magicrl_verifiers.code.sandbox import Sandbox, SandboxError, SandboxOptions
 
-cluster_app = App(name="cluster", help="Ray clusters: examine one before a run.")
+cluster_app = App(name="cluster", help="Check a Ray cluster before a run.")
 _COLOURS = {"ok": "green", "absent": "dim", "warning": "yellow", "trouble": "red"}
 EXTRAS = {
     "lora": "LoRA: [model.lora] of a recipe",
@@ -56,7 +56,7 @@ _SWITCHES = ("kernel.apparmor_restrict_unprivileged_userns=0", "kernel.unprivile
 
 
 def doctor(*, json: bool = False) -> int:
-    """Examine this machine: cores, memory, GPU, sandbox, packages, extras, browser, disk, and how to fix each.
+    """Check this machine: cores, memory, GPU, sandbox, packages, extras, browser, disk, each with a fix.
 
     Exit status: 0 a run can start here; 1 a line is marked trouble.
 

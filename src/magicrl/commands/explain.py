@@ -20,6 +20,7 @@ from rich.table import Column, Table
 
 from magicrl.commands.given import PathText, in_python, path_text
 from magicrl.commands.options import as_command
+from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def explain(
     what_if: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Find the notable steps of a run; with a step, repeat it bit for bit and show what it changed.
+    """Find the notable steps of a run; with --step, repeat that step bit for bit and show what it changed.
 
     The run's files are read and never written.
 
@@ -293,7 +294,7 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
     )
     if page is not None and work.keywords.get("step") is None:
         raise RecipeError("--what-if and --page belong to a step; name one with --step")
-    found = work(progress=functools.partial(notes.print, style="dim", markup=False))
+    found = work(progress=progress_lines(notes))
     if json:
         sys.stdout.write(json_text.dumps(found, indent=None if "equal" in found else 1) + "\n")
     elif "equal" in found:
@@ -330,12 +331,19 @@ def _show_steps(found: dict[str, Any], console: Console) -> None:
 
 
 def _show(found: dict[str, Any], console: Console) -> None:
-    from magicrl.reporting.command_pages import explain_figures, explain_verdict, group_rows, what_if_rows
-    from magicrl.reporting.wording import visible
+    from magicrl.reporting.command_pages import (
+        explain_figures,
+        explain_summary,
+        explain_verdict,
+        group_rows,
+        what_if_rows,
+    )
+    from magicrl.reporting.wording import print_prose, visible
 
-    console.print(explain_verdict(found), style="bold", markup=False)
+    print_prose(console, explain_summary(found), style="bold")
+    print_prose(console, explain_verdict(found), style="green" if found["equal"] else "bold red")
     for text in found["warnings"]:
-        console.print(visible(text), style="yellow", markup=False)
+        print_prose(console, visible(text), style="yellow")
     table = Table(show_header=False, box=None, pad_edge=False)
     for label, value in explain_figures(found):
         table.add_row(label, visible(value))

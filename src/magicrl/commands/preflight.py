@@ -17,6 +17,7 @@ from rich.table import Table
 
 from magicrl.commands.given import Data, PathText, Recipe, Reward, Settings, given_recipe, in_python, overrides_of
 from magicrl.commands.options import as_command
+from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def preflight(
     samples: int = 256,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Check a run before it is started: can it learn, is the reward sound, does the template fit, is the rate sane.
+    """Check a run before you spend compute on it: signal, reward, chat template, learning rate, time and memory.
 
-    Samples from the start model, calls the reward and makes two training steps on a copy in memory. No run folder is
+    Samples from the initial model, calls the reward and makes two training steps on a copy in memory. No run folder is
     created.
 
     Args:
@@ -123,7 +124,7 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
         page: Also write a page to this file: one HTML file that needs no server.
     """
     notes = Console(emoji=False, stderr=True, highlight=False)
-    found = work(progress=functools.partial(notes.print, style="dim"))
+    found = work(progress=progress_lines(notes))
     from magicrl.reporting.command_pages import preflight_figures, preflight_verdict, write_preflight_page
     from magicrl.reporting.wording import visible
 

@@ -34,7 +34,7 @@ def runs(
     compare: Annotated[tuple[str, str] | None, Parameter(negative=())] = None,
     json: bool = False,
 ) -> int:
-    """List runs: recipe, status, steps, best and last validation, test, start, and the settings that were changed.
+    """List runs: recipe, status, steps, best and last validation, test score, start time and changed settings.
 
     Exit status: 0; 1 a run folder cannot be read (it is named, the others are shown).
 

@@ -43,7 +43,7 @@ def train(
     resume: bool = False,
     progress: Progress = True,
 ) -> Run:
-    """Train with MAGIC: supervised start if asked for, test, reinforcement learning in stages, test, report.
+    """Train with MAGIC: optional SFT, evaluation, reinforcement learning in stages, evaluation, report.
 
     Args:
         recipe: The training recipe: a shipped name, a file, or in Python a dict; default: what init proposes
@@ -106,8 +106,7 @@ def _present(work: functools.partial[Run], *, dry_run: bool = False) -> int:
         return rehearsal.dry_run(given_recipe(work.args[0]), overrides_of(**given))
     run = work()
     console = Console(emoji=False)
-    console.print(summary(run.recorded))
-    console.print(f"report: {run.report}")
+    console.print(summary(run.recorded, console.width), crop=False)
     return NOTHING_LEARNED if run.learned is False else 0
 
 
@@ -139,7 +138,7 @@ def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overri
 
 
 def sft(recipe: Path, /, *, set_: Overrides = None, output: Path | None = None) -> int:
-    """Make a start model by supervised training on demonstrations of generated tasks.
+    """Make an initial model by supervised fine-tuning on demonstrations of generated tasks.
 
     Example: magicrl sft quickstart-sft --output runs/models/tiny
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from magicrl.records import StepMetrics
 from magicrl.reporting.display import RunPanel, event_text, figure, start_panel
 from magicrl.reporting.read_folders import read_lines, read_metrics, read_run
-from magicrl.reporting.wording import visible
+from magicrl.reporting.wording import print_prose, visible
 from magicrl_verifiers.progress import duration
 
 LATEST_EVENTS = 6  # events before the present that are shown
@@ -31,7 +31,7 @@ def watch(
     interval: float = 1.0,
     console: Annotated[Console | None, Parameter(parse=False)] = None,
 ) -> int:
-    """Show a run that another process is writing, until it ends; Ctrl-C leaves the run alone.
+    """Show a run of another process until it ends; Ctrl-C does not stop the run.
 
     Example: magicrl watch runs/quickstart
 
@@ -51,21 +51,21 @@ def watch(
     if earlier > 0:
         console.print(f"({earlier} earlier events)", style="dim")
     for event in events[-LATEST_EVENTS:]:
-        _line(console, event_text(event))
+        print_prose(console, event_text(event))
     if once or seen.status != "running":
         _show_state(console, seen)
         return 0
     live = start_panel(console, lambda: seen.panel)
     try:
         if live is None and seen.panel.metrics is not None:
-            _line(console, Text(seen.panel.step_line()))
+            print_prose(console, Text(seen.panel.step_line()))
         _follow(console, seen, live, interval)
     except KeyboardInterrupt:
         return 0  # the way out, not an interruption of the run
     finally:
         if live is not None:
             live.stop()
-    _line(console, Text(seen.state()))
+    print_prose(console, Text(seen.state()))
     return 0
 
 
@@ -148,21 +148,17 @@ def _follow(console: Console, run: WatchedRun, live: Live | None, interval: floa
         time.sleep(interval)
         steps, events = run.news()
         for event in events:
-            _line(console, event_text(event))
+            print_prose(console, event_text(event))
         if live is None and steps:
-            _line(console, Text(run.panel.step_line()))
+            print_prose(console, Text(run.panel.step_line()))
 
 
 def _show_state(console: Console, run: WatchedRun) -> None:
     if console.is_terminal:
         console.print(run.panel)
     elif run.panel.metrics is not None:
-        _line(console, Text(run.panel.step_line()))
-    _line(console, Text(run.state()))
-
-
-def _line(console: Console, text: Text) -> None:
-    console.print(text, soft_wrap=True, highlight=False)
+        print_prose(console, Text(run.panel.step_line()))
+    print_prose(console, Text(run.state()))
 
 
 def _read_status(folder: Path, known: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 # second control block, direction marks and overrides, lone surrogates
 _UNSEEN = ((0x80, 0x9F), (0x200E, 0x200F), (0x202A, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
@@ -63,6 +67,16 @@ def moment(iso: str) -> str:
         return f"{datetime.fromisoformat(iso).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except ValueError:
         return iso
+
+
+def print_prose(console: Console, text: Text | str, **style: Any) -> None:
+    """Print a sentence: in a terminal broken between words, elsewhere (a file, a pipe) as one line.
+
+    A path or a command that is longer than a line stays whole.
+    """
+    if isinstance(text, str):
+        text = Text(text)
+    console.print(text, no_wrap=not console.is_terminal, overflow="ignore", crop=False, highlight=False, **style)
 
 
 def visible(text: str) -> str:
