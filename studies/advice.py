@@ -1,18 +1,19 @@
-"""Two pages for readers: which settings to use, and answers to what readers of the report ask.
+"""Write the page that answers questions of readers of the report, from ``advice.toml``.
 
-Both come from ``advice.toml``. What it says depends on the verdicts: each entry has several texts with conditions, and
-the first whose condition the study meets is printed. ``{6.end}`` in a text becomes that claim's verdict and numbers, so
-that no text can say a number that the results do not.
+An answer depends on the verdicts: each entry has several texts with conditions, and the first whose conditions are met
+is printed. ``{6.end}`` in a text becomes that claim's verdict and numbers, so no text can state a number that differs
+from the results.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -30,8 +31,8 @@ class _Part(BaseModel):
 class Text(_Part):
     """One possible answer."""
 
-    when: tuple[str, ...] = ()  # conditions ``CLAIM VERDICT`` that must all be met; none: always
-    text: str  # what is then said
+    when: tuple[str, ...] = ()  # conditions ``CLAIM VERDICT``, all of which must be met; none means always
+    text: str
 
     @model_validator(mode="after")
     def _conditions_are_readable(self) -> Self:
@@ -42,41 +43,40 @@ class Text(_Part):
 
 
 class Entry(_Part):
-    """A setting or a question."""
+    """A question and its possible answers."""
 
-    about: str  # the setting's name, or the question
-    page: Literal["settings", "questions"]  # where it is printed
+    about: str
     texts: tuple[Text, ...] = Field(min_length=1)  # the first whose conditions are met is printed; the last has none
-    claims: tuple[str, ...] = ()  # whose verdicts are listed below it
+    claims: tuple[str, ...] = ()  # ids of the claims whose verdicts are listed below the answer
 
     @model_validator(mode="after")
     def _last_is_unconditional(self) -> Self:
         if self.texts[-1].when:
-            raise ValueError(f"the last text of {self.about!r} must have no condition, so that something is said")
+            raise ValueError(f"the last text of {self.about!r} must have no condition, because one text must apply")
         return self
 
 
 class Advice(_Part):
-    """All entries, in the order in which they are printed."""
+    """All entries in the order of the page."""
 
     entries: tuple[Entry, ...]
 
 
 def load_advice(path: Path | None = None) -> Advice:
-    """The shipped entries, or those of another file.
+    """Return the shipped entries, or those of another file.
 
     Raises:
-        ValueError: an entry that cannot be read (pydantic's error names its place).
+        ValueError: an entry is not valid; pydantic's error names its place.
     """
     source = path or Path(str(files("studies"))) / "advice.toml"
     return Advice.model_validate(tomllib.loads(source.read_text()))
 
 
 def check_advice(advice: Advice, ablations: Sequence[Ablation]) -> None:
-    """Every claim that an entry names must exist.
+    """Check that every claim that an entry names exists.
 
     Raises:
-        ValueError: one does not.
+        ValueError: an entry names an unknown claim.
     """
     known = {claim.id for ablation in ablations for claim in ablation.claims}
     for entry in advice.entries:
@@ -88,7 +88,7 @@ def check_advice(advice: Advice, ablations: Sequence[Ablation]) -> None:
 
 
 def said(entry: Entry, verdicts: Mapping[str, Verdict], claims: Mapping[str, Claim]) -> str:
-    """The entry's text under these verdicts, numbers filled in."""
+    """Return the entry's text for these verdicts, with numbers filled in."""
     for text in entry.texts:
         if all(_met(condition, verdicts) for condition in text.when):
             return fill(text.text, verdicts, claims)
@@ -101,7 +101,7 @@ def _met(condition: str, verdicts: Mapping[str, Verdict]) -> bool:
 
 
 def fill(text: str, verdicts: Mapping[str, Verdict], claims: Mapping[str, Claim]) -> str:
-    """``text`` with ``{CLAIM}`` replaced by its verdict, effect and interval."""
+    """Replace each ``{CLAIM}`` in ``text`` by the claim's verdict, effect and interval."""
 
     def replaced(found: re.Match[str]) -> str:
         claim = found[1]
@@ -110,27 +110,24 @@ def fill(text: str, verdicts: Mapping[str, Verdict], claims: Mapping[str, Claim]
     return _PLACE.sub(replaced, text.strip())
 
 
-def advice_page(
-    page: Literal["settings", "questions"],
-    ablations: Sequence[Ablation],
-    verdicts: Mapping[str, Verdict],
-    advice: Advice,
-) -> str:
-    """The Markdown of one of the two pages."""
+def advice_page(ablations: Sequence[Ablation], verdicts: Mapping[str, Verdict], advice: Advice) -> str:
+    """Return the page of questions as Markdown."""
     claims = {claim.id: claim for ablation in ablations for claim in ablation.claims}
-    head = {
-        "settings": "# Which settings should I use?\n\nWhat this study saw at its own scale, beside what the report "
-        "saw at its. A tiny reasoner is no 7B model: where the two disagree, both are said.\n",
-        "questions": "# What careful readers of the report ask\n\nAnswers from runs of this study; "
-        "every number comes from the results file.\n",
-    }[page]
-    parts = [head]
+    parts = ["# Questions of readers of the report\n", "Answers from the runs of this study.\n"]
     for entry in advice.entries:
-        if entry.page != page:
-            continue
-        parts.append(f"## {entry.about}\n\n{said(entry, verdicts, claims)}\n")
-        shown = [claim for claim in entry.claims if claim in verdicts]
-        if shown:
-            lines = [f"- {claims[c].says} {shown_verdict(claims[c], verdicts[c])}" for c in shown]
+        parts.append(f"## {entry.about}\n\n{_wrapped(said(entry, verdicts, claims))}\n")
+        lines = [
+            _wrapped(f"- {claims[c].says} {shown_verdict(claims[c], verdicts[c])}")
+            for c in entry.claims
+            if c in verdicts
+        ]
+        if lines:
             parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def _wrapped(text: str) -> str:
+    rest = "  " if text.startswith("- ") else ""
+    return textwrap.fill(
+        " ".join(text.split()), 118, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )

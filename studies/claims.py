@@ -331,5 +331,5 @@ def shown_verdict(claim: Claim, verdict: Verdict) -> str:
     numbers = numbers_of(claim, verdict)
     return (
         f"({claim.id} {word_of(verdict)}: {numbers.effect}, {numbers.interval}; "
-        f"needed {numbers.bar}; starts {starts_of(verdict)})"
+        f"needed {numbers.bar}; checkpoints {starts_of(verdict)})"
     )

@@ -490,40 +490,41 @@ class Suite(_Part):
 
 
 _SAME_STARTS = (
-    "Starts are those of the [study of off-policy training](../study-starts/starts.md). Claims, premises and starts "
-    "were stated before the runs ({} of the claims)."
+    "Initial checkpoints are those of the [study of off-policy training](../study-starts/starts.md). Claims, premises "
+    "and checkpoints were stated before the runs ([{}](../claims.md))."
 )
 SUITES: Mapping[str, Suite] = {
     "report": Suite(
-        title="The ablations of the report, run here",
-        about="Starts differ in their habits, their prompts and their sampling and share one skill phase, so that a "
-        "verdict speaks of that one skill. Test accuracy is that at the best of the tested temperatures (4: at 0.6). "
-        "This rule, the premises and that measure were stated after the runs had been seen: a re-analysis, not a test.",
+        title="The report's ablations",
+        about="Checkpoints differ in habits, prompts and sampling and share one skill phase, so a verdict is about "
+        "that skill. Test accuracy is that at the best of the tested temperatures (ablation 4: at 0.6). This rule, the "
+        "premises and that measure were stated after the runs had been seen: a re-analysis, not a test.",
         folder="ablations",
         pages=Path("docs/evidence/study"),
         looks=2,  # at five seeds and, as was decided then for all arms alike, at ten
     ),
     "starts": Suite(
-        title="Off-policy training over independent starts",
-        about="Every start is independent from its first phase on and was screened before any reinforcement learning "
-        "([starts](starts.md)). Claims, premises, starts and seeds were stated before the runs (C9 of the claims).",
+        title="Off-policy training over independent checkpoints",
+        about="Every checkpoint is independent from its first SFT phase on and was screened before any RL "
+        "([checkpoints](starts.md)). Claims, premises, checkpoints and seeds were stated before the runs "
+        "([C9](../claims.md)).",
         folder="starts",
         pages=Path("docs/evidence/study-starts"),
     ),
     "recipe": Suite(
-        title="The recipe's choices over independent starts",
+        title="The recipe's choices over independent checkpoints",
         about=_SAME_STARTS.format("C11"),
         folder="recipe",
         pages=Path("docs/evidence/study-recipe"),
     ),
     "target": Suite(
-        title="Targets of entropy over independent starts",
+        title="Entropy targets over independent checkpoints",
         about=_SAME_STARTS.format("C12"),
         folder="target",
         pages=Path("docs/evidence/study-target"),
     ),
     "noise": Suite(
-        title="Stale data or small batches, over independent starts",
+        title="Stale data or small batches, over independent checkpoints",
         about=_SAME_STARTS.format("C14"),
         folder="noise",
         pages=Path("docs/evidence/study-noise"),
@@ -532,9 +533,9 @@ SUITES: Mapping[str, Suite] = {
     ),
     "smollm2": Suite(
         title="Off-policy training of a pretrained model",
-        about="SmolLM2-135M-Instruct from three independent supervised starts, which were "
-        "[screened](../study-starts/starts.md). Claims, premises, starts and seeds were stated before the runs "
-        "(C13 of the claims).",
+        about="SmolLM2-135M-Instruct from three independent SFT checkpoints, which were "
+        "[screened](../study-starts/starts.md). Claims, premises, checkpoints and seeds were stated before the runs "
+        "([C13](../claims.md)).",
         folder="smollm2",
         pages=Path("docs/evidence/study-smollm2"),
         beside=("N_SGD 4", "N_SGD 4, control"),

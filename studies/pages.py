@@ -1,16 +1,14 @@
-"""Arms at equal cost: sampled tokens, SGD steps, wall clock, and planned hours on the report's GPUs.
+"""Write the pages of a suite: one per ablation, an index, and for the report's suite questions, costs and figures.
 
-At equal steps the arms of some ablations cost different amounts. Here they are read off where each has spent as much
-as the arm that spent least in all, and by what each needed to reach an accuracy.
-
-The report's figures 6, 8 and 13, drawn from this study's runs.
-
-Pages of a study: one an ablation, an index, settings, questions, costs and figures.
+Ablation pages show verdicts, curves and settings. The page of costs compares variants where each has spent as much as
+the variant that spent least: sampled tokens, updates, seconds, and planned hours on the report's GPUs. The page of
+figures redraws the report's figures 6, 8 and 13 from the runs here.
 """
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,7 @@ from magicrl.reporting.charts import Chart, IntervalRow, Points, Series, Unit, d
 from magicrl.reporting.curves import smoothed, variant_curve
 from magicrl.reporting.read_folders import Interval
 from magicrl.training.diagnosis import Measure
-from studies.advice import advice_page, check_advice, fill, load_advice
+from studies.advice import advice_page, check_advice, load_advice
 from studies.claims import (
     WORDS,
     Runs,
@@ -36,14 +34,25 @@ from studies.claims import (
     students,
     word_of,
 )
-from studies.definition import SUITES, Ablation, Arm, Claim, Result, Scale, Suite, parse_measure, shipped_ablations
+from studies.definition import (
+    SUITES,
+    Ablation,
+    Arm,
+    Claim,
+    Result,
+    Scale,
+    ScaleDefinition,
+    Suite,
+    parse_measure,
+    shipped_ablations,
+)
 from studies.results import STARTS_FILE
 from studies.runs import by_arm, plan_runs, read_screened
 from studies.screening import starts_page
 
 COSTS: tuple[tuple[str, str], ...] = (
     ("tokens", "sampled tokens"),
-    ("updates", "SGD steps"),
+    ("updates", "updates"),
     ("seconds", "seconds of steps"),
 )
 GPU = "H800-80G"
@@ -51,13 +60,25 @@ Found: TypeAlias = Mapping[str, Runs]
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     head = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     return "\n".join([*head, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
 
 
+def paragraph(text: str, first: str = "", rest: str = "") -> str:
+    """Wrap one paragraph at 118 columns; ``first`` and ``rest`` indent its lines."""
+    return textwrap.fill(
+        " ".join(text.split()),
+        118,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def mean_text(values: Sequence[float], digits: int = 3) -> str:
-    """Mean and range; empty where nothing is finite."""
+    """Format mean and range; return an empty text if no value is finite."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
@@ -73,14 +94,14 @@ def _measured(rows: Mapping[tuple[int, int], Result], measure: str) -> list[floa
 
 
 def equal_cost_table(runs: Runs, curve: str, bound: float) -> str:
-    """A row an arm: accuracy at equal steps and at each equal cost, then what it took to reach ``bound``.
+    """Return a table of variants: accuracy at equal steps and equal costs, and the cost until ``bound``.
 
-    The common amount of a cost is what every run has spent, rounded down to two digits.
+    The common amount of a cost is the least that a run has spent, rounded down to two digits.
     """
     rows_of_all = [row for rows in runs.values() for row in rows.values()]
     costs = [(cost, words) for cost, words in COSTS if all(row["curves"].get(cost) for row in rows_of_all)]
     amounts = {cost: _common(rows_of_all, cost) for cost, _ in costs}
-    head = ["arm", "at the last step"]
+    head = ["variant", "at the last step"]
     head += [f"at {amounts[cost]:,} {words}" for cost, words in costs]
     head += [f"{words} to {bound:.0%}" for _, words in costs]
     table: list[list[str]] = []
@@ -99,7 +120,7 @@ def _common(rows: Sequence[Result], cost: str) -> int:
 
 
 def _reached(rows: Mapping[tuple[int, int], Result], cost: str, curve: str, bound: float) -> str:
-    """What the runs took that got there, and how many did."""
+    """Return the mean cost of the runs that reached the bound, and how many did."""
     best, took = _measured(rows, f"{curve}@max"), _measured(rows, f"{cost}:{curve}>{bound}")
     got = [value for value, top in zip(took, best, strict=True) if top > bound]
     if len(got) == len(rows):
@@ -109,19 +130,19 @@ def _reached(rows: Mapping[tuple[int, int], Result], cost: str, curve: str, boun
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """An arm's counterpart at the report's scale."""
+    """A variant of the report, planned on the report's GPUs."""
 
-    name: str  # of that arm
-    gpus: int  # that it is given
-    seconds: float  # per step of its last stage, as ``magicrl plan`` says
-    hours: float  # of all its steps
+    name: str
+    gpus: int
+    seconds: float  # per step of the last stage, by ``magicrl plan``
+    hours: float  # of all steps
 
 
 def planned_arms(ablation: Ablation, gpus: Sequence[int]) -> list[Planned]:
-    """Step times of the ablation's arms at scale ``paper``, each on its number of GPUs."""
+    """Plan the ablation's variants at scale ``paper``, each on its number of GPUs."""
     found: list[Planned] = []
     for run, number in zip(plan_runs([ablation], "paper", [0]), gpus, strict=True):
-        assert run.config.start.model is not None, "the report's arms start from a published model"
+        assert run.config.start.model is not None, "variants at scale paper start from a published model"
         plan = make_plan(run.config, load_shape(run.config.start.model), load_hardware(GPU), Options(gpus=number))
         name = next(arm for owner, arm in run.arms if owner == ablation.id)
         found.append(Planned(name=name, gpus=number, seconds=plan.stages[-1].seconds, hours=plan.hours))
@@ -129,12 +150,12 @@ def planned_arms(ablation: Ablation, gpus: Sequence[int]) -> list[Planned]:
 
 
 def equal_time_table(runs: Runs, planned: Sequence[Planned], arm_of: Callable[[int], str]) -> str:
-    """Our arms beside the report's: accuracy where each would have run equally long on GPUs that grow with it.
+    """Return a table of accuracies after equal planned time, on GPUs that grow with the variant.
 
     Args:
-        runs: of the tiny arms.
-        planned: the report's arms, in the order of ours.
-        arm_of: our arm's name by place.
+        runs: Runs at scale tiny.
+        planned: The report's variants, in the order of ours.
+        arm_of: Name of our variant by position.
     """
     arms = [arm_of(place) for place in range(len(planned))]
     least = min(
@@ -148,26 +169,28 @@ def equal_time_table(runs: Runs, planned: Sequence[Planned], arm_of: Callable[[i
         at = mean_text(_measured(runs.get(arm, {}), f"accuracy@{step}"))
         end = mean_text(_measured(runs.get(arm, {}), "test@1.0"))
         rows.append([arm, one.name, one.gpus, f"{one.seconds:.0f}", step, at, end])
-    head = ("arm here", "the report's", "GPUs", "planned s per step", "steps in the same time", "accuracy there")
+    head = ("variant", "the report's", "GPUs", "planned s per step", "steps in equal time", "accuracy after them")
     return markdown_table([*head, "accuracy at the last step"], rows)
 
 
 def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
-    """The page of comparisons at equal cost; sections of ablations without results are left out."""
+    """Return the page of comparisons at equal cost, without sections that have no results."""
     known = {ablation.id: ablation for ablation in ablations}
     parts = [
-        "# At equal cost\n",
-        "Means over runs, the range in brackets. Accuracy is that of five training steps at temperature 1, on "
-        "problems that were not seen before (an epoch is longer than a run). Seconds are wall clock on a shared "
-        f"machine. Planned seconds are those of `magicrl plan` on {GPU} for the report's arms, lengths assumed as it "
-        "assumes them.\n",
+        "# Equal cost\n",
+        paragraph(
+            "Means over runs, with the range in brackets. Accuracy is the mean of five training steps at temperature "
+            "1, on problems that the run had not seen. Seconds are wall clock on a shared machine. Planned seconds are "
+            f"those of `magicrl plan` on {GPU} for the report's variants, with its assumed lengths."
+        )
+        + "\n",
     ]
-    for number, title in (("6", "On-policy against off-policy"), ("7", "Small batches on-policy")):
+    for number, title in (("6", "On-policy and off-policy"), ("7", "Small batches on-policy")):
         if found.get(number):
             parts.append(f"## {title}\n\n{equal_cost_table(found[number], 'accuracy', 0.8)}\n")
     if found.get("2"):
         parts.append(
-            f"## Stages against the long limit throughout\n\n{equal_cost_table(found['2'], 'accuracy', 0.9)}\n"
+            f"## A short first stage and the long limit throughout\n\n{equal_cost_table(found['2'], 'accuracy', 0.9)}\n"
         )
         if "2" in known and "paper" in known["2"].scales:
             parts.append(_stage_hours(known["2"]))
@@ -176,26 +199,26 @@ def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
         if number in known and len(arms) == 3 and "paper" in known[number].scales:
             order = [arm.name for arm in known[number].scales["tiny"].arms]
             table = equal_time_table(found[number], planned_arms(known[number], (64, 32, 16)), lambda i, o=order: o[i])
-            parts.append(f"## {title}: GPUs that grow with it\n\n{table}\n")
-            parts.append(f"At equal tokens, the GPUs the same:\n\n{equal_cost_table(found[number], 'accuracy', 0.8)}\n")
+            parts.append(f"## {title}: GPUs grow with it\n\n{table}\n")
+            parts.append(f"At equal tokens on equal GPUs:\n\n{equal_cost_table(found[number], 'accuracy', 0.8)}\n")
     return "\n".join(parts)
 
 
 def _stage_hours(ablation: Ablation) -> str:
     number = len(ablation.scales["paper"].arms)
     rows = [(s.name, f"{s.seconds:.0f}", f"{s.hours:.1f}") for s in planned_arms(ablation, [64] * number)]
-    table = markdown_table(("the report's arm", "planned s per step of its last stage", "hours"), rows)
-    return f"The report's own arms on 64 GPUs, planned:\n\n{table}\n"
+    table = markdown_table(("variant of the report", "planned s per step of the last stage", "hours"), rows)
+    return f"Planned for the report's variants on 64 GPUs:\n\n{table}\n"
 
 
 LIMITS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)  # response limits of Fig. 8, tokens.
-LEAST_ENTROPY = 0.003  # drawn in place of less, nats a token: the axis is logarithmic
+LEAST_ENTROPY = 0.003  # nats per token; smaller values are drawn here, because the axis is logarithmic
 ENTROPY_ARMS = ("0", "6", "8", "9")
-"""Ablations whose arms make Fig. 13: one task, one start a seed, entropy moved in different ways."""
+"""Ablations of Fig. 13: one task, with entropy changed in different ways."""
 
 
 def curve_series(arm: str, slot: int, rows: Sequence[Result], name: str) -> Series:
-    """An arm's curve: the mean over its runs, and a band from the lowest to the highest where there are several."""
+    """Return a variant's curve: the mean over its runs and, of several runs, a band from lowest to highest."""
     curve = variant_curve([smoothed(_points(row, name), ()) for row in rows])
     return Series(
         label=arm,
@@ -211,7 +234,7 @@ def _points(row: Result, name: str) -> Points:
 
 
 def curve_chart(runs: Runs, key: str, name: str, title: str, unit: Unit) -> Chart | None:
-    """One curve of all arms; None where no run has it or all of it is 0."""
+    """Return the chart of one curve for all variants, or None if no run has a value other than 0."""
     lines = [curve_series(arm, slot, list(by_seed.values()), name) for slot, (arm, by_seed) in enumerate(runs.items())]
     drawn = tuple(line for line in lines if line.points)
     if not any(y for line in drawn for _, y in line.points):
@@ -220,16 +243,16 @@ def curve_chart(runs: Runs, key: str, name: str, title: str, unit: Unit) -> Char
 
 
 def write_chart(chart: Chart, folder: Path) -> str:
-    """Write the chart as SVG beside the page; returns the Markdown that shows it."""
+    """Write the chart as an SVG file into ``folder`` and return the Markdown that shows it."""
     (folder / f"{chart.key}.svg").write_text(str(draw(chart, alone=True)))
     return f"![{chart.title}]({chart.key}.svg)\n"
 
 
 def figures_page(found: Found, folder: Path) -> str:
-    """The page of redrawn figures; those without results are left out."""
+    """Return the page of redrawn figures, without those that have no results."""
     parts = [
         "# The report's figures, from our runs\n",
-        "Lines are means over runs, bands reach from the lowest to the highest.\n",
+        "Lines are means over runs; bands reach from the lowest to the highest run.\n",
     ]
     if runs := found.get("3"):
         parts += _figure_6(runs, folder)
@@ -242,16 +265,19 @@ def figures_page(found: Found, folder: Path) -> str:
 def _figure_6(runs: Runs, folder: Path) -> list[str]:
     wanted: tuple[tuple[str, str], ...] = (
         ("accuracy", "Training accuracy"),
-        ("accuracy_nontruncated", "Accuracy of the responses that were not cut"),
-        ("truncation", "Share of cut responses"),
+        ("accuracy_nontruncated", "Accuracy of responses that are not truncated"),
+        ("truncation", "Share of truncated responses"),
     )
     charts = [curve_chart(runs, f"figure-6-{name}", name, title, "percent") for name, title in wanted]
     drawn = [write_chart(chart, folder) for chart in charts if chart is not None]
     text = (
-        "## Figure 6: what a short limit does at first\n\n"
-        "Ablation 3's arms at T = 48. Accuracy is the product of the share that was not cut and the accuracy of those, "
-        "an identity; what the runs tell is which factor carried the gain. In the table each gain is the difference of "
-        "logarithms from the start; the two columns add up to the gain.\n"
+        "## Figure 6: the first effect of a short limit\n\n"
+        + paragraph(
+            "Variants of ablation 3 at T = 48. Accuracy is the share of responses that are not truncated times the "
+            "accuracy of those. The table splits the gain over the initial checkpoint, as a difference of logarithms, "
+            "into these two factors; its last two columns add up to the gain."
+        )
+        + "\n"
     )
     return [text, *drawn, _factors(runs, 20) + "\n"]
 
@@ -266,7 +292,13 @@ def _factors(runs: Runs, step: int) -> str:
             for cell, value in zip(cells, (start[0] * start[1], later[0] * later[1], kept, right), strict=True):
                 cell.append(value)
         table.append([arm, *(mean_text(cell, 2) for cell in cells)])
-    head = ("arm", "accuracy at the start", f"at step {step}", "log gain by fewer cuts", "by right answers, uncut")
+    head = (
+        "variant",
+        "initial accuracy",
+        f"at step {step}",
+        "log gain by less truncation",
+        "log gain by correct answers",
+    )
     return markdown_table(head, table)
 
 
@@ -278,7 +310,7 @@ def _two_factors(row: Result, place: str) -> tuple[float, float]:
 def _figure_8(runs: Runs, folder: Path) -> list[str]:
     series: list[Series] = []
     first = next(iter(runs.values()))
-    curves: dict[str, list[Mapping[int, float]]] = {"start": [limited(row, "before") for row in first.values()]}
+    curves: dict[str, list[Mapping[int, float]]] = {"initial": [limited(row, "before") for row in first.values()]}
     curves |= {arm: [limited(row, "after") for row in rows.values()] for arm, rows in runs.items()}
     for slot, (label, found) in enumerate(curves.items()):
         known = [one for one in found if one]
@@ -309,15 +341,18 @@ def _figure_8(runs: Runs, folder: Path) -> list[str]:
     )
     text = (
         "## Figure 8: accuracy against the response limit\n\n"
-        "Ablation 2's models after training, one response to each test problem at temperature 1 and the long limit. A "
-        "response that is longer than a limit counts as wrong there: sampling goes from left to right, so that a "
-        "shorter limit would have cut that very response.\n"
+        + paragraph(
+            "Models of ablation 2 after training, one response per test problem at temperature 1 and the long limit. A "
+            "response longer than a limit counts as wrong at that limit: sampling goes from left to right, so the "
+            "shorter limit would have truncated this response."
+        )
+        + "\n"
     )
     return [text, write_chart(chart, folder)]
 
 
 def limited(row: Result, name: str) -> dict[int, float]:
-    """Accuracy by response limit, from the lengths of the right responses; empty where none were recorded."""
+    """Return accuracy by response limit from the lengths of correct responses; empty if none are recorded."""
     lengths = (row.get("lengths") or {}).get(name)
     if not lengths:
         return {}
@@ -340,11 +375,11 @@ def _figure_13(found: Found, folder: Path) -> list[str]:
         return []
     chart = Chart(
         key="figure-13",
-        title="Test accuracy against entropy in the end",
+        title="Test accuracy against final entropy",
         series=tuple(series),
         unit="percent",
         y_low=0.0,
-        x_name="entropy over the last tenth, nats a token",
+        x_name="entropy over the last tenth, nats per token",
         x_word="entropy",
         x_log=True,
         x_ticks=(0.03, 0.1, 0.3, 1.0, 3.0),
@@ -352,9 +387,12 @@ def _figure_13(found: Found, folder: Path) -> list[str]:
     )
     text = (
         "## Figure 13: entropy and test accuracy\n\n"
-        "A mark a run, of the ablations that move entropy on one task by the start, by SGD steps, by a fixed "
-        "coefficient and by control. The report's figure has collapse and low accuracy together; whether "
-        "more entropy is better is another question.\n"
+        + paragraph(
+            "One mark per run of the ablations that change entropy on one task: by the initial checkpoint, by updates, "
+            "by a fixed coefficient and by control. In the report's figure collapse and low accuracy go together; "
+            "whether more entropy is better is another question."
+        )
+        + "\n"
     )
     return [text, write_chart(chart, folder), _correlations(series)]
 
@@ -367,7 +405,7 @@ def _correlations(series: Sequence[Series]) -> str:
 
 
 def spearman(points: Sequence[tuple[float, float]]) -> float:
-    """Rank correlation of x and y; ties share their mean rank; 0 where one of them does not vary.
+    """Return the rank correlation of x and y. Ties share their mean rank; without variation it is 0.
 
     Example:
         >>> spearman([(1, 10), (2, 30), (3, 20)])
@@ -386,34 +424,28 @@ ENDS: tuple[tuple[str, str], ...] = (
     ("test@0.0", "greedy"),
     ("test@0.6", "at 0.6"),
     ("test@1.0", "at 1"),
-    ("test@best", "at its best temperature"),
+    ("test@best", "at the best"),
     ("pass@4", "pass@4"),
-    ("collapse:0.2@0.6", "share collapsed (0.2 nats before 60 %)"),
-    ("entropy@late", "entropy in the end"),
+    ("collapse:0.2@0.6", "collapsed"),
+    ("entropy@late", "final entropy"),
 )
-"""Columns of an arm; those that no run has are left out."""
+"""Columns of the results table; those that no run has are left out."""
 FIGURES: tuple[tuple[str, str, Unit], ...] = (
     ("accuracy", "Training accuracy", "percent"),
-    ("accuracy_nontruncated", "Training accuracy of responses that were not cut", "percent"),
     ("validation", "Validation accuracy", "percent"),
-    ("entropy", "Entropy of the rollouts, nats a token", "number"),
-    ("truncation", "Truncated responses", "percent"),
+    ("entropy", "Entropy, nats per token", "number"),
     ("length", "Mean response length, tokens", "number"),
-    ("clip", "Tokens whose ratio is clipped", "percent"),
     ("kl", "KL to the reference", "number"),
 )
 
 
-_LINKS = (
-    "[Which settings should I use?](settings.md) [What readers ask](questions.md) [At equal cost](costs.md) "
-    "[The report's figures](figures.md)\n"
-)
+_LINKS = "More from these runs: [questions of readers](questions.md), [equal cost](costs.md), [figures](figures.md).\n"
 FIRST_ARM = "on-policy"
 _POINTS = Measure(key="reward", name="points from on-policy", per_problem="reward_per_problem")
 
 
 def distances(runs: Runs) -> dict[str, Verdict]:
-    """By arm: its test accuracy less the on-policy arm's in points, paired by start and seed."""
+    """Return by variant its test accuracy minus that of on-policy in points, paired by checkpoint and seed."""
     found: dict[str, Verdict] = {}
     for arm in runs:
         if arm == FIRST_ARM:
@@ -425,8 +457,10 @@ def distances(runs: Runs) -> dict[str, Verdict]:
 
 
 def distance_section(suite: Suite, ablations: Sequence[Ablation], found: Found, folder: Path) -> str:
-    """How far each arm ends from on-policy in each family: a table, and a figure of pairs of arms (``Suite.beside``;
-    else each arm that has a twin with control)."""
+    """Return the section of distances from on-policy by variant and task, with a figure of pairs of variants.
+
+    The pairs are ``Suite.beside``, or each variant and the same with entropy control.
+    """
     by_family = {a.title.partition(", ")[2]: distances(found.get(a.id, {})) for a in ablations}
     arms = list(dict.fromkeys(arm for arms in by_family.values() for arm in arms))
     rows = [
@@ -441,9 +475,12 @@ def distance_section(suite: Suite, ablations: Sequence[Ablation], found: Found, 
     ]
     parts = [
         "## Distance from on-policy\n",
-        "Points of test accuracy at the best temperature, with 95 % intervals over starts, from on-policy. "
-        "Not corrected, without premises: the verdicts are below.\n",
-        markdown_table(["arm", *by_family], rows) + "\n",
+        paragraph(
+            "Points of test accuracy at the best temperature above (+) or below (-) on-policy, with 95 % intervals "
+            "over initial checkpoints. Uncorrected and without premises; the verdicts are below."
+        )
+        + "\n",
+        markdown_table(["variant", *by_family], rows) + "\n",
     ]
     pairs = [suite.beside] if suite.beside else [(arm, f"{arm}, control") for arm in arms]
     drawn = [
@@ -454,7 +491,7 @@ def distance_section(suite: Suite, ablations: Sequence[Ablation], found: Found, 
     ]
     if drawn:
         words = suite.beside or ("without control", "with control")
-        title = "Off-policy, and entropy control" if suite.beside is None else f"{words[0]} beside {words[1]}"
+        title = "Off-policy and entropy control" if suite.beside is None else f"{words[0]} and {words[1]}"
         (folder / "distances.svg").write_text(str(interval_file(title, drawn, words=words, measure=_POINTS)))
         parts.append(f"![{title}](distances.svg)\n")
     return "\n".join(parts)
@@ -467,16 +504,16 @@ def _interval(verdict: Verdict) -> Interval:
 def write_pages(
     ablations: Sequence[Ablation], scale: Scale, results: Mapping[str, Result], folder: Path, suite: str = "report"
 ) -> Path:
-    """Write the pages of ``ablations`` from ``results`` into ``folder``; returns the index.
+    """Write the pages of ``ablations`` into ``folder`` and return the path of the index.
 
     Args:
-        ablations: all of them are corrected together, so that a verdict depends on which are given; those that are not
-            defined at this scale are left out.
-        scale: whose results.
-        results: by key.
-        folder: gets ``index.md``, a page and its figures an ablation; of the report's suite also ``settings.md``,
-            ``questions.md``, ``costs.md`` and ``figures.md``.
-        suite: that the ablations belong to: its looks share the error.
+        ablations: All are corrected together, so a verdict depends on which are given. Those not defined at this scale
+            are left out.
+        scale: Scale of the results.
+        results: Results by key.
+        folder: Gets ``index.md``, a page and figures per ablation and, for the suite ``report``, ``questions.md``,
+            ``costs.md`` and ``figures.md``.
+        suite: Suite of the ablations; its looks share the error.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ablations = [ablation for ablation in ablations if scale in ablation.scales]
@@ -489,8 +526,7 @@ def write_pages(
     if suite == "report":
         advice = load_advice()
         check_advice(advice, [*shipped_ablations(), *ablations])
-        for name in ("settings", "questions"):
-            (folder / f"{name}.md").write_text(advice_page(name, ablations, verdicts, advice))
+        (folder / "questions.md").write_text(advice_page(ablations, verdicts, advice))
         (folder / "costs.md").write_text(costs_page(ablations, found))
         (folder / "figures.md").write_text(figures_page(found, folder))
     elif suite == "starts":
@@ -505,22 +541,23 @@ def write_pages(
 def ablation_page(
     ablation: Ablation, scale: Scale, runs: Runs, verdicts: Mapping[str, Verdict], folder: Path, suite: str
 ) -> str:
-    """The page of one ablation; writes its figures beside it."""
+    """Return the page of one ablation and write its figures into ``folder``."""
+    own = [verdicts[claim.id] for claim in ablation.claims]
     parts = [
         f"# {ablation.id}. {ablation.title}\n",
-        f"{ablation.question}\n",
-        f"The report: {ablation.says}\n",
-        f"## Setting\n\n{_settings(ablation, scale, runs)}\n",
+        paragraph(f"{ablation.question} {counted(own)}") + "\n",
+        paragraph(f"The paper: {ablation.says}") + "\n",
         f"## Verdicts\n\n{verdict_table(ablation.claims, verdicts)}\n",
     ]
     if ablation.notes:
-        claims = {claim.id: claim for claim in ablation.claims}
-        parts.append(f"## What it means\n\n{fill(ablation.notes, verdicts, claims)}\n")
+        paragraphs = [paragraph(text) for text in ablation.notes.strip().split("\n\n")]
+        parts.append("\n\n".join(["## Interpretation", *paragraphs]) + "\n")
     charts = [curve_chart(runs, f"{ablation.id}-{name}", name, title, unit) for name, title, unit in FIGURES]
     shown = [write_chart(chart, folder) for chart in charts if chart is not None]
     if shown:
-        caption = "Lines are means over the runs that every step has, bands reach from the lowest to the highest.\n"
+        caption = "Lines are means over the runs that have the step; bands reach from the lowest to the highest run.\n"
         parts.append("## Curves\n\n" + caption + "\n" + "\n".join(shown))
+    parts.append(f"## Results and settings\n\n{_settings(ablation, scale, runs)}\n")
     parts.append(f"Reproduce: `python -m studies run {ablation.id} --suite {suite} --scale {scale}`\n")
     return "\n".join(parts)
 
@@ -529,33 +566,51 @@ def _settings(ablation: Ablation, scale: Scale, runs: Runs) -> str:
     definition = ablation.scales[scale]
     measured = [(parse_measure(name), title) for name, title in ENDS]
     ends = [e for e in measured if any(math.isfinite(e[0](row)) for rows in runs.values() for row in rows.values())]
-    rows: list[list[object]] = []
+    results: list[list[object]] = []
+    counts: list[tuple[object, ...]] = []
     for arm in definition.arms:
         found = runs.get(arm.name, {})
         seconds = [row["cpu_seconds"] for row in found.values()]
         mean = f"{sum(seconds) / len(seconds):.0f}" if seconds else ""
-        cells = (mean_text([measure(row) for row in found.values()]) for measure, _ in ends)
-        rows.append([arm.name, _arm_settings(arm), len({start for start, _ in found}), len(found), mean, *cells])
-    head = ("arm", "settings", "starts", "runs", "CPU s a run", *(title for _, title in ends))
-    text = f"Base recipe `{definition.base}`{_listed(definition.set)}\n\n{markdown_table(head, rows)}"
+        results.append([arm.name, *(mean_text([measure(row) for row in found.values()]) for measure, _ in ends)])
+        counts.append((len({start for start, _ in found}), len(found), mean))
+    table = markdown_table(("variant", *(title for _, title in ends)), results)
+    collapsed = " Collapsed: entropy fell below 0.2 nats before accuracy reached 60 %."
+    text = paragraph("Test accuracy after training, mean (range)." + collapsed) + f"\n\n{table}\n\n"
+    text += _variants(definition, ("checkpoints", "runs", "CPU s per run"), counts)
     if "paper" in ablation.scales and scale != "paper":
-        theirs = ablation.scales["paper"]
-        table = markdown_table(("arm", "settings"), [(arm.name, _arm_settings(arm)) for arm in theirs.arms])
-        text += f"\n\nThe report's: base recipe `{theirs.base}`{_listed(theirs.set)}\n\n{table}"
+        text += "\n\nThe paper's settings:\n\n" + _variants(ablation.scales["paper"])
     return text
 
 
+def _variants(
+    definition: ScaleDefinition, columns: Sequence[str] = (), cells: Sequence[tuple[object, ...]] | None = None
+) -> str:
+    """Return the base recipe and a table of variants; settings too long for a cell follow in a code block."""
+    rows: list[list[object]] = []
+    long: list[str] = []
+    for arm, more in zip(definition.arms, cells or [()] * len(definition.arms), strict=True):
+        shown = _arm_settings(arm)
+        if len(shown) > 130:
+            long += [f"{arm.name}:", *(f"    {text}" for text in arm.set)]
+            shown = "below"
+        rows.append([arm.name, shown, *more])
+    text = f"Base recipe `{definition.base}`"
+    common = [text for text in definition.set if len(text) <= 90]
+    if common:
+        text += ", with " + ", ".join(f"`{one}`" for one in common)
+    long = [*(one for one in definition.set if len(one) > 90), *long]
+    text = paragraph(f"{text}.") + "\n\n" + markdown_table(("variant", "settings", *columns), rows)
+    return text + ("\n\n```text\n" + "\n".join(long) + "\n```" if long else "")
+
+
 def _arm_settings(arm: Arm) -> str:
-    after = f"goes on from {arm.after}; " if arm.after else ""
+    after = f"continues {arm.after}; " if arm.after else ""
     return after + (", ".join(f"`{text}`" for text in arm.set) or "as the base")
 
 
-def _listed(overrides: Sequence[str]) -> str:
-    return (", with " + ", ".join(f"`{text}`" for text in overrides) if overrides else "") + "."
-
-
 def verdict_table(claims: Sequence[Claim], verdicts: Mapping[str, Verdict]) -> str:
-    """Claims with verdict, effect, interval, bar, p-values, starts and premise."""
+    """Return the table of claims with verdict, effect, interval, bar, p-values, checkpoints and premise."""
     rows: list[list[object]] = []
     for claim in claims:
         verdict, told = verdicts[claim.id], f"{claim.id} {claim.says}"
@@ -571,11 +626,33 @@ def verdict_table(claims: Sequence[Claim], verdicts: Mapping[str, Verdict]) -> s
         "verdict",
         "effect (95 % interval)",
         "tested against",
-        "p that it holds; fails",
-        "starts",
+        "p holds; fails",
+        "checkpoints",
         "premise",
     )
     return markdown_table(head, rows)
+
+
+def short_table(claims: Sequence[Claim], verdicts: Mapping[str, Verdict]) -> str:
+    """Return the table of an index: claim, verdict, effect with interval, and bar."""
+    rows: list[tuple[str, ...]] = []
+    for claim in claims:
+        verdict = verdicts[claim.id]
+        numbers = numbers_of(claim, verdict)
+        run = verdict.decision != "not run"
+        effect = f"{numbers.effect} ({numbers.interval})" if run else ""
+        rows.append((f"{claim.id} {claim.says}", word_of(verdict), effect, numbers.bar if run else ""))
+    return markdown_table(("claim", "verdict", "effect (95 % interval)", "tested against"), rows)
+
+
+def counted(verdicts: Sequence[Verdict]) -> str:
+    """Return a sentence with the number of claims by verdict."""
+    if not verdicts:
+        return ""
+    counts = {word: sum(v.decision == word for v in verdicts) for word in WORDS}
+    said = ", ".join(f"{word} {count}" for word, count in counts.items() if count)
+    unmet = sum(v.premise is not None and not v.premise.met for v in verdicts)
+    return f"Verdicts on {len(verdicts)} claims: {said}" + (f" ({unmet} with an unmet premise)." if unmet else ".")
 
 
 def index_page(
@@ -586,23 +663,25 @@ def index_page(
     results: Mapping[str, Result],
     first: str,
 ) -> str:
-    """All verdicts on one page, behind what comes ``first``."""
-    counts = {word: sum(v.decision == word for v in verdicts.values()) for word in WORDS}
-    unmet = sum(v.premise is not None and not v.premise.met for v in verdicts.values())
-    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    """Return the index: all verdicts, after the section ``first``."""
     minutes = sum(row["cpu_seconds"] for row in results.values()) / 60
+    looks = f", and each of {suite.looks} looks has its share of the error" if suite.looks > 1 else ""
+    rule = (
+        "The initial checkpoint is the unit. An effect is tested from both sides against the size that the claim "
+        "states. Verdicts use Holm's correction over both sides of all claims of this page"
+        f"{looks}; the pages of the ablations have uncorrected p-values and premises."
+    )
     lines = [
         f"# {suite.title}\n",
-        f"Scale `{scale}`: {len(results)} runs, {minutes:.0f} CPU minutes. {said}"
-        + (f" ({unmet} of them for an unmet premise)" if unmet else "")
-        + ". The supervised start is the unit; an effect is tested against what the claim asks for, from both sides; "
-        "p-values are as measured, verdicts corrected by Holm over both sides of all claims of this page"
-        + (f", of which each of {suite.looks} looks has its share" if suite.looks > 1 else "")
-        + f". {suite.about}\n",
+        paragraph(
+            f"{counted(list(verdicts.values()))} {len(results)} runs at scale `{scale}`, {minutes:.0f} CPU minutes."
+        )
+        + "\n",
+        paragraph(f"{rule} {suite.about}") + "\n",
         first,
     ]
     for ablation in ablations:
         lines.append(f"## [{ablation.id}. {ablation.title}]({ablation.id}.md)\n")
-        lines.append(f"{ablation.question} The report: {ablation.says}\n")
-        lines.append(verdict_table(ablation.claims, verdicts) + "\n")
+        lines.append(paragraph(f"{ablation.question} The paper: {ablation.says}") + "\n")
+        lines.append(short_table(ablation.claims, verdicts) + "\n")
     return "\n".join(lines)

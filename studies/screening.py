@@ -126,14 +126,15 @@ def _measured(base: str, folder: Path, output: Path) -> dict[str, float]:
 
 
 def starts_page(rows: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:
-    """Every start that was screened, with what was measured and why it was rejected."""
+    """Return the page of all screened checkpoints, with measurements and reasons of rejection."""
+    accepted = sum(bool(row["accepted"]) for by_number in rows.values() for row in by_number.values())
+    screened = sum(map(len, rows.values()))
     lines: Sequence[str] = [
-        "# Supervised starts\n",
-        f"Made and screened by `python -m studies starts`, before any reinforcement learning, on {PROBLEMS} validation "
-        f"problems. A start is accepted if its accuracy at the better of greedy and temperature 1 lies between "
-        f"{BAND[0]:g} and {BAND[1]:g} and its pass@{SAMPLES} at least {ROOM:g} above it. CPU seconds are of one thread "
-        "and hold the supervised training and the screening.\n",
-        f"| recipe | start | greedy | at 1 | pass@{SAMPLES} | accepted | CPU s |\n|---|---|---|---|---|---|---|",
+        "# Initial checkpoints\n",
+        f"{accepted} of {screened} screened SFT checkpoints were accepted, before any RL. The rule, on {PROBLEMS} "
+        f"validation problems:\naccuracy at the better of greedy and temperature 1 between {BAND[0]:g} and {BAND[1]:g} "
+        f"and pass@{SAMPLES} at least {ROOM:g} above it.\nCPU seconds include SFT and screening, in one thread.\n",
+        f"| recipe | checkpoint | greedy | at 1 | pass@{SAMPLES} | accepted | CPU s |\n|---|---|---|---|---|---|---|",
         *(
             f"| {recipe} | {number} | {row['greedy']:.3f} | {row['at_1']:.3f} | {row[f'pass@{SAMPLES}']:.3f} | "
             f"{row['reason'] or 'yes'} | {row['cpu_seconds']:.0f} |"

@@ -1,6 +1,6 @@
-"""The section on GPUs of docs/evidence/performance.md, from what `gpu.py` found; where that is nothing it says so.
+"""Write the section on GPUs of docs/evidence/benchmarks.md from bench-gpu.json, or that nothing was measured.
 
-python -m tools.gpu_page FILE...   # adds the cases of these files, which `gpu.sh` left, to bench-gpu.json first
+python -m tools.gpu_page FILE...   # first adds the cases of these files, written by `gpu.sh`, to bench-gpu.json
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ from typing import Any, TypeAlias
 from magicrl.files import write_atomically
 from tools.pages import RESULTS, ROOT, put_section, table
 
-JSON, PAGE = RESULTS / "bench-gpu.json", ROOT / "docs" / "evidence" / "performance.md"
+JSON, PAGE = RESULTS / "bench-gpu.json", ROOT / "docs" / "evidence" / "benchmarks.md"
 WHAT = (
-    "`python -m benchmarks.speed.gpu` measures on one CUDA device (80 GB or more) the head's kernels beside their "
-    "matrix products, the engine's steps at 1K and 16K tokens with CUDA graphs and without beside the reading of "
-    "weights and cache, the learner's MFU and memory at 16K and 32K tokens beside what `magicrl plan` expects (1.5B "
-    "and 7B architectures, random weights), where the time of a step goes, the gap of sampler and learner by "
-    "precision, attention over packs, the copying of weights, and two recipes trained beside the CPU. `--parts` runs "
-    "some of it. It writes `bench-gpu.json`; `python -m tools.gpu_page` makes this section of it. `benchmarks/gpu.sh` "
-    "measures on a machine that lacks most packages ([how](benchmarks.md#on-a-lent-gpu))."
+    "`python -m benchmarks.speed.gpu` measures on one CUDA device (80 GB or more):",
+    "",
+    "- the head's kernels against their matrix products;",
+    "- the engine's steps at 1K and 16K tokens, with and without CUDA graphs, against reading weights and cache;",
+    "- the learner's MFU and memory at 16K and 32K tokens against `magicrl plan` (1.5B and 7B, random weights);",
+    "- the parts of a step, the gap of sampler and learner by precision, attention over packs, the copy of weights;",
+    "- two recipes, trained on the GPU and on the CPU.",
+    "",
+    "`--parts` selects parts. `benchmarks/gpu.sh` runs on a machine that lacks most packages.",
 )
 Cases = dict[str, dict[str, Any]]
 Rows: TypeAlias = Iterator[Sequence[object]]
 
 
 def section(cases: Cases) -> list[str]:
-    """The page's part: tables of what is there, or that nothing is."""
-    lines = ["## On a GPU", "", WHAT, ""]
+    """Return the section: a table for each part that was measured, or a line that none was."""
+    lines = ["## On a GPU", "", *WHAT, ""]
     if not cases:
-        return [*lines, "**Not measured**: it has not been run on a GPU yet."]
+        return [*lines, "**Not measured**: no part has run on a GPU yet."]
     runs = {(case["run"]["machine"]["started"][:10], case["run"]["settings"]["device"]) for case in cases.values()}
     lines.append("; ".join(f"{device}, {date}" for date, device in sorted(runs)) + ".")
     for columns, rows_of in TABLES.items():
@@ -42,12 +44,12 @@ def section(cases: Cases) -> list[str]:
 
 
 def write(page: Path, figures: Path) -> None:
-    """Put the section made from ``figures``, if these exist, into ``page``."""
+    """Write the section into ``page``, from ``figures`` if that file exists."""
     put_section(page, "gpu", section(json.loads(figures.read_text())["cases"] if figures.exists() else {}))
 
 
 def _of(cases: Cases, part: str, key: str) -> dict[str, dict[str, Any]]:
-    """Cases of a part that have figures under ``key``."""
+    """Return the cases of a part that have figures under ``key``."""
     return {name.partition("-")[2]: c for name, c in cases.items() if name.startswith(f"{part}-") and key in c}
 
 
@@ -126,27 +128,27 @@ def _weights(cases: Cases) -> Rows:
 
 
 def _without(cases: Cases) -> Rows:
-    """Cases that found nothing, with the reason."""
+    """Yield the cases without a figure, with the reason."""
     yield from ([name, c[key]] for name, c in cases.items() for key in ("out_of_memory", "failed") if key in c)
 
 
 TABLES: dict[str, Callable[[Cases], Rows]] = {
     "head | tokens | side | time / four products | memory / naive": _heads,
-    "engine | prompts x samples | mean context | tokens/s | ms a step | of the bound | tokens/s, all | GiB": _engines,
+    "engine | prompts x samples | mean context | tokens/s | ms per step | of the bound | tokens/s, all | GiB": _engines,
     "update | trained | seconds | MFU | of a plain product | GiB | GiB planned": _learners,
     "profile | kind | ms | share": _kinds,
-    "tests | all | skipped | red": _tests,
+    "tests | all | skipped | failed": _tests,
     "head's tiles | tokens | width | TFLOP/s forward | TFLOP/s with gradients": _tiles,
     "sampler and learner | tokens | mean gap | largest gap | KL": _gaps,
     "packs | tokens | ms forward and backward | GiB": _packs,
     "run | device | exit | steps | first reward | last reward": _runs,
-    "weights | GiB | seconds | of a copy's": _weights,
+    "weights | GiB | seconds | times of a copy": _weights,
     "without a figure | why": _without,
 }
 
 
 def add(figures: Path, files: Sequence[Path]) -> None:
-    """Put the cases of ``files`` into ``figures``; later ones win, others there stay."""
+    """Add the cases of ``files`` to ``figures``; a later file replaces cases of the same name."""
     cases: Cases = json.loads(figures.read_text())["cases"] if figures.exists() else {}
     for file in files:
         cases |= json.loads(file.read_text())["cases"]

@@ -1,13 +1,14 @@
-"""Which models work and how far they are from plain transformers: benchmarks/results/models.json and
-docs/guides/models.md.
+"""Measure how far each model type is from plain transformers, and write docs/guides/models.md.
+
+The figures are kept in benchmarks/results/models.json.
 
 python -m tools.model_table                  # some minutes on two CPU cores
-python -m tools.model_table --part replay    # router replay's table alone: seconds
-python -m tools.model_table --part vllm      # vLLM's table alone, where it is installed: minutes
-python -m tools.model_table --part page      # the page alone, from the figures that are there
+python -m tools.model_table --part replay    # only the table of router replay: seconds
+python -m tools.model_table --part vllm      # only the table of vLLM, if it is installed: minutes
+python -m tools.model_table --part page      # only the page, from the existing figures
 
-Each row of `model_cases.py` in float32: the learner with packed sequences and with shared prompts, the in-process
-engine with more samples than rows, and the engine's speed beside Llama's of the same sizes, taken in turns.
+Each row of `model_cases.py` is computed in float32: the learner with packed sequences and with shared prompts, the
+in-process engine with more samples than rows, and the engine's speed relative to Llama's at the same sizes, in turns.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from tools.pages import ROOT, put_section, table
 
 JSON, PAGE = COMMITTED / "models.json", ROOT / "docs" / "guides" / "models.md"
 _TURNS = 3
-_ROUNDING = 1e-3  # a log-prob in float32 differs by no more, where the same function is computed
+_ROUNDING = 1e-3  # largest difference of a float32 log-prob if the same function is computed
 _LLAMA = "Llama 3"
 COLUMNS = (
-    "model | what its layers have that Llama's have not | learner, packed | learner, shared prompts | gradient | "
-    "packed against alone | engine | speed"
+    "model | differs from Llama by | learner, packed | learner, shared prompts | gradient | "
+    "packed or single | engine | speed"
 )
 
 
@@ -42,12 +43,12 @@ REPLAY_COLUMNS = (
 
 
 def speeds(names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Tokens a second of each model and of Llama right before it: the median of some turns, and of their quotients."""
+    """Return tokens per second of each model, and its ratio to a Llama measured right before it (medians)."""
     llama = model_cases.speed(model_cases.CASES[_LLAMA])
     found: dict[str, dict[str, float]] = {}
     for name in names:
         once = model_cases.speed(model_cases.CASES[name])
-        once(), llama()  # what is set up at the first call
+        once(), llama()  # the first call sets things up
         turns = [(llama(), once()) for _ in range(_TURNS)]
         found[name] = {
             "tokens_per_s": rounded(statistics.median(own for _, own in turns)),
@@ -57,7 +58,8 @@ def speeds(names: Sequence[str]) -> dict[str, dict[str, float]]:
 
 
 def measure() -> dict[str, Any]:
-    torch.set_num_threads(1)  # products of this size are not faster on more, and two processes then disturb less
+    """Measure all model types."""
+    torch.set_num_threads(1)  # such small products gain nothing from more threads
     names = list(model_cases.CASES)
     fast = speeds(names)
     rows = {
@@ -74,7 +76,7 @@ def measure() -> dict[str, Any]:
 
 
 def measure_replay() -> dict[str, Any]:
-    """What router replay changes for each mixture of `REPLAYED`, in bfloat16."""
+    """Measure what router replay changes for each mixture of `REPLAYED`, in bfloat16."""
     torch.set_num_threads(1)
     found = {name: model_cases.replayed(model_cases.CASES[name]) for name in REPLAYED}
     rows = {name: {key: rounded(value) for key, value in row.items()} for name, row in found.items()}
@@ -82,7 +84,7 @@ def measure_replay() -> dict[str, Any]:
 
 
 def replay_section(found: Mapping[str, Any]) -> list[str]:
-    """The page's part on router replay."""
+    """Return the page's lines on router replay."""
     run = found["run"]
     versions = run["machine"]["versions"]
     return [
@@ -106,7 +108,7 @@ def replay_section(found: Mapping[str, Any]) -> list[str]:
 
 
 def measure_vllm(models: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM's samples beside plain transformers, before and after new weights."""
+    """Compare vLLM's log-probs with plain transformers, before and after new weights."""
     rows = {
         name: {key: rounded(value) if isinstance(value, float) else value for key, value in row.items()}
         for name, row in models.items()
@@ -115,7 +117,7 @@ def measure_vllm(models: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def vllm_section(found: Mapping[str, Any]) -> list[str]:
-    """The page's part on vLLM."""
+    """Return the page's lines on vLLM."""
     rows, versions = found["models"], found["run"]["machine"]["versions"]
     tried = {name: row for name, row in rows.items() if "vllm_logprob" in row}
     refused = [
@@ -132,7 +134,7 @@ def vllm_section(found: Mapping[str, Any]) -> list[str]:
             "model | vLLM | vLLM, new weights",
             ([name, *(_agreement(row, key) for key in ("vllm_logprob", "vllm_synced"))] for name, row in tried.items()),
         ),
-        *(["", "Refused, in vLLM's words:", "", *refused] if refused else []),
+        *(["", "Refused, with vLLM's message:", "", *refused] if refused else []),
     ]
 
 
@@ -141,7 +143,7 @@ def _agreement(row: Mapping[str, Any], key: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= 240 else f"{text[:240].rsplit(' ', 1)[0]} ..."
+    return text if len(text) <= 90 else f"{text[:90].rsplit(' ', 1)[0]} ..."
 
 
 def _row(name: str, row: Mapping[str, Any]) -> list[str]:
@@ -162,7 +164,7 @@ def _row(name: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def section(found: Mapping[str, Any]) -> list[str]:
-    """The table's part of the page."""
+    """Return the lines of the table of model types."""
     run = found["run"]
     versions = run["machine"]["versions"]
     refused = [
@@ -181,7 +183,7 @@ def section(found: Mapping[str, Any]) -> list[str]:
 
 
 def write(page: Path, figures: Path) -> None:
-    """Put the tables made from ``figures`` into ``page``."""
+    """Write the tables made from ``figures`` into ``page``."""
     found = json.loads(figures.read_text())
     put_section(page, "models", section(found))
     put_section(page, "replay", replay_section(found["replay"]))
@@ -190,8 +192,10 @@ def write(page: Path, figures: Path) -> None:
 
 def main() -> None:
     parser = parser_of(__doc__, JSON)
-    parser.add_argument("--part", choices=("all", "replay", "vllm", "page"), default="all", help="what is done again")
-    parser.add_argument("--models", nargs="+", choices=list(model_cases.CASES), help="with vllm: these alone")
+    parser.add_argument(
+        "--part", choices=("all", "replay", "vllm", "page"), default="all", help="part to measure again"
+    )
+    parser.add_argument("--models", nargs="+", choices=list(model_cases.CASES), help="with vllm: only these")
     given = parser.parse_args()
     kept = json.loads(given.output.read_text()) if given.output.exists() else {}
     if given.part == "all":

@@ -1,4 +1,4 @@
-"""Sections, tables and marked numbers of pages."""
+"""Helpers for generated pages: marked sections, tables and numbers filled from JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def put_section(page: Path, name: str, lines: Sequence[str]) -> None:
-    """Write ``lines`` between the markers of ``name``; a page or a section that is not there yet is begun."""
+    """Write ``lines`` between the markers of ``name``; a missing page or section is created."""
     first, last = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     whole = page.read_text() if page.exists() else ""
     if first not in whole:
@@ -26,7 +26,7 @@ def put_section(page: Path, name: str, lines: Sequence[str]) -> None:
 
 
 def table(columns: str, rows: Iterable[Sequence[object]]) -> list[str]:
-    """Lines of a table; ``columns`` are its head, ``"rows | tokens"``."""
+    """Return the lines of a Markdown table with the head ``columns``, such as ``"rows | tokens"``."""
     lines = [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]
     return [*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)]
 
@@ -35,7 +35,7 @@ MARKED = re.compile(r"(?P<text>[^\s|(]+)<!--=(?P<path>[\w.:/-]+)-->")
 
 
 def shown(value: Any, like: str) -> str:
-    """``value`` as the page shows it: a number with the decimals (and the % sign) of ``like``, else its text."""
+    """Format ``value`` as the page shows it: with the decimals and the % sign of ``like``; a text stays a text."""
     if isinstance(value, str):
         return value.replace(" ", "\u00a0")
     decimals = len(like.rstrip("%").partition(".")[2])
@@ -43,14 +43,18 @@ def shown(value: Any, like: str) -> str:
 
 
 def value_in(found: Any, path: str) -> Any:
-    """What stands at ``key.key.0``; ``KeyError`` where nothing does."""
+    """Return the value at a path such as ``key.key.0``.
+
+    Raises:
+        KeyError: nothing is at this path.
+    """
     for key in path.split("."):
         found = found[int(key)] if isinstance(found, list) else found[key]
     return found
 
 
 def fill(page: Path, value_at: Callable[[str], Any]) -> None:
-    """Write every number of the page before a marker, an HTML comment ``<!--=path-->``, as it is at that path now."""
+    """Replace each number before a marker, an HTML comment ``<!--=path-->``, by the current value at that path."""
 
     def replaced(match: re.Match[str]) -> str:
         return f"{shown(value_at(match['path']), match['text'])}<!--={match['path']}-->"

@@ -22,28 +22,31 @@ ALIKE = ("[[data.validation]]", "[data.test.NAME]")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "recipe.md"
 INTRODUCTION = """# Every setting of a recipe
 
-Written from the schema by `python -m tools.recipe_page`; a test compares. A recipe is a TOML file; on the
-command line `--set stages.0.max_tokens=8192` changes one setting. An unknown key is an error that names the nearest
-known one, no setting rewrites another, and the run folder's `config.toml` holds all of them as they were used.
-A path in a recipe counts from the recipe's folder, one on the command line from where one stands; `~` is one's home.
-`magicrl recipes quickstart` prints a short example, and the symbols (D_R, M, T, tau, ...) are the report's.
+A recipe is a TOML file. `magicrl recipes quickstart` prints a short example, and `--set stages.0.max_tokens=8192` on
+the command line changes one setting. The symbols (D_R, M, T, tau, ...) are those of the report.
+
+- An unknown key is an error that names the nearest known key. No setting changes another one.
+- A relative path starts at the recipe's folder, on the command line at the working directory. `~` is your home folder.
+- The run folder's `config.toml` holds all settings as they were used.
+
+`python -m tools.recipe_page` writes this page from the schema, and a test compares the two.
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [INTRODUCTION]
     for title, root in (("Training: `magicrl train`", TrainConfig), ("Supervised start: `magicrl sft`", SftConfig)):
         parts.append(f"## {title}\n")
         for heading, section in tables(root, ""):
-            lead = " ".join(inspect.getdoc(section).split()) if section.__doc__ else ""  # type: ignore[union-attr]
+            lead = " ".join((inspect.getdoc(section) or "").replace("``", "`").split())
             settings = table(section) if heading not in ALIKE else "Its settings are those of `[[data.train]]`."
             parts.append(f"### `{heading}`\n\n{lead}\n\n{settings}\n")
     return "\n".join(parts)
 
 
 def tables(section: type[Section], name: str) -> Iterator[tuple[str, type[Section]]]:
-    """The tables of a recipe in the schema's order: TOML heading and section."""
+    """Yield the tables of a recipe in the schema's order: TOML heading and section."""
     for key, field in section.model_fields.items():
         inner, many = section_of(field.annotation)
         if inner is None:
@@ -57,7 +60,7 @@ def tables(section: type[Section], name: str) -> Iterator[tuple[str, type[Sectio
 
 
 def section_of(annotation: Any) -> tuple[type[Section] | None, Literal["one", "list", "table"]]:
-    """The section that a field holds, and whether it holds one, a list or a table of them."""
+    """Return the section that a field holds, and whether it holds one, a list or a table of them."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, "one"
     inner = [section_of(argument)[0] for argument in get_args(annotation)]
@@ -67,7 +70,7 @@ def section_of(annotation: Any) -> tuple[type[Section] | None, Literal["one", "l
 
 
 def table(section: type[Section]) -> str:
-    """A row a setting that is no table of its own."""
+    """Return one row per setting that is not a table itself."""
     said = docstrings(section)
     rows = ["| key | type | default | |", "|---|---|---|---|"]
     for key, field in section.model_fields.items():
@@ -78,7 +81,7 @@ def table(section: type[Section]) -> str:
 
 
 def docstrings(section: type[Section]) -> dict[str, str]:
-    """The text under each setting in the source, in the class itself or one that it extends."""
+    """Return the docstring of each setting, of the class itself or of one that it extends."""
     found: dict[str, str] = {}
     for base in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
         tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
@@ -95,7 +98,7 @@ def docstrings(section: type[Section]) -> dict[str, str]:
 
 
 def kind_of(field: FieldInfo) -> str:
-    """Its type in TOML's words, and its bounds."""
+    """Return the type of a setting in TOML's words, and its bounds."""
     if any(isinstance(item, AfterValidator) for item in field.metadata):
         return "name"
     bounds = [text for item in field.metadata for text in bound(item)]

@@ -24,7 +24,7 @@
 
 Weights are random. An out-of-memory or another failure of a case stands in the JSON instead of its figures, and the
 next case goes on; after another failure than that the command exits with 1. `python -m tools.gpu_page FILE...` puts
-what it found into docs/evidence/performance.md.
+what it found into docs/evidence/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from benchmarks.shared import rounded
 from benchmarks.speed.gpu_device import forget_peak, name_of, now, peak_gib, planned_with, product_rate, random_model
 from benchmarks.speed.models import sample_of
 from magicrl.config.algorithm_schema import AlgorithmConfig
-from magicrl.config.schema import LoraConfig, ModelConfig
+from magicrl.config.model_schema import LoraConfig, ModelConfig
 from magicrl.planning.costs import sequence_work, update_flops
 from magicrl.planning.hardware import GIB, Hardware, peak_flops
 from magicrl.planning.memory import LearnerMemory, LearnerSetup, learner_memory

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# magicrl on SLURM: one Ray node a task, the head on the first, the run beside it. Submit with
+# magicrl on SLURM: one Ray node per task, the head and the run on the first. Submit with
 #   sbatch --nodes=4 --gpus-per-node=8 examples/cluster/slurm.sh recipes/mine.toml
-# The recipe's [cluster] section says `address = "auto"`. Code, model and run folder lie on a file system that all
-# nodes share. A job that is requeued goes on from its last checkpoint.
+# The recipe's [cluster] section says `address = "auto"`. Code, model and run folder are on a file system that all
+# nodes share. A requeued job continues from its last checkpoint.
 #SBATCH --job-name=magicrl
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -31,9 +31,10 @@ for host in "${hosts[@]:1}"; do
 done
 sleep 20
 
-# 120 s before the limit SLURM signals this script: the run finishes its step and writes a checkpoint
+# 120 s before the limit SLURM signals this script. The run finishes its step and writes a checkpoint; the job ends with
+# the run's own exit status (143), not with 0, since the training is not done.
 srun --nodes=1 --ntasks=1 --overlap --nodelist="$head" \
   bash -c 'magicrl cluster doctor "$1" && exec magicrl train "$@" --resume' magicrl "$recipe" "$@" &
 run=$!
-trap 'kill -TERM "$run"; wait "$run"; exit 0' TERM
+trap 'kill -TERM "$run"; wait "$run"; exit $?' TERM
 wait "$run"

@@ -10,6 +10,7 @@ exception is `live`: an object that was given in Python, which this process alon
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -64,6 +65,7 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "family": {
             "calculator_problems": "magicrl.data.calculator_problems:make_calculator_problems",
             "guess_number": "magicrl.data.guess_number:make_guess_number",
+            "reasoning_gym": "magicrl.data.gym_tasks:GymTask",
             "running_sum": "magicrl.data.running_sum:make_running_sum",
             "word_problems": "magicrl.data.word_problems:make_word_problems",
         },
@@ -120,7 +122,8 @@ def check(kind: str, reference: str) -> str:
     Raises:
         ValueError: an unknown name (says the nearest known one), a file or a module that is not there.
     """
-    return references.check(kind, reference, BUILTINS[kind])
+    references.check(kind, _collection(kind, reference)[0], BUILTINS[kind])
+    return reference
 
 
 def resolve(kind: str, reference: str) -> Any:
@@ -130,7 +133,15 @@ def resolve(kind: str, reference: str) -> Any:
         ValueError: as `check`; the module fails to import (its error is told and is the cause); or it has no such
             attribute.
     """
-    return references.resolve(kind, reference, BUILTINS[kind])
+    name, task = _collection(kind, reference)
+    found = references.resolve(kind, name, BUILTINS[kind])
+    return functools.partial(found, task) if task else found
+
+
+def _collection(kind: str, reference: str) -> tuple[str, str]:
+    """Split the family ``reasoning_gym/TASK`` in two; the second part of any other reference is empty."""
+    name, _, task = reference.partition("/")
+    return (name, task) if kind == "family" and name == "reasoning_gym" and task else (reference, "")
 
 
 def is_builtin(kind: str, reference: str) -> bool:

@@ -112,7 +112,7 @@ CASES = {
     "Gemma 3": Case(
         model_type="gemma3_text",
         differs={**_WINDOWED, "query_pre_attn_scalar": 8},
-        layers="windows with rotary frequencies of their own, norms after layers",
+        layers="windows with separate rotary frequencies, norms after layers",
     ),
     "Gemma 4": Case(
         model_type="gemma4_text",
@@ -139,7 +139,7 @@ CASES = {
             "top_k_experts": 2,
             "moe_intermediate_size": 16,
         },
-        layers="windows, values that are keys, mixture beside a dense layer",
+        layers="windows, values that are keys, mixture next to a dense layer",
     ),
     "Llama 4 text": Case(
         model_type="llama4_text",

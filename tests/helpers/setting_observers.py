@@ -33,7 +33,8 @@ from scripted import said
 from setting_rows import ENVIRONMENT, FILES, LEFT_OUT, SFT, TRAIN, Row
 from tomli_w import dumps
 
-from magicrl.config.schema import LoraConfig, ModelConfig, SftConfig, TinyModelConfig, TrainConfig
+from magicrl.config.model_schema import LoraConfig, ModelConfig, TinyModelConfig
+from magicrl.config.schema import SftConfig, TrainConfig
 from magicrl.records import Problem
 
 Seen = dict[str, Any]

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 import magicrl
-from magicrl.commands.given import overrides_of
+from magicrl.commands.given import overrides_of, reward_reference
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.registry import resolve
@@ -98,7 +98,7 @@ def test_importing_magicrl_loads_nothing_else() -> None:
         ({"data": []}, "data holds no records"),
         ({"data": ["1 + 1"]}, r"data\[0\] must be a record, e.g. .* got '1 \+ 1' \(str\)"),
         ({"data": "missing.jsonl"}, "data: data.train.0.path: .*missing.jsonl: no such file"),
-        ({"reward": 3}, r"reward must be a name .* or a function, got 3 \(int\)"),
+        ({"reward": 3}, r"reward must be a name .* a function or a list of functions, got 3 \(int\)"),
         ({"reward": "mths"}, "reward: data.train.0.verifier: unknown reward 'mths'; did you mean 'maths'"),
         ({"output": 3}, r"output must be a path or a name, got 3 \(int\)"),
         ({"progress": "yes"}, r"progress must be True, False or an object .* got 'yes' \(str\)"),
@@ -113,6 +113,24 @@ def test_wrong_arguments_are_told(
         with pytest.raises(ValueError, match=said):
             function(**{"recipe": RECIPE} | arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_of_rewards_is_their_sum() -> None:
+    def long(completions: list[str], **columns: object) -> list[float]:
+        return [float(len(text)) for text in completions]
+
+    def half(problem: magicrl.Problem, response: str) -> float:
+        return 0.5
+
+    verdict = magicrl.verify("abc", reward=[long, half])
+    assert (verdict.score, verdict.metrics) == (3.5, {"long": 3.0, "half": 0.5})
+    names = [reward_reference(functions) for functions in ([long, half], [long, long], (long, half))]
+    assert names[0] == names[2], "resuming a run needs the same functions again"
+    assert names[0].partition("@")[2] != names[1].partition("@")[2]
+    with pytest.raises(ValueError, match="an empty list of rewards"):
+        magicrl.verify("abc", reward=[])
+    with pytest.raises(ValueError, match="a function or a list of functions, got"):
+        magicrl.verify("abc", reward=[long, "maths"])  # type: ignore[list-item]
 
 
 def test_what_other_processes_would_have_to_call_is_refused() -> None:

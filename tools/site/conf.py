@@ -16,7 +16,7 @@ import generated
 
 # pages that an index of a study leads to
 STUDIES = {
-    "docs/evidence/study/index": ["settings", *map(str, range(13)), "figures", "costs", "questions"],
+    "docs/evidence/study/index": [*map(str, range(13)), "figures", "costs", "questions"],
     "docs/evidence/study-starts/index": ["20", "21", "22"],
     "docs/evidence/study-recipe/index": ["30", "31", "32"],
     "docs/evidence/study-target/index": ["40", "41", "42"],

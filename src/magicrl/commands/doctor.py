@@ -254,9 +254,7 @@ def _sandbox() -> Finding:
     try:
         tier = sandbox.tier
     except SandboxError as error:
-        remedy = (
-            "a Linux kernel 5.13 or newer on x86-64 (docs/reference/security.md); all but code problems works without"
-        )
+        remedy = "a Linux kernel 5.13 or newer on x86-64 (docs/reference/code-verifier.md); the rest works without"
         return Finding(what, "warning", str(error), remedy)
     finally:
         sandbox.close()

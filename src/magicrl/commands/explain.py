@@ -56,7 +56,7 @@ def explain(
         progress: Called with a line of text at each part of the work; default: not at all.
 
     Returns:
-        What ``magicrl explain --json`` prints (docs/guides/explain.md).
+        What ``magicrl explain --json`` prints (docs/guides/preflight-and-explain.md#explain).
 
     Raises:
         ValueError: an argument is wrong, or the run cannot be made again here; says why.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from magicrl.config.errors import RecipeError
 from magicrl.config.overrides import Override, Overrides, plain
 from magicrl_verifiers.records import Problem
-from magicrl_verifiers.references import live
+from magicrl_verifiers.references import live, source_text
 
 if TYPE_CHECKING:
     from magicrl.config.schema import TrainConfig
@@ -31,8 +31,8 @@ Settings = Mapping[str, Any] | Sequence[str]
 """Dotted keys and their values, ``{"optimizer.learning_rate": 1e-5}``, or texts ``"KEY=VALUE"`` as after ``--set``."""
 RewardFunction = Callable[..., Any]
 """A function ``(problem, response) -> score``, its settings given by ``magicrl.reward``."""
-Reward = str | RewardFunction
-"""A reward's name (``exact``, ``maths``, ``code``, ``file.py:function``) or a function."""
+Reward = str | RewardFunction | Sequence[RewardFunction]
+"""A reward's name (``exact``, ``maths``, ``code``, ``file.py:function``), a function, or functions to be added."""
 PathText = str | os.PathLike[str]
 """A path or a name."""
 
@@ -120,21 +120,27 @@ def model_text(model: Any) -> str:
 
 
 def reward_reference(reward: Reward) -> str:
-    """The reward's name; one of this process where a function was given.
+    """Return the reward's name; functions get a name that exists in this process only.
 
     Raises:
-        ValueError: it is no function, its settings are wrong, or it asks to be isolated.
+        ValueError: no function, wrong settings, or a function that must be isolated.
     """
     if isinstance(reward, str):
         return reward
-    if not callable(reward):
+    functions = reward if isinstance(reward, list | tuple) else [reward]
+    if not all(map(callable, functions)):
         raise ValueError(
-            f"reward must be a name (maths, exact, code, file.py:function) or a function, got {reward!r:.60} "
-            f"({type(reward).__name__})"
+            f"reward must be a name (maths, exact, code, file.py:function), a function or a list of functions, got "
+            f"{reward!r:.60} ({type(reward).__name__})"
         )
     from magicrl_verifiers.table import verifier_spec
 
-    reference = live(reward)
+    if callable(reward):
+        reference = live(reward)
+    else:  # the digest covers the text of every function
+        texts = [text for text in map(source_text, functions) if text is not None]
+        name = "+".join(getattr(one, "__name__", type(one).__name__) for one in functions)
+        reference = live(list(functions), name, "\n\n".join(texts) if len(texts) == len(functions) else None)
     verifier_spec(reference)
     return reference
 

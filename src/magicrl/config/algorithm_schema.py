@@ -1,4 +1,4 @@
-"""The recipe's ``[algorithm]``, ``[entropy]`` and ``[reference]``: what an update minimises."""
+"""Recipe tables ``[algorithm]``, ``[entropy]`` and ``[reference]``: the loss that an update minimises."""
 
 from __future__ import annotations
 
@@ -18,47 +18,54 @@ ControllerName = Annotated[Reference, door("controller")]
 
 
 class AlgorithmConfig(Section):
-    """The update: Eq. 3.1 by default."""
+    """Loss, advantages and sampling rules of a training step. The defaults are MAGIC (Eq. 3.1 of the report)."""
 
     loss: LossName = "magic"
-    """`magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, `scalerl`, `sapo`, `ce_gppo`, `aspo`, `dppo`,
-    `dppo_kl` (docs/reference/losses.md), or your own `file.py:ROW` (docs/guides/custom-parts.md)."""
+    """Policy loss: `magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, `scalerl`, `sapo`, `ce_gppo`,
+    `aspo`, `dppo`, `dppo_kl` (docs/reference/losses.md), or a custom one, `file.py:ROW`
+    (docs/guides/custom-parts.md)."""
     advantage: AdvantageName = "group"
-    """Rewards to advantages: `group` (the group's mean and deviation), `rloo`, `maxrl`, `pass_at_k`, `batch_std`,
-    `reinforce_pp`, `reinforce_pp_baseline` (docs/reference/losses.md), or your own function, `file.py:function`."""
+    """Advantage estimator: `group` (reward minus the group's mean, divided by its standard deviation), `rloo`, `maxrl`,
+    `pass_at_k`, `batch_std`, `reinforce_pp`, `reinforce_pp_baseline` (docs/reference/losses.md), or a custom function,
+    `file.py:function`."""
     advantage_k: int = Field(default=4, ge=2)
-    """k of ``advantage = "pass_at_k"``, at most the group's size."""
+    """k of ``advantage = "pass_at_k"``, at most ``group_size``."""
     overlong_buffer: int | None = Field(default=None, ge=1)
-    """Tokens before T in which the reward that advantages are made of falls by up to 1 (DAPO); default: nowhere."""
+    """Number of tokens before ``max_tokens`` over which a length penalty of up to 1 is subtracted from the reward (soft
+    overlong punishment of DAPO). Default: no penalty."""
     reducer: ReducerName | None = None
-    """How tokens weigh: `global_tokens`, `response_mean`, `prompt_mean`, `sequence_sum`, `constant`, or your own;
-    default: the row's."""
+    """How token losses are averaged: `global_tokens`, `response_mean`, `prompt_mean`, `sequence_sum`, `constant`, or a
+    custom function. Default: as the loss defines."""
     advantage_mask: Literal["none", "before", "after"] = "none"
-    """What a truncated response is to the group: ``none`` keeps it (reward 0), ``before`` leaves it out of mean and
-    deviation, ``after`` sets its advantage to 0."""
+    """Role of truncated responses in their group. ``none``: they count like others, with reward 0. ``before``: they are
+    left out of the group's mean and deviation. ``after``: their advantage is set to 0."""
     clip_low: float | None = Field(default=None, gt=0)
-    """eps_low; default: the loss row's own (0.2 for magic, ppo, grpo)."""
+    """eps_low, the lower clip range. Its meaning depends on the loss. Default: the loss's own value (0.2 for magic,
+    ppo, grpo)."""
     clip_high: float | None = Field(default=None, gt=0)
-    """eps_high; default: the loss row's own (0.2 for magic, ppo, grpo; 0.28 for dapo)."""
+    """eps_high, the upper clip range. Its meaning depends on the loss. Default: the loss's own value (0.2 for magic,
+    ppo, grpo; 0.28 for dapo)."""
     reject_zero_advantage: bool = True
-    """Leave out groups whose rewards are all equal."""
+    """Leave out groups whose rewards are all equal. Their advantages are 0."""
     stop_after_empty_steps: int = Field(default=20, ge=1)
-    """Steps in a row whose groups were all rejected before the run stops with an error."""
+    """Number of consecutive training steps without any usable group after which the run stops with an error."""
     refill: Literal["none", "until_full"] = "none"
-    """``until_full``: sample further prompts in place of rejected groups; needs ``reject_zero_advantage``."""
+    """``until_full``: sample more prompts to replace rejected groups (dynamic sampling); needs
+    ``reject_zero_advantage``. ``none``: train on the groups that remain."""
     refill_rounds: int = Field(default=4, ge=1)
-    """Most further sampling rounds a step may take to refill."""
+    """Maximum number of additional sampling rounds per training step."""
     minibatch: Literal["keep_n_sgd", "keep_d_t"] = "keep_n_sgd"
-    """How survivors of the rejection are split: into D_R / D_T parts, or into parts of D_T prompts."""
+    """How the remaining groups are split into mini-batches. ``keep_n_sgd``: always into D_R / D_T parts. ``keep_d_t``:
+    into parts of D_T prompts."""
     reuse: int = Field(default=1, ge=1)
-    """N_reuse: passes over the rollout buffer."""
+    """N_reuse, the number of passes over the rollout buffer."""
     correction: CorrectionName = "none"
-    """Importance weights between sampler and learner: truncated (`tis`), masked one by one (`mis`), masked by their
-    second moment (`m2po`), `none`, or your own function."""
+    """Importance sampling correction between engine and learner: ``none``, truncated (`tis`), masked per token (`mis`),
+    masked by the second moment (`m2po`), or a custom function."""
     correction_cap: float = Field(default=2.0, gt=1)
-    """Largest importance weight (``tis``), or the one above which a token is left out (``mis``)."""
+    """Maximum importance weight. ``tis`` truncates larger weights to it; ``mis`` leaves these tokens out."""
     second_moment: float = Field(default=0.04, gt=0)
-    """tau_M2: mean square of the log weights that ``m2po`` leaves in a mini-batch."""
+    """tau_M2 of ``m2po``: maximum mean square of the log weights that remain in a mini-batch."""
 
     @model_validator(mode="after")
     def _refills_what_is_rejected(self) -> Self:
@@ -71,23 +78,25 @@ class AlgorithmConfig(Section):
 
 
 class EntropyConfig(Section):
-    """The entropy bonus: off, a fixed coefficient, or adaptive control (section 3.2.5)."""
+    """Entropy bonus: adaptive control (section 3.2.5 of the report), a fixed coefficient, or none."""
 
     controller: ControllerName = "adaptive"
-    """``adaptive``: alpha is c where entropy is at or below the target, else 0; c goes up or down by D a step;
-    ``fixed``, ``none``, or your own, `file.py:make`."""
+    """``adaptive``: the coefficient alpha is c while entropy is at or below the target, otherwise 0; after each step c
+    rises or falls by D. ``fixed``: alpha is constant. ``none``: no bonus. Or a custom controller, `file.py:make`."""
     preset: Literal["report", "code", "small"] = "report"
-    """``report``: D 0.005, c in [0, inf); ``code``: D 1e-4, c in [0, 0.005], lag 1; ``small``: small models."""
+    """Values of the adaptive controller. ``report``: D 0.005, c in [0, inf). ``code`` (as the released code): D 1e-4, c
+    in [0, 0.005], one step late. ``small``: for models far below a billion parameters."""
     alpha: float | None = Field(default=None, ge=0)
-    """The coefficient of ``controller = "fixed"``."""
+    """Coefficient of the bonus with ``controller = "fixed"``."""
     target: float | None = Field(default=None, ge=0)
-    """Target entropy in nats per token; overrides the preset's."""
+    """Target entropy in nats per token. Default: the preset's."""
     step: float | None = Field(default=None, gt=0)
-    """D; overrides the preset's."""
+    """D, the amount by which c changes per training step. Default: the preset's."""
     maximum: float | None = Field(default=None, gt=0)
-    """c_max; overrides the preset's."""
+    """c_max, the upper limit of c. Default: the preset's."""
     estimator: Literal["exact", "sampled"] = "exact"
-    """``exact``: of the whole distribution at each token; ``sampled``: mean of -log p of the sampled tokens."""
+    """How entropy is measured. ``exact``: over the whole distribution at each token. ``sampled``: mean of -log p of the
+    sampled tokens."""
 
     @model_validator(mode="after")
     def _fixed_has_alpha(self) -> Self:
@@ -98,14 +107,15 @@ class EntropyConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """A frozen reference model: absent, watched (KL as a metric) or in the loss (beta times k3)."""
+    """Frozen reference model, for the KL divergence from it."""
 
     mode: Literal["none", "monitor", "loss"] = "none"
-    """``monitor`` measures the KL, ``loss`` adds it."""
+    """``none``: no reference model. ``monitor``: the KL is a metric. ``loss``: beta x KL (the k3 estimator) is also
+    added to the loss."""
     model: FolderOrName | None = None
-    """Model folder; default: the start model. A stage change never moves it."""
+    """Folder or hub name of the reference model. Default: the starting model. It is the same in all stages."""
     coefficient: float = Field(default=0.0, ge=0)
-    """beta, for ``mode = "loss"``."""
+    """beta, the weight of the KL penalty, for ``mode = "loss"``."""
 
     @model_validator(mode="after")
     def _beta_only_in_the_loss(self) -> Self:

@@ -1,4 +1,4 @@
-"""The recipe's ``[cluster]``: Ray, and how many processes of what kind run on it."""
+"""Recipe table ``[cluster]``: Ray, and the processes that run on it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from magicrl.config.section import Section
 
 
 class LearnerPlacement(Section):
-    """The learner's processes (ranks): FSDP2 shards the weights over them."""
+    """Processes (ranks) of the learner. FSDP2 shards the weights over them."""
 
     ranks: int = Field(default=1, ge=1)
-    """Processes, one a GPU; 1: the learner stays in the run's own process."""
+    """Number of learner processes, one per GPU. With 1 the learner runs in the process of the run itself."""
     sequence_parallel: int = Field(default=1, ge=1)
-    """Ranks that share one sequence (Ulysses); divides ``ranks``, the query heads and the key/value heads."""
+    """Number of ranks that share one sequence (Ulysses). Must divide ``ranks``, the query heads and the key/value
+    heads."""
     shard_ranks: int | None = Field(default=None, ge=1)
-    """Ranks that hold the model once, in shards; divides ``ranks``, and groups of so many are copies of each other
-    (HSDP). Default: those of a node, where their shards then take a quarter of a GPU or less; else all."""
+    """Number of ranks over which one copy of the model is sharded; must divide ``ranks``. Several such groups hold
+    copies (HSDP). Default: the ranks of a node if their shards need at most a quarter of a GPU, otherwise all ranks."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which a micro-batch's gradients are summed over ranks; what is kept of the sum is float32."""
+    """Precision in which the gradients of a micro-batch are summed over ranks. The accumulated sum is always
+    float32."""
     reduce_once: bool = False
-    """Sum gradients over ranks once an update, not once a micro-batch; every rank then holds a whole float32 one."""
+    """Sum gradients over ranks once per update instead of once per micro-batch. Each rank then holds a full float32
+    gradient."""
     offload_optimizer: bool = False
-    """Keep master weights, gradients and moments in the host's memory, and step there."""
+    """Keep the float32 weights, gradients and optimizer state in CPU memory, and run the optimizer there."""
     restarts: int = Field(default=4, ge=0)
-    """Losses of a rank that are mended within one call; then the run stops, to be resumed from its checkpoint."""
+    """Number of lost ranks that one learner call replaces. After more losses the run stops; it can be resumed from its
+    checkpoint."""
 
     @model_validator(mode="after")
     def _numbers_go_together(self) -> Self:
@@ -43,55 +47,57 @@ class LearnerPlacement(Section):
 
 
 class RolloutPlacement(Section):
-    """The rollout replicas: each holds an engine of the kind that ``rollout.engine`` names."""
+    """Rollout replicas. Each has an engine of the kind that ``rollout.engine`` names."""
 
     replicas: int = Field(default=1, ge=1)
-    """Engines, each a Ray actor on any node."""
+    """Number of engines. Each is a Ray actor on any node."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """GPUs of one node over which a replica's model is spread (vLLM)."""
+    """Number of GPUs of one node over which a replica's model is split (vLLM)."""
     cpus: float = Field(default=1.0, ge=0)
-    """CPUs that a replica reserves of its node; a replica on a GPU needs few."""
+    """Number of CPUs that a replica reserves on its node. A replica on a GPU needs few."""
     threads: int | None = Field(default=None, ge=1)
-    """torch threads of a replica; default: ``cpus``, at least 1."""
+    """Number of torch threads per replica. Default: ``cpus``, at least 1."""
     colocated: bool = False
-    """Replicas and learner ranks use the same GPUs in turns. For ``rollout.engine = "vllm"``, synchronous."""
+    """Let replicas and learner ranks use the same GPUs in turns. Needs ``rollout.engine = "vllm"`` and synchronous
+    training."""
     weight_copy: Literal["auto", "object_store", "direct"] = "auto"
-    """``object_store``: through Ray's; ``direct``: from learner ranks to vLLM's workers by its transfer (NCCL, CUDA IPC
-    where ``colocated``; on CPUs gloo, a file in memory). ``auto``: direct where vLLM is on GPUs and takes whole
-    weights, else through the store."""
+    """How new weights reach the replicas. ``object_store``: through Ray. ``direct``: from learner ranks to vLLM's
+    workers (NCCL; CUDA IPC if ``colocated``; gloo or shared memory on CPUs). ``auto``: direct if vLLM runs on GPUs and
+    takes full weights, otherwise through Ray."""
     restarts: int = Field(default=8, ge=0)
-    """Replicas that may be lost and replaced in one run before it stops."""
+    """Number of lost replicas that are replaced in one run. After more losses the run stops."""
 
 
 class VerifierPlacement(Section):
-    """The verifier pools: one on each node, with ``[verifier]``'s limits."""
+    """Verifier pools, one per node, with the limits of ``[verifier]``."""
 
     workers_per_node: int | None = Field(default=None, ge=1)
-    """Processes that judge on each node; default: ``verifier.workers``."""
+    """Number of verifier processes per node. Default: ``verifier.workers``."""
 
 
 class ClusterTimeouts(Section):
-    """Seconds after which a wait ends with an error that names what was waited for."""
+    """Timeouts in seconds. When one expires, the run stops with an error that names what it waited for."""
 
     connect: float = Field(default=120.0, gt=0)
-    """For the Ray at ``cluster.address`` to answer."""
+    """Timeout for Ray at ``cluster.address`` to answer."""
     start: float = Field(default=900.0, gt=0)
-    """For an actor to be placed and to have loaded its model."""
+    """Timeout for an actor to be placed and to load its model."""
     generate: float = Field(default=3600.0, gt=0)
-    """Without a single finished sample from any replica."""
+    """Longest time without a finished sample from any replica."""
     load_weights: float = Field(default=600.0, gt=0)
-    """For a replica to take new weights."""
+    """Timeout for a replica to load new weights."""
     judge: float = Field(default=600.0, gt=0)
-    """Without a single verdict from any verifier pool."""
+    """Longest time without a verdict from any verifier pool."""
     learner: float = Field(default=3600.0, gt=0)
-    """For a learner rank to answer one call."""
+    """Timeout for a learner rank to answer one call."""
 
 
 class ClusterConfig(Section):
-    """Ray and what runs on it."""
+    """Ray cluster and the placement of the run's processes."""
 
     address: str | None = None
-    """Of a running Ray (``auto``: the one of this node, else ``host:port``); None: one is started here for the run."""
+    """Address of a running Ray: ``host:port``, or ``auto`` for the one on this node. Default: start Ray on this machine
+    for the run."""
     learner: LearnerPlacement = LearnerPlacement()
     rollout: RolloutPlacement = RolloutPlacement()
     verifier: VerifierPlacement = VerifierPlacement()

@@ -1,4 +1,4 @@
-"""Errors of a recipe, which know the setting at fault."""
+"""Error of a recipe, which knows the setting that caused it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import partial
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be used. Its text is complete: the command prints it and exits with 2.
+    """Error for a recipe that cannot be used. Its text is complete: the command prints it and exits with status 2.
 
     Args:
-        problem: what is wrong and what to do.
-        key: the setting at fault, dotted (``data.train.0.path``), where the recipe's file and line are not known;
-            ``config.loader.placed_errors`` finds them. Empty for the very setting that ``under`` names; None when
+        problem: What is wrong, and what to do.
+        key: Dotted setting at fault (``data.train.0.path``), used where the recipe's file and line are unknown.
+            `config.loader.placed_errors` finds them. An empty key means the setting that `under` names. None means that
             the text names its own place.
     """
 
@@ -29,7 +29,7 @@ class RecipeError(ValueError):
 
 @contextmanager
 def under(prefix: str) -> Generator[None]:
-    """Errors raised inside speak of a table: put its name before their key (``path`` -> ``data.train.0.path``).
+    """Prefix the key of errors raised inside with a table's name (``path`` becomes ``data.train.0.path``).
 
     Example:
         >>> try:

@@ -30,7 +30,9 @@ T = TypeVar("T")
 Tree = dict[str, Any]
 
 # What a user's own run changes most. Each short form stands for exactly these settings, and says so in the docs.
-HELD_OUT_BY_SHORTHAND = 100
+HELD_OUT_BY_SHORTHAND, GENERATED_BY_SHORTHAND = 100, 1000
+GYM = "reasoning_gym/"
+"""How the name of a generated task begins that may stand in the place of a data set."""
 SHORTHANDS = {
     "model": ("start.model",),
     "data": ("data.train", "data.holdout"),
@@ -234,13 +236,15 @@ def _apply_override(tree: Tree, override: Override) -> None:
         # the whole table: [start] has one of model and sft, and the recipe's own may be the other
         tree["start"] = {"model": value}
     elif key == "data":
-        place = "source" if str(value).startswith(LIVE) else "hub" if _is_hub_name(value) else "path"
-        tree["data"] = {
-            # the recipe's sets to test and validate on are of its own data
-            **{k: v for k, v in tree.get("data", {}).items() if k not in ("train", "validation", "test")},
-            "train": [{place: value}],
-            "holdout": HELD_OUT_BY_SHORTHAND,
-        }
+        # the recipe's sets to test and validate on are of its own data
+        kept = {k: v for k, v in tree.get("data", {}).items() if k not in ("train", "validation", "test", "holdout")}
+        if str(value).startswith(GYM):
+            test = {"family": value, "count": HELD_OUT_BY_SHORTHAND, "split": "test"}
+            own = {"train": [{"family": value, "count": GENERATED_BY_SHORTHAND}], "test": {"held_out": test}}
+        else:
+            place = "source" if str(value).startswith(LIVE) else "hub" if _is_hub_name(value) else "path"
+            own = {"train": [{place: value}], "holdout": HELD_OUT_BY_SHORTHAND}
+        tree["data"] = {**kept, **own}
     elif key == "reward":
         for source in _sources(tree):
             source["verifier"] = value

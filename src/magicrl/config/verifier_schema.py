@@ -1,4 +1,4 @@
-"""The recipe's ``[verifier]``: how answers are judged, and the served model that may judge them."""
+"""Recipe table ``[verifier]``: how responses are verified, and the served model of the reward ``judge``."""
 
 from __future__ import annotations
 
@@ -16,39 +16,46 @@ if TYPE_CHECKING:
 
 
 class JudgeConfig(JudgeSettings, Section):
-    """The model that the reward ``judge`` asks, behind an OpenAI-compatible server
+    """Model of the reward ``judge``: an LLM judge or a reward model behind an OpenAI-compatible server
     (docs/reference/maths-verifier.md)."""
 
     cache: FilePath | None = None
-    """Folder of the scores given so far; default: ``magicrl/judge`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Folder in which scores are cached. Default: ``magicrl/judge`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
 
 
 class VerifierConfig(Section):
-    """How answers are judged."""
+    """How responses are verified, and the limits of the verifier processes."""
 
     reasoning: Literal["auto", "required", "none"] = "auto"
-    """What an unfinished ``<think>`` means (docs/reference/maths-verifier.md)."""
+    """How ``<think>`` tags are read. ``auto``: unclosed reasoning has no answer; without tags the whole text counts.
+    ``required``: no ``</think>``, no answer. ``none``: tags are ignored (docs/reference/maths-verifier.md)."""
     extract: Literal["lenient", "box"] = "box"
-    """``box``: only a ``\\boxed{}`` is an answer; ``lenient``: also what the text ends with."""
+    r"""Where the answer is. ``box``: only in ``\boxed{}``. ``lenient``: without a box, also in the statement that ends
+    the text."""
     time_limit: float = Field(default=10.0, gt=0)
-    """CPU seconds of one maths answer, or of a program in one test."""
+    """CPU seconds per maths answer, or per program and test."""
     workers: int = Field(default=1, ge=1)
-    """Processes that judge."""
+    """Number of verifier processes."""
     memory_limit_mb: int = Field(default=4096, ge=256)
-    """Of each worker; what needs more is judged wrong."""
+    """Memory limit of each process in MiB. An answer that needs more is wrong."""
     stop_after_unjudged_steps: int = Field(default=3, ge=1)
-    """Steps in a row of which no response could be judged (a server is down) before the run stops, to be resumed."""
+    """Number of consecutive training steps in which no response could be judged (for example because a server is down)
+    after which the run stops. It can be resumed."""
     judge: JudgeConfig | None = None
 
     def deciding(self) -> VerifierConfig:
-        """Without what only says how a judge is reached: nothing of it decides a score."""
+        """Return the settings that can change a score, without how a judge is reached."""
         free = ("base_url", "key_variable", "concurrency", "attempts", "attempt_seconds", "token_budget", "cache")
         judge = None if self.judge is None else self.judge.model_copy(update=dict.fromkeys(free))
         patience = VerifierConfig.model_fields["stop_after_unjudged_steps"].default
         return self.model_copy(update={"judge": judge, "stop_after_unjudged_steps": patience})
 
     def needed_judge(self) -> JudgeConfig:
-        """Return the settings of the reward ``judge``. Raises RecipeError where there are none."""
+        """Return the settings of the reward ``judge``.
+
+        Raises:
+            RecipeError: The recipe has none.
+        """
         if self.judge is None:
             raise RecipeError(NO_JUDGE, key="verifier.judge")
         return self.judge

@@ -26,6 +26,7 @@ from magicrl.data.families import Split, check_options, make_family, unique_prob
 from magicrl.data.schemas import OFFER, Quarantined, Read, RecordReader, Template, catalogue
 from magicrl.records import Problem
 from magicrl.registry import resolve
+from magicrl_verifiers.gym import NAME as GYM
 from magicrl_verifiers.references import LIVE
 
 
@@ -386,6 +387,11 @@ def load_source(source: SourceConfig, *, key: str = "data.train.0") -> LoadedSou
     loaded = _generated(source) if source.family is not None else _recorded(source, key)
     if source.label_noise:
         with _at("label_noise"):
+            if any(problem.verifier == GYM for problem in loaded.problems):
+                raise ValueError(
+                    f"the verifier {GYM} does not read the reference answers that this changes; set verifier = "
+                    '"exact" too'
+                )
             loaded = replace(loaded, problems=tuple(with_wrong_labels(loaded.problems, source.label_noise)))
     if source.environment is not None:
         given = tuple(replace(problem, environment=source.environment) for problem in loaded.problems)
@@ -419,6 +425,8 @@ def _at(key: str) -> Generator[None]:
     """What a family refuses is always a setting of the recipe."""
     try:
         yield
+    except RecipeError as error:
+        raise RecipeError(error.problem, key=error.key or key) from error
     except ValueError as error:
         raise RecipeError(str(error), key=key) from error
 

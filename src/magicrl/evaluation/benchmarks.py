@@ -15,14 +15,15 @@ from huggingface_hub import hf_hub_download
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import shipped_table
 from magicrl.config.schema import FieldMapping, Section
+from magicrl.data.gym_tasks import PREFIX, GymTask
 from magicrl.data.schemas import Template
 from magicrl.data.schemas import catalogue as schemas
 from magicrl.data.sources import Place, Read, RecordReader, Rejected, read_problems
 from magicrl.records import Problem
 from magicrl.registry import BUILTINS, is_builtin, names, resolve
+from magicrl_verifiers.gym import NAME as GYM
 from magicrl_verifiers.references import LIVE, did_you_mean
 
-PREFIX = "reasoning_gym/"
 SEED = 0
 COUNT = 100
 """Number of problems of a task without a limit."""
@@ -32,30 +33,12 @@ def gym_problems(task: str, count: int | None, *, stem: str) -> list[Problem]:
     """Return the first ``count`` problems of a task, generated with a fixed seed.
 
     Raises:
-        RecipeError: the extra is not installed, there is no such task, or the task's code judges its answers.
+        RecipeError: the extra is not installed, there is no such task, or it cannot be used.
     """
     try:
-        import reasoning_gym  # pyright: ignore[reportMissingImports]
-        from reasoning_gym.dataset import ProceduralDataset  # pyright: ignore[reportMissingImports]
-        from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise RecipeError(
-            f"--benchmark {PREFIX}{task}: {error}; reasoning-gym is an extra: pip install 'magicrl[gym]'"
-        ) from None
-    # only tasks with the library's plain comparison: others accept several answers, which `exact` would reject
-    usable: list[str] = sorted(
-        name for name, (kind, _) in DATASETS.items() if kind.score_answer is ProceduralDataset.score_answer
-    )
-    if task not in usable:
-        why = "judges answers with its own code" if task in DATASETS else "no such task"
-        hint = did_you_mean(task, usable)
-        raise RecipeError(f"--benchmark {PREFIX}{task}: {why}{hint} Usable: {', '.join(usable)}")
-    made: Any = reasoning_gym.create_dataset(task, size=count or COUNT, seed=SEED)
-    answered = [(str(made[i]["question"]).strip(), str(made[i]["answer"]).strip()) for i in range(count or COUNT)]
-    return [
-        Problem(id=f"{task}-{i}", prompt=prompt, references=(reference,), verifier="exact", source=stem)
-        for i, (prompt, reference) in enumerate(answered)
-    ]
+        return GymTask(task).benchmark(count or COUNT, stem)
+    except RecipeError as error:
+        raise RecipeError(f"--benchmark {PREFIX}{task}: {error.problem}") from None
 
 
 Window = tuple[date | None, date | None]
@@ -211,7 +194,7 @@ def load_benchmark(asked: BenchmarkSource, reading: Reading) -> LoadedBenchmark:
     if not found:
         why = f": {aside[0]}" if aside else " (an empty file, or no problem in the window)"
         raise ValueError(f"benchmark {asked.name}: no problem can be used{why}")
-    default = known.verifier if known is not None else "exact" if asked.task is not None else "maths"
+    default = known.verifier if known is not None else GYM if asked.task is not None else "maths"
     problems = _finished(found, asked.name, reading, default)
     limited = reading.limit is not None and len(problems) >= reading.limit
     narrowed = known is not None and reading.window not in (None, known.window)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import LoraConfig
+from magicrl.config.model_schema import LoraConfig
 from magicrl.models.model_files import read_object
 
 ADAPTER = "adapter"

@@ -1,4 +1,4 @@
-"""Decoder layers compiled by torch: ``model.compile`` (docs/guides/distributed-learner.md#compiled-layers).
+"""Decoder layers compiled by torch: ``model.compile`` (docs/guides/cluster.md#compiled-layers).
 
 Only a layer's own forward is compiled. FSDP2's hooks and gradient checkpointing therefore wrap it as usual, and no
 parameter changes its name. All layers of a model share the graphs, in which the number of tokens is a symbol. A graph

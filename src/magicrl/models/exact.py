@@ -1,4 +1,4 @@
-"""Arithmetic whose bits do not depend on what else is computed: ``model.exact``, on a CPU (docs/guides/exact-mode.md).
+"""Arithmetic whose bits do not depend on what else is computed: ``model.exact`` (docs/guides/runs.md#exact-mode).
 
 A number may differ between sampler and learner for four reasons, and this module removes each one. Products of few rows
 use other kernels, so rows are padded to a multiple of `ROWS`. Attention adds over as many keys as a batch happens to

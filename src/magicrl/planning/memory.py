@@ -19,7 +19,8 @@ from typing import NamedTuple
 import psutil
 
 from magicrl.config.cluster_schema import ClusterConfig
-from magicrl.config.schema import LoraConfig, ModelConfig, TrainConfig
+from magicrl.config.model_schema import LoraConfig, ModelConfig
+from magicrl.config.schema import TrainConfig
 from magicrl.planning.costs import BF16, FLOAT32
 from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.shapes import ModelShape

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from math import ceil, floor
 
 from magicrl.config.cluster_schema import ClusterConfig
-from magicrl.config.schema import LoraConfig, StageConfig, TrainConfig
+from magicrl.config.model_schema import LoraConfig
+from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.planning.costs import Calibration, System, forward_flops, load_calibration
 from magicrl.planning.hardware import Hardware
 from magicrl.planning.layouts import Demand, Placed, Stated, check_stated, default_shards, fitting_layouts, refusal

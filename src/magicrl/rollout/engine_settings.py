@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from magicrl.config.schema import DType, HeadDType, LoraConfig, VllmConfig
+from magicrl.config.model_schema import DType, HeadDType, LoraConfig
+from magicrl.config.schema import VllmConfig
 from magicrl.models.prompts import PromptEncoder
 from magicrl.rollout.protocol import WeightCheck
 from magicrl.rollout.vllm_weights import Placed

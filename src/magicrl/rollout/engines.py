@@ -21,7 +21,8 @@ from transformers import PreTrainedTokenizerBase
 
 from magicrl import registry
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import HeadDType, VllmConfig
+from magicrl.config.model_schema import HeadDType
+from magicrl.config.schema import VllmConfig
 from magicrl.models.adapter_files import adapter_shapes
 from magicrl.models.loading import (
     LoadedModel,
@@ -242,14 +243,16 @@ def _checked(kind: type[T], options: Mapping[str, Any]) -> T:
             hint = did_you_mean(name, known)
             raise RecipeError(f"--engine-option {name}: unknown{hint} Known: {', '.join(known)}")
     values = dict(options)
+    for name in {"extra", "engine_args"} & values.keys():  # tables: a command line gives their text
+        if isinstance(values[name], str):
+            try:
+                values[name] = json.loads(values[name])
+            except json.JSONDecodeError as error:
+                raise RecipeError(f"--engine-option {name}: give a JSON object ({error})") from None
     try:
-        if isinstance(values.get("extra"), str):
-            values["extra"] = json.loads(values["extra"])
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         given = without_secrets(str(first.get("input", "")))
         raise RecipeError(f"--engine-option {name}={given}: {first['msg']}" if name else first["msg"]) from None
-    except json.JSONDecodeError as error:
-        raise RecipeError(f"--engine-option extra: give a JSON object ({error})") from None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magicrl.config.schema import LoraConfig
+from magicrl.config.model_schema import LoraConfig
 from magicrl.models.adapter_files import write_adapters
 from magicrl.rollout.weight_buckets import shared_memory
 

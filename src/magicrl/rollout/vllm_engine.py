@@ -21,7 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from packaging.version import Version
 
+from magicrl.config.schema import VllmConfig
 from magicrl.models.loading import device_name, peak_mb
 from magicrl.records import (
     Completion,
@@ -53,6 +54,7 @@ from magicrl.rollout.requests import (
 from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused, VllmAdapters
 from magicrl.rollout.vllm_weights import Placed, VllmWeights, transport
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
+from magicrl_verifiers.references import did_you_mean
 
 _log = logging.getLogger(__name__)
 WRITTEN_FOR = "0.32.0"  # the vLLM that the tests run; pyproject.toml pins it
@@ -133,12 +135,16 @@ def executor(gpus: int) -> Literal["uni", "mp"]:
 def engine_options(
     folder: str, settings: EngineSettings, *, valid_vocab: int, on_gpu: bool, adapters: AdapterPlan | None
 ) -> dict[str, Any]:
-    """For vLLM's ``EngineArgs``; arguments as of `VllmEngine`."""
+    """Return the keyword arguments of vLLM's ``EngineArgs``; parameters as in `VllmEngine`.
+
+    Raises:
+        ValueError: ``rollout.vllm.engine_args`` names an argument that magicrl sets.
+    """
     vllm, training = settings.vllm, settings.training or TrainingUse()
     cache_mb = vllm.cache_mb or (None if on_gpu else settings.memory_limit_mb)
     gpu_share = vllm.gpu_share or (_SHARED_GPU if training.shares_gpu else _OWN_GPU)
     described = _description(folder)
-    return {
+    own = {
         "model": folder,
         "dtype": settings.dtype,
         "hf_overrides": {} if settings.head_dtype is None else {"head_dtype": settings.head_dtype},
@@ -171,6 +177,28 @@ def engine_options(
         **({} if on_gpu else _latent_on_cpu(described)),
         **({} if adapters is None else adapters.options()),
     }
+    if twice := sorted(own.keys() & vllm.engine_args.keys()):
+        raise ValueError(f"rollout.vllm.engine_args.{twice[0]}: magicrl sets this argument of vLLM itself; remove it")
+    return own | vllm.engine_args
+
+
+def check_engine_args(vllm: VllmConfig) -> None:
+    """Check ``rollout.vllm.engine_args`` before anything is computed.
+
+    Raises:
+        ValueError: an argument that vLLM does not have, or that magicrl sets itself.
+    """
+    if not vllm.engine_args:
+        return
+    on_gpu = torch.cuda.is_available()
+    engine_options("", EngineSettings(model="", vllm=vllm), valid_vocab=1, on_gpu=on_gpu, adapters=None)
+    from vllm import EngineArgs  # pyright: ignore[reportMissingImports]
+
+    known = [field.name for field in fields(EngineArgs)]
+    for name in vllm.engine_args:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ValueError(f"rollout.vllm.engine_args.{name}: vLLM's EngineArgs has no such argument{hint}")
 
 
 def _description(folder: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from magicrl.config.errors import RecipeError, under
-from magicrl.config.schema import LoraConfig
+from magicrl.config.model_schema import LoraConfig
 from magicrl.models.adapter_files import check_adapters, read_adapters, tensor_name, write_adapters
 
 _ADAPTER = "default"

@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from magicrl.config.schema import LoraConfig
+from magicrl.config.model_schema import LoraConfig
 from magicrl.models.adapter_files import ADAPTER
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.training.adapters import LoraAdapters

@@ -34,7 +34,7 @@ from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.records import Problem
 from magicrl.registry import resolve
 from magicrl.rollout.recording import read_rollouts
-from magicrl.rollout.vllm_engine import vllm_missing
+from magicrl.rollout.vllm_engine import check_engine_args, vllm_missing
 from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
 from magicrl.training.recorder import check_folder
 from magicrl.training.sft import demonstrated_keys, finished_model, start_policy, supervised_start, trial_batches
@@ -451,6 +451,7 @@ def _check_packages(config: TrainConfig) -> None:
     check_packages(config)
     if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise vllm_missing(ImportError(name="vllm"))
+    check_engine_args(config.rollout.vllm)
 
 
 def _check_peft(section: str, model: ModelConfig) -> None:

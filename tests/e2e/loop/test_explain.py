@@ -346,7 +346,7 @@ def test_other_runs_are_refused_by_name(broken: Path) -> None:
 
 
 def test_the_code_of_the_page_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "guides" / "explain.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "preflight-and-explain.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]
     exec(code.replace("40", str(ON_POLICY)).replace("runs/quickstart", str(run)), {})
     assert capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,24 @@ def test_the_slurm_script_is_bash_and_uses_what_there_is() -> None:
     subprocess.run(["bash", "-n", str(path)], check=True)
     text = path.read_text()
     assert set(re.findall(r"magicrl (\w+)", re.sub(r"#.*", "", text))) == {"cluster", "train"}
+
+
+def test_a_slurm_job_that_meets_its_time_limit_ends_with_the_status_of_the_run() -> None:
+    assert 'wait "$run"; exit $?\' TERM' in (EXAMPLES / "slurm.sh").read_text()
+
+
+def test_the_image_installs_what_the_project_has() -> None:
+    text = (EXAMPLES / "Dockerfile").read_text()
+    for name in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
+        assert all((EXAMPLES.parents[1] / file).exists() for file in name.split())
+    extras = re.search(r"'\.\[(.+)]'", text)
+    project = tomllib.loads((EXAMPLES.parents[1] / "pyproject.toml").read_text())["project"]
+    assert extras
+    assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
+
+
+def test_the_skypilot_task_names_a_recipe_and_commands_that_exist() -> None:
+    task = yaml.safe_load((EXAMPLES / "skypilot.yaml").read_text())
+    assert (EXAMPLES.parents[1] / task["envs"]["RECIPE"]).exists()
+    assert set(re.findall(r"magicrl (\w+)", task["run"])) == {"cluster", "train"}
+    subprocess.run(["bash", "-n"], input=task["run"], text=True, check=True)

@@ -1,4 +1,4 @@
-"""Every command of README.md and of the first pages, run from a user's own folder; a training by its dry run."""
+"""Every command in a code block of the README and the pages below runs in a user's folder; trainings as a dry run."""
 
 from __future__ import annotations
 
@@ -17,26 +17,47 @@ from magicrl.models.small_models import make_miniature
 from magicrl.training.diagnosis import NOTHING_LEARNED
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = ("README.md", "docs/index.md", "docs/start/first-run.md")
+PAGES = (
+    "README.md",
+    "docs/index.md",
+    "docs/start/first-run.md",
+    "docs/start/own-data.md",
+    "docs/start/own-reward.md",
+    "docs/start/reading-a-report.md",
+    "docs/guides/custom-parts.md",
+    "docs/guides/environments.md",
+    "docs/guides/models.md",
+)
 MODEL = "path/to/hf-model"
 START = "--set stages.0.max_steps=1 --set stages.1.max_steps=1 --set evaluation.samples=1 --set evaluation.pass_at=[1]"
 
 
 def commands() -> list[str]:
-    """The lines of code blocks that begin with ``magicrl`` or ``make``, without comments, each once."""
-    lines = [line for page in PAGES for line in (ROOT / page).read_text().splitlines()]
+    """Return the lines of code blocks that begin with ``magicrl`` or ``make``, without comments, each once."""
+    texts = [re.sub(r" \\\n\s+", " ", (ROOT / page).read_text()) for page in PAGES]  # a line may continue
+    lines = [line for text in texts for line in text.splitlines()]
     found = (re.fullmatch(r"(?:| {4,})(?:\.venv/bin/)?((?:magicrl|make) [^#`]*?)\s*(?:#.*)?", line) for line in lines)
     return list(dict.fromkeys(match[1].removesuffix(" --dry-run") for match in found if match))
 
 
+def block(page: str, number: int = 0) -> str:
+    """Return a Python block of a page."""
+    return (ROOT / "docs" / page).read_text().split("```python\n")[1 + number].split("```")[0]
+
+
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    words = shlex.split(command)
+    words = [word for name in shlex.split(command) for word in (sorted(globbed(name, folder)) or [name])]
     assert words[0] == "magicrl"
     end = words.index(">") if ">" in words else len(words)
     result = magicrl_here(*words[1:end], cwd=folder)
     if end < len(words):
         (folder / words[end + 1]).write_text(result.stdout)
     return result
+
+
+def globbed(name: str, folder: Path) -> list[str]:
+    """Return what a shell makes of a name with a star."""
+    return [str(path.relative_to(folder)) for path in folder.glob(name)] if "*" in name else []
 
 
 def done(command: str, folder: Path) -> str:
@@ -53,14 +74,12 @@ def write_problems(folder: Path, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages' commands name: a model, problems, answers, programs, a loss."""
+    """Make a folder with what the pages' commands name: a model, problems, answers, programs, custom parts."""
     folder = tmp_path_factory.mktemp("user")
-    shutil.copy(ROOT / "examples" / "loss.py", folder / "my_loss.py")
-    block = re.search(
-        r"```python\n(def score.*?)```", (ROOT / "docs" / "start" / "first-run.md").read_text(), re.DOTALL
-    )
-    assert block
-    (folder / "my_reward.py").write_text(block[1])
+    shutil.copy(ROOT / "examples" / "environment.py", folder)
+    (folder / "my_loss.py").write_text(block("guides/custom-parts.md"))
+    (folder / "my_reward.py").write_text(block("start/own-reward.md"))
+    (folder / "trl_rewards.py").write_text(block("start/own-reward.md", 1))
     llama = {"model_type": "llama", "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2}
     make_miniature(llama, folder / MODEL, max_context=1024)
     write_problems(folder, 2)
@@ -85,6 +104,11 @@ def test_make_targets_are_there(command: str) -> None:
 
 @pytest.mark.parametrize("command", [c for c in commands() if re.match(r"magicrl (recipes|verify|plan|eval)", c)])
 def test_short_commands_run(command: str, user: Path) -> None:
+    if "environment.py" in command:  # the page evaluates a trained model on the example's problems
+        shutil.copytree(user / MODEL, user / "runs" / "echo" / "model", dirs_exist_ok=True)
+        rows = [{"prompt": f"Say {i} back", "digits": ["1", "2"]} for i in range(2)]
+        (user / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        command = command.replace("problems.jsonl", "episodes.jsonl").replace("--max-observation-tokens 1", "")
     told = done(command, user)
     if "verify" in command:
         assert re.search("1 judged, 1 (correct|right)", told)
@@ -106,7 +130,7 @@ def test_a_pipeline_says_at_once_what_it_lacks(command: str, user: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in commands() if re.match("magicrl train .*(--|toml|guessing)", c)])
+@pytest.mark.parametrize("command", [c for c in commands() if re.match("magicrl train .*(--|toml)", c)])
 def test_trainings_build(command: str, user: Path) -> None:
     if "run.toml" in command:  # what `init` would have written
         done("magicrl recipes tiny > run.toml", user)
@@ -114,7 +138,7 @@ def test_trainings_build(command: str, user: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl init")])
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith(f"magicrl init --model {MODEL}")])
 def test_init_says_that_random_weights_cannot_learn(command: str, user: Path) -> None:
     (user / "run.toml").unlink(missing_ok=True)
     write_problems(user, 12)  # init asks for ten or more
@@ -148,16 +172,31 @@ def test_a_step_is_explained(command: str, user: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl report")])
-def test_reports_compare(command: str, user: Path) -> None:
-    made = user / "runs" / "made"
-    if not made.exists():
-        result = run(f"magicrl train tiny {START} --set data.difficulty_filter.samples=2 --output {made}", user)
+def test_reports_are_written(user: Path) -> None:
+    """Every report command of the pages, of runs of three variants and of two evaluations."""
+    short = f"{START} --set data.difficulty_filter.samples=2"
+    for name, setting in (
+        ("adaptive", "run.seed=1"),
+        ("none", "entropy.controller=none"),
+        ("reuse", "algorithm.reuse=2"),
+    ):
+        result = run(f"magicrl train tiny {short} --set {setting} --output runs/{name}-0", user)
         assert result.returncode in (0, NOTHING_LEARNED), result.stderr  # two steps teach little
-    for name in command.split()[2 : command.split().index("--output")]:
-        shutil.copytree(made, user / name, dirs_exist_ok=True)
-    done(command, user)
-    assert (user / command.split()[-1]).stat().st_size > 10_000
+    done(f"magicrl eval --model {MODEL} --benchmark problems.jsonl --samples 1 --max-tokens 8 --output evaluated", user)
+    for name in ("runs/eval/start", "runs/eval/trained"):
+        shutil.copytree(user / "evaluated", user / name, dirs_exist_ok=True)
+    for name in ("quickstart", "magic-1", "dr_grpo-1"):
+        shutil.copytree(user / "runs" / "adaptive-0", user / "runs" / name, dirs_exist_ok=True)
+    for command in [c for c in commands() if c.startswith("magicrl report") and "--serve" not in c]:
+        shutil.rmtree(user / "runs" / "models", ignore_errors=True)
+        page = user / (command.split("--output ")[1] if "--output" in command else "comparison.html")
+        page.unlink(missing_ok=True)
+        if "runs/* " in command:  # only runs are below the reader's folder
+            shutil.rmtree(user / "runs" / "eval", ignore_errors=True)
+        done(command, user)
+        assert page.stat().st_size > 10_000, command
+        for name in ("runs/eval/start", "runs/eval/trained"):
+            shutil.copytree(user / "evaluated", user / name, dirs_exist_ok=True)
 
 
 def test_every_command_is_run_here() -> None:

@@ -39,7 +39,7 @@ def test_examples_in_docstrings_run(name: str) -> None:
     assert results.failed == 0
 
 
-def test_examples_of_the_page_of_own_parts_run() -> None:
+def test_examples_of_the_page_of_custom_parts_run() -> None:
     page = ROOT / "docs" / "guides" / "custom-parts.md"
     results = doctest.testfile(str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert results.attempted > 0

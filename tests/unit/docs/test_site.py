@@ -46,7 +46,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     first = (tmp_path / "docs" / "index.html").read_text()
-    layers = ["Tutorial", "How-to", "Reference", "Evidence"]
+    layers = ["Start", "Guides", "Reference", "Evidence"]
     assert re.findall(r'class="caption".*?>([\w-]+)<', first)[:4] == layers
     # nothing is fetched when a page is opened
     scripts = re.findall(r'<(?:script|img|iframe)[^>]* src="([^"]+)"', first)

@@ -289,7 +289,7 @@ def test_pages_say_what_the_runs_decide(ablation: Ablation, tmp_path: Path) -> N
     for run in plan_runs([ablation], "tiny"):
         append_result(file, result(run, accuracy[run.arms[0][1]] + 0.01 * run.unit[0]))
     index = write_pages([ablation], "tiny", read_results(file), tmp_path / "pages")
-    assert "1 holds" in index.read_text()
+    assert "1 claims: holds 1." in index.read_text()
     page = (index.parent / "6.md").read_text()
     assert "6.end Two steps end lower. | holds | 0.4 (0.4 to 0.4)" in page
     assert "![Training accuracy](6-accuracy.svg)" in page

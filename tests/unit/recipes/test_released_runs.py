@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from magicrl.commands.main import app
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import TrainConfig
 
@@ -21,6 +23,7 @@ RELEASED = {
         (32768, 128, 64, 64, 2160),
     ],
     "or1-7b": [(16384, 256, 256, 16, 660), (32768, 160, 160, 32, 1320)],
+    "or1-7b-8gpu": [(16384, 256, 256, 16, 660), (32768, 160, 160, 32, 1320)],
     "or1-32b": [(16384, 256, 256, 16, 760), (24576, 160, 160, 32, 1130)],
     "baseline-7b": [(16384, 64, 64, 16, 2700)],
 }
@@ -51,7 +54,7 @@ def test_a_released_run_has_its_published_settings(name: str) -> None:
     assert {stage.transition.rule for stage in config.stages} == {"fixed"}
 
 
-@pytest.mark.parametrize("name", ["or1-7b", "or1-32b"])
+@pytest.mark.parametrize("name", ["or1-7b", "or1-7b-8gpu", "or1-32b"])
 def test_the_code_problems_stand_twice_in_the_mixture(name: str) -> None:
     config = load_train_recipe(RECIPES / "skywork" / f"{name}.toml")
     assert [source.split for source in config.data.train] == ["math", "code", "code"]
@@ -71,5 +74,15 @@ def test_a_large_recipe_agrees_with_itself(path: Path) -> None:
     else:
         assert config.rollout.engine == "vllm"
         learner, rollout = config.cluster.learner, config.cluster.rollout
-        gpus = learner.ranks + rollout.replicas * rollout.tensor_parallel
+        engines = rollout.replicas * rollout.tensor_parallel
+        if rollout.colocated:
+            assert learner.ranks == engines, "each rank shares its GPU with one rank of an engine"
+        gpus = max(learner.ranks, engines) if rollout.colocated else learner.ranks + engines
         assert gpus % 8 == 0 or gpus < 8, f"{gpus} GPUs are no whole nodes of eight"
+
+
+def test_the_plan_accepts_the_recipe_of_one_node_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["plan", "skywork/or1-7b-8gpu", "--gpus", "8", "--gpu", "H100-80G", "--json"], result_action="return_value")
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["stated"]["fits"]
+    assert plan["settings"] == [], "the plan would change nothing"

@@ -20,7 +20,8 @@ from builders import train_sample
 from transformers import AutoModelForCausalLM
 
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import LoraConfig, TinyModelConfig, VllmConfig
+from magicrl.config.model_schema import LoraConfig, TinyModelConfig
+from magicrl.config.schema import VllmConfig
 from magicrl.models.loading import save_policy
 from magicrl.models.scorer import PolicyScorer
 from magicrl.models.small_models import make_tiny
@@ -33,7 +34,8 @@ SCENARIO = """
 import json, sys
 import torch
 from transformers import AutoModelForCausalLM
-from magicrl.config.schema import LoraConfig, ModelConfig, VllmConfig
+from magicrl.config.model_schema import LoraConfig, ModelConfig
+from magicrl.config.schema import VllmConfig
 from magicrl.models.adapter_files import adapter_shapes
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens

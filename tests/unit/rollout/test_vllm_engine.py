@@ -19,10 +19,11 @@ import torch
 from builders import train_sample
 from transformers import AutoModelForCausalLM
 
+from magicrl.config.schema import VllmConfig
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample, frozen_floats
 from magicrl.rollout.engine_settings import EngineSettings
-from magicrl.rollout.vllm_engine import VllmEngine
+from magicrl.rollout.vllm_engine import VllmEngine, check_engine_args
 
 VOCAB, END = 40, 0
 PROMPTS = [[5, 6, 7], [9, 8, 3] * 15, [4, 12], [2]]  # the second fills a block of the prefix cache
@@ -309,3 +310,15 @@ class TestEngine:
     def test_the_process_is_left_as_it_was(self, seen: dict[str, Any]) -> None:
         assert seen["undisturbed"] == [True, True, True]
         assert seen["process group left"] is False
+
+
+def test_an_argument_that_magicrl_sets_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rollout\.vllm\.engine_args\.max_num_seqs: magicrl sets this argument"):
+        check_engine_args(VllmConfig(engine_args={"max_num_seqs": 4}))
+
+
+@pytest.mark.slow
+def test_an_argument_that_vllm_lacks_is_refused_before_the_run() -> None:
+    with pytest.raises(ValueError, match=r"has no such argument.*max_num_batched_tokens"):
+        check_engine_args(VllmConfig(engine_args={"max_batched_tokens": 4}))
+    check_engine_args(VllmConfig(engine_args={"max_num_batched_tokens": 4096}))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools import gpu_page
-from tools.benchmark_page import PAGE, PLANNING, held_out, second_machine, value_at
+from tools.benchmark_page import PAGE, PLANNING, growth, held_out, second_machine, value_at
 from tools.pages import MARKED, RESULTS, put_section, shown
 
 
@@ -24,6 +24,7 @@ def test_every_marked_number_is_its_files_number() -> None:
 
 def test_tables_are_those_of_the_results() -> None:
     assert "\n".join(["<!-- begin second-machine -->", "", *second_machine(), ""]) in PAGE.read_text()
+    assert "\n".join(["<!-- begin growth -->", "", *growth(), ""]) in PAGE.read_text()
     assert "\n".join(["<!-- begin held-out -->", "", *held_out(), ""]) in PLANNING.read_text()
     cases = json.loads(gpu_page.JSON.read_text())["cases"] if gpu_page.JSON.exists() else {}
     assert "\n".join(gpu_page.section(cases)) in gpu_page.PAGE.read_text()
@@ -40,7 +41,7 @@ def test_gpu_figures_of_several_calls_come_together(tmp_path: Path) -> None:
 
 
 def test_sections_leave_each_other_alone(tmp_path: Path) -> None:
-    page = tmp_path / "performance.md"
+    page = tmp_path / "benchmarks.md"
     for name, text in (("learner", "one"), ("rollout", "two"), ("learner", "three")):
         put_section(page, name, [text])
     text = page.read_text()

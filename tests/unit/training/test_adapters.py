@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import LoraConfig, ModelConfig, TinyModelConfig
+from magicrl.config.model_schema import LoraConfig, ModelConfig, TinyModelConfig
 from magicrl.models.adapter_files import adapter_shapes, check_adapters, read_adapters
 from magicrl.models.packing import register_attention
 from magicrl.models.small_models import make_tiny

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from magicrl.algorithms.loss_terms import LossMetrics
-from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig, TinyModelConfig
+from magicrl.config.model_schema import LoraConfig, ModelConfig, OptimizerConfig, TinyModelConfig
 from magicrl.models.packing import PackedBatch, register_attention
 from magicrl.models.small_models import make_tiny
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens

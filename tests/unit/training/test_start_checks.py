@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 from magicrl.commands.train import command as train
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
-from magicrl.config.schema import LoraConfig, TrainConfig
+from magicrl.config.model_schema import LoraConfig
+from magicrl.config.schema import TrainConfig
 from magicrl.models.adapter_files import write_adapters
 from magicrl.models.loading import save_policy
 from magicrl.models.prompts import PromptEncoder

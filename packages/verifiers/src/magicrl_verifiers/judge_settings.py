@@ -1,4 +1,5 @@
-"""Settings of the reward ``judge``; apart from what asks the server, so that a recipe is read without it."""
+"""Settings of the reward ``judge``. They are in a module without an HTTP client, so that reading a recipe needs
+none."""
 
 from __future__ import annotations
 
@@ -20,44 +21,47 @@ class JudgeSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     base_url: str
-    """Address of the server, as ``http://localhost:8000/v1``."""
+    """Base URL of the server, for example ``http://localhost:8000/v1``."""
     model: str
-    """The name the server knows the model by."""
+    """Name of the model on the server."""
     endpoint: Literal["chat", "classify", "pooling"] = "chat"
-    """``chat``: a language model that replies to ``prompt``; ``classify``, ``pooling``: a reward model in vLLM, which
-    reads the conversation and gives the number itself."""
+    """``chat``: a language model that replies to ``prompt``. ``classify`` and ``pooling``: a reward model served by
+    vLLM, which reads the conversation and returns the score."""
     key_variable: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; the key itself must not be in a recipe."""
+    """Environment variable with the API key. The key itself must not be in a recipe."""
     prompt: str | None = None
-    """Text with ``{response}``, and ``{problem}`` and ``{reference}`` where they are wanted; default: a rubric for
-    right and wrong. ``{response}`` becomes the response between marks that it cannot know."""
+    """Prompt of the judge. It must contain ``{response}``, which is inserted between marks that the response cannot
+    know, and may contain ``{problem}`` and ``{reference}``. Default: a rubric for correct and wrong."""
     read: Literal["score", "boxed", "yes_no", "json"] = "score"
-    """Where the reply says its score: a last line ``Score: 0.5``, ``\\boxed{}`` in the last line, a last line of yes or
-    no, or the field ``score`` of its one JSON object."""
+    r"""Where the score is in the reply: in a last line ``Score: 0.5``, in ``\boxed{}`` in the last line, as a last line
+    of yes or no, or in the field ``score`` of its only JSON object."""
     lowest: float = 0.0
-    """With ``chat`` the least score that the judge may give; the reward is 0 there. A reward model's is as it comes."""
+    """Lowest score of the judge, which becomes reward 0 (with ``endpoint = "chat"``). The score of a reward model is
+    used as it is."""
     highest: float = 1.0
-    """The greatest score; the reward is 1 there, and a score outside of both is unreadable."""
+    """Highest score of the judge, which becomes reward 1. A score outside of ``lowest`` to ``highest`` is
+    unreadable."""
     right_from: float = 1.0
-    """Least reward of a right answer, for accuracy, pass@k and the filters."""
+    """Minimum reward of a correct response, for accuracy, pass@k and the filters."""
     temperature: float = Field(default=0.0, ge=0)
-    """Of the judge's reply."""
+    """Sampling temperature of the judge."""
     max_tokens: int = Field(default=1024, ge=1)
-    """Of the judge's reply."""
+    """Maximum number of tokens of the judge's reply."""
     unreadable_attempts: int = Field(default=2, ge=1)
-    """Requests where the reply cannot be read; with temperature 0 one."""
+    """Maximum number of requests for one response if the reply is unreadable. With temperature 0 there is one."""
     concurrency: int = Field(default=16, ge=1)
-    """Most requests under way."""
+    """Maximum number of simultaneous requests."""
     attempts: int = Field(default=6, ge=1)
-    """Tries of a request that the server fails (429, 5xx, no answer), with growing waits."""
+    """Maximum number of attempts if the server fails (429, 5xx, no answer), with growing waits."""
     attempt_seconds: float = Field(default=120.0, gt=0)
-    """Longest one try."""
+    """Timeout of one attempt in seconds."""
     token_budget: int | None = Field(default=None, ge=1)
-    """Tokens in and out that one process may spend; then no request is sent, and responses are not judged."""
+    """Maximum number of input and output tokens that one process may spend. Afterwards no request is sent, and
+    responses are not judged."""
     cache: str | None = None
-    """Folder of the scores given so far; default: ``magicrl/judge`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Folder in which scores are cached. Default: ``magicrl/judge`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     extra: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Further fields of every request, as the server's own."""
+    """Additional fields of every request, as the server defines them."""
 
     @model_validator(mode="after")
     def _prompt_and_range(self) -> Self:

@@ -82,12 +82,27 @@ def _judge(settings: JudgeSettings, options: JudgeOptions) -> ServedJudge:
     return ServedJudge(settings, options)
 
 
+def _reasoning_gym(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> WorkerProtocol:
+    from magicrl_verifiers.gym import GymProtocol
+
+    return GymProtocol(options, time_limit, memory_limit_mb)
+
+
+def _check_entry(problem: Problem) -> None:
+    from magicrl_verifiers.gym import check_problem
+
+    check_problem(problem)
+
+
 EXACT = VerifierSpec(name="exact", in_process=_exact)
 MATHS = VerifierSpec(name="maths", protocol=_maths)
 CODE = VerifierSpec(name="code", protocol=_code)
 JUDGE = VerifierSpec(name="judge", served=_judge, needs_reference=False)
+REASONING_GYM = VerifierSpec(
+    name="reasoning_gym", protocol=_reasoning_gym, needs_reference=False, check_problem=_check_entry
+)
 VERIFIERS: Mapping[str, str] = MappingProxyType(
-    {spec.name: f"{__name__}:{spec.name.upper()}" for spec in (CODE, EXACT, JUDGE, MATHS)}
+    {spec.name: f"{__name__}:{spec.name.upper()}" for spec in (CODE, EXACT, JUDGE, MATHS, REASONING_GYM)}
 )
 """References of the built-in verifiers by name."""
 

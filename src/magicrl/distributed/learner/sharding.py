@@ -42,7 +42,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.schema import AdamWConfig, LoraConfig
+from magicrl.config.model_schema import AdamWConfig, LoraConfig
 from magicrl.distributed.learner.ulysses import SequenceSlice, check_degree
 from magicrl.files import sha256_of
 from magicrl.models.loading import load_empty, resolve_dtype

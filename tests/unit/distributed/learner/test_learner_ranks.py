@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.schema import DType, LoraConfig, ModelConfig, OptimizerConfig
+from magicrl.config.model_schema import DType, LoraConfig, ModelConfig, OptimizerConfig
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.models.loading import load_policy, load_shell
 from magicrl.records import TrainBatch, TrainSample, frozen_floats

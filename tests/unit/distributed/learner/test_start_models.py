@@ -18,7 +18,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.schema import LoraConfig, ModelConfig
+from magicrl.config.model_schema import LoraConfig, ModelConfig
 from magicrl.distributed.learner.launchers import LocalLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from rank_memory import TERMS, planned_bytes, tracked
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from magicrl.config.schema import LoraConfig, ModelConfig
+from magicrl.config.model_schema import LoraConfig, ModelConfig
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
 from magicrl.training.objective import LearnerSettings
 
