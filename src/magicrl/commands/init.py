@@ -379,7 +379,7 @@ def _from_solutions(
     from magicrl.training.recipe_proposal import Solved, Way, templates_for
     from magicrl.training.sft import encoded_solutions
 
-    # the last template asks for the box that a solution ends with
+    # the last template requests the box that a solution ends with
     template = templates_for(read.problems[0], encoder, chat=bool(policy.tokenizer.chat_template))[-1]
     source = read.source.model_copy(update={"template": template})
     try:
@@ -406,7 +406,7 @@ def beside(place: str, output: Path) -> str:
 
 
 def _print_looks(console: Console, looks: Sequence[Look]) -> None:
-    """Print a row for each template and extraction; in a narrow terminal the template is on a line of its own."""
+    """Print a row for each template and extraction; in a narrow terminal the template has a separate line."""
     columns = ("extract", "correct", "mixed groups", "readable", "truncated", "tokens")
     table = Table("template", *columns, box=None, pad_edge=False)
     rows: list[tuple[str, ...]] = []

@@ -243,7 +243,7 @@ def neighbours(config: TrainConfig, made: Plan) -> dict[str, Any]:
 def planned(
     recipe: Path | Mapping[str, Any], overrides: Overrides, model: str | None, gpu: str, options: Options
 ) -> tuple[TrainConfig, Plan]:
-    """Return the resolved recipe and its plan on ``gpu``, with ``model`` instead of its own. Raise ``ValueError``."""
+    """Return the resolved recipe and its plan on ``gpu``; ``model`` replaces the recipe's. Raise ``ValueError``."""
     from magicrl.config.loader import load_train_recipe
     from magicrl.planning.hardware import load_hardware
     from magicrl.planning.planner import make_plan

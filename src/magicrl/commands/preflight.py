@@ -50,7 +50,8 @@ def preflight(
         model: As in train.
         data: As in train.
         reward: As in train.
-        minutes: Approximate time budget. A supervised start that does not exist yet is made in addition, and kept.
+        minutes: Approximate time budget. SFT of an initial model that does not exist yet comes in addition; the model
+            is kept.
         samples: Largest number of responses in the first measurement.
         progress: Called with a line of text at each measurement; default: not at all.
 
@@ -75,17 +76,17 @@ def preflight(
     config = load_train_recipe(given, overrides)
     if config.rollout.replay is not None or config.rollout.engine == "replay":
         raise RecipeError("recorded rollouts tell nothing of the start model; name another", key="rollout.engine")
-    # torch takes seconds to import: not before the recipe is known to be right
+    # torch takes seconds to import, so the recipe is read first
     from magicrl.commands.training import threads_kept
     from magicrl.training.assemble import LocalParts, build_run, set_threads, start_model_folder
     from magicrl.training.preflight import Budget, measure
     from magicrl.training.start_checks import check_run
 
-    # parts that the run has on other machines are measured on this one
+    # the parts on other machines are measured on this machine
     config = config.model_copy(update={"cluster": None})
     run = Path(config.run.output or f"runs/{config.run.name}")
     with placed_errors(given, overrides), threads_kept():
-        # next to the run, which may exist: a supervised start goes to where the run itself will look for it
+        # next to the run, which may exist: the SFT model is stored where the run itself looks for it
         ready = check_run(config, run.with_name(f".{run.name}-preflight"), resume=False)
         set_threads(config)
         with contextlib.closing(LocalParts(config).judge()) as judge:
@@ -114,8 +115,8 @@ def _document(name: str, facts: Facts) -> dict[str, Any]:
 def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, page: Path | None = None) -> int:
     """Print the findings.
 
-    Exit status: 0 sound; 3 something would keep the run from learning (it says what, and the setting that mends it);
-    1 the run would be refused; 2 the command line or the recipe is wrong.
+    Exit status: 0 sound; 3 something would keep the run from learning (with the setting that fixes it); 1 the run would
+    be refused; 2 the command line or the recipe is wrong.
 
     Example: magicrl preflight quickstart --set optimizer.learning_rate=3e-2
 

@@ -73,8 +73,8 @@ class WatchedRun:
     """A run folder as it grows.
 
     Attributes:
-        panel: the picture, drawn anew by ``news``.
-        status: as ``run.json`` has it: ``running``, ``finished``, ``stopped`` or ``failed``.
+        panel: Display, redrawn by ``news``.
+        status: Status in ``run.json``: ``running``, ``finished``, ``stopped`` or ``failed``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,7 +93,7 @@ class WatchedRun:
         return str(self._run.get("status", "unknown"))
 
     def news(self) -> tuple[Sequence[StepMetrics], list[dict[str, Any]]]:
-        """All steps if there are others than at the last call, and the events that were not yet given.
+        """Return all steps if any changed since the last call, and the events since then.
 
         Raises:
             RunFolderError: a corrupt line.
@@ -112,7 +112,7 @@ class WatchedRun:
         return steps, events
 
     def state(self) -> str:
-        """``quickstart: running, last step 12 s ago``, and what to do where the run stopped."""
+        """Return ``quickstart: running, last step 12 s ago``, and what to do if the run stopped."""
         words = f"{visible(self._name)}: {self.status}"
         if self.status == "finished":
             learning: object = self._run.get("learning")
@@ -130,7 +130,7 @@ class WatchedRun:
         return words
 
     def _elapsed(self) -> float | None:
-        """Seconds of the process that writes the run, or wrote it last."""
+        """Return the seconds of the process that writes the run, or wrote it last."""
         environments: list[Mapping[str, Any]] = self._run.get("environments") or [{}]
         began = _moment(environments[-1].get("started"))
         ended = datetime.now(tz=UTC) if self.status == "running" else _moment(self._run.get("ended"))
@@ -169,7 +169,7 @@ def _read_status(folder: Path, known: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _writer(folder: Path) -> int | None:
-    """The process that holds the folder, as it wrote itself down."""
+    """Return the id of the process that holds the folder, from its lock file."""
     try:
         return int((folder / ".lock").read_text().strip())
     except (OSError, ValueError):
