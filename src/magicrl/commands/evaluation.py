@@ -27,7 +27,7 @@ class Evaluation:
 
     @property
     def scores(self) -> pd.DataFrame:
-        """Scores, one row per benchmark: accuracy (and reward) with 95 % intervals, pass@k, maj@k, length, truncation."""
+        """Scores per benchmark: accuracy (and reward) with 95 % intervals, pass@k, maj@k, length, truncation."""
         import pandas as pd
 
         rows: list[dict[str, Any]] = []

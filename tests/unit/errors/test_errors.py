@@ -193,13 +193,13 @@ def test_the_remedy_that_switches_a_table_off_works(desk: Desk, tmp_path: Path) 
 
 def test_the_remedy_with_a_placeholder_works_with_the_columns_name(desk: Desk, tmp_path: Path) -> None:
     rows = [
-        {"nr": n, "frage": p["problem"], "antwort": p["answer"], "quelle": f"book {n}"} for n, p in enumerate(PROBLEMS)
+        {"nr": n, "aufgabe": p["problem"], "loesung": p["answer"], "quelle": f"book {n}"} for n, p in enumerate(PROBLEMS)
     ]
     wrong = Case(write={"problems.jsonl": rows})
     (tmp_path / "wrong").mkdir()
     _, text = seen(wrong, desk, tmp_path / "wrong")
-    sets = [word.replace("COLUMN,", "antwort") for word in re.findall(r"--set (\S+)", text)]
-    assert sets == ["data.train.0.fields.prompt=frage", "data.train.0.fields.answer=antwort"]
+    sets = [word.replace("COLUMN,", "loesung") for word in re.findall(r"--set (\S+)", text)]
+    assert sets == ["data.train.0.fields.prompt=aufgabe", "data.train.0.fields.answer=loesung"]
     assert quiet(replace(wrong, set=sets), desk, tmp_path / "right")["status"] == "finished"
 
 
