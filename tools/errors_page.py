@@ -10,7 +10,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "errors"), str(ROOT / "tests" / "helpers")]
+sys.path[:0] = [str(ROOT / "tests" / "unit" / "errors"), str(ROOT / "tests" / "helpers")]
 
 import torch  # noqa: E402
 from error_making import Case, Desk, sections, seen  # noqa: E402

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -227,7 +226,8 @@ def interval_rows(comparison: Comparison) -> list[IntervalRow]:
 
 # The summary in the terminal at the end of a run.
 
-_WIDE = Console(width=1000)
+TABLE_WIDTH = 80
+"""Smallest number of columns of a terminal in which the tables keep all of their numbers."""
 
 
 def summary(run: RecordedRun, width: int = 100) -> RenderableType:
@@ -256,7 +256,7 @@ def summary(run: RecordedRun, width: int = 100) -> RenderableType:
 
 def _fitting(table: Table, width: int) -> RenderableType:
     """Return the table, or its cells as lines below each row's name where the terminal is narrower than the table."""
-    if Measurement.get(_WIDE, _WIDE.options, table).minimum <= width:
+    if width >= TABLE_WIDTH:
         return table
     columns = [list(column.cells) for column in table.columns]
     lines: list[RenderableType] = [Text(str(table.title), "bold")] if table.title else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -72,11 +73,25 @@ def moment(iso: str) -> str:
 def print_prose(console: Console, text: Text | str, **style: Any) -> None:
     """Print a sentence: in a terminal broken between words, elsewhere (a file, a pipe) as one line.
 
-    A path or a command that is longer than a line stays whole.
+    A path or a command that is longer than a line stays whole, so that it can be copied.
     """
-    if isinstance(text, str):
-        text = Text(text)
-    console.print(text, no_wrap=not console.is_terminal, overflow="ignore", crop=False, highlight=False, **style)
+    for line in (Text(text) if isinstance(text, str) else text).split("\n", allow_blank=True):
+        pieces = line.divide(_breaks(line.plain, console.width)) if console.is_terminal else [line]
+        for piece in pieces:
+            piece.rstrip()
+            # Rich would break inside a long word, or cut the line
+            console.print(piece, no_wrap=True, overflow="ignore", crop=False, highlight=False, **style)
+
+
+def _breaks(text: str, width: int) -> list[int]:
+    """Return the positions where a line of at most ``width`` characters begins, except the first."""
+    found: list[int] = []
+    begin = 0
+    for word in re.finditer(r"\S+", text):
+        if word.end() - begin > width and word.start() > begin:
+            begin = word.start()
+            found.append(begin)
+    return found
 
 
 def visible(text: str) -> str:

@@ -193,7 +193,8 @@ def test_the_remedy_that_switches_a_table_off_works(desk: Desk, tmp_path: Path) 
 
 def test_the_remedy_with_a_placeholder_works_with_the_columns_name(desk: Desk, tmp_path: Path) -> None:
     rows = [
-        {"nr": n, "aufgabe": p["problem"], "loesung": p["answer"], "quelle": f"book {n}"} for n, p in enumerate(PROBLEMS)
+        {"nr": n, "aufgabe": row["problem"], "loesung": row["answer"], "quelle": f"book {n}"}
+        for n, row in enumerate(PROBLEMS)
     ]
     wrong = Case(write={"problems.jsonl": rows})
     (tmp_path / "wrong").mkdir()
