@@ -42,6 +42,7 @@ check: setup-dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/python -m tools.prose
 
 test: check
 	$(BIN)/pytest -n 2 --dist worksteal

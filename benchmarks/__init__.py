@@ -1,4 +1,4 @@
-"""Scripts that measure; what they share with tests is in tests/helpers."""
+"""Scripts that measure speed and correctness; code shared with tests is in tests/helpers."""
 
 import sys
 from pathlib import Path

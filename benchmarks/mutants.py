@@ -1,15 +1,15 @@
-"""Put one deliberate fault at a time into a copy of the source and see which tests turn red.
+"""Put one deliberate fault at a time into a copy of the source and report which tests fail.
 
 python benchmarks/mutants.py --output benchmarks/results/mutants.json
-python benchmarks/mutants.py --only clip_high --again    # some rows, whatever was found for them before
+python benchmarks/mutants.py --only clip_high --again    # some rows, also those that have a result
 python benchmarks/mutants.py --only pipeline/            # one table
 python benchmarks/mutants.py --sample 8 --seed 0         # eight rows at random
 
 The rows are in `benchmarks/faults/*.toml`, one table per package. A row names the symbol that holds the fault, the
 exact old text inside it, the new text, what the fault breaks, and the tests that should see it, nearest first. A symbol
-is found wherever it is in the package, so that moving a function to another file leaves its rows true. The command
-fails if an old text is not found exactly once. The tests must be green on the unchanged copy. Results are kept in the
-work folder under a checksum of fault, source and tests, so that an interrupted command continues where it stopped.
+is found anywhere in the package, so a row still fits after its function moves to another file. The command
+fails if an old text is not found exactly once. The tests must pass on the unchanged copy. Results are kept in the
+work folder under a checksum of fault, source and tests, so an interrupted command continues where it stopped.
 
 Each fault runs in its own process, forked from this one: torch and transformers are imported once, magicrl is read from
 the copy. The working tree is only read. Exit status 1: a fault survived for which the table states no reason.
@@ -46,9 +46,9 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELIS
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = Path(__file__).with_name("faults")
 PACKAGES = (Path("src/magicrl"), Path("packages/verifiers/src/magicrl_verifiers"))
-"""A file of the first is named from the package, one of the second with the package's name before it."""
+"""Folders of packages; files of the second are named with the package's name before them."""
 CPU_LIMIT, WALL_LIMIT = 240, 1800
-"""Limits for the tests of one fault, in seconds: a fault may make them compute, or wait, without end."""
+"""Time limits for the tests of one fault, in seconds, because a fault may make them compute or wait endlessly."""
 _WORTH_SHARING = 5  # with more rows than this, third-party packages are imported once for all of them
 _BROKEN_RUN = (3, 4, 5)  # pytest's internal error, wrong usage, no tests
 _RED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
@@ -61,13 +61,13 @@ class Fault:
     name: str  # unique
     table: str  # ``package/group``, such as ``training/step``
     edits: tuple[tuple[str, str, str], ...]  # (place, old text, new text); see `located`
-    breaks: str  # what is wrong then, for a reader
-    tests: tuple[str, ...]  # what pytest is given, nearest first
+    breaks: str  # consequence, for a reader
+    tests: tuple[str, ...]  # arguments of pytest, nearest first
     survives: str = ""  # why no test can see it; empty if a test must see it
 
 
 class TableError(SystemExit):
-    """The table does not fit the source or the tests."""
+    """Error of a table that does not fit the source or the tests."""
 
 
 def read_tables(folder: Path = TABLES) -> list[Fault]:
@@ -87,7 +87,7 @@ def _row(table: str, row: dict[str, Any], group_tests: Sequence[str], suites: Ma
     old, new = (row[side] if isinstance(row[side], list) else [row[side]] for side in ("old", "new"))
     place = row.get("symbol", row.get("file"))
     places = place if isinstance(place, list) else [place] * len(old)
-    # a test is the name of a suite or what pytest takes
+    # A test is the name of a suite or an argument of pytest.
     tests = dict.fromkeys(test for name in (*row.get("tests", ()), *group_tests) for test in suites.get(name, [name]))
     return Fault(
         name=row["name"],
@@ -212,14 +212,14 @@ def check_tables(faults: Sequence[Fault], root: Path = ROOT) -> None:
 
 
 class Copy:
-    """The package in a folder of its own, into which faults are put and taken out again."""
+    """Copy of the packages in a separate folder, for inserting faults."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "src"
         shutil.rmtree(self.folder, ignore_errors=True)
         for package in PACKAGES:
             shutil.copytree(ROOT / package, self.folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-        # by content, not by time: a changed file is compiled anew, however soon after the last change
+        # Bytecode is checked by content, not by time: a file may change twice within a second.
         compileall.compile_dir(self.folder, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
 
     def place(self, file: str) -> Path:
@@ -227,7 +227,7 @@ class Copy:
         return self.folder / (file if _path(Path(), file).is_relative_to(PACKAGES[1]) else f"magicrl/{file}")
 
     def run(self, tests: Sequence[str], log: Path, *, stop_at_first: bool = True) -> tuple[int, float]:
-        """Exit status of pytest on these tests (-1: it ran into a limit), and CPU seconds with its children."""
+        """Run these tests; return pytest's exit status (-1 at a time limit) and CPU seconds with its children."""
         pid = os.fork()
         if pid == 0:
             self._live(tests, log, stop_at_first)
@@ -242,7 +242,7 @@ class Copy:
             time.sleep(0.05)
 
     def share(self, tests: Sequence[str]) -> list[str]:
-        """Import here what these tests import of others' packages, so that no fault's process has to; name the slow."""
+        """Import third-party packages of these tests once for all faults; return the names of slow tests."""
         found = self.folder / "collected.json"
         pid = os.fork()
         if pid == 0:
@@ -250,7 +250,7 @@ class Copy:
         os.waitpid(pid, 0)
         collected = json.loads(found.read_text())
         for name in collected["modules"]:
-            with contextlib.suppress(Exception):  # what cannot be imported by itself is imported by its package
+            with contextlib.suppress(Exception):  # a module that fails on its own is imported by its package
                 importlib.import_module(name)
         assert not {"magicrl", "magicrl_verifiers"} & set(sys.modules), "every fault's process must read the copy"
         return collected["slow"]
@@ -286,7 +286,7 @@ class Copy:
 
 
 class _Collected:
-    """A plugin of pytest that keeps the names of the tests marked slow."""
+    """Pytest plugin that collects the names of the tests marked slow."""
 
     def __init__(self) -> None:
         self.slow: list[str] = []
@@ -296,13 +296,13 @@ class _Collected:
 
 
 def _is_foreign(module: object) -> bool:
-    """Whether a module is an installed package's, and no part of the tests' own machinery."""
+    """Return whether a module belongs to an installed package and not to the tests' own machinery."""
     file = getattr(module, "__file__", None) or ""
     return "site-packages" in file and "pytest" not in file
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Of a child that may have ended; its own children are counted once they have."""
+    """Return CPU seconds of a child that may have ended; its own children count once they have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
@@ -311,7 +311,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 class Study:
-    """Faults, what is known of them, and the folder where that is kept."""
+    """Faults with their known results, and the folder that keeps these results."""
 
     def __init__(self, faults: Sequence[Fault], work: Path) -> None:
         self.faults = faults
@@ -323,7 +323,7 @@ class Study:
         self.known: dict[str, dict[str, Any]] = {row["key"]: row for row in map(json.loads, lines)}
 
     def baseline(self, faults: Iterable[Fault]) -> float:
-        """See that the tests are green without a fault; CPU seconds, 0 where that is known."""
+        """Check that the tests pass without a fault; return CPU seconds, 0 if already known."""
         tests = sorted({test for fault in faults for test in fault.tests})
         key = self._key("baseline", tests, _code_of(*(ROOT / package for package in PACKAGES)))
         if key in self.known or not tests:
@@ -336,7 +336,7 @@ class Study:
         return seconds
 
     def result(self, fault: Fault, *, again: bool = False) -> dict[str, Any]:
-        """Put the fault in, run its tests, take it out."""
+        """Insert the fault, run its tests and remove the fault."""
         texts = changed(fault)
         key = self._key_of(fault, texts)
         if key in self.known and not again:
@@ -382,7 +382,7 @@ def _code_of(*places: Path) -> str:
 
 
 def _code(text: str) -> str:
-    """What of a file can change a result: neither comments nor layout, where it is Python."""
+    """Return the part of a file that can change a result: of Python, without comments and layout."""
     try:
         return ast.dump(ast.parse(text))
     except SyntaxError:
@@ -390,7 +390,7 @@ def _code(text: str) -> str:
 
 
 def chosen(faults: Sequence[Fault], arguments: argparse.Namespace) -> list[Fault]:
-    """The rows that are asked for, in the order in which they are tried."""
+    """Return the selected rows in the order in which they run."""
     found = [f for f in faults if any(part in f.name or part in f.table for part in arguments.only or ("",))]
     if arguments.sample:
         random.Random(arguments.seed).shuffle(found)
@@ -430,12 +430,12 @@ def document(study: Study, rows: Mapping[str, dict[str, Any]], arguments: argpar
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", help="rows whose name, or `package/group`, has this in it")
-    parser.add_argument("--again", action="store_true", help="whatever was found before")
-    parser.add_argument("--sample", type=int, help="so many rows, drawn among those without slow tests")
-    parser.add_argument("--seed", type=int, default=0, help="of that draw")
-    parser.add_argument("--known", action="store_true", help="only what was found before, and is still true")
-    parser.add_argument("--check", action="store_true", help="only see that the table fits the source")
+    parser.add_argument("--only", action="append", help="rows whose name or `package/group` contains this text")
+    parser.add_argument("--again", action="store_true", help="run rows again that have a result")
+    parser.add_argument("--sample", type=int, help="number of random rows without slow tests")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--known", action="store_true", help="use only results of earlier runs that are still valid")
+    parser.add_argument("--check", action="store_true", help="only check that the tables fit the source")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "mutants")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -475,7 +475,7 @@ def main() -> None:
 if __name__ == "__main__":
     import pytest
 
-    # shared by every fault's process; magicrl itself is read from the copy
+    # Every fault's process shares these imports; magicrl itself comes from the copy.
     import torch
     import transformers.models.llama.modeling_llama
     import transformers.pytorch_utils  # noqa: F401

@@ -1,4 +1,4 @@
-"""What all scripts share: paths, the command line, the head and the file of a result."""
+"""Shared parts of all scripts: paths, command line, and the JSON file of a result."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from magicrl.files import write_atomically
 ROOT = Path(__file__).resolve().parents[1]
 COMMITTED = ROOT / "benchmarks" / "results"
 FIGURES = Path(os.environ.get("FIGURES") or COMMITTED).resolve()
-"""Folder that scripts write to; ``make bench FIGURES=benchmarks/results/second-machine`` is another machine's run."""
+"""Folder for results; ``make bench FIGURES=benchmarks/results/second-machine`` sets that of another machine."""
 
 
 def parser_of(description: str | None, output: Path | None = None) -> argparse.ArgumentParser:
-    """A parser that shows a script's docstring as it stands; with ``--output`` where a default is given."""
+    """Return a parser that prints the script's docstring unchanged, with ``--output`` if a default is given."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if output is not None:
         parser.add_argument("--output", type=Path, default=output, help="the JSON")
@@ -33,17 +33,16 @@ def parser_of(description: str | None, output: Path | None = None) -> argparse.A
 
 
 def command() -> str:
-    """The command of this process from the repository's root, with the paths below it that any machine has."""
+    """Return this process's command, with paths relative to the repository's root."""
     given = (argument.replace(f"{ROOT}/", "") for argument in sys.argv[1:])
     module = Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
     return shlex.join(["python", "-m", module, *given])
 
 
 def with_tcmalloc() -> None:
-    """Start this process anew with tcmalloc in place of the C library's allocator, under which all sides are faster.
+    """Restart this process with tcmalloc, which makes all sides faster; ``--allocator system`` prevents it.
 
-    Scripts of speed do so before anything is measured. ``--allocator system`` leaves the C library's; where there is no
-    tcmalloc (Debian's ``libtcmalloc-minimal4``) it is said.
+    Speed scripts do so before they measure. A missing tcmalloc (Debian's ``libtcmalloc-minimal4``) is reported.
     """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--allocator", default="tcmalloc")
@@ -58,13 +57,13 @@ def with_tcmalloc() -> None:
 
 
 def allocator() -> str:
-    """Of this process: ``tcmalloc`` or ``system``."""
+    """Return this process's allocator, ``tcmalloc`` or ``system``."""
     maps = Path("/proc/self/maps")
     return "tcmalloc" if maps.exists() and "libtcmalloc" in maps.read_text() else "system"
 
 
 def rounded(value: float) -> float:
-    """Four significant digits: more is noise."""
+    """Round to four significant digits; further digits are noise."""
     return float(f"{value:.4g}")
 
 
@@ -73,7 +72,7 @@ def load_average() -> list[float]:
 
 
 def document(settings: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
-    """The head of a benchmark's JSON: command, machine, date, versions, commit, load, settings."""
+    """Return the head of a result: command, machine, date, versions, commit, load, settings."""
     facts = environment_facts()
     facts["versions"] |= {name: importlib.metadata.version(name) for name in packages}
     return {
@@ -86,7 +85,7 @@ def document(settings: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[
 
 
 def _cpu_name() -> str:
-    """Model and the vector units that decide how fast products are."""
+    """Return the CPU's model and the vector units that decide how fast products are."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     lines = dict(line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
     found = {key.strip(): value.strip() for key, value in lines.items()}
@@ -100,7 +99,7 @@ def write_figure(path: Path, found: Mapping[str, Any]) -> None:
 
 
 def write_case(path: Path, head: Mapping[str, Any], name: str, result: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Put a case with the ``document`` of its run into the JSON; other ``known`` cases there stay as they are."""
+    """Write a case with the ``document`` of its run into the JSON and keep the other ``known`` cases there."""
     cases = json.loads(path.read_text())["cases"] if path.exists() else {}
     cases[name] = {"run": {**head, "load_average_at_end": load_average()}, **result}
     write_figure(path, {"cases": {name: cases[name] for name in known if name in cases}})

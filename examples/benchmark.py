@@ -1,4 +1,4 @@
-"""A benchmark of your own: a function that gives problems (or records, as a data source does).
+"""A custom benchmark: a function that yields problems, or dicts as a data source does.
 
 magicrl eval --model MODEL --benchmark benchmark.py:problems --output runs/eval/roots
 """
@@ -11,7 +11,7 @@ from magicrl.records import Problem
 
 
 def problems() -> Iterator[Problem]:
-    """Square roots of perfect squares."""
+    """Yield square roots of perfect squares."""
     for root in range(2, 22):
         yield Problem(
             id=f"root-{root * root}",

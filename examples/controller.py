@@ -1,9 +1,9 @@
-"""An entropy controller of one's own: proportional control, and a second coefficient that a loss row may read.
+"""A custom entropy controller: proportional control, and a second coefficient for the loss.
 
     magicrl train tiny --set entropy.controller=examples/controller.py:make --set entropy.target=0.3
 
-``coefficients`` is optional; what it gives is ``s.coefficients`` of a surrogate and ``entropy/coefficient/...`` of the
-metrics. ``state`` and ``restore`` make a resumed run go on as it would have.
+``coefficients`` is optional. A surrogate reads the result as ``s.coefficients``, and it is logged as
+``entropy/coefficient/NAME``. ``state`` and ``restore`` are saved in checkpoints, so that a resumed run is the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GAIN = 0.05
 
 
 class Proportional:
-    """alpha = gain * (target - entropy), never below 0; ``trend`` is the change since the step before."""
+    """Controller with alpha = GAIN * max(0, target - entropy); ``trend`` is the change since the last step."""
 
     def __init__(self, target: float) -> None:
         self.target = target
@@ -39,4 +39,5 @@ class Proportional:
 
 
 def make(settings: ControllerSettings) -> Proportional:
+    """Return the controller for the settings of the recipe's ``[entropy]``."""
     return Proportional(0.2 if settings.target is None else settings.target)

@@ -1,9 +1,9 @@
-"""A sampler correction of one's own: one truncated weight a response, the geometric mean of its tokens'.
+"""A custom correction for the gap between sampler and learner: one truncated importance weight per response.
 
     magicrl train tiny --set algorithm.correction=examples/correction.py:of_responses
 
-It is given the tokens of a micro-batch, in which responses are whole, and gives what each token's policy term is
-multiplied by. ``cap`` is ``algorithm.correction_cap``.
+The function receives the tokens of a micro-batch (responses are never split) and returns the factor of each token's
+policy term. ``cap`` is ``algorithm.correction_cap``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from magicrl.algorithms.losses import CorrectionInputs, needs
 
 @needs("old_logprobs")  # the learner's log-probs from before the step's first update
 def of_responses(c: CorrectionInputs) -> Tensor:
-    """min(cap, exp(mean of log pi_old - log pi_sampler over the response's loss tokens))."""
+    """Return min(cap, exp(mean of log pi_old - log pi_sampler over the loss tokens of the response))."""
     gaps = c.old_logprobs - c.sampler_logprobs  # 0 at tokens without loss
     zeros = torch.zeros_like(gaps)
     totals = zeros.index_add(0, c.sample_index, gaps)

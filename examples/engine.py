@@ -1,4 +1,4 @@
-"""An engine of one's own: plain ``transformers.generate``, a group at a time.
+"""A custom engine: plain ``transformers.generate``, one group at a time.
 
 In a recipe: ``rollout.engine = "examples/engine.py:make"``; ``magicrl eval --engine examples/engine.py:make ...``.
 """
@@ -22,10 +22,10 @@ class GenerateEngine(RolloutEngine):
         self._model.to(resolve_device(settings.device))
         self._max_context = known.max_context
         self._padding = list(range(known.valid_vocab, len(self._model.get_output_embeddings().weight))) or None
-        self._version = 0 if settings.training is None else -1  # a run gives it the learner's weights first
+        self._version = 0 if settings.training is None else -1  # in training the learner's weights arrive first
 
     def load_weights(self, weights, version):
-        self._model.load_state_dict(weights, strict=False)  # a tied head may be missing
+        self._model.load_state_dict(weights, strict=False)  # a head tied to the embeddings may be missing
         self._version = version
 
     @torch.inference_mode()
@@ -33,7 +33,7 @@ class GenerateEngine(RolloutEngine):
         tau, began = request.sampling.temperature, time.perf_counter()
         ends, words = sorted(self._known.end_tokens), self._known.valid_vocab
         prompt = torch.tensor([request.prompt_tokens.tolist()] * len(request.indices), device=self._model.device)
-        with torch.random.fork_rng():  # equal seeds, equal tokens; the learner's random state stays as it is
+        with torch.random.fork_rng():  # equal seeds give equal tokens; the learner's random state is kept
             torch.manual_seed((request.sampling.seed * 1_000_003 + request.draw) % 2**63)
             made = self._model.generate(
                 prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=request.sampling.max_tokens,

@@ -1,6 +1,6 @@
-"""An environment of your own: it says digits, one a turn, and the model says each of them back.
+"""A custom environment: it says one digit per turn, and the model repeats each of them.
 
-No clone is needed:
+Copy this file to an empty folder:
 
     python environment.py                                                     # writes problems.jsonl and recipe.toml
     magicrl train recipe.toml --output runs/echo
@@ -18,12 +18,12 @@ RECIPE = """
 name = "echo"
 threads = 1
 [start]
-sft = "tiny-sft"  # the shipped toy: it knows digits, and answers sums
+sft = "tiny-sft"  # a tiny model that knows digits and sums
 [[data.train]]
 path = "problems.jsonl"
 environment = "environment.py:Echo"
 [environment]
-max_turns = 3  # the model's: one before the first digit, one after each of two
+max_turns = 3  # turns of the model: one before the first digit, one after each of two digits
 max_observation_tokens = 1
 [rollout]
 memory_limit_mb = 64
@@ -32,7 +32,7 @@ preset = "small"
 [optimizer]
 learning_rate = 5e-3
 [[stages]]
-max_tokens = 16  # that the model writes, all its turns together
+max_tokens = 16  # sampled tokens of all turns together
 rollout_batch = 8
 group_size = 8
 max_steps = 20
@@ -40,13 +40,13 @@ max_steps = 20
 
 
 class Echo:
-    """Pays the share of the digits that a turn ends with as they were said; a new one is made for every response."""
+    """Episode whose reward is the share of digits that the model repeated; each response gets its own object."""
 
     def reset(self, problem):
-        self.said, self.left, self.right = [], list(problem.extra["digits"]), 0  # a further column of the file
+        self.said, self.left, self.right = [], list(problem.extra["digits"]), 0  # another column of the file
 
     def step(self, text):
-        self.right += self.said[-1:] == text.split()[-1:] and bool(self.said)  # the first turn has nothing to repeat
+        self.right += self.said[-1:] == text.split()[-1:] and bool(self.said)  # the first turn repeats nothing
         if not self.left:
             return Step(reward=self.right / len(self.said), done=True, metrics={"digits_right": self.right})
         self.said.append(self.left.pop(0))

@@ -1,4 +1,4 @@
-"""A task family of your own: sums to a target ("which number added to 7 gives 12?"), generated without end.
+"""A custom task family: an endless stream of sums to a target ("which number added to 7 gives 12?").
 
 In a recipe, in the folder of this file:
 
@@ -21,22 +21,22 @@ SPLITS = ("train", "train", "train", "train", "validation", "test")
 
 
 class MissingAddend:
-    """``a + ? = b``; the level is the number of digits of b.
+    """Problems ``a + ? = b``; the level is the number of digits of b.
 
-    ``stream`` is all that `magicrl train` asks for. `magicrl sft` also wants ``demonstration``, and, for a tiny model
-    made from scratch, the ``vocabulary``.
+    `magicrl train` needs only ``stream``. `magicrl sft` also needs ``demonstration``, and ``vocabulary`` for a tiny
+    model that is trained from scratch.
     """
 
     name = "missing_addend"
     vocabulary = None
 
-    def __init__(self, largest: int = 99) -> None:  # the recipe's options
+    def __init__(self, largest: int = 99) -> None:  # ``options`` of the recipe
         if largest < 2:
             raise ValueError(f"largest must be at least 2, got {largest}")
         self.largest = largest
 
     def stream(self, *, seed: int, split: str, levels: Sequence[int] | None = None) -> Iterator[Problem]:
-        """The same arguments give the same problems; no instance of one split is in another."""
+        """Yield problems. Equal arguments give equal problems, and the splits share no problem."""
         rng = np.random.default_rng(seed)
         while True:
             total = int(rng.integers(1, self.largest + 1))
@@ -51,5 +51,5 @@ class MissingAddend:
                 )
 
     def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
-        """A worked response."""
+        """Return a worked response."""
         return f"It is \\boxed{{{problem.references[0]}}}."

@@ -1,9 +1,9 @@
-"""The whole algorithm on two screens: MAGIC, the recipe of Skywork Open Reasoner 1, with magicrl's parts.
+"""The whole algorithm in one file: MAGIC, the recipe of Skywork Open Reasoner 1, built from magicrl's parts.
 
-    python examples/loop.py                  # a tiny model, half a minute of one CPU core
+    python examples/loop.py                  # a tiny model; half a minute on one CPU core
     python examples/loop.py FOLDER           # another starting model
 
-Departures from GRPO, in the order of the report's section 3. The numbers stand again where they happen below.
+Departures from GRPO, in the order of the report's section 3. The numbers appear again in the code.
 
 1. Multi-stage training: a short response limit T first, the next one when accuracy has converged.
 2. No advantage mask: a truncated response has reward 0 and takes part in its group's mean.
@@ -14,8 +14,8 @@ Departures from GRPO, in the order of the report's section 3. The numbers stand 
 7. Adaptive entropy control: the coefficient alpha grows while entropy is below its target.
 8. No KL loss.
 
-`magicrl.training.step.Trainer` is the same loop with every option of the recipe, `tests/e2e/loop/test_loop_example.py`
-compares the two: the same weights, bit for bit.
+`magicrl.training.step.Trainer` is the same loop with every option of the recipe. `tests/e2e/loop/test_loop_example.py`
+shows that both compute the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ STAGES = (  # 1. T, D_R and M of each stage, and when it ends
 
 
 class Loop:
-    """A training run: the parts, and `step`."""
+    """A training run: its parts, one `step`, and `run`."""
 
     def __init__(self, model: Path | str, problems: Sequence[Problem], stages: Sequence[StageConfig]) -> None:
         policy, sampled_from = (load_policy(model, dtype="float32", device=torch.device("cpu")) for _ in range(2))
@@ -95,7 +95,7 @@ class Loop:
             for problem in self.sampler.next(stage.rollout_batch)
         ]
         self.engine.submit(requests)
-        # a group goes to the verifiers when its last response ends, while the engine generates others
+        # a group is verified as soon as its last response ends, while the engine generates others
         tickets = [
             (group, self.verifiers.submit(group.request.problem, [c.text for c in group.completions]))
             for group in self.engine.finished()
@@ -107,7 +107,7 @@ class Loop:
         """Run one training step: sample, verify, measure entropy, reject, advantages, update."""
         groups = self.generate(stage)
 
-        # 7. of the whole buffer, before rejection: what rejection removes has another entropy
+        # 7. measured over the whole buffer, before rejection, because rejected groups have another entropy
         entropy = measure_entropy([c for g in groups for c in g.group.completions], "exact")
         assert entropy is not None, "the in-process engine reports entropies"
         alpha = self.controller.coefficient(entropy.mean)
@@ -130,7 +130,7 @@ class Loop:
 
         correct = [bool(right) for group in groups for right in group.correct]
         accuracy = sum(correct) / len(correct)
-        self.schedule.observe_accuracy(accuracy, None)  # 1. read by stages that end by convergence
+        self.schedule.observe_accuracy(accuracy, None)  # 1. for stages that end by convergence
         self.schedule.finish_step()
         return {"accuracy": accuracy, "entropy": entropy.mean, "alpha": alpha, "groups kept": len(kept)}
 
@@ -152,6 +152,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if len(sys.argv) > 1:
         start: Path | str = sys.argv[1]
-    else:  # a model that was taught to end its responses: made once, in two seconds
+    else:  # a model that was taught to end its responses; made once, in two seconds
         start = run_sft(load_sft_recipe(Path("tiny-sft")), Path("runs/models/tiny-start")).folder
     Loop(start, problems(), STAGES).run()

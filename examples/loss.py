@@ -1,9 +1,9 @@
-"""A loss of one's own: PPO's clip on advantages that are normalised over the whole mini-batch.
+"""A custom loss: PPO's clip with advantages that are normalised over the whole mini-batch.
 
     magicrl train tiny --set algorithm.loss=examples/loss.py:ROW
 
-A row has a surrogate (what to maximise at each token) and says what it needs. ``statistics`` sees the whole mini-batch
-once, before it is cut into micro-batches or dealt to ranks; its result is the same for all of them.
+A row has a surrogate, which is maximised at each token, and names the inputs that it needs. ``statistics`` is called
+once with the whole mini-batch, before it is split into micro-batches and ranks; all of them get the same result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from magicrl.records import TrainBatch
 
 
 def mean_and_deviation(batch: TrainBatch) -> dict[str, float]:
-    """Of the advantages of all loss tokens."""
+    """Return mean and standard deviation of the advantages of all loss tokens."""
     advantages = np.array([sample.advantage for sample in batch.samples])
     lengths = np.array([sample.num_loss_tokens for sample in batch.samples])
     mean = float(np.average(advantages, weights=lengths))
@@ -24,7 +24,7 @@ def mean_and_deviation(batch: TrainBatch) -> dict[str, float]:
 
 
 def surrogate(s: SurrogateInputs) -> Surrogate:
-    """min(rho A', clip(rho) A') with A' the normalised advantage; marks the tokens whose gradient the clip takes."""
+    """Return min(rho A', clip(rho) A') for the normalised advantage A', and which tokens were clipped."""
     advantages = (s.advantages - s.statistics["mean"]) / (s.statistics["deviation"] + 1e-6)
     bounded = s.ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
     values = torch.minimum(s.ratio * advantages, bounded * advantages)
@@ -35,6 +35,6 @@ ROW = LossRow(
     surrogate=surrogate,
     reducer=global_tokens,
     clip=(0.2, 0.28),
-    needs=("old_logprobs",),  # for rho; further: "ref_logprobs", "entropy"
+    needs=("old_logprobs",),  # for rho; also possible: "ref_logprobs", "entropy"
     statistics=mean_and_deviation,
 )

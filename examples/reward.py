@@ -1,6 +1,7 @@
-"""A graded reward for a domain of your own, without reference answers: digits that rise.
+"""A custom graded reward without reference answers: write digits that rise.
 
-It pays each step towards the goal, so that a model learns before it is ever all right. No clone is needed:
+Each step towards the goal raises the reward, so a model learns before any response is completely right. Copy this file
+to an empty folder:
 
     python reward.py                                                      # writes prompts.jsonl and recipe.toml
     magicrl train recipe.toml --output runs/rising
@@ -18,7 +19,7 @@ name = "rising"
 threads = 1
 
 [start]
-sft = "tiny-sft"  # the shipped toy: it knows digits, and answers sums
+sft = "tiny-sft"  # a tiny model that knows digits and sums
 
 [[data.train]]
 path = "prompts.jsonl"
@@ -43,13 +44,13 @@ max_steps = 20
 
 
 def score(problem, response):
-    """The share of pairs of neighbours that rise among its digits (of four at least); logged: how many digits."""
+    """Return the share of neighbouring digits that rise, over at least three pairs; the number of digits is logged."""
     digits = [int(word) for word in response.split() if word.isdigit()]
     rising = sum(later > earlier for earlier, later in pairwise(digits))
     return {"score": rising / max(3, len(digits) - 1), "digits": len(digits)}
 
 
-score.right_from = 0.9  # what counts as right in accuracy and pass@k; learning uses the scores themselves
+score.right_from = 0.9  # counts as right in accuracy and pass@k; training uses the scores
 
 if __name__ == "__main__":
     prompts = [f"L {seed % 7} {seed % 5} {seed % 3} :" for seed in range(40)]

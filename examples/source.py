@@ -1,4 +1,4 @@
-"""A data source of your own: a function that gives records, here the lines of a file in a form of its own.
+"""A custom data source: a function that yields records, here the lines of a text file.
 
 In a recipe, in the folder of this file:
 
@@ -6,9 +6,8 @@ In a recipe, in the folder of this file:
     source = "source.py:read"
     options = { path = "flashcards.txt" }
 
-A record is a dict whose columns are known by their names, as in a file (docs/start/own-data.md). A
-`magicrl.records.Problem` in
-its place is taken as it is.
+A record is a dict with the column names of a file (docs/start/own-data.md). The function may also yield
+`magicrl.records.Problem`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 
 
 def read(path: str, separator: str = "=>") -> Iterator[dict[str, str]]:
-    """``question => answer``, one a line."""
+    """Yield a record per line ``question => answer``."""
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         question, found, answer = line.partition(separator)
         if found:

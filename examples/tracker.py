@@ -1,9 +1,9 @@
-"""A tracker of your own: a CSV file a run, a line a metric and step; test results and events in files beside it.
+"""A custom tracker: CSV files per run, with one line per metric and step, and files for test results and events.
 
     magicrl train tiny --set 'logging.trackers=["examples/tracker.py:CsvTracker"]'
 
-It is made before training begins and opened at the first step, also of a resumed run. ``trackers.json`` has the last
-step that it was sent, and only later ones are sent. Whatever it raises ends the tracker with a warning, never the run.
+A tracker is created before training and opened at the first step, also in a resumed run. ``trackers.json`` keeps the
+last step that was sent, and only later steps are sent. An exception ends the tracker with a warning, never the run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from magicrl.reporting.trackers import TrackedRun
 
 
 class CsvTracker:
-    """``<run>/csv/steps.csv``, ``results.csv`` and ``events.csv``."""
+    """Writer of ``csv/steps.csv``, ``csv/results.csv`` and ``csv/events.csv`` in the run folder."""
 
     def __init__(self) -> None:
         self.folder = Path()

@@ -1,1 +1,1 @@
-"""The report's ablations as studies: arms of full recipes, seeds, a budget, and claims as checked predicates."""
+"""Ablation studies: configurations of full recipes, seeds, a budget, and claims that are tested."""

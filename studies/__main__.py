@@ -1,4 +1,4 @@
-"""``python -m studies``: suites of ablations, listed, run and told."""
+"""Command ``python -m studies``: list, run and report suites of ablations."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Scale = Literal["tiny", "small", "paper", "quick"]
 SuiteName = Annotated[
     Literal["report", "starts", "recipe", "target", "noise", "smollm2"],
     Parameter(
-        help="report has the report's ablations, starts off-policy training over independent supervised starts, recipe "
-        "the recipe's other choices over them, target targets of entropy, noise stale data beside small batches, "
-        "smollm2 off-policy training of a pretrained model."
+        help="report: the report's ablations; starts: off-policy training over independent checkpoints; recipe: the "
+        "recipe's other choices; target: entropy targets; noise: stale data or small batches; smollm2: off-policy "
+        "training of a pretrained model."
     ),
 ]
 
 
 @app.command(name="list")
 def list_ablations(*names: str, suite: SuiteName = "report", scale: Scale = "tiny", results: Path | None = None) -> int:
-    """List the ablations with their arms, what is done and how long the rest takes.
+    """List the ablations with their variants, finished runs and the time for the rest.
 
     Example: python -m studies list --scale tiny
 
@@ -38,13 +38,13 @@ def list_ablations(*names: str, suite: SuiteName = "report", scale: Scale = "tin
     scale
         tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
     results
-        Results file; default: the suite's of this scale in studies/results.
+        Results file; default: the suite's file of this scale in studies/results.
     """
     from studies.definition import chosen, shipped_ablations
     from studies.runs import outlook, plan_runs, suite_results
 
     known = suite_results(suite, scale, results)
-    table = Table("id", "ablation", "arms", "starts x seeds", "runs done", "CPU minutes left", box=None)
+    table = Table("id", "ablation", "variants", "checkpoints x seeds", "runs done", "CPU minutes left", box=None)
     for ablation in chosen(names or ("all",), shipped_ablations(suite)):
         definition = ablation.scales.get(scale)
         if definition is None:
@@ -74,7 +74,9 @@ def run(
     keep: bool = False,
     quick: bool = False,
 ) -> int:
-    """Run the arms that have no result yet; each result is kept as it ends, and the same command goes on.
+    """Run the variants that have no result yet; each result is kept when its run ends.
+
+    The same command continues a study that was stopped.
 
     Example: python -m studies run 6 9 --scale tiny --minutes 30
 
@@ -87,23 +89,22 @@ def run(
     scale
         tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
     starts
-        Numbers of supervised starts; default: those that the ablation asks for. Others do not count in its verdicts.
+        Numbers of initial checkpoints; default: those of the ablation. Others do not count in its verdicts.
     seeds
-        Of prompts and sampling, from each start; default: 0 up to the number that the ablation asks for.
+        Seeds of prompts and sampling for each checkpoint; default: those of the ablation.
     workers
-        Runs at once, one thread each; default: the cores this process may use.
+        Parallel runs, one thread each; default: the cores available to this process.
     minutes
-        Begin no run that is not expected to end within so many minutes from now.
+        Begin no run that is not expected to end within this time.
     results
-        Results file, added to; default: the suite's of this scale in studies/results. Another name than *.parquet is
-        JSON Lines.
+        Results file to extend; default: the suite's file of this scale in studies/results. A name other than *.parquet
+        is JSON Lines.
     work
-        Where supervised starts and run folders are while they are needed.
+        Folder of initial checkpoints and run folders while they are needed.
     keep
         Keep the run folders, for `magicrl report`.
     quick
-        A check of the machinery in about a minute: few steps, two half-made starts; the scale `quick`. Its verdicts
-        mean nothing.
+        Test of the machinery in about a minute, at the scale `quick`. Its verdicts mean nothing.
     """
     from studies.definition import SUITES, chosen, shipped_ablations
     from studies.results import read_results
@@ -118,7 +119,7 @@ def run(
     processes = workers or len(os.sched_getaffinity(0))
     shared, file = shared_results(suite, scale), results or SUITES[suite].results(scale)
     look = outlook(planned, {**shared, **read_results(file)})
-    length = "nobody has measured how long they take"
+    length = "unknown duration"
     if look.cpu_minutes is not None:
         length = (
             f"about {look.cpu_minutes:.0f} CPU minutes, {look.cpu_minutes / processes:.0f} with {processes} at once"
@@ -134,7 +135,7 @@ def run(
         tell=lambda text: console.print(text, markup=False),
     )
     if missing:
-        console.print(f"{missing} runs are still missing; the same command goes on")
+        console.print(f"{missing} runs are still missing; the same command continues")
     return 1 if missing else 0
 
 
@@ -146,18 +147,18 @@ def report(
     results: Path | None = None,
     output: Path | None = None,
 ) -> int:
-    """Write a suite's pages: an index, one an ablation; the report's also settings, questions, costs.
+    """Write a suite's pages: an index, one page per ablation and, for the report's suite, questions and costs.
 
     Example: python -m studies report --scale tiny
 
     Parameters
     ----------
     names
-        Ids; default: all. p-values are corrected over the claims of those that are given.
+        Ids; default: all. p-values are corrected over the claims of the given ablations.
     scale
-        Whose results.
+        Scale of the results.
     results
-        Results file; default: the suite's of this scale in studies/results.
+        Results file; default: the suite's file of this scale in studies/results.
     output
         Folder of the pages; default: the suite's.
     """
@@ -177,20 +178,20 @@ def report(
 
 @app.command
 def starts(*bases: str, count: int = 8, first: int = 0, work: Path = Path("runs/study")) -> int:
-    """Make and screen supervised starts until enough are accepted; each is recorded as it ends, rejected ones too.
+    """Make and screen initial checkpoints until enough are accepted; each is recorded, rejected ones too.
 
     Example: python -m studies starts chains.toml stories.toml --count 8
 
     Parameters
     ----------
     bases
-        Base recipes of the suite `starts`; default: all that it uses.
+        Base recipes of the suite `starts`; default: all of them.
     count
-        Accepted starts that are wanted of each.
+        Number of accepted checkpoints for each recipe.
     first
         Number of the first candidate; 100 and up are for tuning.
     work
-        Where supervised starts are; runs find them there.
+        Folder of checkpoints, where runs find them.
     """
     from studies.definition import SUITES, shipped_ablations
     from studies.results import STARTS_FILE, pack
@@ -208,5 +209,5 @@ def starts(*bases: str, count: int = 8, first: int = 0, work: Path = Path("runs/
     return 1 if short else 0
 
 
-if __name__ == "__main__":  # its worker processes import this module too
+if __name__ == "__main__":  # worker processes import this module too
     main(app)

@@ -1,19 +1,17 @@
-"""Verdicts on claims: holds, does not hold or undecided, each with its effect, interval and p-values.
+"""Verdicts on claims: holds, does not hold or undecided, each with effect, interval and p-values.
 
-The supervised start is the unit. What a claim compares is paired by start and seed (the same start, prompts and random
-numbers), averaged over the seeds of a start, and Student's test is made on the starts' means: with as many seeds in
-every start this is the interval of the two-level model (starts, and seeds within them), since a start's mean carries
-both spreads (Snedecor and Cochran, *Statistical Methods*, the nested analysis of variance).
+The initial checkpoint is the unit. A claim compares values paired by checkpoint and seed (same checkpoint, prompts and
+random numbers), averaged over the seeds of a checkpoint. Student's test runs on the means of the checkpoints. With
+equally many seeds per checkpoint this is the interval of the two-level model (checkpoints, and seeds within them),
+because a mean carries both spreads (Snedecor and Cochran, *Statistical Methods*, the nested analysis of variance).
 
-A claim says "at least ``bar``", and is tested against that bar from both sides: against "the effect is at most the
-bar" it holds, against "the effect is at least the bar" it does not. An equality holds by two one-sided tests
-(Schuirmann, 1987) and does not hold where the difference lies beyond the margin. Holm's correction goes over both
-sides of all claims; what it leaves above ``LEVEL`` on both sides is undecided. Fewer than three starts decide nothing.
+A claim says "at least ``bar``" and is tested against that bar from both sides: against "the effect is at most the bar"
+it holds, against "the effect is at least the bar" it does not. An equality holds by two one-sided tests (Schuirmann,
+1987) and does not hold if the difference exceeds the margin. Holm's correction covers both sides of all claims; a claim
+above ``LEVEL`` on both sides is undecided. Fewer than three checkpoints decide nothing.
 
-A claim has a premise, measured on the same runs: what has to be so for the claim to be about anything (that something
-collapsed, where control is said to repair collapse). Where it is unmet the claim is undecided, whatever its p-values.
-
-Verdicts in words, in the units and the direction that a reader expects.
+A claim has a premise, measured on the same runs: a condition without which it is about nothing (that something
+collapsed, if control is said to repair collapse). If it is unmet the claim is undecided, whatever its p-values.
 """
 
 from __future__ import annotations
@@ -41,16 +39,16 @@ from studies.definition import (
 )
 
 Decision: TypeAlias = Literal["holds", "does not hold", "undecided", "not run"]
-Runs: TypeAlias = Mapping[str, Mapping[tuple[int, int], Result]]  # results by arm, then by (start, seed)
-LEVEL = 0.05  # of the whole suite, both sides of every claim together
+Runs: TypeAlias = Mapping[str, Mapping[tuple[int, int], Result]]  # by variant, then by (checkpoint, seed)
+LEVEL = 0.05  # error of the whole suite, both sides of all claims
 LEAST_STARTS = 3
-"""Fewer decide nothing: two starts that agree by chance, to the last digit of a coarse measure, have no spread."""
+"""Least number of checkpoints: two that agree by chance, in a coarse measure, have no spread."""
 MOST_STARTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What a premise's measure was."""
+    """Measured value of a premise."""
 
     value: float  # mean over starts
     met: bool
@@ -58,33 +56,33 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the runs say about a claim."""
+    """Result of a claim."""
 
     claim: str  # its id
     decision: Decision  # after Holm's correction, see ``decide``
-    effect: float  # mean over starts: of a difference in the direction that the claim states, of a level as measured
+    effect: float  # mean over checkpoints: a difference in the claim's direction, or a level
     low: float  # of its 95 % interval over starts
     high: float
-    bar: float  # what the effect is tested against; of an equality the margin
-    p_holds: float  # one-sided, before correction: of an effect like this if the truth were the bar, or worse
+    bar: float  # bound of the effect, or margin of an equality
+    p_holds: float  # one-sided, uncorrected, if the truth were the bar or worse
     p_fails: float  # the same if the truth were the bar, or better
     starts: int  # units
     seeds: int  # runs of every arm in all, over the starts
     spread: float = math.nan  # standard deviation of the starts' means
     within: float = math.nan  # standard deviation between the seeds of a start, pooled; nan with one seed a start
     premise: Found | None = None  # None where the claim was not run
-    # for an undecided claim whose premise is met, the starts at which an effect and spread like these would be decided,
-    # with the correction for the claims that are undecided; None where no number up to ``MOST_STARTS`` would
+    # Checkpoints that would decide an undecided claim with this effect and spread, corrected for the undecided claims;
+    # None if its premise is unmet or no number up to ``MOST_STARTS`` would.
     starts_needed: int | None = None
 
 
 def decide(claims: Sequence[Claim], runs: Mapping[str, Runs], *, looks: int = 1) -> list[Verdict]:
-    """The verdicts on ``claims``, corrected together.
+    """Return the verdicts on ``claims``, corrected together.
 
     Args:
-        claims: of the whole suite.
-        runs: the results of each ablation's arms, by the ablation's id.
-        looks: how often the suite's verdicts are drawn; each has its share of ``LEVEL`` (Bonferroni).
+        claims: All claims of the suite.
+        runs: Results of each ablation's variants, by the ablation's id.
+        looks: Number of times the verdicts are computed; each has its share of ``LEVEL`` (Bonferroni).
     """
     raw = [examine(claim, runs.get(claim.id.split(".")[0], {})) for claim in claims]
     tested = [verdict for verdict in raw if verdict.decision != "not run"]
@@ -97,7 +95,7 @@ def decide(claims: Sequence[Claim], runs: Mapping[str, Runs], *, looks: int = 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: adjusted p-values, in the given order.
+    """Return p-values with Holm's step-down correction, in the given order.
 
     Example:
         >>> holm([0.01, 0.04, 0.03])
@@ -113,7 +111,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def examine(claim: Claim, runs: Runs) -> Verdict:
-    """One claim, uncorrected, with its premise; ``not run`` where fewer than two starts have what it asks for."""
+    """Return one uncorrected verdict with its premise; ``not run`` if fewer than two checkpoints have the data."""
     premise = examine_premise(claim.premise, runs)
     verdict = _tested(claim, runs)
     if verdict.decision == "not run" or premise is None:
@@ -122,7 +120,7 @@ def examine(claim: Claim, runs: Runs) -> Verdict:
 
 
 def examine_premise(premise: Premise, runs: Runs) -> Found | None:
-    """The mean over starts of the premise's measure and whether it meets the bound; None without any run."""
+    """Return the premise's mean over checkpoints and whether it meets the bound, or None without any run."""
     columns = [(premise.arm, premise.measure)]
     if premise.than is not None:
         columns.append((premise.than, premise.than_measure or premise.measure))
@@ -138,7 +136,7 @@ def _tested(claim: Claim, runs: Runs) -> Verdict:
         early = _difference(claim, runs, claim.measure, claim.measure, sign=1.0)
         late = _difference(claim, runs, claim.late, claim.late, sign=-1.0)
         weaker = max((early, late), key=lambda verdict: verdict.p_holds)
-        # both must hold (intersection-union); one that fails is enough, and there are two chances of it
+        # Both must hold (intersection-union test). One failure suffices, and there are two chances of one.
         return replace(weaker, p_fails=min(1.0, 2 * min(early.p_fails, late.p_fails)))
     if isinstance(claim, DifferenceClaim):
         sign = 1.0 if claim.direction == "higher" else -1.0
@@ -159,18 +157,18 @@ def _difference(claim: DifferenceClaim | CrossingClaim, runs: Runs, own: str, ot
 
 
 def _equality(claim: EqualClaim, runs: Runs) -> Verdict:
-    """Two one-sided tests: below the upper margin and above the lower one."""
+    """Test below the upper margin and above the lower one, each one-sided."""
     units, values = paired_values([(arm, claim.measure) for arm in (claim.arm, claim.than)], runs)
     delta = values[:, 0] - values[:, 1]
     upper = students(claim.id, units, delta, bar=claim.margin, below=True)
     lower = students(claim.id, units, delta, bar=-claim.margin)
-    # outside on either side is enough for a difference, and there are two chances of it
+    # Outside on either side suffices for a difference, and there are two chances of it.
     p_fails = min(1.0, 2 * min(upper.p_fails, lower.p_fails))
     return replace(upper, p_holds=max(upper.p_holds, lower.p_holds), p_fails=p_fails)
 
 
 def kendall(values: Sequence[float] | NDArray[np.float64]) -> float:
-    """Kendall's tau of ``values`` against their order: 1 strictly rising, -1 strictly falling.
+    """Return Kendall's tau of ``values`` against their order: 1 strictly rising, -1 strictly falling.
 
     Example:
         >>> kendall([0.1, 0.3, 0.2])
@@ -181,8 +179,10 @@ def kendall(values: Sequence[float] | NDArray[np.float64]) -> float:
 
 
 def paired_values(columns: Sequence[tuple[str, str]], runs: Runs) -> tuple[list[int], NDArray[np.float64]]:
-    """The start of each row, and ``[rows, columns]``: a column an (arm, measure), a row a start's seed that every arm
-    has, where all are numbers."""
+    """Return the checkpoint of each row and ``[rows, columns]`` values.
+
+    A column is a (variant, measure), a row a seed of a checkpoint that every variant has, with finite values only.
+    """
     functions = [(runs.get(arm, {}), parse_measure(measure)) for arm, measure in columns]
     keys = sorted(set.intersection(*(set(by_unit) for by_unit, _ in functions)))
     rows = np.array([[function(by_unit[key]) for by_unit, function in functions] for key in keys], dtype=np.float64)
@@ -192,7 +192,7 @@ def paired_values(columns: Sequence[tuple[str, str]], runs: Runs) -> tuple[list[
 
 
 def _by_start(units: Sequence[int], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``[starts]``: the mean of each start's ``values``, ``[rows]``."""
+    """Return ``[checkpoints]`` means of ``values``, ``[rows]``."""
     starts = np.array(units)
     return np.array([values[starts == start].mean() for start in dict.fromkeys(units)])
 
@@ -200,14 +200,14 @@ def _by_start(units: Sequence[int], values: NDArray[np.float64]) -> NDArray[np.f
 def students(
     claim: str, units: Sequence[int], values: NDArray[np.float64], *, bar: float, below: bool = False
 ) -> Verdict:
-    """Student's tests of the starts' means against ``bar``, from both sides.
+    """Test the checkpoints' means against ``bar`` from both sides with Student's test.
 
     Args:
-        claim: its id.
-        units: the start of each value.
-        values: ``[rows]``, one a start's seed.
-        bar: what the mean is tested against.
-        below: the claim holds where the mean is below the bar.
+        claim: Its id.
+        units: Checkpoint of each value.
+        values: ``[rows]``, one per seed of a checkpoint.
+        bar: Bound of the mean.
+        below: Whether the claim holds for means below the bar.
     """
     means = _by_start(units, values)
     n = len(means)
@@ -229,7 +229,7 @@ def students(
     error = max(spread / math.sqrt(n), 1e-12)
     half = float(stdtrit(n - 1, 0.975)) * error
     is_above, is_below = (float(stdtr(n - 1, sign * (mean - bar) / error)) for sign in (-1.0, 1.0))
-    free = len(values) - n  # of the spread within starts
+    free = len(values) - n  # degrees of freedom of the spread within starts
     left = values - np.array([values[np.array(units) == start].mean() for start in units])
     return Verdict(
         claim=claim,
@@ -264,8 +264,10 @@ def _with_starts_needed(claim: Claim, verdict: Verdict, quantile: float) -> Verd
 
 
 def starts_needed(gap: float, spread: float, *, quantile: float) -> int | None:
-    """Starts at which an effect that lies ``gap`` from its bar is decided, with this spread of the starts' means; None
-    above ``MOST_STARTS``."""
+    """Return the number of checkpoints that would decide an effect ``gap`` away from its bar, at this spread.
+
+    The result is None above ``MOST_STARTS``.
+    """
     for n in range(LEAST_STARTS, MOST_STARTS + 1):
         if float(stdtrit(n - 1, quantile)) * spread / math.sqrt(n) < gap:
             return n
@@ -277,7 +279,7 @@ WORDS = {"holds": "holds", "does not hold": "**does not hold**", "undecided": "u
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbers:
-    """A verdict's numbers as they are printed."""
+    """Numbers of a verdict as they are printed."""
 
     effect: str
     interval: str
@@ -285,7 +287,7 @@ class Numbers:
 
 
 def numbers_of(claim: Claim, verdict: Verdict) -> Numbers:
-    """What the columns of a verdict table hold."""
+    """Return the numbers of a verdict table's columns."""
     interval = f"{_number(verdict.low)} to {_number(verdict.high)}"
     bar = _number(verdict.bar)
     if isinstance(claim, LevelClaim):
@@ -301,13 +303,13 @@ def _number(value: float) -> str:
 
 
 def word_of(verdict: Verdict) -> str:
-    """The verdict's word, and whether it was the premise that left the claim undecided."""
+    """Return the verdict's word, with a note if the premise is unmet."""
     unmet = verdict.premise is not None and not verdict.premise.met
     return WORDS[verdict.decision] + (", premise unmet" if unmet else "")
 
 
 def shown_premise(claim: Claim, verdict: Verdict) -> str:
-    """A premise with what was measured."""
+    """Return a premise with its measured value."""
     if verdict.premise is None:
         return claim.premise.says
     met = "met" if verdict.premise.met else "unmet"
@@ -316,7 +318,7 @@ def shown_premise(claim: Claim, verdict: Verdict) -> str:
 
 
 def starts_of(verdict: Verdict) -> str:
-    """The number of starts, and of seeds where a start has several; with the starts that would decide it."""
+    """Return the number of checkpoints, of seeds if several, and the number that would decide the claim."""
     text = str(verdict.starts) if verdict.seeds == verdict.starts else f"{verdict.starts} ({verdict.seeds} seeds)"
     if verdict.decision != "undecided" or verdict.premise is None or not verdict.premise.met:
         return text
@@ -325,7 +327,7 @@ def starts_of(verdict: Verdict) -> str:
 
 
 def shown_verdict(claim: Claim, verdict: Verdict) -> str:
-    """In one bracket: verdict, effect, interval, starts."""
+    """Return verdict, effect, interval and checkpoints in one bracket."""
     if verdict.decision == "not run":
         return "(not run)"
     numbers = numbers_of(claim, verdict)

@@ -1,58 +1,56 @@
-"""Numbers that claims are made of, each a function of one run's curves.
+"""Definitions of ablations: measures, variants and claims.
 
-A measure is written ``NAME@PLACE``:
+A measure is a number computed from one run's curves, written ``NAME@PLACE``:
 
 =====================  ============================================================================================
-``CURVE@20``           the curve's mean over steps 18 to 22
-``CURVE@start``        over its first three steps
-``CURVE@late``         over its last tenth (five steps at least)
-``CURVE@max``          the largest mean of five steps in a row, ``CURVE@min`` the smallest
-``fall:CURVE@20``      its start minus its value there, so that runs that start elsewhere can be compared
-``test@1.0``           accuracy on the test set after training, at this temperature; ``start@1.0`` before it;
-                       ``test@best`` at the best of its temperatures
-``pass@4``             chance on the test set after training, at temperature 1, that one of four responses is right
-``rise@1.0``           the one minus the other
-``drop:CURVE``         its ``max`` minus its ``late``: how far it fell back from its best; 0 if it still rises
-``spread:CURVE``       the standard deviation of its second half, a straight line taken off
-``CURVE@tokens:20000`` the mean of five steps around the one at which so many tokens had been sampled; also of
-                       ``updates:``, ``seconds:``. A run that ended before has no such number.
-``steps:CURVE>0.8``    steps until five in a row have a mean above 0.8; ``tokens:`` sampled tokens, ``updates:`` SGD
-                       steps, ``seconds:`` time of the steps. A run that never gets there counts as long as it lasted,
+``CURVE@20``           mean of the curve over steps 18 to 22
+``CURVE@start``        mean over the first three steps
+``CURVE@late``         mean over the last tenth, at least five steps
+``CURVE@max``          largest mean of five consecutive steps, ``CURVE@min`` the smallest
+``fall:CURVE@20``      value at the start minus value there, so runs with different starts can be compared
+``test@1.0``           test accuracy after training at this temperature; ``start@1.0`` before it; ``test@best`` at the
+                       best of the temperatures
+``pass@4``             probability after training, at temperature 1, that one of four responses is correct
+``rise@1.0``           ``test@1.0`` minus ``start@1.0``
+``drop:CURVE``         ``max`` minus ``late``: how far it fell from its best; 0 if it still rises
+``spread:CURVE``       standard deviation of the second half around a straight line
+``CURVE@tokens:20000`` mean of five steps around the step at which this many tokens were sampled; also ``updates:`` and
+                       ``seconds:``. A run that ended earlier has no such number.
+``steps:CURVE>0.8``    steps until five consecutive ones have a mean above 0.8; ``tokens:`` sampled tokens, ``updates:``
+                       updates, ``seconds:`` time of the steps. A run that never reaches it counts with its length,
                        which is too little.
-``held:0.1``           share of the steps with entropy above 0.1 - 0.02, after the first that is below
-``collapse:0.05@0.8``  1 where five steps in a row have a mean entropy below 0.05 before five have a mean accuracy above
-                       0.8 (or where those never come), else 0
+``held:0.1``           share of steps with entropy above 0.1 - 0.02, after the first one below
+``collapse:0.05@0.8``  1 if five consecutive steps have a mean entropy below 0.05 before five have a mean accuracy above
+                       0.8 (or if the latter never happens), else 0
 =====================  ============================================================================================
 
 Curves: accuracy, accuracy_nontruncated, truncation, length, entropy, alpha, kl, clip, rejected, grad_norm, validation.
 
-What an ablation is: a TOML file with arms at each scale, and claims about their measures.
-
-A file of ``studies/ablations`` reads::
+An ablation is a TOML file of ``studies/ablations`` with variants (``arms``) at each scale and claims::
 
     id = "6"
-    title = "SGD steps per rollout"
-    question = "Does taking more SGD steps from one rollout batch pay?"
+    title = "Updates per rollout batch"
+    question = "Do more updates per rollout batch pay?"
     says = "N_SGD > 1 learns faster at first, collapses and ends lower."   # the report's finding
 
     [scales.tiny]
     base = "ladder.toml"                      # a recipe of studies/bases
-    starts = 5
-    set = ["stages.0.max_steps=100"]          # for every arm
+    starts = 5                                # initial checkpoints
+    set = ["stages.0.max_steps=100"]          # for every variant
 
     [[scales.tiny.arms]]
     name = "N_SGD 4"
     set = ["stages.0.mini_batch=4"]
 
     [scales.small]
-    like = "tiny"                             # the same with these settings added or put in their place
+    like = "tiny"                             # the same with these settings added or replaced
     starts = 3
     set = ["optimizer.learning_rate=3e-4"]
     start_set = ["model.tiny.hidden_size=288"]
 
     [[claims]]
     id = "6.entropy"
-    says = "Entropy falls in a few steps where N_SGD > 1."
+    says = "Entropy falls in a few steps with N_SGD > 1."
     kind = "difference"
     measure = "entropy@20"
     arm = "N_SGD 4"
@@ -80,7 +78,7 @@ from magicrl_verifiers.references import did_you_mean
 
 Curves: TypeAlias = Mapping[str, Sequence[float | None]]
 Result: TypeAlias = Mapping[str, Any]
-"""A row of the results file: ``curves``, ``tests`` and what made them (see ``results``)."""
+"""Row of the results file: ``curves``, ``tests`` and what made them (see ``results``)."""
 Measure: TypeAlias = Callable[[Result], float]
 
 CURVES = {
@@ -95,18 +93,18 @@ CURVES = {
     "rejected": "groups/rejected/ratio",
     "grad_norm": "learner/grad_norm",
     "validation": "validation/accuracy/mean",
-}  # names of the curves that a result keeps, and the metric each is
+}  # names of the curves in a result, with their metrics
 COSTS = {"tokens": "tokens/sampled", "updates": "learner/sgd_steps", "seconds": "time/step"}
-"""Costs of a step; results keep their running sums."""
+"""Costs of a step; results have their running sums."""
 WINDOW = 5
 HELD_MARGIN = 0.02
 
 
 def parse_measure(text: str) -> Measure:
-    """The measure that ``text`` names.
+    """Return the measure that ``text`` names.
 
     Raises:
-        ValueError: it names none; the text says what is wrong.
+        ValueError: no such measure; the message says what is wrong.
     """
     reach = re.fullmatch(r"(steps|tokens|updates|seconds):(\w+)>(\d*\.?\d+)", text)
     if reach:
@@ -147,7 +145,7 @@ def _curve(name: str, text: str) -> str:
 
 
 def _values(curves: Curves, name: str) -> NDArray[np.float64]:
-    """``[steps]``; nan where a step did not measure it (validation, or a step without an update)."""
+    """Return ``[steps]`` values; nan if a step did not measure it (validation, or no update)."""
     return np.array([math.nan if value is None else value for value in curves.get(name, ())], dtype=np.float64)
 
 
@@ -174,7 +172,7 @@ def _at(curves: Curves, name: str, place: str) -> float:
 
 
 def _running_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means of ``WINDOW`` finite values in a row."""
+    """Return means of ``WINDOW`` consecutive finite values."""
     finite = values[np.isfinite(values)]
     if len(finite) < WINDOW:
         return finite[:0]
@@ -251,26 +249,26 @@ class _Part(BaseModel):
 
 
 class Arm(_Part):
-    """One configuration."""
+    """One variant."""
 
-    name: str  # as figures and claims call it
+    name: str  # name in figures and claims
     set: tuple[str, ...] = ()  # overrides of the base recipe, as for ``magicrl train --set``
-    after: str | None = None  # another arm whose trained model this one starts from (the same seed's)
+    after: str | None = None  # variant whose trained model of the same seed this one continues
 
 
 class ScaleDefinition(_Part):
-    """The arms at one scale."""
+    """The variants at one scale."""
 
     base: str  # recipe that every arm starts from, a file of ``studies/bases``
-    starts: int = Field(default=5, ge=1)  # supervised starts an arm, the units of a claim
-    seeds: int = Field(default=1, ge=1)  # runs an arm from each start: other prompts, other sampling
+    starts: int = Field(default=5, ge=1)  # initial checkpoints per variant, the units of a claim
+    seeds: int = Field(default=1, ge=1)  # runs per variant and checkpoint, with other prompts and sampling
     # starts are those that ``python -m studies starts`` accepted, each made from its first phase on; else numbers from
     # 0 on, which share their first phase
     screened: bool = False
-    set: tuple[str, ...] = ()  # overrides for every arm
+    set: tuple[str, ...] = ()  # overrides for every configuration
     start_set: tuple[str, ...] = ()  # overrides for the supervised start
-    arms: tuple[Arm, ...] = Field(min_length=1)  # the first one is the one that others are drawn beside
-    # CPU minutes of one run of one arm, measured on one core; None where nobody has measured it
+    arms: tuple[Arm, ...] = Field(min_length=1)  # the first one is the reference of figures
+    # CPU minutes of one run on one core; None if unknown
     minutes: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
@@ -284,7 +282,7 @@ class ScaleDefinition(_Part):
         return self
 
     def arm(self, name: str) -> Arm:
-        """The arm of this name.
+        """Return the variant of this name.
 
         Raises:
             KeyError: there is none.
@@ -293,14 +291,16 @@ class ScaleDefinition(_Part):
 
 
 class Premise(_Part):
-    """What has to be so for a claim to be about anything: a mean over starts, of an arm's measure or of its difference
-    from that of ``than``, above (below) ``bound``."""
+    """Condition of a claim: a mean over checkpoints above or below ``bound``.
+
+    The mean is of a variant's measure, or of its difference from that of ``than``.
+    """
 
     says: str
     arm: str
     measure: str
     than: str | None = None  # paired by start and seed
-    than_measure: str | None = None  # of ``than``, where it is another one
+    than_measure: str | None = None  # measure of ``than``, if it is another one
     direction: Literal["above", "below"]
     bound: float
 
@@ -326,17 +326,17 @@ class _Claim(_Part):
         return self
 
     def arms(self) -> tuple[str, ...]:
-        """The arms that the claim is about."""
+        """Return the variants of the claim."""
         return tuple(getattr(self, field) for field in ("arm", "than") if hasattr(self, field))
 
 
 class DifferenceClaim(_Claim):
-    """``arm`` has a higher (lower) measure than ``than``, by ``effect`` at least; paired by start and seed."""
+    """``arm`` has a higher (lower) measure than ``than`` by at least ``effect``; paired by checkpoint and seed."""
 
     kind: Literal["difference"] = "difference"
     arm: str
     than: str
-    than_measure: str | None = None  # of ``than``, where it is another one: one arm against itself at another step
+    than_measure: str | None = None  # measure of ``than``, if it is another one (the same run at another step)
     direction: Literal["higher", "lower"]
     effect: float = Field(ge=0)
 
@@ -360,7 +360,7 @@ class EqualClaim(_Claim):
 
 
 class CrossingClaim(_Claim):
-    """``arm`` leads ``than`` early (``measure``) and trails it late (``late``), each by ``effect`` at least."""
+    """``arm`` leads ``than`` early (``measure``) and trails it late (``late``), each by at least ``effect``."""
 
     kind: Literal["crossing"] = "crossing"
     late: str
@@ -370,7 +370,7 @@ class CrossingClaim(_Claim):
 
 
 class OrderClaim(_Claim):
-    """The measure rises (falls) along ``along``: the mean over starts of Kendall's tau is above ``effect``."""
+    """The measure rises (falls) along ``along``: the mean Kendall's tau over checkpoints is above ``effect``."""
 
     kind: Literal["order"] = "order"
     along: tuple[str, ...] = Field(min_length=3)
@@ -385,7 +385,7 @@ Claim = Annotated[DifferenceClaim | LevelClaim | EqualClaim | CrossingClaim | Or
 
 
 class Ablation(_Part):
-    """One ablation of the report's Table of section 6, with everything that is claimed of it here."""
+    """One ablation of the report, with its claims."""
 
     id: str
     title: str
@@ -398,7 +398,7 @@ class Ablation(_Part):
     @model_validator(mode="before")
     @classmethod
     def _inherited(cls, data: Any) -> Any:
-        """A scale that is ``like`` another has that one's settings, its own overrides behind them."""
+        """Merge a scale that is ``like`` another one with that scale's settings."""
         scales: Any = data.get("scales") if isinstance(data, dict) else None
         if not isinstance(scales, dict):
             return data  # the schema says what is wrong
@@ -434,13 +434,13 @@ class Ablation(_Part):
 
 
 def load_ablations(path: Path) -> list[Ablation]:
-    """What a file defines: one ablation, or one for each of its ``families``.
+    """Return the ablations of a file: one, or one for each of its ``families``.
 
-    A family is a table: `arms`, if there are, go behind those of scale tiny; its other entries stand for their names in
-    angle brackets throughout the file, such as ``<base>``.
+    A family is a table. Its `arms` are added to those of scale tiny; its other entries replace their names in angle
+    brackets throughout the file, such as ``<base>``.
 
     Raises:
-        ValueError: not readable as TOML, or not an ablation; names the file and the place in it.
+        ValueError: not readable as TOML, or not an ablation; the message has file and place.
     """
     try:
         data = tomllib.loads(path.read_text())
@@ -477,15 +477,15 @@ class Suite(_Part):
     """Ablations whose claims are corrected together."""
 
     title: str  # of its index
-    about: str  # what a reader must know before the verdicts
+    about: str  # conditions of the verdicts
     folder: str  # of its ablations, in ``studies``
     pages: Path  # folder of its pages
-    looks: int = 1  # how often its verdicts are drawn; each look has its share of the error
-    beside: tuple[str, str] | None = None  # two arms whose distances from on-policy the index draws side by side
-    shares: str | None = None  # a suite some of whose runs are arms of this one as well, and are not run again
+    looks: int = 1  # number of looks at the verdicts; each has its share of the error
+    beside: tuple[str, str] | None = None  # two variants that the index's figure compares
+    shares: str | None = None  # suite whose runs this one shares
 
     def results(self, scale: Scale) -> Path:
-        """Its results file."""
+        """Return the suite's results file."""
         return Path("studies/results") / f"{self.pages.name}-{scale}.parquet"
 
 
@@ -501,7 +501,7 @@ SUITES: Mapping[str, Suite] = {
         "premises and that measure were stated after the runs had been seen: a re-analysis, not a test.",
         folder="ablations",
         pages=Path("docs/evidence/study"),
-        looks=2,  # at five seeds and, as was decided then for all arms alike, at ten
+        looks=2,  # at five seeds, and at ten, as was decided then for all configurations alike
     ),
     "starts": Suite(
         title="Off-policy training over independent checkpoints",
@@ -544,16 +544,16 @@ SUITES: Mapping[str, Suite] = {
 
 
 def shipped_ablations(suite: str = "report") -> list[Ablation]:
-    """All ablations of a suite, in its order."""
+    """Return all ablations of a suite, in order."""
     folder = Path(str(files("studies"))) / SUITES[suite].folder
     return [ablation for path in sorted(folder.glob("*.toml")) for ablation in load_ablations(path)]
 
 
 def chosen(names: Sequence[str], known: Sequence[Ablation]) -> list[Ablation]:
-    """The ablations of these ids, in the known order; ``all`` is every one.
+    """Return the ablations of these ids, in the known order; ``all`` is every one.
 
     Raises:
-        ValueError: an id that no ablation has.
+        ValueError: no ablation has this id.
     """
     ids = [ablation.id for ablation in known]
     for name in names:
@@ -563,7 +563,7 @@ def chosen(names: Sequence[str], known: Sequence[Ablation]) -> list[Ablation]:
 
 
 def base_recipe(name: str) -> Path:
-    """The file of a base recipe.
+    """Return the file of a base recipe.
 
     Raises:
         ValueError: there is none of this name.

@@ -1,15 +1,15 @@
 """Two task families of the study over independent starts: chains of words, and stories of buying and losing.
 
-Both are worked step by step, and a response may stop after any step and answer with what it has, so that who stops too
-early is right only on the short problems. A *strategy* is the number of steps after which a response stops; the *level*
-of a problem is its number of steps. Demonstrations mostly stop too early, and some ramble in runs of filler words that
-cost tokens and never the answer: the start has entropy, and the better strategies are rare. Reinforcement learning
-must find them before the entropy is spent.
+Both are solved step by step. A response may stop after any step and give its present value as the answer, so a
+response that stops too early is right only on short problems. A *strategy* is the number of steps after which a
+response stops; the *level* of a problem is its number of steps. Demonstrations mostly stop too early, and some contain
+runs of filler words that cost tokens and never change the answer. So the initial model has entropy, and the better
+strategies are rare. Reinforcement learning must find them before the entropy is gone.
 
-* ``word_chains``: eight words and six verbs, each of which sends every word to another by a fixed table.
-  ``chain red spin fold :`` is worked as ``red spin owl ; owl fold sea ; answer sea``.
+* ``word_chains``: eight words and six verbs, each of which maps every word to another by a fixed table.
+  ``chain red spin fold :`` is solved as ``red spin owl ; owl fold sea ; answer sea``.
 * ``tiny_stories``: a number between 0 and 12 that rises and falls.
-  ``ann has 5 . she buys 3 . she loses 2 . how many ?`` is worked as ``5 + 3 is 8 ; 8 - 2 is 6 ; answer 6``.
+  ``ann has 5 . she buys 3 . she loses 2 . how many ?`` is solved as ``5 + 3 is 8 ; 8 - 2 is 6 ; answer 6``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from magicrl.data.running_sum import FILLERS, parse_shares
 from magicrl.records import Problem
 
 MARKS = (";", "?", "answer")
-STEPS = 6  # of the longest problem
+STEPS = 6  # steps of the longest problem
 SKILL = "1:0.2 2:0.2 3:0.15 4:0.15 5:0.15 6:0.15"
-"""Stops of the demonstrations that teach the steps."""
+"""Shares of the stopping points in demonstrations that teach the steps."""
 HABITS = "1:0.8 2:0.12 4:0.05 6:0.03"
-"""Stops of the demonstrations that teach the habits: the better strategies are rare."""
+"""Shares of the stopping points in demonstrations that teach the habits: the better strategies are rare."""
 LEVELS = "1:0.2 2:0.2 3:0.15 4:0.15 5:0.15 6:0.15"
 
 
@@ -38,21 +38,21 @@ class ChainOptions(FamilyOptions):
 
     phase: Literal["habits", "skill"] = "habits"
     stops: str = HABITS
-    """Shares of the strategies in demonstrations of ``habits``: steps worked -> share."""
+    """Shares of the strategies in demonstrations of ``habits``: number of steps -> share."""
     level_shares: str = LEVELS
     noise: float = Field(default=0.02, ge=0, lt=1)
-    """Share of the steps that a demonstration gets wrong (and goes on from)."""
-    verbose: float = Field(default=0.35, ge=0, le=1)  # share of the demonstrations of ``habits`` that ramble
-    run_chance: float = Field(default=0.5, ge=0, le=1)  # of a run of filler words after a step of those
-    run_continue: float = Field(default=0.8, ge=0, lt=1)  # chance that a run goes on by another word
+    """Share of wrong steps in a demonstration, which continues from them."""
+    verbose: float = Field(default=0.35, ge=0, le=1)  # share of demonstrations of ``habits`` with filler words
+    run_chance: float = Field(default=0.5, ge=0, le=1)  # chance of a run of filler words after each of their steps
+    run_continue: float = Field(default=0.8, ge=0, lt=1)  # chance that a run continues by another word
 
 
 class _Worked:
-    """What the two families share; a state is a number from 0 on, a step a number that ``after`` reads."""
+    """Base class of both families. A state is a number from 0, a step is a number that ``after`` interprets."""
 
     name: str
     verifier = "exact"
-    words: tuple[str, ...]  # of the states, by number
+    words: tuple[str, ...]  # word of each state
 
     def __init__(self, options: ChainOptions) -> None:
         self.options = options
@@ -67,31 +67,31 @@ class _Worked:
         return tuple(dict.fromkeys([*MARKS, *FILLERS, *self.words, *self.own_words()]))
 
     def own_words(self) -> Sequence[str]:
-        """Symbols besides states, marks and fillers."""
+        """Return symbols other than states, marks and fillers."""
         raise NotImplementedError
 
     def drawn(self, rng: np.random.Generator, level: int) -> list[int]:
-        """A first state and ``level`` steps."""
+        """Return a first state and ``level`` steps."""
         raise NotImplementedError
 
     def after(self, state: int, step: int) -> int:
-        """The state that a step leads to."""
+        """Return the state after a step."""
         raise NotImplementedError
 
     def asked(self, start: int, steps: Sequence[int]) -> str:
-        """The prompt."""
+        """Return the prompt."""
         raise NotImplementedError
 
     def told(self, state: int, step: int, result: int) -> list[str]:
-        """A worked step."""
+        """Return the words of a step."""
         raise NotImplementedError
 
     def read(self, prompt: str) -> list[int]:
-        """The first state and the steps of a prompt."""
+        """Return the first state and the steps of a prompt."""
         raise NotImplementedError
 
     def stream(self, *, seed: int, split: Split, levels: Sequence[int] | None = None) -> Iterator[Problem]:
-        """Endless problems of one split, levels drawn with their shares; short ones repeat, under other ids.
+        """Yield problems of one split without end, levels drawn by their shares. Short ones repeat under other ids.
 
         Raises:
             ValueError: a level that has no share.
@@ -125,7 +125,7 @@ class _Worked:
             index += 1
 
     def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
-        """A response by a drawn strategy: noisy steps, perhaps rambling; it ends with its last state."""
+        """Return a response by a drawn strategy: noisy steps, perhaps fillers, and its last state as the answer."""
         state, *steps = self.read(problem.prompt)
         o, numbers = self.options, list(self.stops)
         stop = numbers[int(rng.choice(len(numbers), p=[self.stops[n] for n in numbers]))]
@@ -144,7 +144,7 @@ class _Worked:
 
 
 class WordChains(_Worked):
-    """Words and verbs; see the module's text.
+    """Words and verbs; see the docstring of the module.
 
     Example:
         >>> problem = next(WordChains(ChainOptions()).stream(seed=0, split="train", levels=[2]))
@@ -178,7 +178,7 @@ class WordChains(_Worked):
 
 
 class TinyStories(_Worked):
-    """Buying and losing; see the module's text. A step is what is bought, or below 0 what is lost.
+    """Buying and losing; see the docstring of the module. A step is a number bought, or below 0 a number lost.
 
     Example:
         >>> next(TinyStories(ChainOptions()).stream(seed=0, split="train", levels=[1])).prompt.split()[:2]
@@ -187,7 +187,7 @@ class TinyStories(_Worked):
 
     name = "tiny_stories"
     words = tuple(map(str, range(13)))
-    most = 6  # that is bought or lost at once
+    most = 6  # largest number bought or lost at once
 
     def own_words(self) -> Sequence[str]:
         return ("ann", "has", ".", "she", "buys", "loses", "how", "many", "+", "-", "is")
@@ -202,7 +202,7 @@ class TinyStories(_Worked):
         return [start, *steps]
 
     def after(self, state: int, step: int) -> int:
-        # a demonstration that goes on from a slip may leave the numbers that there are
+        # A demonstration that continues from a wrong step may leave the range of known numbers.
         return min(max(state + step, 0), len(self.words) - 1)
 
     def asked(self, start: int, steps: Sequence[int]) -> str:
@@ -220,10 +220,10 @@ class TinyStories(_Worked):
 
 
 def word_chains(**options: OptionValue) -> WordChains:
-    """The family with these fields of ``ChainOptions``."""
+    """Return the family with these fields of ``ChainOptions``."""
     return WordChains(read_options("word_chains", ChainOptions, options))
 
 
 def tiny_stories(**options: OptionValue) -> TinyStories:
-    """The family with these fields of ``ChainOptions``."""
+    """Return the family with these fields of ``ChainOptions``."""
     return TinyStories(read_options("tiny_stories", ChainOptions, options))

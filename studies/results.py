@@ -1,12 +1,12 @@
-"""Results of studies: a row per run, keyed by what decided it, enough to decide every claim and draw every figure.
+"""Results of studies: one row per run, keyed by what decided it, enough for every claim and figure.
 
-A row holds the curves of ``definition.CURVES`` per step, the running sums of the costs, the tests before and after at
-every temperature, and where it was made. Where a run recorded its test responses (``logging.samples``) the row also has
-their lengths, from which follows what a shorter limit would have given.
+A row holds the curves of ``definition.CURVES`` per step, running sums of the costs, evaluations before and after
+training at every temperature, and where it ran. If a run recorded its test responses (``logging.samples``), the row has
+their lengths, which give the accuracy at a shorter limit.
 
-Committed results are Parquet files: a column per curve, and JSON text for what is nested. Parquet cannot be appended
-to, so the rows of a study that runs wait in JSON Lines until `pack` moves them. A results file with another ending is
-JSON Lines throughout.
+Committed results are Parquet files: one column per curve, and JSON text for nested values. Parquet files cannot be
+appended to, so rows of a running study wait in JSON Lines until `pack` moves them. A results file with another ending
+is JSON Lines throughout.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from studies.definition import COSTS, CURVES, Result
 
 SCHEMA_VERSION = 1
 WORKING = Path("runs/study")
-"""Folder of rows that are not packed yet."""
+"""Folder of rows that wait for packing."""
 STARTS_FILE = Path(__file__).parent / "results" / "starts.parquet"
-"""Every supervised start that was screened, accepted or not (``studies/screening.py``)."""
+"""File of all screened checkpoints, accepted or not (``studies/screening.py``)."""
 
 
 def rounded(value: float) -> float:
-    """Four significant digits, which a Parquet column of 32 bits keeps."""
+    """Round to four significant digits, which a 32-bit Parquet column keeps."""
     return float(f"{value:.4g}")
 
 
 def working_file(path: Path) -> Path:
-    """The file that new rows of the results file ``path`` are appended to."""
+    """Return the file to which new rows of the results file ``path`` are appended."""
     return WORKING / f"{path.stem}.jsonl" if path.suffix == ".parquet" else path
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All rows of a results file, those that are not packed last; none where there is no such file.
+    """Return all rows of a results file, unpacked ones last; none if there is no such file.
 
     Raises:
-        ValueError: a line that is no result, with its number.
+        ValueError: a line is not a result; the message has its number.
     """
     rows = _unpacked(path) if path.suffix == ".parquet" and path.exists() else []
     waiting = working_file(path)
@@ -62,7 +62,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_results(path: Path) -> dict[str, Result]:
-    """The results in ``path`` by key; none where there is no such file.
+    """Return the results in ``path`` by key; none if there is no such file.
 
     Raises:
         ValueError: as for `read_rows`.
@@ -71,7 +71,7 @@ def read_results(path: Path) -> dict[str, Result]:
 
 
 def append_result(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a row; it is there whole or not at all."""
+    """Append a row, completely or not at all."""
     file = working_file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as stream:
@@ -79,7 +79,7 @@ def append_result(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def pack(path: Path) -> None:
-    """Move the waiting rows of a Parquet file into it; other results files stay as they are."""
+    """Move the waiting rows of a Parquet file into it; other results files are not changed."""
     waiting = working_file(path)
     if waiting == path or not waiting.exists():
         return
@@ -96,7 +96,7 @@ def write_packed(path: Path, rows: list[Result]) -> None:
             columns[name] = pa.array([row["curves"].get(name) for row in rows], pa.list_(pa.float32()))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    # a dictionary per curve, or the usual small pages, would make the file larger
+    # Dictionaries per curve, or the usual small pages, would make the file larger.
     size: Any = {"use_dictionary": facts, "data_page_size": 1 << 24}
     pq.write_table(pa.table(columns), part, compression="brotli", compression_level=11, **size)
     part.replace(path)

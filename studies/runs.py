@@ -1,10 +1,10 @@
-"""From ablations to runs: every arm, start and seed as one resolved recipe, keyed by what decides its result.
+"""Resolve ablations into runs, and run them: one recipe per variant, checkpoint and seed.
 
-Two ablations whose arms resolve to the same recipe share its run. Supervised starts are made phase by phase, each from
-the model of the phase before, so that starts which begin alike share what they have in common. Where starts are not
-screened the first of several phases has the recipe's own seed, and is made once for all.
+A run's key covers everything that decides its result. Two ablations whose variants resolve to the same recipe share the
+run. Initial checkpoints are made phase by phase, so those with equal first phases share them. Without screening, the
+first of several phases has the recipe's own seed and is made once for all.
 
-Run what is planned and not yet there: in processes side by side, within a budget, each result kept as it ends.
+Missing runs are executed in parallel processes within a budget; each result is kept when its run ends.
 """
 
 from __future__ import annotations
@@ -40,41 +40,41 @@ from studies.results import (
     rounded,
 )
 
-THREADS = 1  # of every run: tensors this small gain nothing from a second thread, and runs are done side by side
+THREADS = 1  # per run: tensors this small gain nothing from a second thread, and several runs are done in parallel
 _UNIMPORTANT: dict[str, Any] = {"run": {"name", "output", "expected_minutes"}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedStart:
-    """One phase of a supervised start that runs share."""
+    """One SFT phase that runs share."""
 
-    key: str  # of its recipe, seed included, and of what it goes on from
-    recipe: SftConfig  # resolved, with this phase alone; its model is replaced by that of ``after``
-    after: PlannedStart | None = None  # the phase before, None for the first
+    key: str  # hash of its recipe, seed included, and of the previous phase
+    recipe: SftConfig  # resolved, with only this phase; its model is replaced by that of ``after``
+    after: PlannedStart | None = None  # previous phase, None for the first
 
     def chain(self) -> list[PlannedStart]:
-        """All phases up to this one, the first one first."""
+        """Return all phases up to this one, the first one first."""
         return [*(self.after.chain() if self.after else ()), self]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """One run of one arm."""
+    """One run of one variant."""
 
     key: str  # a hash of everything that decides the result
     scale: Scale  # tiny, small, paper or quick
     unit: tuple[int, int]  # number of its supervised start, and its seed (prompts and sampling) from that start
-    config: TrainConfig  # the resolved recipe; its start is replaced by the folder of ``start`` or of the run ``after``
-    # the supervised start, of the first run where one goes on from another; None where the recipe names a model. It is
-    # also the reference, where the recipe wants one and names none.
+    config: TrainConfig  # resolved recipe; its start is replaced by the folder of ``start`` or of the run ``after``
+    # Supervised start; of the first run if this one continues another. None if the recipe names a model. It is also the
+    # reference model if the recipe needs one and names none.
     start: PlannedStart | None
     after: str | None  # key of the run whose model this one starts from
-    arms: tuple[tuple[str, str], ...]  # ``(ablation, arm)`` names that this run serves
-    minutes: float | None = field(default=None, compare=False)  # CPU minutes that it is expected to take
+    arms: tuple[tuple[str, str], ...]  # names ``(ablation, configuration)`` that share this run
+    minutes: float | None = field(default=None, compare=False)  # expected CPU minutes
 
 
 SEED_STRIDE = 10_000
-"""``run.seed`` of seed k from start s is s + 10,000 k: no two units have one, and seed 0 has the start's number."""
+"""``run.seed`` of seed k from checkpoint s is s + 10,000 k: unique, and seed 0 has the checkpoint's number."""
 
 
 def plan_runs(
@@ -83,19 +83,19 @@ def plan_runs(
     starts: Sequence[int] | None = None,
     seeds: Sequence[int] | None = None,
 ) -> list[PlannedRun]:
-    """The runs of ``ablations``, each once, seed by seed and start by start, a run after the one that it goes on from.
+    """Return the runs of ``ablations``, each once, by seed and checkpoint, after the run that it continues.
 
-    A study that is stopped has as many whole units of every arm as there was time for.
+    A study that is stopped has complete units of every variant for the time it had.
 
     Args:
-        ablations: those that have no such scale are left out.
-        scale: which of their definitions.
-        starts: numbers; default: those that the definition asks for.
-        seeds: default: 0 to the definition's number of seeds less one.
+        ablations: Those without this scale are left out.
+        scale: Which of their definitions.
+        starts: Numbers of checkpoints; default: those of the definition.
+        seeds: Default: all seeds of the definition.
 
     Raises:
-        RecipeError: an arm's settings make no recipe.
-        ValueError: fewer starts have passed the screening than the definition asks for.
+        RecipeError: a variant's settings are not a recipe.
+        ValueError: fewer checkpoints passed the screening than the definition needs.
     """
     found: dict[str, PlannedRun] = {}
     for ablation in ablations:
@@ -112,12 +112,12 @@ def plan_runs(
 
 
 def starts_of_definition(definition: ScaleDefinition) -> Sequence[int]:
-    """Numbers of the starts that a definition asks for: the first ones that the screening accepted, or from 0 on."""
+    """Return the checkpoint numbers of a definition: the first accepted ones, or from 0 on without screening."""
     if not definition.screened:
         return range(definition.starts)
     recipe = supervised_recipe(definition.base, definition.start_set)
     rows = read_screened(STARTS_FILE).get(recipe.run.name, {})
-    # the key: a start that a changed recipe would make was not screened
+    # Compared by key, since the start of a changed recipe was not screened.
     accepted = [
         number
         for number, row in sorted(rows.items())
@@ -155,7 +155,7 @@ def _resolved(
         start = phases_of(recipe, unit[0], shared=not definition.screened)
     decides = decisive(config, {**_UNIMPORTANT, "logging": True, "checkpoint": True})
     if config.start.sft is not None:
-        decides["start"]["sft"] = Path(config.start.sft).name  # where the package is installed decides nothing
+        decides["start"]["sft"] = Path(config.start.sft).name  # the installation folder decides nothing
     decides["made"] = [None if start is None else start.key, after]
     key, brought = digest(decides), brought_files([*definition.set, *arm.set])
     if brought:
@@ -173,16 +173,16 @@ def _resolved(
 
 
 def brought_files(overrides: Sequence[str]) -> list[Path]:
-    """Files of ``studies`` that overrides name as parts: their text decides the result too."""
+    """Return files of ``studies`` that overrides name as custom parts: their text also decides the result."""
     found = sorted(set(re.findall(r"=(studies\.[\w.]+):", " ".join(overrides))))
     return [Path(spec.origin) for name in found if (spec := importlib.util.find_spec(name)) and spec.origin]
 
 
 def supervised_recipe(base: str, start_set: Sequence[str]) -> SftConfig:
-    """The recipe of the supervised start that a base recipe begins with.
+    """Return the SFT recipe of a base recipe.
 
     Raises:
-        ValueError: it begins with a published model.
+        ValueError: the base recipe begins with a published model.
     """
     path = base_recipe(base)
     config = load_train_recipe(path, [], path.parent)
@@ -192,7 +192,7 @@ def supervised_recipe(base: str, start_set: Sequence[str]) -> SftConfig:
 
 
 def phases_of(recipe: SftConfig, number: int, *, shared: bool) -> PlannedStart:
-    """Start ``number``, a link a phase. Where the first of several phases is shared it has the recipe's own seed."""
+    """Return checkpoint ``number`` as a chain of phases. A shared first phase has the recipe's own seed."""
     start: PlannedStart | None = None
     for phase in recipe.phases:
         own_seed = shared and len(recipe.phases) > 1 and phase is recipe.phases[0]
@@ -206,13 +206,13 @@ def phases_of(recipe: SftConfig, number: int, *, shared: bool) -> PlannedStart:
 
 
 def result_of(run: PlannedRun, folder: Path, *, cpu_seconds: float, stopped: str | None) -> dict[str, Any]:
-    """The line of a run whose folder is ``folder``.
+    """Return the result row of a run.
 
     Args:
-        run: as it was planned.
-        folder: of the run.
+        run: As planned.
+        folder: Folder of the run.
         cpu_seconds: CPU time of its process.
-        stopped: why it ended before its time, if it did: a loss that was not finite, nothing left to learn from.
+        stopped: Why it ended early: a loss that is not finite, or nothing left to learn from.
     """
     recorded = read_run(folder)
     return {
@@ -234,7 +234,7 @@ def result_of(run: PlannedRun, folder: Path, *, cpu_seconds: float, stopped: str
 
 
 def curves_of(run: RecordedRun) -> dict[str, list[float | None]]:
-    """Every curve and every running cost of a recorded run, a value a step; a curve without any value is left out."""
+    """Return all curves and running costs of a recorded run, one value per step, without empty curves."""
     found: dict[str, list[float | None]] = {}
     for name, key in CURVES.items():
         values = [_number(row.values.get(key)) for row in run.metrics]
@@ -253,7 +253,7 @@ def _number(value: object) -> float | None:
 
 
 def _accuracies(run: RecordedRun, name: str) -> dict[str, float]:
-    """Accuracy by temperature on the first test set; empty where the run ended before that test."""
+    """Return accuracy by temperature on the first test set; empty if the run ended before that evaluation."""
     found = [run.evaluation(name, label) for label in run.sets[:1]]
     return {
         str(float(temperature)): rounded(score.accuracy.mean)
@@ -264,14 +264,14 @@ def _accuracies(run: RecordedRun, name: str) -> dict[str, float]:
 
 
 def _passes(run: RecordedRun, name: str) -> dict[str, float]:
-    """pass@k by k at temperature 1 on the first test set; empty where it was not measured."""
+    """Return pass@k by k at temperature 1 on the first test set; empty if it was not measured."""
     found = [run.evaluation(name, label) for label in run.sets[:1]]
     scores = [evaluation.temperatures.get(1.0) for evaluation in found if evaluation is not None]
     return {str(k): rounded(score.mean) for one in scores if one is not None for k, score in one.pass_at.items()}
 
 
 def lengths_of(run: RecordedRun, name: str) -> dict[str, Any]:
-    """Recorded test responses at temperature 1: how many, and the lengths of the right ones in tokens, ascending."""
+    """Return the number of recorded test responses at temperature 1, and the sorted lengths of correct ones."""
     found = [evaluation for label in run.sets[:1] if (evaluation := run.evaluation(name, label)) is not None]
     shown = [r for e in found for sample in e.samples for r in sample.responses.get(1.0, ())]
     right = sorted(r.tokens for r in shown if r.outcome == "correct")
@@ -279,7 +279,7 @@ def lengths_of(run: RecordedRun, name: str) -> dict[str, Any]:
 
 
 def read_screened(path: Path) -> dict[str, dict[int, dict[str, Any]]]:
-    """The screened starts by the name of their recipe and their number; none where there is no such file."""
+    """Return the screened checkpoints by recipe name and number; none if there is no such file."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for row in read_rows(path):
         found.setdefault(row["recipe"], {})[row["start"]] = row
@@ -287,21 +287,20 @@ def read_screened(path: Path) -> dict[str, dict[int, dict[str, Any]]]:
 
 
 def shared_results(suite: str, scale: Scale) -> dict[str, Result]:
-    """The results of the suite whose runs a suite shares; none where it shares none."""
+    """Return the results of the suite whose runs a suite shares; none if it shares none."""
     other = SUITES[suite].shares
     return {} if other is None else read_results(SUITES[other].results(scale))
 
 
 def suite_results(suite: str, scale: Scale, file: Path | None = None) -> dict[str, Result]:
-    """The results of a suite (in ``file`` instead of its own) and of the suite whose runs it shares."""
+    """Return the results of a suite (from ``file`` if given) and of the suite whose runs it shares."""
     return {**shared_results(suite, scale), **read_results(file or SUITES[suite].results(scale))}
 
 
 def by_arm(
     ablations: Iterable[Ablation], scale: Scale, results: Mapping[str, Result], starts: Sequence[int] | None = None
 ) -> dict[str, dict[str, dict[tuple[int, int], Result]]]:
-    """Results by ablation, arm and (start, seed), for ``claims.decide`` and figures: those that the definitions now
-    ask for."""
+    """Return results by ablation, variant and (checkpoint, seed), for the runs of the current definitions."""
     found: dict[str, dict[str, dict[tuple[int, int], Result]]] = {}
     for run in plan_runs(ablations, scale, starts):
         for ablation, arm in run.arms:
@@ -315,15 +314,15 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
-    """What is left to do."""
+    """Outlook on a study: missing and finished runs, and the expected time."""
 
     missing: tuple[PlannedRun, ...]  # runs without a result, in the order in which they will be done
-    done: int  # number of runs that have one
-    cpu_minutes: float | None  # what the missing ones are expected to take; None where nobody knows of one of them
+    done: int  # number of runs with a result
+    cpu_minutes: float | None  # expected CPU minutes of the missing ones; None if one of them is unknown
 
 
 def outlook(planned: Sequence[PlannedRun], results: Mapping[str, Result]) -> Outlook:
-    """Which of the planned runs have no result yet, and how long they will take."""
+    """Return which planned runs have no result yet, and how long they will take."""
     missing = tuple(run for run in planned if run.key not in results)
     minutes = [expected_minutes(run, results.values()) for run in missing]
     known = [m for m in minutes if m is not None]
@@ -332,7 +331,7 @@ def outlook(planned: Sequence[PlannedRun], results: Mapping[str, Result]) -> Out
 
 
 def expected_minutes(run: PlannedRun, results: Iterable[Result]) -> float | None:
-    """CPU minutes of a run: as its arm took with other seeds, else as its ablation says; None if neither does."""
+    """Return expected CPU minutes of a run: from other seeds of its variant, else from its ablation, else None."""
     arms = {tuple(arm) for arm in run.arms}
     known = [
         row["cpu_seconds"] / 60
@@ -352,19 +351,19 @@ def run_study(
     keep_folders: bool = False,
     tell: Tell = lambda text: None,
 ) -> int:
-    """Do the planned runs that have no result yet; returns how many are still missing.
+    """Run the planned runs that have no result yet; return how many are still missing.
 
-    A run that is stopped (Ctrl-C, a kill) goes on from its last checkpoint when the study is run again.
+    A run that is stopped (Ctrl-C, a kill) continues from its last checkpoint when the study runs again.
 
     Args:
-        planned: from ``plan_runs``: a run comes after the one that it goes on from.
-        results_file: gets a row per run as it ends.
-        work: where starts and run folders are.
-        workers: processes at once, one thread each.
-        budget_minutes: no run is begun that is not expected to end within so many wall-clock minutes from now (one of
-            unknown length may begin at any time before).
-        keep_folders: keep the run folders of results that are written; else only models that others go on from.
-        tell: told what happens.
+        planned: From ``plan_runs``: a run comes after the one that it continues.
+        results_file: Gets a row per run when it ends.
+        work: Folder of checkpoints and run folders.
+        workers: Parallel processes, one thread each.
+        budget_minutes: No run begins that is not expected to end within this wall-clock time; a run of unknown length
+            may begin at any time before.
+        keep_folders: Keep the run folders of written results; else only models that other runs continue.
+        tell: Receives progress messages.
     """
     results = dict(read_results(results_file))
     missing = _with_predecessors(outlook(planned, results).missing, planned, work)
@@ -400,10 +399,10 @@ def run_study(
 
 
 def end_with_parent() -> None:
-    """End this worker as soon as its parent is gone.
+    """End this worker as soon as its parent has ended.
 
-    A pool's worker outlives a parent that was killed: it would finish its run beside the study that goes on, in the
-    same folder, and then wait for ever. What it had done is in its checkpoint.
+    A pool's worker survives a killed parent. It would finish its run next to the continued study, in the same folder,
+    and then wait forever. Its work is in its checkpoint.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "called in a process of a pool"
@@ -416,7 +415,7 @@ def end_with_parent() -> None:
 
 
 def _with_predecessors(missing: Sequence[PlannedRun], planned: Sequence[PlannedRun], work: Path) -> list[PlannedRun]:
-    """The missing runs, with those before them that have a result but whose model is no longer there."""
+    """Return the missing runs, with finished predecessors whose model no longer exists."""
     wanted = {run.key for run in missing}
     for run in reversed(planned):
         if run.key in wanted and run.after is not None and not (folder_of(run.after, work) / "model").is_dir():
@@ -431,7 +430,7 @@ def _next(
     work: Path,
     minutes_left: float,
 ) -> PlannedRun | None:
-    """The first run that can begin: it fits the budget, and what it starts from is there or its own to make."""
+    """Return the first run that can begin: it fits the budget, and its starting model exists or can be made."""
     in_work = {key for run in running for key in _unmade(run, work)}
     for run in waiting:
         ready = run.after is None or (folder_of(run.after, work) / "model").is_dir()
@@ -442,13 +441,13 @@ def _next(
 
 
 def _unmade(run: PlannedRun, work: Path) -> set[str]:
-    """Keys of the phases of the run's supervised start that are not there yet."""
+    """Return keys of the missing phases of the run's initial checkpoint."""
     chain = [] if run.start is None else run.start.chain()
     return {start.key for start in chain if not (start_folder(start, work) / "config.json").is_file()}
 
 
 def make_start(start: PlannedStart, work: Path) -> Path:
-    """The folder of a supervised start, made when it is absent, with the phases before it."""
+    """Return the folder of an initial checkpoint, made with its phases if it is missing."""
     from magicrl.training.sft import run_sft  # torch: only in the processes that train
 
     recipe = start.recipe
@@ -459,10 +458,10 @@ def make_start(start: PlannedStart, work: Path) -> Path:
 
 
 def do_run(run: PlannedRun, work: Path) -> dict[str, Any]:
-    """Train one run and return its result; called in a process of its own.
+    """Train one run and return its result; called in a separate process.
 
-    A run that cannot go on (a loss that is not finite, nothing left to learn from) is a result as well: what an arm
-    blew up at is what some ablations ask.
+    A run that cannot continue (a loss that is not finite, nothing left to learn from) is a result as well: some
+    ablations measure where a variant fails.
     """
     from magicrl.training.recorder import NullObserver
     from magicrl.training.session import train
@@ -479,7 +478,7 @@ def do_run(run: PlannedRun, work: Path) -> dict[str, Any]:
 
 
 def started(run: PlannedRun, work: Path) -> TrainConfig:
-    """The run's recipe with the folders of its start model and of its reference, made when they are absent."""
+    """Return the run's recipe with the folders of starting model and reference, made if they are missing."""
     config, origin = run.config, None if run.start is None else str(make_start(run.start, work).resolve())
     model = origin if run.after is None else str((folder_of(run.after, work) / "model").resolve())
     changes: dict[str, Any] = {} if model is None else {"start": StartConfig(model=model)}
@@ -489,17 +488,17 @@ def started(run: PlannedRun, work: Path) -> TrainConfig:
 
 
 def folder_of(key: str, work: Path) -> Path:
-    """Where the run of this key is."""
+    """Return the folder of the run with this key."""
     return work / key
 
 
 def start_folder(start: PlannedStart, work: Path) -> Path:
-    """Where a supervised start is."""
+    """Return the folder of an initial checkpoint."""
     return work / "starts" / start.key
 
 
 def _tidy(planned: Sequence[PlannedRun], results: Mapping[str, Result], work: Path) -> None:
-    """Remove the folders of runs that have a result and that no missing run goes on from."""
+    """Remove folders of runs that have a result and that no missing run continues."""
     needed = {run.after for run in planned if run.key not in results}
     for run in planned:
         if run.key in results and run.key not in needed:

@@ -1,9 +1,8 @@
-"""Supervised starts of the study over independent starts: made, screened by one rule, recorded.
+"""Make, screen and record the initial checkpoints of the studies.
 
-The rule is applied before any reinforcement learning, to problems of the family's validation split, and is the same
-for every family: the start's accuracy at its best temperature lies in a band (it has learned the steps, and has not
-solved the task), and pass@16 lies well above it (there is something to find). A rejected start is recorded with its
-reason and the next number is tried.
+The rule is applied before any RL, to problems of the validation split, and is the same for every task: accuracy at the
+best temperature is in a band (the steps are learned, the task is not solved), and pass@16 is well above it (there is
+something to find). A rejected checkpoint is recorded with its reason, and the next number is tried.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from studies.runs import PlannedStart, Tell, make_start, phases_of, read_screene
 BAND = (0.10, 0.45)
 """Least and largest accuracy at the best of greedy and temperature 1."""
 ROOM = 0.10
-"""Least distance of pass@16 from that accuracy."""
+"""Smallest distance of pass@16 from that accuracy."""
 PROBLEMS, SAMPLES, SEED = 100, 16, 5
-MOST = 3  # times as many candidates as starts are asked for, then the recipe is given up
+MOST = 3  # factor of candidates over requested checkpoints, then the recipe is given up
 
 
 def reason_of(accuracy: float, found: float) -> str | None:
-    """Why a start with this accuracy at its best temperature and this pass@16 is rejected; None where it is accepted.
+    """Return why a checkpoint with this accuracy and this pass@16 is rejected, or None if it is accepted.
 
     Example:
         >>> reason_of(0.05, 0.5)
@@ -46,13 +45,13 @@ def reason_of(accuracy: float, found: float) -> str | None:
 
 
 def screen(base: str, count: int, first: int, work: Path, file: Path, tell: Tell = lambda text: None) -> int:
-    """Make and screen starts ``first`` and up of a base recipe until ``count`` are accepted; returns how many are.
+    """Make and screen checkpoints ``first`` and up until ``count`` are accepted; return how many are.
 
-    Starts that ``file`` has already, made by the same recipe, are not screened again; an accepted one that ``work``
-    lacks is made.
+    Checkpoints that ``file`` already has, made by the same recipe, are not screened again. An accepted one that is
+    missing in ``work`` is made.
 
     Raises:
-        ValueError: the base recipe begins with a published model.
+        ValueError: the base recipe starts from a published model.
     """
     recipe = supervised_recipe(base, ())
     accepted = 0
@@ -72,7 +71,7 @@ def screen(base: str, count: int, first: int, work: Path, file: Path, tell: Tell
 
 
 def _screened(recipe: str, base: str, number: int, start: PlannedStart, work: Path) -> dict[str, Any]:
-    """The row of a start: what it is, what was measured, and whether it is accepted."""
+    """Return the row of a checkpoint: identity, measurements, and whether it is accepted."""
     clock = time.process_time()
     measured = _measured(base, make_start(start, work), work / "screening" / start.key)
     reason = reason_of(max(measured["greedy"], measured["at_1"]), measured[f"pass@{SAMPLES}"])
@@ -90,7 +89,7 @@ def _screened(recipe: str, base: str, number: int, start: PlannedStart, work: Pa
 
 
 def _measured(base: str, folder: Path, output: Path) -> dict[str, float]:
-    """Greedy accuracy, accuracy and pass@k at temperature 1 on validation problems."""
+    """Return greedy accuracy, accuracy and pass@k at temperature 1 on validation problems."""
     from magicrl.commands.eval import evaluate
 
     path = base_recipe(base)

@@ -1,4 +1,4 @@
-"""Generators of pages and checks of size; what they share with tests is in tests/helpers."""
+"""Generators of pages, and checks of size and style; code shared with tests is in tests/helpers."""
 
 import sys
 from pathlib import Path

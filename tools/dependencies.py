@@ -1,8 +1,8 @@
-"""What an installation of magicrl brings: every distribution with version, licence and size, and why it is there.
+"""List what an installation of magicrl includes: every distribution with version, licence, size and purpose.
 
     python -m tools.dependencies --page docs/reference/dependencies.md --sbom dist/magicrl.cdx.json
 
-The page and the bill of materials (CycloneDX 1.6) are made from the metadata of what is installed here, without extras.
+Page and bill of materials (CycloneDX 1.6) come from the metadata of what is installed here, without extras.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ WHY = {
     "python-flint": "exact arithmetic of the maths verifier",
     "rensa": "MinHash of the data pipeline",
 }
-"""What magicrl itself needs each direct dependency for."""
-# Their metadata state no licence that can be read; what the text of the distribution's licence file says.
+"""Purpose of each direct dependency."""
+# Licences read from the licence files of distributions whose metadata have none.
 READ = {"antlr4-python3-runtime": "BSD", "mdurl": "MIT"}
 
 
@@ -51,7 +51,7 @@ def canonical(name: str) -> str:
 
 
 def installed(extra: str = "") -> dict[str, importlib.metadata.Distribution]:
-    """Every distribution that magicrl with this extra brings here, by canonical name."""
+    """Return every distribution that magicrl with this extra installs, by canonical name."""
     found: dict[str, importlib.metadata.Distribution] = {}
 
     def add(name: str, extras: frozenset[str]) -> None:
@@ -74,7 +74,7 @@ def installed(extra: str = "") -> dict[str, importlib.metadata.Distribution]:
 
 
 def direct(extra: str = "") -> list[str]:
-    """As pyproject.toml names them, and that of the verifiers' package, which is this repository's."""
+    """Return the direct dependencies of both packages of this repository, as pyproject.toml names them."""
     files = (ROOT / "pyproject.toml", ROOT / "packages" / "verifiers" / "pyproject.toml")
     projects = [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files]
     named = {canonical(Requirement(text).name): text for project in projects for text in project["dependencies"]}
@@ -83,7 +83,7 @@ def direct(extra: str = "") -> list[str]:
 
 
 def licence(distribution: importlib.metadata.Distribution) -> str:
-    """SPDX expression where the metadata has one, else the classifiers' words, else the licence field's first line."""
+    """Return the SPDX expression of the metadata, else its classifiers, else the first line of the licence field."""
     told: Any = distribution.metadata
     classifiers = [c.rpartition(":: ")[2] for c in told.get_all("Classifier") or () if c.startswith("License ::")]
     words = [c for c in classifiers if c != "OSI Approved"]
@@ -92,7 +92,7 @@ def licence(distribution: importlib.metadata.Distribution) -> str:
 
 
 def size(distribution: importlib.metadata.Distribution) -> int:
-    """Bytes of its files, without bytecode."""
+    """Return the bytes of its files, without bytecode."""
     files = [file for file in distribution.files or () if file.suffix != ".pyc"]
     return sum(place.stat().st_size for file in files if (place := Path(str(distribution.locate_file(file)))).is_file())
 
@@ -105,21 +105,21 @@ def page(found: dict[str, importlib.metadata.Distribution]) -> str:
     lines = [
         "# Dependencies",
         "",
-        f"What `pip install magicrl` brings without extras: {len(found)} packages, {total / 1e6:,.0f} MB. Of these",
-        f"torch's CPU build is {size(found['torch']) / 1e6:,.0f}; its CUDA build brings NVIDIA's libraries, some 4 GB.",
-        "`make dependencies` makes this page from the metadata of what is installed at the pins of `constraints.txt`,",
-        "and `dist/magicrl.cdx.json`, a CycloneDX bill of materials. `magicrl doctor` says which extras are installed.",
+        f"`pip install magicrl` without extras installs {len(found)} packages, {total / 1e6:,.0f} MB. torch's CPU",
+        f"build has {size(found['torch']) / 1e6:,.0f} MB; its CUDA build adds NVIDIA's libraries, about 4 GB.",
+        "`make dependencies` writes this page from the metadata of the packages pinned in `constraints.txt`, and",
+        "`dist/magicrl.cdx.json`, a CycloneDX bill of materials. `magicrl doctor` shows which extras are installed.",
         "",
-        "## Named by magicrl",
+        "## Direct dependencies",
         "",
-        "| package | range | here | licence | MB | for |",
+        "| package | range | version | licence | MB | purpose |",
         "|---|---|---|---|---|---|",
     ]
     for key in first:
         one = found[key]
         cells = (key, f"`{names[key].specifier}`", one.version, licence(one), f"{size(one) / 1e6:.1f}", WHY[key])
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Brought by these", "", "| package | here | licence | MB |", "|---|---|---|---|"]
+    lines += ["", "## Their dependencies", "", "| package | version | licence | MB |", "|---|---|---|---|"]
     lines += [
         f"| {key} | {found[key].version} | {licence(found[key])} | {size(found[key]) / 1e6:.1f} |" for key in rest
     ]
@@ -127,7 +127,7 @@ def page(found: dict[str, importlib.metadata.Distribution]) -> str:
 
 
 def sbom(found: dict[str, importlib.metadata.Distribution]) -> dict[str, Any]:
-    """CycloneDX 1.6: a component a distribution; the same for the same environment."""
+    """Return the bill of materials, CycloneDX 1.6: one component per distribution, reproducible."""
     version = importlib.metadata.version("magicrl")
 
     def component(key: str, one: importlib.metadata.Distribution) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def page() -> str:
         for heading, section in tables(root, ""):
             lead = " ".join((inspect.getdoc(section) or "").replace("``", "`").split())
             settings = table(section) if heading not in ALIKE else "Its settings are those of `[[data.train]]`."
+            lead = textwrap.fill(lead, 118, break_long_words=False, break_on_hyphens=False)
             parts.append(f"### `{heading}`\n\n{lead}\n\n{settings}\n")
     return "\n".join(parts)
 

@@ -1,10 +1,10 @@
-"""Pictures of pages for the documentation: a run (phone, desktop, dark, paper), a comparison, evaluations, a plan.
+"""Take screenshots of pages for the documentation: run, comparison, evaluations, plan.
 
 python -m tools.report_screenshots docs/quickstart.html --output docs/figures
 python -m tools.report_screenshots comparison.html --kind comparison --output docs/figures
 
-Of runs and evaluations `magicrl report` makes the page, of a plan `magicrl plan --page`.
-Needs Chromium (`make browser`), which is driven by playwright. No picture may be larger than 250 kB.
+`magicrl report` writes pages of runs and evaluations, `magicrl plan --page` that of a plan. Needs Chromium (`make
+browser`), driven by playwright. No picture may exceed 250 kB.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LARGEST = 250_000  # bytes of one picture
 
 
 Opened: TypeAlias = Callable[..., Page]
-"""Opens the page in a window of this width and height, and of this colour scheme."""
+"""Function that opens the page in a window of this width, height and colour scheme."""
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def of_run(opened: Opened, folder: Path) -> None:
-    """The pictures of a run's page."""
+    """Take the pictures of a run's page."""
     opened(1280, 1150).screenshot(path=folder / "report-desktop.png")
     opened(375, 1150).screenshot(path=folder / "report-phone.png")
     dark = opened(1280, 1150, "dark")
@@ -75,7 +75,7 @@ def of_run(opened: Opened, folder: Path) -> None:
 
 
 def of_comparison(opened: Opened, folder: Path) -> None:
-    """Arms and scores, and curves over tokens."""
+    """Take pictures of variants, scores and curves over tokens."""
     opened(1280, 1400).screenshot(path=folder / "comparison-head.png")
     curves = opened(1280, 900, "dark")
     at_section(curves, "learning")
@@ -90,12 +90,12 @@ def of_comparison(opened: Opened, folder: Path) -> None:
 
 
 def of_evaluations(opened: Opened, folder: Path) -> None:
-    """Scores and scaling."""
+    """Take pictures of scores and scaling."""
     opened(1280, 1250).screenshot(path=folder / "evaluation-head.png")
 
 
 def of_plan(opened: Opened, folder: Path) -> None:
-    """Memory and times, and the curve over accelerators."""
+    """Take pictures of memory, times and the curve over accelerators."""
     opened(1280, 1150).screenshot(path=folder / "plan-head.png")
     more = opened(1280, 1000, "dark")
     at_section(more, "more")

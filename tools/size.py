@@ -1,12 +1,12 @@
-"""Size of the code, and how much of it a reader has to open.
+"""Measure the size of the code, and how much of it a reader has to open.
 
     python -m tools.size [--json] [--step]
 
-Counted over ``src`` and ``packages`` are: files, lines, code lines (without blank lines, comments and docstrings),
-record types (dataclasses, named tuples, typed dictionaries, pydantic's models) per 1,000 code lines, code lines per
-function and in the longest one, private functions that are called once, public classes and functions whose name is
-defined in several modules, import circles, and lines of ``benchmarks``, ``studies`` and ``tests``. With ``--step`` also
-the files whose functions run in the first training step of the recipe ``tiny``: in ``Trainer.step``, with recording.
+Figures of ``src`` and ``packages``: files, lines, code lines (without blank lines, comments and docstrings), record
+types (dataclasses, named tuples, typed dictionaries, pydantic's models) per 1,000 code lines, code lines per function
+and in the longest one, private functions that are called once, public names defined in several modules, import circles.
+Also lines of ``benchmarks``, ``studies`` and ``tests``. With ``--step`` also the files whose functions run in the first
+training step of the recipe ``tiny``: in ``Trainer.step``, and with recording.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Measured(Exception):
-    """The counted step is over."""
+    """Signal that the measured step has ended."""
 
 
 def main() -> None:

@@ -1,11 +1,7 @@
-"""The curves of docs/guides/when-it-does-not-learn.md: ``python -m tools.symptom_figures`` draws them from recorded
-runs.
+"""Draw the curves of docs/guides/when-it-does-not-learn.md: ``python -m tools.symptom_figures``.
 
-The runs are those on which ``tests/unit/training/test_health.py`` tries the health rules: the quickstart's task,
-made to go
-wrong by the settings that ``tests/unit/training/recorded_health_runs.json`` names. A dashed line is the step at
-which the
-rule spoke.
+The runs are those of ``tests/unit/training/test_health.py``: the quickstart's task with the harmful settings that
+``tests/unit/training/recorded_health_runs.json`` names. A dashed line marks the step at which the rule fired.
 """
 
 from __future__ import annotations
@@ -51,7 +47,7 @@ FIGURES: dict[str, tuple[str, Unit, tuple[tuple[str, str], ...]]] = {
 
 
 def picture(rule: str) -> str:
-    """The curve of the rule's run as an SVG file, with a mark where the rule first spoke."""
+    """Return the curve of the rule's run as an SVG file, with a mark where the rule fired first."""
     run = RUNS[rule]
     rows = [
         StepMetrics(step=step, stage=stage, values={key: values[i] for key, values in run["metrics"].items()})

@@ -1,13 +1,13 @@
 """Recall and precision of dedup and decontamination on planted copies, in real and in generated sets.
 
     python -m benchmarks.pipeline.planted --data ../shared/data/math/sets    # writes pipeline-planted.json
-    python -m benchmarks.pipeline.planted --data ... --rules development --output runs/x.json   # the rules to look at
+    python -m benchmarks.pipeline.planted --data ... --rules development --output runs/x.json   # the development rules
 
-Dedup: plants of training problems are put beside them. Recall of a kind: share of plants in the cluster of their
-original, the original kept. A renumbered plant is another problem: there the share that is left alone counts.
-Precision: of the plants that are dropped, the share that are dropped for their original.
-Decontamination: plants of test problems are put among training problems. Recall: share of plants with a hit on their
-own test problem; besides, the share found under a kind for which texts are dropped.
+Dedup: plants of training problems are added to them. Recall of a kind is the share of plants in the cluster of their
+original, with the original kept. A renumbered plant is another problem, so for it the share that is kept counts.
+Precision is the share of dropped plants that are dropped for their original.
+Decontamination: plants of test problems are added to training problems. Recall is the share of plants with a hit on
+their test problem, and the share found under a kind for which texts are dropped.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Texts = list[tuple[str, str]]
 
 
 def read(path: Path, name: str) -> Texts:
-    """Ids and statements of a set."""
+    """Return ids and statements of a set."""
     with path.open(encoding="utf-8") as file:
         return [(f"{name}/{number}", json.loads(line)["problem"]) for number, line in enumerate(file)]
 
 
 def generated(count: int, seed: int) -> Texts:
-    """Stories of the generated family, and formulas: many of one mould, so that much is alike and not the same."""
+    """Return stories of the generated family, and formulas of one template, so that many are similar but different."""
     family = WordProblems()
     found = [
         (f"story/{i}", p.prompt)
@@ -72,7 +72,7 @@ def generated(count: int, seed: int) -> Texts:
 
 
 def beside(base: Texts, plants: Sequence[tuple[str, str, str]], seed: int) -> list[Document]:
-    """Texts and plants in random order; of two copies that differ in nothing else the text is kept, by its rank."""
+    """Return texts and plants in random order; of two equal copies dedup keeps the text, by its rank."""
     documents = [Document(name, text, (1.0,)) for name, text in base]
     documents += [Document(f"plant/{i}", text, (0.0,)) for i, (_, _, text) in enumerate(plants)]
     random.Random(seed).shuffle(documents)
@@ -84,7 +84,7 @@ def shares(of: Counter[str], asked: Counter[str], kinds: Sequence[str] = KINDS) 
 
 
 def dedup_figures(base: Texts, rules: Rules, *, each: int, seed: int) -> dict[str, Any]:
-    """Plants of ``base`` beside it: recall by kind, and precision of what the plants add."""
+    """Measure plants of ``base`` in it: recall by kind, and precision of the added plants."""
     plants = planted(base, rules, each=each, seed=seed)
     copies = {f"plant/{i}": (kind, name) for i, (kind, name, _) in enumerate(plants)}
     documents = beside(base, plants, seed)
@@ -116,7 +116,7 @@ def dedup_figures(base: Texts, rules: Rules, *, each: int, seed: int) -> dict[st
 def decontamination_figures(
     training: Texts, tests: dict[str, Texts], rules: Rules, *, each: int, seed: int
 ) -> dict[str, Any]:
-    """Plants of test problems among training problems: recall by kind, the kind given, precision of dropped texts."""
+    """Measure plants of test problems in training problems: recall by kind, reported kind, precision of drops."""
     settings = DecontaminationSettings()
     plants = planted([one for members in tests.values() for one in members], rules, each=each, seed=seed)
     copies = {f"plant/{i}": (kind, name) for i, (kind, name, _) in enumerate(plants)}
@@ -152,7 +152,7 @@ def decontamination_figures(
 
 
 def figures(data: Path | None, rules: Rules, *, each: int, seed: int) -> dict[str, Any]:
-    """All planted figures; real sets where ``data`` is given."""
+    """Return all figures; real sets are included if ``data`` is given."""
     told: dict[str, Any] = {"generated": {"dedup": dedup_figures(generated(4000, seed), rules, each=each, seed=seed)}}
     if data is not None:
         sets = {name: read(data / path, name) for name, path in (TRAINING | TESTS).items()}

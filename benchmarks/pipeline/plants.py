@@ -1,9 +1,8 @@
-"""Copies of problems as they turn up in training sets: verbatim, in other typesetting, reworded, with other numbers,
-with other variables and names, and wrapped in chat text.
+"""Copies of problems as in training sets: verbatim, retypeset, reworded, with other numbers and names, in chat text.
 
-Three sets of rules, with nothing in common but their kinds. DEVELOPMENT and SECOND were looked at while thresholds and
-guards were made; EVALUATION was written afterwards, for the committed figures. All are by one author and mechanical:
-they are kinder than people, and cruder, since a word's meaning in its sentence is not asked.
+Three sets of rules have only their kinds in common. DEVELOPMENT and SECOND were read while thresholds were chosen;
+EVALUATION was written afterwards, for the committed figures. All are by one author and mechanical. They are easier than
+human rewrites, and cruder, because a word's meaning in its sentence is ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Table = dict[str, str]
 
 @dataclass(frozen=True)
 class Rules:
-    """What a set of plants is made with. Words are replaced as whole words, capitalised as they stood."""
+    """A set of rules. Words are replaced as whole words, with their capitalisation."""
 
     synonyms: Table
     phrases: tuple[tuple[str, str], ...]
@@ -42,7 +41,7 @@ class Rules:
 
 
 def plant(kind: str, text: str, rules: Rules, rng: random.Random) -> str | None:
-    """A copy of ``text``; None where the rules of this kind find nothing to change."""
+    """Return a copy of ``text``, or None if the rules of this kind change nothing."""
     copy = _MAKERS[kind](text, rules, rng)
     return None if copy is None or (kind != "verbatim" and " ".join(copy.split()) == " ".join(text.split())) else copy
 
@@ -63,7 +62,7 @@ _UNICODE = (
 
 def _reformatted(text: str, rules: Rules, rng: random.Random) -> str | None:
     if "[asy]" in text:
-        return None  # a drawing is a program; nobody typesets it anew
+        return None  # a drawing is a program, which is not typeset in another way
     if "\\" in text or text.count("$") >= 2:
         style = rng.choice(["unicode", "brackets", "spaced"])
         if style == "unicode":
@@ -106,7 +105,7 @@ _CALENDAR = re.compile(
 
 
 def _other_people(text: str, rules: Rules, rng: random.Random) -> str:
-    """Other names for people: capitalised words within a sentence that a story's first words show to be names."""
+    """Replace names of people: capitalised words within a sentence that a story's first words show to be names."""
     found = dict.fromkeys(re.findall(r"(?<=[a-z,] )([A-Z][a-z]{2,})\b(?=(?:'s)? [a-z])", text))
     found = dict.fromkeys(name for name in found if not _CALENDAR.fullmatch(name))
     for name, other in zip(found, rng.sample(rules.names, min(len(found), len(rules.names))), strict=False):
@@ -154,7 +153,7 @@ _LETTER = re.compile(
 
 
 def _renamed(text: str, rules: Rules, rng: random.Random) -> str | None:
-    """Every variable of the formulas by another letter, each by its own; in a story every person by another name."""
+    """Replace every variable of the formulas, or in a story every person, by another one."""
     if "[asy]" in text:
         return None
     priced = "\\" not in text and re.search(r"\$(?!\d)", text) is None
@@ -196,13 +195,13 @@ def _sentences(text: str) -> list[str]:
 
 
 def _question_first(text: str, rng: random.Random) -> str:
-    """The question in front of what is known."""
+    """Move the question before the facts."""
     parts = _sentences(text)
     return text if len(parts) < 2 else " ".join([parts[-1], "Here is what we know:", *parts[:-1]])
 
 
 def _clauses_swapped(text: str, rng: random.Random) -> str:
-    """``If A, B`` as ``B, where A``; two short sentences in one; the first fact after the second."""
+    """Rewrite ``If A, B`` as ``B, where A``; join two short sentences; move the first fact after the second."""
     parts = _sentences(text)
     for place, part in enumerate(parts):
         match = re.fullmatch(
@@ -219,7 +218,7 @@ def _clauses_swapped(text: str, rng: random.Random) -> str:
 
 
 def _told_backwards(text: str, rng: random.Random) -> str:
-    """Facts in reverse, joined by other words, the question where it was."""
+    """Reverse the facts, joined by other words, and keep the question in its place."""
     parts = _sentences(text)
     if len(parts) < 3:
         return f"The following is asked. {text}" if len(parts) == 2 else text
@@ -247,13 +246,13 @@ DEVELOPMENT, SECOND, EVALUATION = map(_rules, ("development", "second", "evaluat
 
 
 def planted(texts: Sequence[tuple[str, str]], rules: Rules, *, each: int, seed: int) -> list[tuple[str, str, str]]:
-    """Up to ``each`` plants of every kind, those of one kind of different problems.
+    """Return up to ``each`` plants per kind, those of one kind from different problems.
 
     Args:
-        texts: id and statement.
+        texts: Id and statement of each problem.
 
     Returns:
-        kind, id of the original, text of the plant.
+        Kind, id of the original and text of each plant.
     """
     rng = random.Random(seed)
     made: list[tuple[str, str, str]] = []

@@ -1,12 +1,11 @@
-"""Published runs of other systems that no unknown of the planner was fitted on.
+"""Published runs of other systems, on which no unknown of the planner was fitted.
 
     python -m benchmarks.planning.plan_held_out
 
-Plan against published, beside the bound that FLOPs at the peak give. Whole steps of RL give the factor that nine of ten
-steps lie within (split conformal: the ceil(0.9 (n + 1))-th smallest |log(plan / published)|), and how many steps of
-each system a factor from the other systems alone would have held. Updates and rollouts alone stand beside them and
-give no interval. Writes ``plan-held-out.json``; with ``--write`` the
-factor goes into the planner's calibration. Seconds of one core; no GPU.
+Compares plan, published time and the bound of FLOPs at the peak. Whole RL steps give the factor that holds for nine
+of ten steps (split conformal: the ceil(0.9 (n + 1))-th smallest |log(plan / published)|), and how many steps of each
+system a factor from the other systems would hold. Updates and rollouts give no interval. Writes
+``plan-held-out.json``; with ``--write`` the factor goes into the planner's calibration. Seconds of one core; no GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ RLINF = "verl and RLinf, 1.5B on 8 H100 at 28K (2026); 512 responses follow from
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """One published step (or part of one), with what had to be known of its setting."""
+    """One published step, or part of one, with the settings that the plan needs."""
 
     system: str
     source: str
@@ -101,7 +100,7 @@ ROWS = (
     long_decode("RLinf", "update", 61.0),
 )
 
-MICRO_BATCHES = (  # prime-rl's trainer: model, hardware, ranks, tokens of a rank's sequence, tokens a second of all
+MICRO_BATCHES = (  # prime-rl's trainer: model, hardware, ranks, tokens of a rank's sequence, tokens per second of all
     ("Qwen3-0.6B", "H100-80G", 1, 16384, 11900.0),
     ("Qwen3-0.6B", "H100-80G", 1, 65536, 10150.0),
     ("Qwen3-0.6B", "A6000", 1, 16384, 3690.0),
@@ -115,7 +114,7 @@ MICRO_BATCHES = (  # prime-rl's trainer: model, hardware, ranks, tokens of a ran
 
 
 def predicted(row: Published, efficiency: Efficiency) -> tuple[float, float]:
-    """Seconds of the plan, without the released code's time outside the GPUs, and of FLOPs at the peak."""
+    """Return seconds of the plan, without the released code's time outside the GPUs, and of FLOPs at the peak."""
     shape, hardware = load_shape(row.model), load_hardware(row.hardware)
     engine = round(row.gpus * row.split) if row.staleness else row.gpus
     lengths: Lengths = reasoning_lengths(row.limit)
@@ -142,7 +141,7 @@ def predicted(row: Published, efficiency: Efficiency) -> tuple[float, float]:
 
 
 def micro_batch(model: str, name: str, ranks: int, tokens: int, rate: float, efficiency: Efficiency) -> dict[str, Any]:
-    """A pass over one sequence a rank, recomputed."""
+    """Return the time of a pass over one sequence per rank, with recomputation."""
     system = System(load_shape(model), load_hardware(name), efficiency)
     work = LearnerWork(
         tokens=tokens * ranks, mean_context=tokens / 2, responses=ranks, variation=0.0, sgd_steps=1,
@@ -165,7 +164,7 @@ def line(system: str, source: str, row: str, published: float, plan: float, boun
 
 
 def factor_of(residuals: Sequence[float]) -> float:
-    """The factor that a new step lies within with probability ``SHARE``; the largest where there are too few."""
+    """Return the factor that holds for a new step with probability ``SHARE``; the largest if there are too few."""
     ordered = sorted(abs(one) for one in residuals)
     return exp(ordered[min(len(ordered), ceil(SHARE * (len(ordered) + 1))) - 1])
 

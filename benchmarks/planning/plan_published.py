@@ -31,7 +31,7 @@ def error(predicted: float, published: float) -> float:
 
 
 def row_by_row(efficiency: Efficiency) -> list[dict[str, Any]]:
-    """Every row of Tables 8 and 9 beside the plain curve through Table 9's ends (which says nothing of Table 8)."""
+    """Return every row of Tables 8 and 9 with the plain curve through Table 9's ends."""
     ends = [(row.setting.gpus, row.seconds) for row in rows() if row.name.startswith("T9") and row.fitted]
     a, b = curve(ends)
     found: list[dict[str, Any]] = []
@@ -52,13 +52,13 @@ def row_by_row(efficiency: Efficiency) -> list[dict[str, Any]]:
 
 
 def unfitted_error(efficiency: Efficiency) -> float:
-    """Root mean square of log(predicted / published) over the parts of Tables 8 and 9 that no unknown was fitted on."""
+    """Return the root mean square of log(predicted / published) over the parts that were not fitted."""
     logs = [log(predict(r, efficiency) / r.seconds) for r in rows() if not r.fitted and r.part != "step"]
     return sqrt(sum(x * x for x in logs) / len(logs))
 
 
 def write_published(changes: Mapping[str, Any]) -> None:
-    """Change the table ``published`` of the calibration that magicrl ships; its head and other tables stay."""
+    """Rewrite the table ``published`` of the shipped calibration; its head and other tables are kept."""
     text = CALIBRATION.read_text()
     head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     tables = tomllib.loads(text)

@@ -1,16 +1,14 @@
-"""Kill a run again and again, at random times and in the middle of everything it writes, and compare what is left.
+"""Kill a run many times, at random times and during everything it writes, and compare the result.
 
 python -m benchmarks.resume.kills tiny --kills 50 --output benchmarks/results/kills-tiny.json
 
-One run is left alone. Then the same recipe is started, killed with SIGKILL and resumed, as often as asked; in half of
-the lives a verifier worker is killed as well. Half of the kills come at a random time; the others hit a chosen place
-(`FATES`): the process of that life wraps one function of magicrl so that it dies there. Nothing else differs from
-`magicrl train RECIPE --resume`. A run that reaches its end before it was killed often enough is compared, and another
-is begun. Afterwards metrics, weights, optimizer moments and every other state, tests, rollouts, filter and events must
-be identical to the run that was left alone, and no process and no half-written file may remain.
-
-What each killed run had to restore is noted from its newest checkpoint: c, removed problems, visits, a pending
-convergence test, work in flight. A recipe in which the first four are never there shows little and fails the command.
+One run is not disturbed. Then the same recipe is started, killed with SIGKILL and resumed, as often as requested; in
+half of the lives a verifier worker is killed as well. Half of the kills come at a random time; the others hit a chosen
+place (`FATES`): that life wraps one function of magicrl so that it dies there. Nothing else differs from `magicrl train
+RECIPE --resume`. A run that ends before enough kills is compared, and another one begins. Afterwards metrics, weights,
+optimizer moments and every other state, evaluations, rollouts, filter and events must equal the undisturbed run, and no
+process and no half-written file may remain. The newest checkpoint of each killed run shows what it had to restore: c,
+removed problems, visits, a pending convergence test, work in flight. A recipe without the first four fails the command.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 
-# imported before the first fork, so that a life does not begin with seconds of imports
+# imported before the first fork, which saves each life seconds of imports
 from benchmarks.shared import parser_of, write_figure
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.paths import find_recipe
@@ -72,7 +70,7 @@ ONCE = FATES[-3:]
 
 
 class Place:
-    """What a life is doing, in memory that outlives it."""
+    """Progress of a life, in memory that outlives it."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 64)
@@ -92,7 +90,7 @@ WORDS = {"rollout": "generating", "train": "learning", "validation": "validating
 
 
 class Watcher(NullObserver):
-    """Notes what the run is doing and dies where its fate says."""
+    """Observer that records the run's progress and dies where its fate says."""
 
     def __init__(self, place: Place, fate: str | None, passes: int) -> None:
         self._place = place
@@ -106,7 +104,7 @@ class Watcher(NullObserver):
             self.meet()
 
     def meet(self) -> None:
-        """The place of this life's fate: passed a few times, then deadly."""
+        """Return the hook at the place of this life's fate: passed a few times, then deadly."""
         self._passes -= 1
         if self._passes < 0:
             die()
@@ -124,7 +122,7 @@ def before(owner: Any, name: str, action: Callable[..., None]) -> None:
 
 
 def arrange(fate: str | None, watcher: Watcher, place: Place) -> None:
-    """Wrap what is needed for this fate. Progress alone shows the others."""
+    """Wrap the function of this fate; progress reports the other places."""
 
     def here(*_args: Any, **_kwargs: Any) -> None:
         watcher.meet()
@@ -201,7 +199,7 @@ def arrange(fate: str | None, watcher: Watcher, place: Place) -> None:
 
 
 class Life:
-    """One process of the run: forked from this one, so that it need not import anything."""
+    """One process of the run, forked from this one to save imports."""
 
     def __init__(self, config: TrainConfig, recipe: Path, output: Path, fate: str | None, passes: int) -> None:
         self.place = Place()
@@ -231,9 +229,9 @@ class Life:
             os._exit(status)
 
     def wait(self, seconds: float | None, rng: random.Random | None, *, from_work: bool = False) -> int | None:
-        """Wait for the end, at most ``seconds``; the wait status, None if it still lives. Kills a worker by chance.
+        """Wait up to ``seconds`` for the end; return the wait status or None. A worker may be killed meanwhile.
 
-        With ``from_work`` the seconds count from when the models are loaded and the workers warm.
+        With ``from_work`` the seconds count from the time when models are loaded and workers are warm.
         """
         worker_dies = None if rng is None or rng.random() < 0.5 else time.monotonic() + rng.uniform(0.2, 1.5)
         while True:
@@ -272,7 +270,7 @@ def children_of(pid: int) -> list[psutil.Process]:
 
 
 def survivors(output: Path, patience: float = 20.0) -> list[int]:
-    """Processes of the killed run that still live after ``patience`` seconds."""
+    """Return processes of the killed run that still live after ``patience`` seconds."""
     end = time.monotonic() + patience
     while True:
         found: list[int] = []
@@ -288,7 +286,7 @@ def survivors(output: Path, patience: float = 20.0) -> list[int]:
 
 
 def read_run(output: Path) -> dict[str, Any]:
-    """Everything of a run that must not depend on when it was killed, by name."""
+    """Return everything of a run that must not depend on kills, by name."""
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
         row["values"] = {k: v for k, v in row["values"].items() if not k.startswith(CLOCKED)}
@@ -321,7 +319,7 @@ def differences(expected: dict[str, Any], output: Path) -> list[str]:
 
 
 def to_restore(output: Path) -> dict[str, bool]:
-    """What the next life finds in the newest checkpoint, beside weights and the place in the data."""
+    """Return what the newest checkpoint restores, apart from weights and the data position."""
     folders = sorted((output / "checkpoints").glob("step-*")) if (output / "checkpoints").is_dir() else []
     state = json.loads((folders[-1] / "state.json").read_text())["state"] if folders else {}
     test = state.get("schedule", {}).get("test") or {}
@@ -335,7 +333,7 @@ def to_restore(output: Path) -> dict[str, bool]:
 
 
 class Study:
-    """Runs that are killed until enough kills are counted."""
+    """Kill runs until enough kills are counted."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.recipe = find_recipe(arguments.recipe)
@@ -389,7 +387,7 @@ class Study:
             limit = None if fate else self.rng.uniform(0.1, max(1.0, seconds / 12))
             status = life.wait(limit, self.rng, from_work=self.rng.random() < 0.8)
             if status == 0:
-                continue  # it came past its fate no more and finished: the next lives only find that
+                continue  # it finished without reaching its fate, as the next lives would
             if status is None:
                 life.kill()
             elif os.WTERMSIG(status) != signal.SIGKILL:
@@ -433,7 +431,7 @@ def main() -> None:
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--set", action="append", help="as for magicrl train")
-    parser.add_argument("--models", type=Path, help="folder of start models that are made already (runs/models)")
+    parser.add_argument("--models", type=Path, help="folder of existing starting models (runs/models)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("runs/kills"))
     parser.add_argument("--output", type=Path, required=True)

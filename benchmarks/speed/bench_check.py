@@ -1,15 +1,15 @@
-"""Whether the library is still as fast as its committed benchmarks: `make bench-check`, minutes, not part of CI.
+"""Check that the library is as fast as its committed benchmarks: `make bench-check`, minutes, not part of CI.
 
     python -m benchmarks.speed.bench_check
     python -m benchmarks.speed.bench_check --against v0.1.0    # another commit on this machine
 
-Compares ratios, not times: ours against the peer that runs beside it in the same process. A ratio fails when it is
-below the committed one by more than the noise band: three times the spread (standard deviation over the mean) of the
-ratios of this run's own repetitions, and at least ``LEAST_BAND``, what two runs of one commit differ by on a machine
-that other work loads. A machine on which the spread alone is above ``WIDEST_BAND`` says nothing, and the check says so.
+The check compares ratios, not times: magicrl against the peer measured in the same process. A ratio fails if it is
+below the committed one by more than the noise: three times the spread (standard deviation over mean) of this run's
+repetitions, and at least ``LEAST_BAND``, the difference of two runs of one commit on a loaded machine. If the spread
+exceeds ``WIDEST_BAND``, the result is "too noisy".
 
-A ratio is of a machine: where products run at another speed than on the one that the committed figures are of, it
-moves although no code did. ``--against`` then decides: it measures the other commit here too, with its own scripts.
+A ratio belongs to a machine: with another speed of products it changes although the code does not. ``--against``
+measures the other commit on this machine, with its own scripts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WIDEST_BAND = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """One comparison."""
+    """Comparison of one ratio."""
 
     name: str  # what was compared
     committed: float  # the ratio in ``benchmarks/results``, or of the other commit
@@ -43,14 +43,14 @@ class Outcome:
 
     @property
     def band(self) -> float:
-        """Share of the committed ratio that noise may take."""
+        """Share of the committed ratio that noise may explain."""
         if len(self.measured) < 2:
             return LEAST_BAND
         return max(LEAST_BAND, 3 * statistics.stdev(self.measured) / statistics.mean(self.measured))
 
     @property
     def verdict(self) -> str:
-        """``ok``, ``slower`` or ``too noisy``."""
+        """Verdict: ``ok``, ``slower`` or ``too noisy``."""
         if self.band > WIDEST_BAND:
             return "too noisy"
         return "ok" if statistics.median(self.measured) >= (1 - self.band) * self.committed else "slower"
@@ -64,28 +64,28 @@ FIRST = next(iter(rollout_speed.PEERS))  # of transformers' settings
 
 
 def ratios(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, ...]:
-    """Theirs over ours, measurement by measurement."""
+    """Return the peer's time over ours for each measurement."""
     return tuple(their / our for their, our in zip(theirs, ours, strict=True))
 
 
 def side_ratios(result: Mapping[str, Any], peer: str) -> tuple[float, ...]:
-    """Of CPU seconds at one thread, the peer's over ours."""
+    """Return the ratio of CPU seconds of the peer's and our head, in one thread."""
     return ratios(*(result[side]["measured"]["threads_1"]["all_cpu_s"] for side in (peer, "magicrl")))
 
 
 def learner_ratios(case: learner_speed.Case, repetitions: int) -> tuple[float, ...]:
-    """Of one update, TRL's over ours."""
+    """Return the ratio of TRL's and our CPU seconds of one update."""
     return side_ratios(learner_speed.run_case(case, _one_thread(repetitions), memory=False), "trl")
 
 
 def rollout_ratios(case: rollout_speed.Case, repetitions: int, setting: str = FIRST) -> tuple[float, ...]:
-    """Of one rollout, transformers' at this setting over ours."""
+    """Return the ratio of transformers' and our CPU seconds of one rollout."""
     peers = {setting: rollout_speed.PEERS[setting]}
     return side_ratios(rollout_speed.run_case(case, _one_thread(repetitions), peers), "transformers")
 
 
 def head_ratios(case: head_speed.Case, repetitions: int) -> tuple[float, ...]:
-    """Of both passes' CPU seconds, verl's formulation's over ours."""
+    """Return the ratio of verl's formulation and our head over both passes."""
     found = [head_speed.run_case(case, "cpu", 1)["sides"] for _ in range(repetitions)]
     return ratios([f["verl"]["seconds"] for f in found], [f["magicrl"]["seconds"] for f in found])
 
@@ -95,7 +95,7 @@ def _one_thread(repetitions: int) -> list[Turn]:
 
 
 def committed(file: str, case: str) -> float:
-    """A ratio of a committed benchmark."""
+    """Return a ratio of a committed benchmark."""
     found = committed_case(file, case)
     if file == "head":
         return found["sides"]["verl"]["seconds"] / found["sides"]["magicrl"]["seconds"]
@@ -103,10 +103,10 @@ def committed(file: str, case: str) -> float:
 
 
 def committed_case(file: str, case: str) -> Mapping[str, Any]:
-    """A case of a committed benchmark.
+    """Return a case of a committed benchmark.
 
     Raises:
-        SystemExit: the file has no such case: ``make bench`` writes it.
+        SystemExit: the file has no such case; ``make bench`` writes it.
     """
     path = COMMITTED / f"bench-{file}.json"
     cases = json.loads(path.read_text())["cases"] if path.exists() else {}
@@ -116,7 +116,7 @@ def committed_case(file: str, case: str) -> Mapping[str, Any]:
 
 
 def measured_at(commit: str, repetitions: int) -> dict[str, float]:
-    """The ratios that ``commit`` has on this machine, by name.
+    """Measure ``commit`` on this machine and return its ratios by name.
 
     Raises:
         SystemExit: there is no such commit, or its scripts fail.
@@ -127,7 +127,7 @@ def measured_at(commit: str, repetitions: int) -> dict[str, float]:
         if added.returncode:
             raise SystemExit(f"--against {commit}: git has no such commit here")
         try:
-            # its own package and scripts; that it may call itself slower than its figures is of no account here
+            # It runs its own package and scripts; its comparison with its own figures is ignored.
             first = f"import sys; sys.path[:0] = ['{tree}/src', '{tree}']"
             code = f"{first}; from benchmarks.speed import bench_check; bench_check.main()"
             options = ["--repetitions", str(repetitions), "--output", str(found)]
@@ -140,7 +140,7 @@ def measured_at(commit: str, repetitions: int) -> dict[str, float]:
 
 
 def checks(repetitions: int) -> list[tuple[str, float, Callable[[], tuple[float, ...]]]]:
-    """Name, committed ratio and measurement of each part."""
+    """Yield name, committed ratio and measurement of each part."""
     rollout = rollout_speed.CASES[-1]
     setting = committed_case("rollout", rollout.name).get("peer", {"setting": FIRST})["setting"]
     parts: list[tuple[str, Any, Callable[..., tuple[float, ...]]]] = [
@@ -157,8 +157,8 @@ def checks(repetitions: int) -> list[tuple[str, float, Callable[[], tuple[float,
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--against", metavar="COMMIT", help="its ratios on this machine, in place of the figures")
-    parser.add_argument("--output", type=Path, help="write the outcomes as JSON too")
+    parser.add_argument("--against", metavar="COMMIT", help="compare with this commit, measured on this machine")
+    parser.add_argument("--output", type=Path, help="also write the outcomes as JSON")
     arguments = parser.parse_args()
     outcomes: list[Outcome] = []
     there = measured_at(arguments.against, arguments.repetitions) if arguments.against else {}

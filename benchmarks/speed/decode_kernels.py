@@ -1,9 +1,9 @@
-"""Decoding with magicrl's CPU kernels beside the same engine with torch in their place, in one process, in turns.
+"""Decoding with magicrl's CPU kernels and with torch instead, in one process, in turns.
 
     python -m benchmarks.speed.decode_kernels           # minutes; writes benchmarks/results/bench-decode-kernels.json
     python -m benchmarks.speed.decode_kernels --quick   # seconds, a small model with random weights
 
-Both sides run `rollout_speed.py`'s bfloat16 cases; the ratio is that of medians at one thread.
+Both sides run the bfloat16 cases of `rollout_speed.py`; the ratio is that of medians in one thread.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from magicrl.models import cpu_kernels
 
 @contextmanager
 def torch_alone() -> Generator[None]:
-    """Within it there are no kernels, as on a machine without a compiler."""
+    """Disable the kernels inside this context, as on a machine without a compiler."""
     with patch.object(cpu_kernels, "library", return_value=None):
         yield
 
 
 class WithoutKernels(Ours):
-    """The same engine where torch computes attention and norms."""
+    """Engine in which torch computes attention and norms."""
 
     def __init__(self, case: Case) -> None:
         with torch_alone():
@@ -45,7 +45,7 @@ class WithoutKernels(Ours):
 
 
 def run_case(case: Case, repetitions: int) -> dict[str, Any]:
-    """Both sides in turns, and what each is made of."""
+    """Measure both sides in turns, with the parts of each."""
     sides = {"kernels": Ours(case), "torch": WithoutKernels(case)}
     measured = in_turns(case, sides, turns(repetitions, most_threads=1))
     reading = attention_read_seconds(case, sides["torch"].model)

@@ -1,30 +1,29 @@
-"""All GPU figures by one command: the head's kernels, the engine, the learner, and where their time goes.
+"""All GPU figures by one command: the head's kernels, the engine, the learner, and the parts of their time.
 
     python -m benchmarks.speed.gpu                        # one CUDA device; writes benchmarks/results/bench-gpu.json
-    python -m benchmarks.speed.gpu --parts engine,learner # some of it; other figures in the JSON stay as they are
+    python -m benchmarks.speed.gpu --parts engine,learner # some parts; other figures in the JSON are kept
     python -m benchmarks.speed.gpu --device cpu --quick   # tiny sizes into runs/: shows that the script runs
 
-`benchmarks/gpu.sh` runs it on a machine that has only part of magicrl's packages.
+`benchmarks/gpu.sh` runs it on a machine that lacks most of magicrl's packages.
 
-- ``head``: the fused head beside other formulations and its four matrix products (``head_speed.py``).
-- ``engine``: a 1.5B architecture with CUDA graphs and without: 16 prompts x 16 samples of 1,024 tokens after 32, and
-  the last 256 of 16,384 tokens of 64 sequences that share nothing. Their first 16,128 tokens are given as prompts,
-  since decoding all of them would take minutes and the last ones are the slowest.
+- ``head``: the fused head, other formulations and its four matrix products (``head_speed.py``).
+- ``engine``: a 1.5B architecture with and without CUDA graphs: 16 prompts x 16 samples of 1,024 tokens after 32, and
+  the last 256 of 16,384 tokens of 64 independent sequences. The first 16,128 tokens are prompts, because decoding all
+  of them would take minutes and the last ones are the slowest.
 - ``learner``: one update on one response, 1.5B and 7B at 16K and 32K tokens, with and without checkpointing, at 16K
-  with compiled layers, too: MFU and peak memory beside what ``magicrl plan`` expects. What does not fit by that is
-  not tried.
+  also with compiled layers: MFU and peak memory against ``magicrl plan``. Cases that do not fit by plan are skipped.
 - ``profile``: the time of a decode step and of an update by kind of operator.
-- ``tests``: `pytest tests/gpu`; ``ranks``: the one of them in which FSDP2 with one rank is the learner of one process.
+- ``tests``: `pytest tests/gpu`; ``ranks``: its test that FSDP2 with one rank equals the learner of one process.
 - ``tiles``: the head's Triton kernels by dtype and tiles; in a rehearsal in Triton's interpreter, with float16.
-- ``gap``: how far sampler and learner are apart in bfloat16 and float16, with a float32 head and without.
-- ``packs``: attention over responses of uneven length, with a prompt of their own and with one that all share, by
-  buckets of similar length and by torch's kernel for rows.
-- ``runs``: `tiny` and `quickstart` trained on CUDA and on the CPU, the mean reward of every step of both.
-- ``weights``: the learner's weights copied into the engine.
+- ``gap``: distance of sampler and learner in bfloat16 and float16, with and without a float32 head.
+- ``packs``: attention over responses of uneven length, with separate prompts and with a shared one, by buckets of
+  similar length and by torch's variable-length kernel.
+- ``runs``: `tiny` and `quickstart` trained on CUDA and on the CPU, with the mean reward of every step.
+- ``weights``: copying the learner's weights into the engine.
 
-Weights are random. An out-of-memory or another failure of a case stands in the JSON instead of its figures, and the
-next case goes on; after another failure than that the command exits with 1. `python -m tools.gpu_page FILE...` puts
-what it found into docs/evidence/benchmarks.md.
+Weights are random. If a case runs out of memory or fails, the JSON holds the failure and the next case runs; after a
+failure other than out-of-memory the exit status is 1. `python -m tools.gpu_page FILE...` adds the figures to
+docs/evidence/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ Job = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is measured."""
+    """Cases of one size of machine."""
 
     heads: str  # cases of ``head_speed.py``
-    engines: tuple[EngineCase, ...]  # each with graphs and without
-    learners: tuple[LearnerCase, ...]  # each with checkpointing and without
+    engines: tuple[EngineCase, ...]  # each with and without graphs
+    learners: tuple[LearnerCase, ...]  # each with and without checkpointing
     decoding: tuple[EngineCase, ...]  # engine cases whose steps are profiled
     update: LearnerCase  # learner case that is profiled
     tiles: tuple[tuple[HeadCase, tuple[Tiles | None, ...]], ...]  # of the head's kernels; None: those of the dtype
@@ -78,7 +77,7 @@ class Plan:
 
 
 def full() -> Plan:
-    """For a device of 80 GB or more."""
+    """Return the cases for a device of 80 GB or more."""
     small, large = load_shape("DeepSeek-R1-Distill-Qwen-1.5B"), load_shape("Qwen2.5-Math-7B")
 
     def engine(name: str, prompts: int, samples: int, prompt_tokens: int, generated: int, generations: int = 1) -> Any:
@@ -128,7 +127,7 @@ def full() -> Plan:
 
 
 def quick() -> Plan:
-    """Tiny, for a CPU."""
+    """Return tiny cases for a CPU."""
     shape = ModelShape(
         name="tiny", hidden=32, intermediate=64, layers=2, heads=2, kv_heads=1, head_dim=16, vocabulary=300, tied=True,
         qkv_bias=True,
@@ -152,7 +151,7 @@ def quick() -> Plan:
 
 
 def jobs(plan: Plan, device: str) -> dict[str, Job]:
-    """Every case by its name in the JSON, which begins with its part's."""
+    """Yield every case by its name in the JSON, which begins with the name of its part."""
     found: dict[str, Job] = {
         f"head-{case.name}": partial(head_speed.run_case, case, device, 5) for case in head_speed.CASES[plan.heads]
     }
@@ -187,7 +186,7 @@ def jobs(plan: Plan, device: str) -> dict[str, Job]:
 
 @contextmanager
 def limited() -> Generator[None]:
-    """Until `remaining` is over; then a ``TimeoutError`` ends the case that runs."""
+    """Raise ``TimeoutError`` inside this context when the time of `remaining` is over."""
 
     def over(*_: object) -> None:
         raise TimeoutError("stopped at the end of the part's time")
@@ -206,7 +205,7 @@ def limited() -> Generator[None]:
 
 
 def attempted(job: Job) -> dict[str, Any]:
-    """What a case found, or why it found nothing: one that fails costs the others nothing."""
+    """Return the figures of a case, or its failure, so that the other cases still run."""
     if remaining() <= 0:
         return {"failed": "no time of the part was left"}
     try:
@@ -222,8 +221,8 @@ def attempted(job: Job) -> dict[str, Any]:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes; written into runs/ unless told otherwise")
-    parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; the output is in runs/ by default")
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated parts (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="the JSON; default: benchmarks/results/bench-gpu.json")
     arguments = parser.parse_args()
     parts = arguments.parts.split(",")

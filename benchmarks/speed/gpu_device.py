@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: the device's clock, its rates in this run, its memory, models of random weights."""
+"""Shared parts of the GPU benchmarks: clock, measured rates, memory, models with random weights."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from magicrl.planning.hardware import GIB, Hardware, load_hardware
 from magicrl.planning.shapes import ModelShape
 
 MARGIN = 25.0
-"""Seconds before its end at which a part stops the case that runs, so that what was found is written."""
+"""Seconds before its end at which a part stops the current case, so that its figures are written."""
 
 
 def remaining() -> float:
-    """Seconds until this process has to stop what it measures: PART_SECONDS of `gpu.sh`, else without end."""
+    """Return the seconds that this process may still measure: PART_SECONDS of `gpu.sh`, else infinity."""
     age = time.time() - psutil.Process().create_time()
     return float(os.environ.get("PART_SECONDS", "inf")) - age - MARGIN
 
 
 def now(device: str) -> float:
-    """Seconds of the wall clock once the device has done all that it was given."""
+    """Return wall-clock seconds after the device has finished all its work."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -41,7 +41,7 @@ def name_of(device: str) -> str:
 
 @cache
 def product_rate(device: str, side: int) -> float:
-    """FLOP/s of a plain bfloat16 product of square matrices, the best of ten."""
+    """Return FLOP/s of a plain bfloat16 product of square matrices, the best of ten."""
     a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
     out = torch.zeros_like(a)
     return 2 * side**3 / _least(lambda: torch.mm(a, b, out=out), device)
@@ -49,7 +49,7 @@ def product_rate(device: str, side: int) -> float:
 
 @cache
 def copy_rate(device: str, size: int) -> float:
-    """Bytes a second that a copy of ``size`` bytes moves, read and written both counted, the best of ten."""
+    """Return bytes per second of a copy of ``size`` bytes, reads and writes counted, the best of ten."""
     source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     return 2 * size / _least(lambda: target.copy_(source), device)
 
@@ -65,13 +65,13 @@ def _least(action: Callable[[], object], device: str) -> float:
 
 
 def planned_with(device: str) -> Hardware:
-    """The planner's hardware with this device's memory: the share that can be planned with is that of all its GPUs."""
+    """Return the planner's hardware with this device's memory, at the planner's usable share."""
     total = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else psutil.virtual_memory().total
     return replace(load_hardware("H200"), name=name_of(device), memory=float(total))
 
 
 def forget_peak(device: str) -> None:
-    """Free what nobody holds; the highest use of the memory counts from here."""
+    """Free unused memory and reset the peak."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -79,12 +79,12 @@ def forget_peak(device: str) -> None:
 
 
 def peak_gib(device: str) -> float | None:
-    """Most that tensors took at once since ``forget_peak``; unknown on a CPU."""
+    """Return the peak memory of tensors since ``forget_peak``, or None on a CPU."""
     return rounded(torch.cuda.max_memory_allocated() / GIB) if device == "cuda" else None
 
 
 def random_model(shape: ModelShape, dtype: torch.dtype, device: str, **options: Any) -> Any:
-    """A Qwen2 of this shape with random weights, made on the device: 7B parameters take a CPU minutes."""
+    """Return a Qwen2 of this shape with random weights, created on the device: on a CPU 7B parameters take minutes."""
     config = Qwen2Config(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,

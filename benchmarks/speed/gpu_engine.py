@@ -1,4 +1,4 @@
-"""The in-process engine on one device: seconds of its steps beside what reading weights and cache alone takes."""
+"""The in-process engine on one device: seconds per step against the time to read weights and cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from magicrl.rollout.in_process import InProcessEngine
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCase:
-    """One batch, all of it decoding from the first step to the last."""
+    """One batch that decodes from the first step to the last."""
 
     name: str  # of the case in the JSON
     shape: ModelShape
@@ -29,7 +29,7 @@ class EngineCase:
     samples: int  # responses of each; they share their prompt's cache
     prompt_tokens: int  # random tokens of every prompt
     generated: int  # tokens of every response
-    generations: int  # how often; the last one counts, so that graphs of the ones before are there
+    generations: int  # the last one counts, when graphs exist
     cache_mb: int = 65536  # most memory of the cache
 
     @property
@@ -38,15 +38,14 @@ class EngineCase:
 
 
 def bound_of(case: EngineCase, device: str, side: int, size: int) -> DecodeCost:
-    """A decode step that does nothing but read weights and cache at the rate of a copy (or multiply, if that takes
-    longer), by the planner's formula with nothing lost anywhere."""
+    """Return the planner's time of a decode step that only reads weights and cache, or multiplies if that is slower."""
     peaks = replace(load_hardware("H200"), bandwidth=copy_rate(device, size), flops=product_rate(device, side))
     whole = Efficiency(kv=1.0, step_overhead=0.0, learner=1.0, other=0.0, weights=1.0, matmul=1.0, network=1.0)
     return decode_cost(System(case.shape, peaks, whole))
 
 
 def engine_model(case: EngineCase, device: str, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """Of random weights."""
+    """Return a model with random weights."""
     register_attention()
     return random_model(case.shape, dtype, device, attn_implementation=ATTENTION_NAME).eval()
 
@@ -54,7 +53,7 @@ def engine_model(case: EngineCase, device: str, dtype: torch.dtype = torch.bfloa
 def make_engine(
     case: EngineCase, device: str, *, static: bool, model: Any = None, float32_head: bool = False
 ) -> InProcessEngine:
-    """With random weights, or of ``model``; ``static``: steps of fixed shapes, which CUDA captures as graphs."""
+    """Return an engine; ``static`` gives steps of fixed shapes, which CUDA captures as graphs."""
     model = model or engine_model(case, device)
     engine = speed_engine(
         model, case.rows, case.prompt_tokens + case.generated, memory_limit_mb=case.cache_mb, device=device,
@@ -65,13 +64,13 @@ def make_engine(
 
 
 def ask(engine: InProcessEngine, case: EngineCase, seed: int) -> None:
-    """Ask for the whole batch."""
+    """Submit the whole batch."""
     prompts = random_prompts(case.prompts, case.prompt_tokens, case.shape.vocabulary, seed)
     submit(engine, prompts, case.samples, [case.generated] * case.prompts)
 
 
 def seconds_of_turns(turn: Callable[[], object], count: int, device: str) -> list[float]:
-    """Of ``count`` turns, each a token for every row; a turn ends with its tokens on the host."""
+    """Return the seconds of ``count`` turns, each with one token per row that ends on the host."""
     found: list[float] = []
     for _ in range(count):
         start = now(device)
@@ -81,7 +80,7 @@ def seconds_of_turns(turn: Callable[[], object], count: int, device: str) -> lis
 
 
 def engine_case(case: EngineCase, device: str, side: int, size: int, *, static: bool) -> dict[str, Any]:
-    """Seconds of a whole generation, and of its last half step by step beside the bound."""
+    """Return seconds of a whole generation, and of its last half against the bound."""
     bound = bound_of(case, device, side, size)
     forget_peak(device)
     engine = make_engine(case, device, static=static)

@@ -1,10 +1,9 @@
-"""One update of the learner on one device: seconds, MFU, and peak memory beside what ``magicrl plan`` estimates.
+"""One update of the learner on one device: seconds, MFU, and peak memory against ``magicrl plan``.
 
-A model is trained whole where the planner's estimate fits into the device, else by LoRA adapters over frozen bfloat16
-weights: the learner of one process keeps 18 bytes a trained parameter on its device (bfloat16 weight, float32 master,
-gradient and two moments). The learner over ranks can keep all but the first in the host's memory
-(`offload_optimizer`), 16 bytes a parameter and pinned: a machine with one GPU seldom has that for 7B, so it is not
-tried here.
+The whole model is trained if the planner's estimate fits into the device, else LoRA adapters over frozen bfloat16
+weights. The learner of one process keeps 18 bytes per trained parameter on its device (bfloat16 weight, float32
+master, gradient and two moments). The learner over ranks can keep all but the first in pinned host memory
+(`offload_optimizer`), 16 bytes per parameter. A machine with one GPU rarely has that for 7B, so it is not measured.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ class LearnerCase:
 
     @property
     def adapters(self) -> int:
-        """Parameters of LoRA adapters."""
+        """Return the number of parameters of LoRA adapters."""
         return self.shape.adapter_parameters(LORA.rank, LORA.target_modules)
 
 
 def estimate(case: LearnerCase, runtime: float, *, lora: bool, checkpointing: bool) -> LearnerMemory:
-    """What ``magicrl plan`` expects on one accelerator."""
+    """Return the estimate of ``magicrl plan`` for one accelerator."""
     settings = ModelConfig()
     setup = LearnerSetup(
         gpus=1,
@@ -69,14 +68,14 @@ def estimate(case: LearnerCase, runtime: float, *, lora: bool, checkpointing: bo
 
 
 def needs_lora(case: LearnerCase, hardware: Hardware) -> bool:
-    """Whether the whole model is too much for one accelerator with checkpointing, by the planner's estimate."""
+    """Return whether the whole model exceeds one accelerator with checkpointing, by the planner's estimate."""
     if case.lora is not None:
         return case.lora
     return estimate(case, hardware.runtime, lora=False, checkpointing=True).total > hardware.budget
 
 
 def make_learner(case: LearnerCase, device: str, *, lora: bool) -> LocalLearner:
-    """bfloat16 over float32 masters, with the loss of a recipe."""
+    """Return a learner in bfloat16 over float32 masters, with a recipe's loss."""
     settings = ModelConfig(
         gradient_checkpointing=case.checkpointing, lora=LORA if lora else None, compile=case.compiled
     )
@@ -85,14 +84,14 @@ def make_learner(case: LearnerCase, device: str, *, lora: bool) -> LocalLearner:
 
 
 def batch_of(case: LearnerCase) -> TrainBatch:
-    """One response of random tokens."""
+    """Return one response of random tokens."""
     rng = np.random.default_rng(0)
     prompt, tokens = (rng.integers(1, case.shape.vocabulary, size) for size in (PROMPT, case.tokens))
     return TrainBatch.of([sample_of(prompt, tokens, 1.0)])
 
 
 def learner_case(case: LearnerCase, device: str, side: int) -> dict[str, Any]:
-    """The estimate, and where it fits the measurement beside it."""
+    """Return the estimate and, if it fits, the measurement."""
     hardware = planned_with(device)
     lora = needs_lora(case, hardware)
     planned = estimate(case, 0.0, lora=lora, checkpointing=case.checkpointing)

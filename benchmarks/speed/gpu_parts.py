@@ -1,4 +1,4 @@
-"""Parts of `gpu.py` beside head, engine, learner and profile: tests, tiles, packs, precision, weights, whole runs."""
+"""Further parts of `gpu.py`: tests, tiles, packs, precision, weights, whole runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Precision = Literal["bfloat16", "float16"]
 
 
 def seconds_of(action: Callable[[], object], device: str, times: int = 3) -> float:
-    """The least of some calls, after one that compiles."""
+    """Return the least time of some calls, after one that compiles."""
     action()
     found: list[float] = []
     for _ in range(times):
@@ -50,7 +50,7 @@ def seconds_of(action: Callable[[], object], device: str, times: int = 3) -> flo
 
 
 def ended(program: subprocess.Popen[bytes]) -> int | None:
-    """The exit status of a program; None of one that was stopped, while the part could still write what it found."""
+    """Return the exit status of a program, or None if it was stopped in time to write the part's figures."""
     left = remaining() - 25
     try:
         return program.wait(None if math.isinf(left) else max(0.0, left))
@@ -65,7 +65,7 @@ def ended(program: subprocess.Popen[bytes]) -> int | None:
 
 
 def pytest_case(*paths: str) -> dict[str, Any]:
-    """What pytest says of these paths; ``failed`` names what is red."""
+    """Return pytest's counts for these paths; ``failed`` names the failed tests."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-rs", f"--junitxml={report}", *paths]
@@ -82,7 +82,7 @@ def pytest_case(*paths: str) -> dict[str, Any]:
 
 
 def tile_case(case: HeadCase, tiles: Tiles | None, device: str) -> dict[str, Any]:
-    """Seconds of the Triton head's two passes with these tiles; None: those of the dtype."""
+    """Return seconds of the Triton head's two passes with these tiles; None selects those of the dtype."""
     hidden, weight, targets = tensors(case, device)
     options = HeadOptions(backend="triton", chunk_tokens=case.chunk_tokens, tiles=tiles)
 
@@ -112,10 +112,10 @@ class PackCase:
     heads: int
     kv_heads: int
     head_dim: int
-    prompt: int = 0  # tokens of a prompt that all responses share; 0: each is a sequence of its own
+    prompt: int = 0  # tokens of a prompt that all responses share; 0: each is a separate sequence
 
     def context(self, device: str) -> tuple[PackedContext | SharedPromptContext, int]:
-        """The micro-batch, and its tokens."""
+        """Return the micro-batch and its number of tokens."""
         lengths = tuple(int(length) for length in long_tailed(self.responses, self.median, self.longest))
         if not self.prompt:
             return PackedContext(lengths, device), sum(lengths)
@@ -124,14 +124,14 @@ class PackCase:
 
 
 def pack_case(case: PackCase, way: Literal["buckets", "varlen"], device: str) -> dict[str, Any]:
-    """One layer's attention, forward and backward: by buckets of similar length, or by torch's kernel for rows."""
+    """Return one layer's attention, forward and backward, by length buckets or by torch's kernel."""
     if way == "varlen" and capability_of(torch.device(device)) is None:
         return {"device": name_of(device), "left_out": "torch's kernel is for CUDA alone"}
     context, tokens = case.context(device)
     generator = torch.Generator(device=device).manual_seed(0)
 
     def made(heads: int) -> Tensor:
-        # as projections leave it: heads behind tokens
+        # layout of projections: heads after tokens
         x = torch.randn(1, tokens, heads, case.head_dim, generator=generator, device=device)
         return x.bfloat16().transpose(1, 2).requires_grad_()
 
@@ -150,7 +150,7 @@ def pack_case(case: PackCase, way: Literal["buckets", "varlen"], device: str) ->
 
 
 def gap(learned: NDArray[Any], reported: NDArray[Any]) -> dict[str, float]:
-    """Of log-probs ``[tokens]``; the KL is that of sampler to learner by the k3 estimate, r - 1 - log r."""
+    """Return distances of log-probs ``[tokens]``; the KL of sampler to learner is the k3 estimate, r - 1 - log r."""
     difference = learned.astype(np.float64) - reported
     ratio = np.exp(difference)
     return {
@@ -163,7 +163,7 @@ def gap(learned: NDArray[Any], reported: NDArray[Any]) -> dict[str, float]:
 
 
 def gap_case(case: EngineCase, dtype: Precision, device: str, *, float32_head: bool) -> dict[str, Any]:
-    """How far the log-probs of the sampler and of the learner's pass are apart, on one model of random weights."""
+    """Return the distance of log-probs of sampler and learner, on one model with random weights."""
     sampler = engine_model(case, device, resolve_dtype(dtype))
     engine = make_engine(case, device, static=device == "cuda", model=sampler, float32_head=float32_head)
     ask(engine, case, 0)
@@ -177,7 +177,7 @@ def gap_case(case: EngineCase, dtype: Precision, device: str, *, float32_head: b
 
 
 def weight_case(learner_case: LearnerCase, engine_case: EngineCase, device: str, size: int) -> dict[str, Any]:
-    """Seconds of a copy of the learner's weights into the in-process engine, beside a plain copy of as many bytes."""
+    """Return seconds to copy the learner's weights into the in-process engine, and of a plain copy of these bytes."""
     learner = make_learner(learner_case, device, lora=False)
     served = engine_model(engine_case, device)
     engine = make_engine(engine_case, device, static=device == "cuda", model=served)
@@ -192,7 +192,7 @@ def weight_case(learner_case: LearnerCase, engine_case: EngineCase, device: str,
 
 
 def run_case(recipe: str, devices: Sequence[str], settings: Sequence[str] = ()) -> dict[str, Any]:
-    """A shipped recipe trained on each of these devices at the same time: the mean reward of every step."""
+    """Train a shipped recipe on these devices at once; return the mean reward of every step."""
     with tempfile.TemporaryDirectory() as folder:
         running: dict[str, subprocess.Popen[bytes]] = {}
         for device in devices:
@@ -206,7 +206,7 @@ def run_case(recipe: str, devices: Sequence[str], settings: Sequence[str] = ()) 
             status = ended(process)
             curve = _curve(Path(folder) / device / "metrics.jsonl")
             found[device] = {"exit": LATE if status is None else status, **curve}
-    # 3: it learned nothing, which a shortened run may say
+    # 3: nothing was learned, which is allowed for a shortened run
     wrong = [f"{device}: {one['exit']}" for device, one in found.items() if one["exit"] not in (0, 3)]
     return {"runs": found, **({"failed": ", ".join(wrong)} if wrong else {})}
 

@@ -1,12 +1,11 @@
-"""Where the time of a decode step and of an update goes, by kind of operator, from torch's profiler.
+"""Time of a decode step and of an update by kind of operator, from torch's profiler.
 
-On CUDA what counts is the time of kernels on the device, each for the operator that launched it; on a CPU the time
-inside an operator itself. Kinds:
+On CUDA it is the time of kernels, assigned to the operators that launched them; on a CPU the time inside an operator.
 
-- ``head``: products with the vocabulary, everything on logits (in decoding the sampling too), the fused head's passes.
+- ``head``: products with the vocabulary, everything on logits (in decoding also sampling), the fused head's passes.
 - ``attention``: scores, softmax and weighted sums; in decoding these are batched products.
 - ``products``: all other matrix products.
-- ``optimizer``: everything after the backward pass: gradient norm, clipping, AdamW, the compute weights made anew.
+- ``optimizer``: everything after the backward pass: gradient norm, clipping, AdamW, updated compute weights.
 - ``rest``: norms, activations, rotary embedding, copies.
 """
 
@@ -34,12 +33,12 @@ STEPS = 4  # decode steps that are profiled
 
 
 def kind_of(event: Any, vocabulary: int, backward_end: float) -> str:
-    """The kind of an operator's own time.
+    """Return the kind of an operator's own time.
 
     Args:
-        event: a ``FunctionEvent`` of the profiler, with shapes.
-        vocabulary: what tells the head's products from others.
-        backward_end: where the last backward pass ends; infinity where there is none.
+        event: A ``FunctionEvent`` of the profiler, with shapes.
+        vocabulary: Size that identifies the head's products.
+        backward_end: End of the last backward pass; infinity if there is none.
     """
     parents = list(_parents(event))
     if event.time_range.start >= backward_end:
@@ -63,7 +62,7 @@ def _parents(event: Any) -> Iterable[str]:
 
 
 def microseconds(events: Iterable[Any], vocabulary: int, device: str) -> dict[str, float]:
-    """Of each kind. A kernel that no operator is known to have launched is the head's by its name, or the rest's."""
+    """Return seconds by kind. A kernel without a known operator belongs to the head by its name, or to the rest."""
     every = [event for event in events if not event.is_user_annotation]
     operators = [event for event in every if event.device_type == DeviceType.CPU]
     ends = [event.time_range.end for event in operators if event.name.startswith(_BACKWARD)]
@@ -88,7 +87,7 @@ def microseconds(events: Iterable[Any], vocabulary: int, device: str) -> dict[st
 
 
 def profiled(action: Callable[[], object], vocabulary: int, device: str) -> dict[str, float]:
-    """Seconds of each kind in one call."""
+    """Return the seconds of each kind in one call."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     with profile(activities=activities, record_shapes=True) as found:
         action()
@@ -97,7 +96,7 @@ def profiled(action: Callable[[], object], vocabulary: int, device: str) -> dict
 
 
 def _table(kinds: dict[str, float], times: int, seconds: float) -> dict[str, Any]:
-    """Seconds and shares by kind; ``seconds``: of the same without the profiler, which slows the host down."""
+    """Return seconds and shares by kind; ``seconds`` is measured without the profiler, which slows the host."""
     whole = sum(kinds.values())
     return {
         "seconds": rounded(seconds),
@@ -110,7 +109,7 @@ def _table(kinds: dict[str, float], times: int, seconds: float) -> dict[str, Any
 
 
 def decode_profile(case: EngineCase, device: str) -> dict[str, Any]:
-    """A decode step in the plain mode, where the profiler sees operators, and how busy graphs keep the device."""
+    """Return a decode step in plain mode, where the profiler sees operators, and how busy graphs keep the device."""
     found: dict[str, Any] = {"device": name_of(device), "model": case.shape.name, "rows": case.rows}
     found["context_tokens"] = case.prompt_tokens + case.generated
     for mode, static in (("plain", False), ("graphs", True)):
@@ -128,7 +127,7 @@ def decode_profile(case: EngineCase, device: str) -> dict[str, Any]:
 
 
 def update_profile(case: LearnerCase, device: str) -> dict[str, Any]:
-    """One update after a first that compiles kernels."""
+    """Return one update after a first one that compiles kernels."""
     lora = needs_lora(case, planned_with(device))
     learner, batch = make_learner(case, device, lora=lora), batch_of(case)
     learner.update(batch, CONTROLS)

@@ -1,6 +1,6 @@
-"""What people use for log-probs and entropies from hidden states, written after what is published of each.
+"""Published formulations of log-probs and entropies from hidden states: the baselines of ``head_speed.py``.
 
-Baselines of ``head_speed.py``: the formulations are theirs, the lines ours. All give ``(logprobs, entropies)``.
+The formulations are the projects', the code is ours. All return ``(logprobs, entropies)``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def naive(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_tokens: int) -> tuple[Tensor, Tensor]:
-    """Whole logits, log-softmax in float32, autograd keeps what it wants (TRL and most scripts)."""
+    """Compute whole logits and their log-softmax in float32, with autograd (TRL and most scripts)."""
     return _of_logits(hidden @ weight.T, targets)
 
 
@@ -24,7 +24,7 @@ def _of_logits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def checkpointed(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_tokens: int) -> tuple[Tensor, Tensor]:
-    """Chunks of rows, each checkpointed (torchtune's and torchforge's chunked losses)."""
+    """Compute checkpointed chunks of rows (the chunked losses of torchtune and torchforge)."""
     parts = [
         checkpoint(lambda h, t: _of_logits(h @ weight.T, t), h, t, use_reentrant=False)
         for h, t in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True)
@@ -33,8 +33,7 @@ def checkpointed(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_token
 
 
 class _Verl(torch.autograd.Function):
-    """Rows in chunks; logits made anew in the backward pass, their gradient by the formula (verl's
-    ``FusedLinearForPPO``)."""
+    """Chunks of rows; the backward pass recomputes logits and applies the formula (verl's ``FusedLinearForPPO``)."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
@@ -68,15 +67,16 @@ class _Verl(torch.autograd.Function):
 
 
 def verl(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_tokens: int) -> tuple[Tensor, Tensor]:
-    """See ``_Verl``."""
+    """Apply ``_Verl``."""
     found: Any = _Verl.apply(hidden, weight, targets, chunk_tokens)
     return found
 
 
 class _Liger(torch.autograd.Function):
-    """Both gradients already in the forward pass, chunk by chunk, for a loss known there (Liger's fused linear cross
-    entropy and its chunked GRPO loss): logits are made once. The pulls on log-probs and entropies have to be
-    constants: here 1 and 0.01."""
+    """Both gradients in the forward pass, chunk by chunk (Liger's fused linear losses): logits are computed once.
+
+    The incoming gradients of log-probs and entropies must be constants, here 1 and 0.01.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
@@ -103,7 +103,7 @@ class _Liger(torch.autograd.Function):
 
 
 def liger(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_tokens: int) -> tuple[Tensor, Tensor]:
-    """See ``_Liger``."""
+    """Apply ``_Liger``."""
     found: Any = _Liger.apply(hidden, weight, targets, chunk_tokens)
     return found
 

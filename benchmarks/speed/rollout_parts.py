@@ -1,8 +1,8 @@
-"""What the in-process engine's decoding is made of, counted and timed while it runs.
+"""Counts and times of the in-process engine's decoding while it runs.
 
-Three properties that its speed rests on are counted, not claimed: no work for sequences that have ended (rows computed
-against tokens needed), a cache that is read once (tokens read a layer against tokens held, a group's prompt held once),
-and attention and sampling as shares of the time.
+They cover what its speed rests on: no work for finished sequences (rows computed per needed token), a cache that is
+read once (tokens read per layer over tokens held, a group's prompt held once), and the shares of attention and
+sampling.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from magicrl.rollout.sampling import sample_tokens
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """Of every decoding step so far."""
+    """Counts of all decoding steps so far."""
 
     rows: int = 0  # computed
     read: int = 0  # cached tokens that attention reads in one layer, keys and values as one
@@ -36,7 +36,7 @@ class Tally:
 
 @contextmanager
 def tallied() -> Generator[Tally]:
-    """Within it every decoding step of an `InProcessEngine` is counted."""
+    """Count every decoding step of an `InProcessEngine` inside this context."""
     tally = Tally()
 
     class Counted(DecodeAttention):
@@ -74,17 +74,17 @@ def tallied() -> Generator[Tally]:
 
 
 def engine_parts(run: Callable[[], NDArray[np.int64]], reading_s: float) -> dict[str, float]:
-    """Counts and shares of one generation.
+    """Return counts and shares of one generation.
 
     Args:
-        run: generates; the response lengths that came out.
-        reading_s: the least that reading the cache takes (`rollout_speed.attention_read_seconds`).
+        run: Generates and returns the response lengths.
+        reading_s: Least time to read the cache (`rollout_speed.attention_read_seconds`).
     """
     start = time.process_time()
     with tallied() as tally:
         lengths = run()
     total = time.process_time() - start
-    needed = int(lengths.sum()) - len(lengths)  # the first token of each comes with its prompt
+    needed = int(lengths.sum()) - len(lengths)  # prefill gives the first token of each
     return {
         "rows_computed_over_needed": rounded(tally.rows / needed),
         "cache_read_over_held": rounded(tally.read / tally.held),
@@ -95,7 +95,7 @@ def engine_parts(run: Callable[[], NDArray[np.int64]], reading_s: float) -> dict
 
 
 def batches_parts(lengths: NDArray[np.int64], prompt_tokens: int, samples: int, rows: int) -> dict[str, float]:
-    """The same two counts of batches that run, each sample with a prompt of its own, until their longest ends."""
+    """Return the same two counts for batches that run until their longest sample ends, each with its prompt."""
     needed = int(lengths.sum()) - len(lengths)
     computed, read = 0, 0
     for start in range(0, len(lengths), rows):

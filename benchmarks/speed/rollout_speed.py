@@ -1,11 +1,11 @@
-"""Rollout: magicrl's in-process engine beside transformers at its fastest setting, in one process, in turns.
+"""Rollout: magicrl's in-process engine and transformers at its fastest setting, in one process, in turns.
 
     python -m benchmarks.speed.rollout_speed            # minutes; writes benchmarks/results/bench-rollout.json
     python -m benchmarks.speed.rollout_speed --quick    # seconds, a tiny model: shows that the script runs
 
-Both sides run the same weights, prompts, lengths, precision and temperature. No end token is set on either side, so
-that every response has the length that its case gives it. magicrl returns log-probs and entropies of all sampled
-tokens; the peer runs without any (its best case).
+Both sides have the same weights, prompts, lengths, precision and temperature. No end token is set, so every response
+has the length of its case. magicrl returns log-probs and entropies of all sampled tokens; the peer runs without any,
+its best case.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Case:
     model: str  # a name that ``bench_models`` knows
     dtype: DType  # precision of the weights and the cache
     prompts: int  # different prompts
-    samples: int  # responses of each. Where lengths differ each response is a request of its own on both sides.
+    samples: int  # responses of each. Where lengths differ, each response is a separate request on both sides.
     prompt_tokens: int  # tokens of every prompt
     tokens: int  # response tokens: of every response, or the longest where ``median`` is set
     rows: int  # sequences that may decode at once (ours refills rows, the peer runs batches of as many)
@@ -81,7 +81,7 @@ class Case:
         return self.prompts * self.samples
 
     def lengths(self) -> NDArray[np.int64]:
-        """``[sequences]`` response tokens."""
+        """Return ``[sequences]`` numbers of response tokens."""
         if self.median is None:
             return np.full(self.sequences, self.tokens)
         return long_tailed(self.sequences, self.median, self.tokens)
@@ -116,7 +116,7 @@ class Ours:
         self._engine = speed_engine(loaded.model, case.rows, loaded.max_context)
 
     def __call__(self, limit: int | None = None) -> NDArray[np.int64]:
-        """Generate; the lengths that came out. ``limit`` cuts every response there."""
+        """Generate and return the lengths. ``limit`` truncates every response."""
         case = self.case
         prompts = random_prompts(case.prompts, case.prompt_tokens, vocabulary(self.model))
         lengths = np.minimum(case.lengths(), limit or case.tokens)
@@ -126,7 +126,7 @@ class Ours:
 
 
 class _StopAt(StoppingCriteria):
-    """Ends row r after ``lengths[r]`` new tokens, as an end token would."""
+    """Stopping criterion that ends row r after ``lengths[r]`` new tokens, as an end token would."""
 
     def __init__(self, prompt_tokens: int, lengths: NDArray[np.int64]) -> None:
         self._ends = torch.from_numpy(prompt_tokens + lengths)
@@ -139,17 +139,17 @@ class Peer:
     """`transformers.generate` in batches of ``rows``, sdpa attention, sampling over the whole vocabulary.
 
     Args:
-        case: the workload.
-        settings: of the generation config, for its cache and for ``torch.compile``.
+        case: The workload.
+        settings: Settings of the generation config, for its cache and for ``torch.compile``.
     """
 
     def __init__(self, case: Case, **settings: Any) -> None:
         self.case, self._settings = case, settings
         self.model = plain_model(model_folder(case.model), case.dtype)
-        self.model.generation_config = GenerationConfig()  # the folder's own would bring the end tokens back
+        self.model.generation_config = GenerationConfig()  # the folder's config has end tokens
 
     def __call__(self, limit: int | None = None) -> NDArray[np.int64]:
-        """Generate; the lengths that came out."""
+        """Generate and return the lengths."""
         case = self.case
         prompts = torch.from_numpy(random_prompts(case.prompts, case.prompt_tokens, vocabulary(self.model)))
         prompts = prompts.repeat_interleave(case.samples, dim=0)
@@ -173,7 +173,7 @@ class Peer:
 
 
 class ContinuousPeer(Peer):
-    """transformers' continuous batching: a row that has ended makes room for the next request."""
+    """transformers' continuous batching: the next request replaces a finished row."""
 
     def __call__(self, limit: int | None = None) -> NDArray[np.int64]:
         case = self.case
@@ -212,7 +212,7 @@ PEERS: dict[str, Callable[[Case], Peer]] = {
 
 
 def _everywhere(config: CompileConfig) -> CompileConfig:
-    """transformers compiles on GPUs alone, unless this is set."""
+    """Let transformers compile on a CPU; by default it compiles on GPUs only."""
     config._compile_all_devices = True
     return config
 
@@ -221,13 +221,13 @@ Peers = Mapping[str, Callable[[Case], Peer]]
 
 
 def best_peer(case: Case, peers: Peers) -> tuple[str, Peer, dict[str, Any]]:
-    """The fastest setting, and what each took: CPU seconds of a second run at one thread, or why there is none."""
+    """Return the fastest setting and the CPU seconds of each, from a second run in one thread, or its failure."""
     tried: dict[str, Any] = {}
     made: dict[str, Peer] = {}
     for name, make in peers.items():
         try:
             peer = make(case)
-            timed(peer, 1)  # where it compiles, it does so here
+            timed(peer, 1)  # compiles here
             spent, lengths = timed(peer, 1)
             assert (lengths == case.lengths()).all(), f"gave {lengths.sum()} tokens of {case.lengths().sum()}"
         except Exception as error:  # noqa: BLE001 - a setting that the peer cannot run here is a result of the list
@@ -238,11 +238,11 @@ def best_peer(case: Case, peers: Peers) -> tuple[str, Peer, dict[str, Any]]:
     return best, made[best], tried
 
 
-Side = Callable[[int | None], NDArray[np.int64]]  # told after how many tokens to cut, gives the lengths that came out
+Side = Callable[[int | None], NDArray[np.int64]]  # gets the length limit and returns the lengths
 
 
 def in_turns(case: Case, sides: Mapping[str, Side], order: Sequence[Turn]) -> dict[str, dict[str, Any]]:
-    """Every side's summary; which is first changes from turn to turn."""
+    """Return every side's summary; the first side changes from turn to turn."""
     times: dict[str, list[tuple[Turn, Times]]] = {name: [] for name in sides}
     for number, turn in enumerate(order):
         for name in sides if number % 2 == 0 else reversed(sides):
@@ -254,7 +254,7 @@ def in_turns(case: Case, sides: Mapping[str, Side], order: Sequence[Turn]) -> di
 
 
 def run_case(case: Case, order: Sequence[Turn], peers: Peers = PEERS) -> dict[str, Any]:
-    """Both sides in turns, the bound before and after; the peer at the fastest of its settings."""
+    """Measure both sides in turns, the bound before and after, and the peer at its fastest setting."""
     ours, (setting, peer, tried) = Ours(case), best_peer(case, peers)
     bound = FastestProducts(peer.model, ours.model)
     sides: dict[str, Side] = {"magicrl": ours, "transformers": peer}
@@ -283,8 +283,7 @@ def run_case(case: Case, order: Sequence[Turn], peers: Peers = PEERS) -> dict[st
 
 
 class FastestProducts:
-    """The time of a model's matrix products in the faster of two forms: its own linear layers, and those of one input
-    joined and packed as magicrl's engine has them. Whoever ran the products alone could not be faster."""
+    """The time of a model's matrix products: its own layers, or joined and packed as in our engine, if faster."""
 
     def __init__(self, plain: Any, packed: Any) -> None:
         self._plain = GemmBound(plain)
@@ -294,7 +293,7 @@ class FastestProducts:
         self._dtype = plain.dtype
 
     def forward(self, body_rows: int, head_rows: int, repetitions: int = 3) -> float:
-        """As `GemmBound.forward`."""
+        """Return the same as `GemmBound.forward`."""
         plain = self._plain.forward(body_rows, head_rows, repetitions)
         times = [self._run(body_rows, head_rows) for _ in range(repetitions + 1)]
         return min([plain, *times[1:]])
@@ -316,8 +315,7 @@ class FastestProducts:
 
 
 def attention_read_seconds(case: Case, model: Any) -> float:
-    """CPU seconds to read, at one thread, the keys and values that decoding needs: a group's prompt once a step, each
-    response once a step. What attention costs at least, beside the products."""
+    """Return CPU seconds in one thread to read all keys and values: a group's prompt once per step."""
     lengths = case.lengths().reshape(case.prompts, case.samples)
     prompts = int((lengths.max(axis=1) - 1).sum()) * case.prompt_tokens
     responses = int((lengths * (lengths - 1) // 2).sum())
@@ -328,8 +326,8 @@ def attention_read_seconds(case: Case, model: Any) -> float:
 
 
 def bound_seconds(case: Case, bound: FastestProducts) -> dict[str, float]:
-    """CPU seconds of the job's matrix products at one thread: each prompt once, every row busy until all is done."""
-    decoded = int(case.lengths().sum()) - case.sequences  # the first token of each comes with its prompt
+    """Return CPU seconds of the matrix products in one thread: each prompt once, all rows busy to the end."""
+    decoded = int(case.lengths().sum()) - case.sequences  # prefill gives the first token of each
     rows = min(case.rows, case.sequences)
     prompts = case.prompts * case.prompt_tokens
     prefill = bound.forward(prompts, case.prompts)
@@ -345,7 +343,7 @@ def bound_seconds(case: Case, bound: FastestProducts) -> dict[str, float]:
 
 
 def details(case: Case, side: Side, found: dict[str, Any], bound: dict[str, float], reading: float) -> dict[str, Any]:
-    """Prefill and decode of one side at one thread, and its share of the bound."""
+    """Return prefill and decode times of one side in one thread, and its share of the bound."""
     total, tokens = found["threads_1"]["cpu_s"], int(case.lengths().sum())
     prefill = timed(lambda: side(1), 1)[0].cpu  # all prompts and one token each
     decode = max(total - prefill, 1e-9)
@@ -371,7 +369,7 @@ def main() -> None:
         }
     )
     for case in chosen(known, arguments.case):
-        # two threads only slow a model of 0.1M parameters down
+        # two threads only slow down a model of 0.1M parameters
         most = 1 if arguments.one_thread or case.model == TINY else None
         result = run_case(case, turns(arguments.repetitions, most_threads=most))
         print(case.name, result["times_faster"], {side: result[side]["share_of_gemm_bound"] for side in SIDES})

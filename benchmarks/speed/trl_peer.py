@@ -1,9 +1,8 @@
 """TRL's GRPO trainer as a peer of the learner.
 
-The learner is fed with given responses: they go in by TRL's ``rollout_func`` and their rewards by a reward function,
-so that padding, shuffling, splitting into micro-batches, loss, backward pass, clipping and optimizer are TRL's own.
-Timed is an update from TRL's ``on_step_begin`` to its ``on_step_end`` without the time in which it prepares inputs
-(generation, rewards, advantages): forward, loss, backward, clipping, AdamW.
+It trains on given responses: they enter through TRL's ``rollout_func``, rewards through a reward function. Padding,
+shuffling, splitting into micro-batches, loss, backward pass, clipping and optimizer are TRL's own. The measured time is
+from ``on_step_begin`` to ``on_step_end`` without preparing inputs (generation, rewards, advantages).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 from benchmarks.speed.learner_cases import Response
 from benchmarks.speed.measure import Clock, Times
 
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func says at every start that it may change
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # silences a warning that rollout_func may change
 
 from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
@@ -28,7 +27,7 @@ NOTHING = Times(cpu=0.0, wall=0.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerSettings:
-    """How TRL's learner runs."""
+    """Settings of TRL's learner."""
 
     bf16: bool  # autocast to bfloat16 over float32 weights (TRL's default); False computes in the weights' precision
     compiled: bool = False  # the model's forward by ``torch.compile``
@@ -38,7 +37,7 @@ class PeerSettings:
 
 
 class PeerHooks:
-    """What the benchmark does around TRL's updates; numbers count updates from 0."""
+    """Hooks around TRL's updates, which are counted from 0."""
 
     def before(self, number: int) -> None:
         """Called before an update's clock starts."""
@@ -51,7 +50,7 @@ class PeerHooks:
 
 
 class _Timed(GRPOTrainer):
-    """Counts the time spent on preparing inputs, which is no part of learning."""
+    """Clock of the time spent on preparing inputs, which is not learning."""
 
     preparing = NOTHING
 
@@ -93,16 +92,16 @@ def learn(
     updates: int,
     scratch: Path,
 ) -> list[dict[str, Any]]:
-    """Make ``updates`` updates on the same responses; TRL's log.
+    """Run ``updates`` updates on the same responses and return TRL's log.
 
     Args:
-        model: the policy, which TRL trains in place.
-        folder: where its tokenizer is.
-        responses: the groups one after the other, all of one size.
-        settings: of TRL.
-        hooks: called around each update.
-        updates: how many.
-        scratch: a folder for what TRL writes.
+        model: The policy, which TRL trains in place.
+        folder: Folder of its tokenizer.
+        responses: Groups of equal size, one after the other.
+        settings: Settings of TRL.
+        hooks: Called around each update.
+        updates: Number of updates.
+        scratch: Folder for TRL's output.
     """
     groups = max(r.group for r in responses) + 1
     samples = len(responses) // groups
@@ -152,7 +151,7 @@ def learn(
 
 
 def _replay(responses: Sequence[Response], samples: int) -> Callable[[list[str], Any], dict[str, Any]]:
-    """A rollout function that answers the prompts (group numbers, each ``samples`` times) with given responses."""
+    """Return a rollout function that answers prompts (group numbers, each ``samples`` times) with given responses."""
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
         taken: dict[str, int] = {}

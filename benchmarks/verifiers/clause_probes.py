@@ -1,11 +1,10 @@
-r"""Answers in running text, judged by this library and by Math-Verify: wrong accepted and right missed, by class.
+r"""Answers in running text, judged by this library and by Math-Verify: wrong accepted and correct missed, by class.
 
     python -m benchmarks.verifiers.clause_probes [--show development|all] [--tables]
 
-The probes of `packages/verifiers/tests/maths/clause_probes.toml` come in two halves by a hash of their text:
-mistakes of the
-development half may be looked at (``--show``) and fixed, the held-out half only measures. ``--tables`` adds the tables
-``running_*.txt`` of the tests.
+The probes of `packages/verifiers/tests/maths/clause_probes.toml` are split into two halves by a hash of their text.
+Mistakes of the development half may be read (``--show``) and fixed; the held-out half only measures. ``--tables`` adds
+the tables ``running_*.txt`` of the tests.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections import Counter, defaultdict
 from benchmarks.shared import ROOT, parser_of
 from benchmarks.verifiers.maths_verifier import bare, warm_verifier
 
-TABLES = ROOT / "tests" / "verifiers" / "maths"
+TABLES = ROOT / "packages" / "verifiers" / "tests" / "maths"
 Probe = tuple[str, str, str, bool]
 """Class, reference, response, and whether the response gives the reference."""
 
@@ -25,7 +24,7 @@ Probe = tuple[str, str, str, bool]
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--show", choices=("development", "all"), help="print mistakes of this half, or of both")
-    parser.add_argument("--tables", action="store_true", help="judge the tests' tables running_*.txt, too")
+    parser.add_argument("--tables", action="store_true", help="also judge the tests' tables running_*.txt")
     arguments = parser.parse_args()
     verifier = warm_verifier()
     counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -48,12 +47,12 @@ def main() -> None:
 
 
 def is_held_out(reference: str, response: str) -> bool:
-    """Whether a probe belongs to the half that only measures."""
+    """Return whether a probe belongs to the held-out half."""
     return hashlib.sha256(f"{reference}\n{response}".encode()).digest()[0] % 2 == 1
 
 
 def own_probes() -> list[Probe]:
-    """The probes of `clause_probes.toml`."""
+    """Return the probes of `clause_probes.toml`."""
     rows = tomllib.loads((TABLES / "clause_probes.toml").read_text(encoding="utf-8"))["probes"]
     return [
         (row["class"], row["reference"], response, kind == "right")
@@ -64,7 +63,7 @@ def own_probes() -> list[Probe]:
 
 
 def running_tables() -> list[Probe]:
-    """The tables of the tests: ``=`` a reference, ``+`` right responses, ``-`` wrong ones."""
+    """Return the tables of the tests: ``=`` a reference, ``+`` correct responses, ``-`` wrong ones."""
     found: list[Probe] = []
     for path in sorted(TABLES.glob("running_*.txt")):
         reference = ""

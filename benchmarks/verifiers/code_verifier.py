@@ -1,10 +1,10 @@
-"""Speed of the code verifier: against the fork floor and LiveCodeBench's way.
+"""Speed of the code verifier against a bare fork and against LiveCodeBench's harness.
 
     python -m benchmarks.verifiers.code_verifier speed
     python -m benchmarks.verifiers.code_verifier parts
 
-Each writes its part of code-verifier.json. Speed is CPU time of the process and everything below it, so that the
-machine's load does not change it; each measurement is a process of its own, start-up taken off.
+Each writes its part of code-verifier.json. Speed is CPU time of the process and its children, which the machine's load
+does not change. Each measurement has its own process, and start-up is subtracted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ for count in (50, 1000):
     spent = cpu() - start
 print(spent / count)
 """
-# what the fork server does before it serves: nothing but its forks is left
+# the fork server's preparation; afterwards only forks remain
 _SERVER = """
 import importlib
 from magicrl_verifiers.code import forkserver, kernel
@@ -60,7 +60,7 @@ fork = kernel.fork
 
 
 def tests_of(count: int) -> dict[str, list[str]]:
-    """Tests that `PROGRAM` passes."""
+    """Return tests that `PROGRAM` passes."""
     return {
         "inputs": [f"{i} {i + 1}\n" for i in range(count)],
         "outputs": [f"{2 * i + 1}\n" for i in range(count)],
@@ -68,7 +68,7 @@ def tests_of(count: int) -> dict[str, list[str]]:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of every process below it that has been waited for."""
+    """Return CPU seconds of this process and of every child that has been waited for."""
     parts = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(part.ru_utime + part.ru_stime for part in parts)
 
@@ -77,7 +77,7 @@ def cpu_seconds() -> float:
 
 
 def _lcb_run(tests: dict[str, list[str]], program: str, result: Any) -> None:
-    """One process a sample: the program as a function, a mocked stdin and an alarm a test, comparison inside."""
+    """Run one process per sample: the program as a function, a mocked stdin, an alarm per test, comparison inside."""
     import ast
     import faulthandler
     import io
@@ -135,7 +135,7 @@ def lcb_sample(tests: dict[str, list[str]], program: str) -> bool:
 
 
 def child_speed(kind: str, tests: int, samples: int) -> float:
-    """CPU seconds a sample of one harness, measured in this process.
+    """Return CPU seconds per sample of one harness, measured in this process.
 
     ``kind`` is lcb, or ours_ with the tier and the guards that are left out, as ours_B-seccomp.
     """
@@ -153,7 +153,7 @@ def child_speed(kind: str, tests: int, samples: int) -> float:
     tier, *off = kind.removeprefix("ours_").split("-")
     suite = parse_suite(cases)
     spent: list[float] = []
-    for count in (2, samples + 2):  # the difference leaves the start out
+    for count in (2, samples + 2):  # the difference excludes start-up
         start = cpu_seconds()
         with CodeJudge(CodeOptions(sandbox=SandboxOptions(tier=tier, guards_off=tuple(off)))) as judge:
             for _ in range(count):
@@ -168,20 +168,20 @@ def _measured(kind: str, tests: int, samples: int) -> float:
 
 
 def _floor(setup: str = "") -> float:
-    """CPU seconds of fork, exit and wait of an interpreter that has run ``setup``."""
+    """Return CPU seconds of fork, exit and wait of an interpreter that has run ``setup``."""
     command = [sys.executable, "-I", "-S", "-c", _FLOOR.format(setup=setup)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def _server_floor() -> float:
-    """The same of a process that has loaded what the fork server has."""
+    """Return the same for a process that has loaded what the fork server loads."""
     from magicrl_verifiers.code.sandbox import bootstrap
 
     return _floor(bootstrap() + _SERVER)
 
 
 def measure_parts(rounds: int) -> dict[str, Any]:
-    """Microseconds of CPU time that one test of fifty takes, and what of it goes with each guard; medians of rounds."""
+    """Return microseconds of CPU time of one test of fifty, and the part of each guard; medians of rounds."""
     found: dict[str, list[float]] = collections.defaultdict(list)
     guards = ("pid_namespace", "landlock", "seccomp")
     kinds = {"all guards": "ours_B", **{f"without {name}": f"ours_B-{name}" for name in guards}}
@@ -204,7 +204,7 @@ def measure_parts(rounds: int) -> dict[str, Any]:
 
 
 def measure_speed(rounds: int) -> dict[str, Any]:
-    """Rounds of every measurement in turn, each beside the floor of that moment; medians."""
+    """Return medians of rounds of every measurement in turn, each with the fork time of that moment."""
     kinds = ["ours_A", "ours_B", "ours_B-pid_namespace", "lcb"]
     plan = {1: 200, 10: 40, 50: 12}
     found: dict[str, list[float]] = collections.defaultdict(list)

@@ -1,11 +1,11 @@
-r"""The maths verifier, measured: errors on labelled pairs, hostile answers, near misses, speed beside Math-Verify.
+r"""Measurements of the maths verifier: errors on labelled pairs, hostile answers, near misses, speed.
 
     python -m benchmarks.verifiers.maths_verifier
 
-Reads ../shared/data/math; what it writes holds counts and row numbers, none of the data. CPU seconds are this
-process's own. "bare Math-Verify" is the report's four steps on Math-Verify as it comes (RECIPE section 8), in the
-same process, right after ours, on the same items. `python -m tools.benchmark_page` fills the
-numbers in docs/reference/maths-verifier.md in from the output.
+Reads ../shared/data/math; the output holds counts and row numbers, none of the data. CPU seconds are this process's
+own. "Bare Math-Verify" is the report's four steps on unchanged Math-Verify (RECIPE section 8), in the same process,
+right after ours, on the same items. `python -m tools.benchmark_page` puts the numbers into
+docs/reference/maths-verifier.md.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def main() -> None:
 
 
 def warm_verifier() -> MathsVerifier:
-    """A verifier as a worker has it: warmed up."""
+    """Return a verifier as a worker has it: warmed up."""
     verifier = MathsVerifier(JudgeOptions())
     verifier.judge([r"\int_0^1 2x \, dx"], r"\boxed{\int_0^1 2y \, dy}")
     return verifier
 
 
 def errors(pairs: Sequence[Pair], correct: Sequence[bool]) -> dict[str, Any]:
-    """False positives and negatives, by source and by kind, with the rows' numbers."""
+    """Return false positives and negatives, by source and by kind, with the rows' numbers."""
     wrong = [(pair, said) for pair, said in zip(pairs, correct, strict=True) if said != pair.label]
 
     def counted(chosen: Callable[[Pair], Any]) -> dict[str, dict[str, int]]:
@@ -97,7 +97,7 @@ def errors(pairs: Sequence[Pair], correct: Sequence[bool]) -> dict[str, Any]:
 
 
 def hostile_figures() -> dict[str, Any]:
-    """Hostile answers through the pool, as users run them: verdicts, each item's CPU seconds, the pool after."""
+    """Run hostile answers through the pool: verdicts, CPU seconds of each item, and the pool's state afterwards."""
     import psutil
 
     cases = hostile()
@@ -133,7 +133,7 @@ def hostile_figures() -> dict[str, Any]:
 
 
 def pool_seconds(pool: VerifierPool) -> float:
-    """CPU seconds of the one worker so far."""
+    """Return CPU seconds of the one worker so far."""
     import psutil
 
     times = [psutil.Process(pid).cpu_times() for pid in pool.worker_pids]
@@ -141,7 +141,7 @@ def pool_seconds(pool: VerifierPool) -> float:
 
 
 def near_miss_responses() -> Iterator[tuple[str, str, str]]:
-    """Reference answers with one thing changed, of as many seeds as it takes."""
+    """Return reference answers with one change, from as many seeds as it takes."""
     made = 0
     for seed in range(10):
         for name, reference, wrong in near_misses(references(), seed):
@@ -154,9 +154,7 @@ def near_miss_responses() -> Iterator[tuple[str, str, str]]:
 def changed_figures(
     verifier: MathsVerifier, changed: Iterable[tuple[str, str, str]], fault: str, *, right: bool, show: bool
 ) -> dict[str, Any]:
-    """Reference answers changed in some way, (class, reference answer, response), all right or all wrong:
-
-    how many verdicts are not."""
+    """Count wrong verdicts on changed reference answers, all of which are correct, or all wrong."""
     made: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     start = time.thread_time()
@@ -176,10 +174,10 @@ def changed_figures(
 
 
 def equality_figures(verifier: MathsVerifier, *, show: bool) -> dict[str, Any]:
-    """The probes of ``packages/verifiers/tests/maths/equality.txt``, by class, and for the half that was held out."""
+    """Return the results of ``packages/verifiers/tests/maths/equality.txt`` by class, and for the held-out half."""
     table: dict[str, Counter[str]] = defaultdict(Counter)
     name = reference = ""
-    for line in (ROOT / "tests" / "verifiers" / "maths" / "equality.txt").read_text().splitlines():
+    for line in (ROOT / "packages" / "verifiers" / "tests" / "maths" / "equality.txt").read_text().splitlines():
         mark, _, rest = line.partition(" ")
         name, reference = (rest if mark == "##" else name), (rest if mark == "=" else reference)
         held = int(hashlib.sha256(reference.encode()).hexdigest(), 16) % 2
@@ -196,8 +194,8 @@ def equality_figures(verifier: MathsVerifier, *, show: bool) -> dict[str, Any]:
 
 
 def speed(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """CPU seconds an item, ours and bare Math-Verify, on the labelled pairs, in this process."""
-    bare(pairs[0].references, pairs[0].response)  # loads what is loaded late
+    """Return CPU seconds per item of ours and bare Math-Verify on the labelled pairs, in this process."""
+    bare(pairs[0].references, pairs[0].response)  # triggers late imports
     figures: dict[str, Any] = {}
     verifier = warm_verifier()
     for name, judge in (
@@ -225,7 +223,7 @@ def speed(pairs: Sequence[Pair]) -> dict[str, Any]:
 
 
 def bare(references: Sequence[str], response: str) -> bool:
-    """The report's four steps on Math-Verify alone, as the released code has them."""
+    """Judge by the report's four steps with Math-Verify, as in the released code."""
     parts = response.split("</think>")
     answer = parts[1] if len(parts) > 1 else response
     parsed = math_verify.parse(answer, parsing_timeout=5)

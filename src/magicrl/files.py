@@ -1,5 +1,4 @@
-"""Files that are whole or not there, their checksums, and folders that one process writes at a time. Imports nothing of
-magicrl."""
+"""Atomic writes, checksums, and locks of folders. This module imports nothing else of magicrl."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from typing import BinaryIO
 
 @contextmanager
 def whole_file(path: Path) -> Generator[BinaryIO]:
-    """A file to write; at the end of the block ``path`` is it. Where the block fails ``path`` is what it was."""
+    """Open a temporary file for writing that replaces ``path`` at the end of the block, unless the block fails."""
     writing = path.with_name(f".{path.name}.writing")
     try:
         with writing.open("wb") as file:
@@ -28,25 +27,25 @@ def whole_file(path: Path) -> Generator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write text (UTF-8) or bytes so that ``path`` holds either the old or the new content, never a part."""
+    """Write text (UTF-8) or bytes atomically: ``path`` holds either the old or the new content."""
     with whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file in 64 hex digits."""
+    """Return the SHA-256 of a file (64 hex digits)."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksum(paths: Iterable[Path]) -> str:
-    """SHA-256 over the names and contents of files in their order, in 64 hex digits."""
+    """Return a SHA-256 (64 hex digits) of the names and contents of files in their order."""
     return hashlib.sha256("".join(f"{path.name} {sha256_of(path)}\n" for path in paths).encode()).hexdigest()
 
 
 @contextmanager
 def only_writer(folder: Path, *, wait: bool) -> Generator[None]:
-    """Hold ``folder/.lock`` for the length of the block. The file stays; only the lock on it counts.
+    """Hold a lock on ``folder/.lock`` for the block. The file remains; only its lock counts.
 
     Args:
         folder: made if it is absent.

@@ -35,43 +35,43 @@ from magicrl_verifiers.records import Message as Message
 from magicrl_verifiers.records import Outcome as Outcome
 from magicrl_verifiers.records import Problem as Problem
 from magicrl_verifiers.records import Verdict as Verdict
+from magicrl_verifiers.records import plain_typography as plain_typography
 from magicrl_verifiers.records import prompt_key as prompt_key
 from magicrl_verifiers.records import reward_earned as reward_earned
-from magicrl_verifiers.records import typed as typed
 
 TokenArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
 ExpertArray: TypeAlias = NDArray[np.unsignedinteger[Any]]
-"""``[tokens, routers, k]`` the experts that each token of a sequence went to: uint8, uint16 above 256."""
+"""Experts that each token of a sequence was routed to, ``[tokens, routers, k]``: uint8, or uint16 above 256 experts."""
 AnyNumber = TypeVar("AnyNumber", bound=np.generic)
 VersionSpans: TypeAlias = tuple[tuple[int, int], ...]
-"""Runs of ``(policy version, tokens)`` in the order of the tokens."""
+"""Spans of ``(policy version, number of tokens)`` in the order of the tokens."""
 
 
 def frozen_tokens(tokens: Sequence[int] | NDArray[Any]) -> TokenArray:
-    """A read-only int32 copy of ``tokens``, shape ``[T]``."""
-    # a copy: whoever gave the tokens may go on writing into theirs
+    """Return a read-only int32 copy of ``tokens``, shape ``[T]``."""
+    # a copy, because the caller may modify its array
     array = np.array(tokens, dtype=np.int32, copy=True).reshape(-1)
     array.flags.writeable = False
     return array
 
 
 def frozen_floats(values: Sequence[float] | NDArray[Any]) -> FloatArray:
-    """A read-only float32 copy of ``values``, shape ``[T]``."""
+    """Return a read-only float32 copy of ``values``, shape ``[T]``."""
     array = np.array(values, dtype=np.float32, copy=True).reshape(-1)
     array.flags.writeable = False
     return array
 
 
 def joined_experts(first: ExpertArray | None, then: ExpertArray | None) -> ExpertArray | None:
-    """The choices of a sequence that was computed up to a token, and then again beyond it: the first ones stay."""
+    """Return the routes of a sequence that was computed in two parts. Of a token in both, the first part counts."""
     if first is None or then is None:
         return then
     return np.concatenate([first, then[len(first) :]])
 
 
 def token_versions(policy_version: int, spans: VersionSpans, tokens: int) -> NDArray[np.int64]:
-    """``[T]`` the version of the weights that sampled each token; without spans all of them by ``policy_version``."""
+    """Return ``[T]`` the version of the weights that sampled each token: ``policy_version`` for all without spans."""
     if not spans:
         return np.full(tokens, policy_version, dtype=np.int64)
     versions, counts = zip(*spans, strict=True)
@@ -80,7 +80,7 @@ def token_versions(policy_version: int, spans: VersionSpans, tokens: int) -> NDA
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended. ``LENGTH`` is what the recipe calls truncated."""
+    """Reason why a completion ended. The recipe calls ``LENGTH`` truncated."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -89,7 +89,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How to sample a completion.
+    """Sampling parameters of a completion.
 
     Attributes:
         temperature: tau; divides the logits. 0 means greedy decoding.
@@ -111,25 +111,25 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutRequest:
-    """Ask for ``group_size`` completions of one problem.
+    """Request for ``group_size`` completions of a problem.
 
     A group is a draw, not a prompt: the same problem may be drawn twice and then has two ``draw`` numbers.
 
     Attributes:
-        draw: running number of the draw within its run; orders groups and seeds their randomness.
-        problem: what is asked.
-        prompt_tokens: ``[P]`` the prompt as the model sees it, chat template applied.
-        group_size: M, how many completions.
-        sampling: temperature, limit and seed.
-        samples: indices of the wanted completions, ascending, where others of the draw exist already (an interrupted
-            evaluation); None means all, 0 to M-1. A sample's random numbers depend on its index, so it is the same
-            completion whether the others are generated with it or not.
-        offset: tokens of the response that stand at the end of ``prompt_tokens`` (a later turn of an episode): random
-            numbers go on from there.
-        room: tokens that the prompts of further turns may have beyond this one's; an engine that allocates ahead makes
-            room for them.
-        begun: ``(sample index, completion)`` of what there is already, from an interrupted generation: a completion
-            that is ``ABORTED`` is to be gone on with after its last token, any other one is whole and kept.
+        draw: Running number of the draw in its run. It orders groups and seeds their randomness.
+        problem: Problem of the prompt.
+        prompt_tokens: ``[P]`` tokens of the prompt, with the chat template applied.
+        group_size: Number of completions, M.
+        sampling: Temperature, limit and seed.
+        samples: Ascending indices of the completions to generate, if others of the draw already exist (an interrupted
+            evaluation). None means all, 0 to M-1. A sample's random numbers depend on its index, so it does not matter
+            whether the others are generated together with it.
+        offset: Number of response tokens at the end of ``prompt_tokens`` (a later turn of an episode), from which the
+            random numbers continue.
+        room: Number of tokens that prompts of later turns may add. An engine that allocates ahead reserves memory for
+            them.
+        begun: ``(sample index, completion)`` of an interrupted generation. An ``ABORTED`` completion continues after
+            its last token; any other is complete and kept.
     """
 
     draw: int
@@ -144,13 +144,13 @@ class RolloutRequest:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """Sample indices of the completions, in their order."""
+        """Sample indices of the completions, in order."""
         return tuple(range(self.group_size)) if self.samples is None else self.samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Episode:
-    """How a response was made that an environment took part in.
+    """Record of a response with environment turns.
 
     Attributes:
         observed: ``(first token, tokens)`` of each observation, ascending; all other tokens were sampled.
@@ -169,7 +169,7 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """One sampled response.
+    """A sampled response.
 
     Attributes:
         tokens: ``[T]`` response tokens, the end token included when there is one.
@@ -207,7 +207,7 @@ class Completion:
 
     @property
     def sampled(self) -> NDArray[np.bool_] | None:
-        """``[T]`` False at the tokens of observations; None where every token was sampled."""
+        """``[T]`` bool, False at tokens of observations; None if every token was sampled."""
         if self.episode is None:
             return None
         mask = np.ones(len(self.tokens), dtype=np.bool_)
@@ -217,11 +217,11 @@ class Completion:
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the model wrote: what T limits, and what is learned from."""
+        """Number of tokens that the model sampled. T limits it, and the loss uses only these tokens."""
         return len(self.tokens) - sum(count for _, count in self.episode.observed) if self.episode else len(self.tokens)
 
     def of_sampled(self, values: NDArray[AnyNumber]) -> NDArray[AnyNumber]:
-        """Those of ``values``, ``[T]``, that belong to tokens which the model wrote."""
+        """Return the entries of ``values`` ``[T]`` at tokens that the model sampled."""
         mask = self.sampled
         return values if mask is None else values[mask]
 
@@ -235,7 +235,7 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedSample:
-    """One completion as soon as it ends, while others of its group are still generated.
+    """A completion that has ended while others of its group are still being generated.
 
     Attributes:
         request: what was asked.
@@ -257,7 +257,7 @@ class RolloutGroup:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the model wrote."""
+        """Number of tokens that the model sampled."""
         return sum(c.num_sampled for c in self.completions)
 
 
@@ -280,19 +280,19 @@ class ScoredGroup:
 
     @property
     def correct(self) -> NDArray[np.bool_]:
-        """``[G]`` bool, True where the response counts, is right and was not cut."""
+        """``[G]`` bool, True if the response counts, is correct and was not truncated."""
         right = np.array([verdict.correct for verdict in self.verdicts], dtype=np.bool_)
         return right & self.counted & ~self.truncated
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
-        """``[G]`` bool, True where the response was cut at T."""
+        """``[G]`` bool, True if the response was truncated at T."""
         return np.array([c.truncated for c in self.group.completions], dtype=np.bool_)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSample:
-    """One response as the learner sees it.
+    """A response as the learner receives it.
 
     Attributes:
         prompt_tokens: ``[P]``.
@@ -342,7 +342,7 @@ class TrainSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainBatch:
-    """One (mini-)batch: what one SGD step learns from.
+    """A (mini-)batch of one SGD step.
 
     Attributes:
         samples: every response of the surviving groups of this mini-batch.
@@ -361,7 +361,7 @@ class TrainBatch:
 
     @staticmethod
     def of(samples: Sequence[TrainSample], *, max_response_tokens: int | None = None) -> TrainBatch:
-        """The batch of these samples, its totals counted."""
+        """Return the batch of these samples, with its totals."""
         return TrainBatch(
             samples=tuple(samples),
             num_loss_tokens=sum(s.num_loss_tokens for s in samples),
@@ -372,7 +372,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics:
-    """The metrics of one training step, keyed ``area/name/stat`` (one line of ``metrics.jsonl``)."""
+    """Metrics of a training step, keyed ``area/name/stat`` (a line of ``metrics.jsonl``)."""
 
     step: int
     stage: int

@@ -1,11 +1,11 @@
-"""Everything a user may bring, named in one way: the doors of magicrl.
+"""Registry of plugins: losses, rewards, engines and other custom parts, all named by references.
 
 A reference is a built-in name (``magic``), the name of an entry point in the group ``magicrl.KIND`` of an installed
-package, ``module:attribute``, or ``file.py:attribute``. Built-ins stand in `BUILTINS` as references too, so that they
-come through the same door, and so that a recipe is checked without importing what it names.
+package, ``module:attribute``, or ``file.py:attribute``. Built-ins are references in `BUILTINS`, so that they resolve in
+the same way, and so that a recipe is checked without importing the parts it names.
 
-A reference, never what it resolves to, is what goes to another process: each process resolves it for itself. The one
-exception is `live`: an object that was given in Python, which this process alone has.
+Other processes receive the reference and resolve it themselves. The exception is `live`: an object that was passed in
+Python and exists only in this process.
 """
 
 from __future__ import annotations
@@ -108,33 +108,32 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
     }
 )
-"""For each kind of thing the names that come with magicrl, and where each is."""
+"""Built-in names by kind, with the location of each."""
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """The built-in names of this kind and those of installed packages, in alphabetical order."""
-    return references.names(kind, BUILTINS[kind])
+    """Return the built-in names of a kind and those of installed packages, in alphabetical order."""
+    return references.known_names(kind, BUILTINS[kind])
 
 
 def check(kind: str, reference: str) -> str:
-    """``reference`` itself if it can be meant, without running anything of the user's.
+    """Return ``reference`` if it can be resolved, without running custom code.
 
     Raises:
-        ValueError: an unknown name (says the nearest known one), a file or a module that is not there.
+        ValueError: The name is unknown (names the nearest known one), or the file or module does not exist.
     """
-    references.check(kind, _collection(kind, reference)[0], BUILTINS[kind])
+    references.check_reference(kind, _collection(kind, reference)[0], BUILTINS[kind])
     return reference
 
 
 def resolve(kind: str, reference: str) -> Any:
-    """What ``reference`` names; its module is imported.
+    """Import and return the object that ``reference`` names.
 
     Raises:
-        ValueError: as `check`; the module fails to import (its error is told and is the cause); or it has no such
-            attribute.
+        ValueError: See `check`; or the module fails to import (includes its error), or has no such attribute.
     """
     name, task = _collection(kind, reference)
-    found = references.resolve(kind, name, BUILTINS[kind])
+    found = references.resolve_reference(kind, name, BUILTINS[kind])
     return functools.partial(found, task) if task else found
 
 
@@ -145,5 +144,5 @@ def _collection(kind: str, reference: str) -> tuple[str, str]:
 
 
 def is_builtin(kind: str, reference: str) -> bool:
-    """Whether ``reference`` is a name that comes with magicrl."""
+    """Return whether ``reference`` is a built-in name."""
     return reference in BUILTINS[kind]

@@ -1,2 +1,2 @@
-"""Methods that raced for off-policy stability (docs/evidence/study.md), a file each, through the doors of
-docs/guides/custom-parts.md."""
+"""Methods of the race for off-policy stability (docs/evidence/study.md), one file each, as custom parts
+(docs/guides/custom-parts.md)."""

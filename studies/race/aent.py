@@ -1,12 +1,13 @@
-"""Entropy over the likelier words, its coefficient moved by two bounds (AEnt, Shen 2025, arXiv 2509.03493).
+"""Entropy over the likelier tokens, with a coefficient adapted by two bounds (AEnt, Shen 2025, arXiv 2509.03493).
 
     magicrl train tiny --set model.entropy_clamp=0.2 --set entropy.controller=studies/race/aent.py:make
 
-The bonus is always paid, with the entropy of the policy over its likelier words, divided by their sum;
-``model.entropy_clamp`` is the share of the vocabulary that is left out. c rises by D times what the entropy lacks of
-the lower bound and falls by D times what it has above the upper one, within [1e-5, 0.01]; it starts at 0.001. Bounds
-are a third and five thirds of the target: 0.1 and 0.5, the released code's (AReaL), at 0.3. That code moves c by the
-clamped entropy of the update; here it is moved by the sampler's over all words, which controllers are told.
+The bonus is always added. It uses the entropy of the policy over its likelier tokens, renormalised;
+``model.entropy_clamp`` is the share of the vocabulary that is left out. c rises by D times the distance of the entropy
+below the lower bound and falls by D times its distance above the upper one, within [1e-5, 0.01]. It starts at 0.001.
+The bounds are a third and five thirds of the target; at 0.3 they are 0.1 and 0.5, as in the released code (AReaL). That
+code adapts c by the clamped entropy of the update. Here it is adapted by the sampler's entropy over all tokens, which
+controllers receive.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from magicrl.algorithms.entropy import ControllerSettings
 
 @dataclass
 class BetweenBounds:
-    """``c``, paid at every step."""
+    """Coefficient ``c`` that applies at every step."""
 
     low: float
     high: float
@@ -43,7 +44,7 @@ class BetweenBounds:
 
 
 def make(s: ControllerSettings) -> BetweenBounds:
-    """``entropy.target`` (default 0.3), ``step`` as D (0.001), ``maximum`` of c (0.01)."""
+    """Make it from ``entropy.target`` (default 0.3), ``step`` as D (0.001) and ``maximum`` of c (0.01)."""
     target, step, largest = (
         own if value is None else value
         for value, own in zip((s.target, s.step, s.maximum), (0.3, 0.001, 0.01), strict=True)

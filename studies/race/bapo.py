@@ -1,10 +1,10 @@
-"""A clip that moves until right answers carry their share of the objective (BAPO, Xi et al. 2025, arXiv 2510.18927).
+"""A clip that adapts until right answers have their share of the objective (BAPO, Xi et al. 2025, arXiv 2510.18927).
 
     magicrl train tiny --set algorithm.loss=studies/race/bapo.py:ROW
 
-Bounds of rho start at 0.6 and 1.2. As long as tokens with A > 0 have less than ``share`` of sum |A clip(rho)|, the
-upper one rises by 0.05 up to 3.0, then the lower one by 0.02 up to 0.9 (the paper's order; its released code has the
-other). As there the search is a micro-batch's own. ``clip_low`` and ``clip_high`` are not read.
+The bounds of rho start at 0.6 and 1.2. While tokens with A > 0 have less than ``share`` of sum |A clip(rho)|, the
+upper bound rises by 0.05 up to 3.0, then the lower one by 0.02 up to 0.9. This is the paper's order; the released code
+has the other one. As in that code, each micro-batch has a separate search. ``clip_low`` and ``clip_high`` are not read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ UPPER = (1.2, 3.0, 0.05)
 
 
 def positive_share(ratio: Tensor, advantages: Tensor, lower: float, upper: float) -> float:
-    """Of sum |A clip(rho)|, what tokens with A > 0 have; rho is bounded where the clip takes its gradient. 1 without
-    any other token."""
+    """Return the share of sum |A clip(rho)| from tokens with A > 0; 1 without any other token.
+
+    rho is bounded where the clip removes its gradient.
+    """
     bounded = torch.where(advantages > 0, ratio.clamp(max=upper), ratio.clamp(min=lower))
     weights = (bounded * advantages).abs()
     total = float(weights.sum())
@@ -30,7 +32,7 @@ def positive_share(ratio: Tensor, advantages: Tensor, lower: float, upper: float
 
 
 def search(ratio: Tensor, advantages: Tensor, share: float) -> tuple[float, float]:
-    """The first bounds of rho, lower and upper, at which the share is reached; else the last ones."""
+    """Return the first bounds of rho (lower, upper) at which the share is reached, or else the last ones."""
     (lower, last_lower, low_step), (upper, last_upper, high_step) = LOWER, UPPER
     while positive_share(ratio, advantages, lower, upper) < share:
         if upper < last_upper:
@@ -43,7 +45,7 @@ def search(ratio: Tensor, advantages: Tensor, share: float) -> tuple[float, floa
 
 
 def surrogate(s: SurrogateInputs, *, share: float) -> Surrogate:
-    """PPO's clip with the bounds of the search."""
+    """Compute PPO's clip with the bounds of the search."""
     lower, upper = search(s.ratio.detach(), s.advantages, share)
     return clipped_ratio(s._replace(clip_low=1 - lower, clip_high=upper - 1))
 

@@ -1,9 +1,10 @@
-"""A few tokens whose log-prob and advantage go together lose their gradient (Clip-Cov, Cui et al. 2025, 2505.22617).
+"""Remove the gradient of a few tokens with high covariance of log-prob and advantage (Clip-Cov, Cui et al. 2025).
 
     magicrl train tiny --set algorithm.loss=studies/race/clip_cov.py:ROW
 
-The race's negative control: its users found it unstable at many updates per rollout. Of the tokens with 1 < (log pi -
-mean)(A - mean) < 5 that PPO's clip leaves alone, 0.0002 of the micro-batch's tokens (one at least) are drawn.
+arXiv 2505.22617. It is the negative control of the race: its users found it unstable at many updates per rollout. From
+the tokens with 1 < (log pi - mean)(A - mean) < 5 that PPO's clip does not change, a random 0.0002 of the micro-batch's
+tokens (at least one) lose their gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ BOUNDS = (1.0, 5.0)
 
 
 def covariances(s: SurrogateInputs) -> Tensor:
-    """(log pi - mean)(A - mean) with means over the loss tokens, ``[tokens]``; 0 at the others."""
+    """Return (log pi - mean)(A - mean) with means over the loss tokens, ``[tokens]``; 0 at the others."""
     weights = s.loss_mask.to(s.ratio.dtype)
     tokens = weights.sum().clamp(min=1)
     logprobs = s.logprobs.detach()
@@ -28,12 +29,12 @@ def covariances(s: SurrogateInputs) -> Tensor:
 
 
 def surrogate(s: SurrogateInputs, *, ratio: float) -> Surrogate:
-    """PPO's clip, and 0 at the drawn tokens."""
+    """Compute PPO's clip, with 0 at the drawn tokens."""
     usual = clipped_ratio(s)
     found = covariances(s)
     (eligible,) = torch.where((found > BOUNDS[0]) & (found < BOUNDS[1]) & ~usual.clipped & s.loss_mask)
     drawn = max(1, int(ratio * int(s.loss_mask.sum())))
-    # drawn by the number of tokens alone: a resumed run draws the same
+    # The seed is the number of tokens, so that a resumed run draws the same tokens.
     order = torch.randperm(len(eligible), generator=torch.Generator().manual_seed(len(s.ratio)))
     chosen = torch.zeros_like(usual.clipped)
     chosen[eligible[order[:drawn].to(eligible.device)]] = True

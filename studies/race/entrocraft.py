@@ -1,11 +1,12 @@
-"""Responses rejected by their advantage's sign to hold entropy in a band (Entrocraft, Li et al. 2026, 2604.26326).
+"""Reject responses by the sign of their advantage to keep entropy in a band (Entrocraft, Li et al. 2026, 2604.26326).
 
     magicrl train tiny --set algorithm.loss=studies/race/entrocraft.py:ROW \\
         --set entropy.controller=studies/race/entrocraft.py:make --set entropy.target=0.2
 
-Above target + D responses with A < 0 are left out of the policy term, below target - D those with A > 0: what is
-learned of right answers lowers the entropy, what is learned of wrong ones raises it. D is ``entropy.step`` (0.05: the
-released band is 0.1 wide; there it also falls by 0.2 over the run, here it stands). Rejected responses stay in T_k.
+Above target + D, responses with A < 0 are left out of the policy term; below target - D, those with A > 0. Learning
+from right answers lowers the entropy, learning from wrong ones raises it. D is ``entropy.step`` (0.05: the released
+band is 0.1 wide; in the released code it also falls by 0.2 over the run, here it is constant). Rejected responses still
+count in T_k.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs, clipp
 
 @dataclass
 class Band:
-    """``sign``: +1 keeps responses with A > 0 alone, -1 those with A < 0 alone, 0 all."""
+    """Band of entropy. ``sign``: +1 keeps only responses with A > 0, -1 only those with A < 0, 0 all."""
 
     target: float
     half: float
@@ -41,12 +42,12 @@ class Band:
 
 
 def make(s: ControllerSettings) -> Band:
-    """``entropy.target`` (default 0.2), ``step`` as half the width."""
+    """Make it from ``entropy.target`` (default 0.2) and ``step``, half the width of the band."""
     return Band(0.2 if s.target is None else s.target, 0.05 if s.step is None else s.step)
 
 
 def surrogate(s: SurrogateInputs) -> Surrogate:
-    """PPO's clip on the advantages that are kept."""
+    """Compute PPO's clip on the remaining advantages."""
     rejected = s.advantages * s.coefficients["sign"] < 0
     return clipped_ratio(s._replace(advantages=s.advantages.masked_fill(rejected, 0.0)))
 

@@ -1,11 +1,11 @@
-"""An upper clip that the entropy moves (MAI-Thinking-1's report, Microsoft AI, June 2026).
+"""An upper clip that follows the entropy (report on MAI-Thinking-1, Microsoft AI, June 2026).
 
     magicrl train tiny --set algorithm.loss=studies/race/mai_clip.py:ROW \\
         --set entropy.controller=studies/race/mai_clip.py:make --set entropy.target=0.3
 
-rho is clipped to [1 - eps, 1 / (1 - eps) + k], k <- clip(k + D sign(target - H), 0, k_max) once a step: below the
-target the upper bound opens, above it closes. eps is ``clip_low`` (0.6), D ``entropy.step`` (0.25), k_max
-``entropy.maximum`` (2.5). ADAPO (arXiv 2603.11682) moves the same bound; its rule could not be established.
+rho is clipped to [1 - eps, 1 / (1 - eps) + k], with k <- clip(k + D sign(target - H), 0, k_max) once per step. Below
+the target the upper bound rises, above it falls. eps is ``clip_low`` (0.6), D ``entropy.step`` (0.25), k_max
+``entropy.maximum`` (2.5). ADAPO (arXiv 2603.11682) changes the same bound; its rule could not be established.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs, clipp
 
 @dataclass
 class Relaxation:
-    """k; the bonus is always 0."""
+    """Controller of k; the entropy bonus is always 0."""
 
     target: float
     step: float
@@ -44,13 +44,13 @@ class Relaxation:
 
 
 def make(s: ControllerSettings) -> Relaxation:
-    """``entropy.target``, ``step``, ``maximum``; the report's are 0.3, 0.25 and 2.5."""
+    """Make it from ``entropy.target``, ``step`` and ``maximum``; the report's values are 0.3, 0.25 and 2.5."""
     given = (s.target, s.step, s.maximum)
     return Relaxation(*(own if value is None else value for value, own in zip(given, (0.3, 0.25, 2.5), strict=True)))
 
 
 def surrogate(s: SurrogateInputs) -> Surrogate:
-    """PPO's clip with the moved bound."""
+    """Compute PPO's clip with the adapted bound."""
     return clipped_ratio(s._replace(clip_high=1 / (1 - s.clip_low) + s.coefficients["k"] - 1))
 
 

@@ -1,9 +1,9 @@
-"""A quantile in place of the mean as the group's baseline (QAE, Wu et al. 2025, arXiv 2509.22611).
+"""A quantile instead of the mean as the group's baseline (QAE, Wu et al. 2025, arXiv 2509.22611).
 
     magicrl train tiny --set algorithm.advantage=studies/race/qae.py:k40
 
-With rewards of 0 and 1 the K-quantile is 0 where at most 1 - K of a group are right, and 1 elsewhere: in hard groups
-the right answers alone are reinforced, in easy ones the wrong ones alone pushed away.
+With rewards of 0 and 1 the K-quantile is 0 if at most 1 - K of a group are right, and 1 otherwise. So in hard groups
+only the right answers are reinforced, and in easy groups only the wrong ones are discouraged.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from magicrl.algorithms.advantages import STD_EPSILON, AdvantageInputs, over_gro
 
 
 def of_group(rewards: Tensor, quantile: float) -> Tensor:
-    """(r - b) / (std + 1e-6), b the smallest reward that at least ``quantile`` of the group do not exceed."""
-    # rounded: 0.4 * 5 must be 2, not the 2.0000000000000004 that 3 members would have to be below
+    """Return (r - b) / (std + 1e-6), b the smallest reward that at least ``quantile`` of the group do not exceed."""
+    # Rounded, because 0.4 * 5 must give 2 and not 2.0000000000000004, whose ceiling is 3.
     place = max(1, math.ceil(round(quantile * len(rewards), 9)))
     return (rewards - rewards.sort().values[place - 1]) / (rewards.std() + STD_EPSILON)
 
 
 def advantages(a: AdvantageInputs, *, quantile: float) -> Tensor:
-    """One number a response, ``[N]``."""
+    """Return the advantage of each response, ``[N]``."""
     return over_groups(a, partial(of_group, quantile=quantile))
 
 

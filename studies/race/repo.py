@@ -1,11 +1,11 @@
-"""Advantages that rare tokens keep and frequent ones lose (REPO-R, Petrenko et al. 2026, arXiv 2603.11682).
+"""Advantages rescaled by the token's log-prob (REPO-R, Petrenko et al. 2026, arXiv 2603.11682).
 
     magicrl train tiny --set algorithm.loss=studies/race/repo.py:ROW --set entropy.controller=studies/race/repo.py:make
 
-A (1 - zeta log pi) where A > 0: a rare right token counts for more. A (1 + zeta log pi) where A < 0, at most 0: a
-rare wrong one for less. zeta doubles while entropy is below its target and halves above it; the target is the run's
+A (1 - zeta log pi) where A > 0: a rare right token counts for more. A (1 + zeta log pi) where A < 0, at most 0: a rare
+wrong token counts for less. zeta doubles while entropy is below its target and halves above it. The target is the run's
 first entropy, or ``entropy.target``. zeta starts at ``entropy.step`` (0.01) and stays in [0.001, ``entropy.maximum``
-(1)]: these are ours.
+(1)]; these values are ours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMALLEST = 0.001
 
 @dataclass
 class Doubling:
-    """``zeta``; the bonus is always 0."""
+    """Controller of ``zeta``; the entropy bonus is always 0."""
 
     target: float | None
     zeta: float
@@ -51,21 +51,21 @@ class Doubling:
 
 
 def make(s: ControllerSettings) -> Doubling:
-    """``entropy.target``, ``step`` as the first zeta, ``maximum`` as the largest."""
+    """Make it from ``entropy.target``, ``step`` as the first zeta and ``maximum`` as the largest one."""
     return Doubling(s.target, 0.01 if s.step is None else s.step, 1.0 if s.maximum is None else s.maximum)
 
 
 def rescaled(advantages: Tensor, logprobs: Tensor, zeta: float) -> Tensor:
-    """The advantages with their signs, ``[tokens]``.
+    """Return the rescaled advantages with unchanged signs, ``[tokens]``.
 
-    Example: zeta 0.1 and log pi = -2 make 1.2 of 1 and -0.8 of -1.
+    Example: with zeta 0.1 and log pi = -2, 1 becomes 1.2 and -1 becomes -0.8.
     """
     factor = 1 - torch.sign(advantages) * zeta * logprobs
     return advantages * factor.clamp(min=0)
 
 
 def surrogate(s: SurrogateInputs) -> Surrogate:
-    """PPO's clip on the rescaled advantages."""
+    """Compute PPO's clip on the rescaled advantages."""
     return clipped_ratio(s._replace(advantages=rescaled(s.advantages, s.logprobs.detach(), s.coefficients["zeta"])))
 
 

@@ -1,4 +1,4 @@
-"""Masked importance sampling of whole responses: one weight a response, 0 above the cap.
+"""Masked importance sampling of whole responses: one weight per response, 0 above the cap.
 
     magicrl train tiny --set algorithm.correction=studies/race/seq_mis.py:of_responses --set algorithm.correction_cap=3
 
@@ -16,7 +16,7 @@ from magicrl.algorithms.losses import MAX_LOG_RATIO, CorrectionInputs, needs
 
 @needs("old_logprobs")
 def of_responses(c: CorrectionInputs) -> Tensor:
-    """prod pi_old / pi_sampler of the token's response, 0 where that is above ``cap``, ``[tokens]``."""
+    """Return the product of pi_old / pi_sampler over the token's response, 0 if it is above ``cap``, ``[tokens]``."""
     assert c.sample_index is not None
     gaps = c.old_logprobs - c.sampler_logprobs  # 0 at tokens without loss
     totals = torch.zeros_like(gaps).index_add(0, c.sample_index, gaps)[c.sample_index]

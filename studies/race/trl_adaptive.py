@@ -1,10 +1,10 @@
-"""TRL's adaptive entropy coefficient (``use_adaptive_entropy``, TRL 1.16), the baseline of another library.
+"""TRL's adaptive entropy coefficient (``use_adaptive_entropy``, TRL 1.16), as a baseline.
 
     magicrl train tiny --set entropy.controller=studies/race/trl_adaptive.py:make --set entropy.target=0.2
 
-The bonus is paid where the entropy of the step before was at or below the target; the coefficient then rises by D,
-and falls by D where it was above, within [0, 1]. That is the built-in controller a step late, with a ceiling, and up
-at equality. TRL moves it once an update, here it moves once a step.
+The bonus applies if the entropy of the previous step was at or below the target. The coefficient then rises by D, and
+otherwise falls by D, within [0, 1]. This is the built-in controller one step later, with a maximum, and rising at
+equality. TRL changes it once per update, here it changes once per step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from magicrl.algorithms.entropy import AdaptiveEntropyController, ControllerSett
 
 
 class UpAtEquality(AdaptiveEntropyController):
-    """c rises at the target too."""
+    """Adaptive controller whose coefficient also rises at the target."""
 
     def observe(self, entropy: float) -> None:
         super().observe(entropy)
@@ -22,7 +22,7 @@ class UpAtEquality(AdaptiveEntropyController):
 
 
 def make(s: ControllerSettings) -> UpAtEquality:
-    """``entropy.target``, ``step``, ``maximum``; TRL's are 0.2, 0.005 and 1."""
+    """Make it from ``entropy.target``, ``step`` and ``maximum``; TRL's values are 0.2, 0.005 and 1."""
     target, step, maximum = (
         own if value is None else value
         for value, own in zip((s.target, s.step, s.maximum), (0.2, 0.005, 1.0), strict=True)

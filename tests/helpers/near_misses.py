@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from magicrl_verifiers.maths.notation import canonical
+from magicrl_verifiers.maths.notation import canonical_notation
 
 Change = Callable[[str, random.Random], str | None]
 
@@ -27,7 +27,11 @@ _OTHER_UNITS = {
 def near_misses(references: list[str], seed: int, most_per_reference: int = 3) -> Iterator[tuple[str, str, str]]:
     """(class, reference, wrong answer), in an order that the seed fixes; limited per reference."""
     return drawn(
-        CHANGES, references, seed, most_per_reference, lambda reference, wrong: canonical(wrong) != canonical(reference)
+        CHANGES,
+        references,
+        seed,
+        most_per_reference,
+        lambda reference, wrong: canonical_notation(wrong) != canonical_notation(reference),
     )
 
 
@@ -221,7 +225,9 @@ def cells(reference: str, numbers: random.Random) -> str | None:
         return None
     rows = [[cell.strip() for cell in row.split("&")] for row in match["inside"].split("\\\\") if row.strip()]
     flat = [cell for row in rows for cell in row]
-    pairs = [(a, b) for a in range(len(flat)) for b in range(a) if canonical(flat[a]) != canonical(flat[b])]
+    pairs = [
+        (a, b) for a in range(len(flat)) for b in range(a) if canonical_notation(flat[a]) != canonical_notation(flat[b])
+    ]
     if not pairs:
         return None
     one, other = numbers.choice(pairs)

@@ -11,7 +11,7 @@ import pytest
 
 from magicrl import registry
 from magicrl.registry import BUILTINS, check, names, resolve
-from magicrl_verifiers.references import fingerprint
+from magicrl_verifiers.references import file_fingerprint
 
 
 def test_every_built_in_is_where_the_table_says() -> None:
@@ -32,10 +32,10 @@ def test_a_file_is_imported_once_and_anew_when_its_text_changes(
     first = resolve("loss", f"{mine}:counted")
     assert first == [2]
     assert resolve("loss", f"{mine}:counted") is first
-    before = fingerprint(f"{mine}:counted")
+    before = file_fingerprint(f"{mine}:counted")
     mine.write_text("counted = [3]\n")
     assert resolve("loss", f"{mine}:counted") == [3]
-    assert fingerprint(f"{mine}:counted") != before
+    assert file_fingerprint(f"{mine}:counted") != before
     written = mine.stat().st_mtime_ns
     mine.write_text("counted = [4]\n")
     os.utime(mine, ns=(written, written))
@@ -63,7 +63,7 @@ def test_a_file_that_failed_is_read_again(tmp_path: Path) -> None:
 
 def test_a_module_is_named_by_its_import_path() -> None:
     assert resolve("reward", "math:floor")(1.5) == 1
-    assert fingerprint("math:floor") is None
+    assert file_fingerprint("math:floor") is None
 
 
 def test_an_entry_point_of_an_installed_package_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

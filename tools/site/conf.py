@@ -1,4 +1,4 @@
-"""The site: `make site` builds it from the Markdown files of this repository, strictly and without a network."""
+"""Sphinx configuration: `make site` builds the site from this repository's Markdown, strictly and offline."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import generated
 
-# pages that an index of a study leads to
+# pages linked by the index of a study
 STUDIES = {
     "docs/evidence/study/index": [*map(str, range(13)), "figures", "costs", "questions"],
-    "docs/evidence/study-starts/index": ["20", "21", "22"],
+    "docs/evidence/study-starts/index": ["20", "21", "22", "starts", "why", "race"],
     "docs/evidence/study-recipe/index": ["30", "31", "32"],
     "docs/evidence/study-target/index": ["40", "41", "42"],
     "docs/evidence/study-noise/index": ["60", "61", "62"],
@@ -29,7 +29,7 @@ author = "the magicrl authors"
 copyright = "Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-# The source is the repository, so that a link is the same in the site and where the files are read as they lie.
+# The source is the repository, so links work both on the site and in the files.
 include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**"]
 exclude_patterns = ["docs/log/**"]
 html_extra_path = ["../../docs/quickstart.html"]
@@ -47,11 +47,11 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 python_maximum_signature_line_length = 90
 smartquotes = False
-nitpicky = False  # links of Markdown are checked all the same; types of other packages have no page here
+nitpicky = False  # Markdown links are checked anyway; types of other packages have no page here
 
 
 def pages_of_ours(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """A link to a page that is not made here (the committed report) opens it and does not save it."""
+    """Open linked pages that Sphinx does not make (the committed report) instead of downloading them."""
     for node in doctree.findall(download_reference):
         if node["reftarget"].endswith("quickstart.html"):
             depth = docname.count("/")
@@ -59,7 +59,7 @@ def pages_of_ours(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def filled(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Puts the navigation and what is generated from the source into the text of a page."""
+    """Insert the navigation and generated parts into the text of a page."""
     if docname == "docs/index":
         source[0] += navigation(source[0])
     if docname in STUDIES:
@@ -70,7 +70,7 @@ def filled(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def navigation(index: str) -> str:
-    """The sidebar: the headings of the first page, and under each the pages to which its lines lead, once."""
+    """Return the sidebar: the first page's headings and, under each, the linked pages, once."""
     parts = re.split(r"^## (.+)$", index, flags=re.MULTILINE)[1:]
     seen: set[str] = set()
     made = ""

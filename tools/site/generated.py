@@ -1,6 +1,8 @@
-"""What the site takes from the source when it is built: a page's line ``<!-- commands -->`` becomes the command line's
-reference, ``<!-- metrics -->`` the table of metrics, and ``<!-- peers -->`` the table of the peers' settings which
-benchmarks tried. In the repository a page says where the same is to be had."""
+"""Generated parts of the site.
+
+A page's line ``<!-- commands -->`` becomes the command line's reference, ``<!-- metrics -->`` the table of metrics, and
+``<!-- peers -->`` the table of the peers' tested settings. In the repository each page says where to find them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from pathlib import Path
 from magicrl.commands.main import app
 from magicrl.reporting.curves import METRICS, Metric
 
-# by key, the first that fits; a row's own unit goes first
+# by key, the first that fits; a row's own unit has priority
 UNITS = {
     "learner/ratio*": "a ratio",
     "learner/grad_norm": "norm of the gradient",
@@ -33,7 +35,7 @@ UNITS = {
 
 
 def commands() -> str:
-    """The help of every command as Markdown, a heading each."""
+    """Return the help of every command as Markdown, one heading each."""
     text = app.generate_docs(output_format="markdown", heading_level=2)
     text = "".join(text.partition("\n### magicrl ")[1:])
     text = text.replace("\n**Parameters**:\n", "").replace("\n**Arguments**:\n", "")
@@ -42,7 +44,7 @@ def commands() -> str:
 
 
 def metrics() -> str:
-    """A row for each metric that the pages draw: key, unit, what it is."""
+    """Return a row per metric that the pages draw: key, unit, meaning."""
     rows: dict[str, str] = {}
     for group in METRICS:
         titles = {figure.key: figure for panel in group.panels for figure in panel}
@@ -55,7 +57,7 @@ def metrics() -> str:
 
 
 def unit_of(metric: Metric) -> str:
-    """In words. A share of another metric is recorded as what it is a share of."""
+    """Return the unit in words. A share of another metric is recorded in that metric's unit."""
     own = {"percent": "share, 0 to 1", "seconds": "seconds"}.get(metric.unit)
     if own and metric.share_of is None:
         return own
@@ -67,7 +69,7 @@ TRIED = (("bench-rollout", "transformers"), ("bench-rollout-vllm", "vLLM"), ("be
 
 
 def peers() -> str:
-    """A row for each setting of a peer that was measured: case, peer, setting, CPU seconds; the fastest is the peer."""
+    """Return a row per measured setting of a peer: case, peer, setting, CPU seconds; the fastest is the peer."""
     rows = ["| case | peer | setting | CPU seconds |", "|---|---|---|---|"]
     for file, peer in TRIED:
         for name, case in json.loads((RESULTS / f"{file}.json").read_text())["cases"].items():
@@ -82,4 +84,4 @@ PARTS = {
     "metrics": metrics,
     "peers": peers,
 }
-"""What stands for each mark."""
+"""Function that makes the part of each mark."""

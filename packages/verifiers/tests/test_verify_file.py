@@ -12,7 +12,7 @@ from builders import write_lines
 
 from magicrl_verifiers import JudgeOptions
 from magicrl_verifiers.batch import verify_file
-from magicrl_verifiers.cli import math, reward
+from magicrl_verifiers.cli import custom_reward, math
 
 
 def test_a_file_is_judged_in_order(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_reward_of_ones_own_judges_as_in_training(
     Path("own.py").write_text(REWARDS)
     lines = [{"prompt": "ab", "response": "x", "most": 4}, {"response": "xx", "most": 2}, {"response": "y"}]
     write_lines(Path("in.jsonl"), lines)
-    reward(f"own.py:{name}", input=Path("in.jsonl"), output=Path("out.jsonl"), workers=1)
+    custom_reward(f"own.py:{name}", input=Path("in.jsonl"), output=Path("out.jsonl"), workers=1)
     first, second, failed = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
     assert [first["score"], second["score"]] == [0.25, 1.0]
     assert [first["status"], second["status"]] == ["score_below", "score_reached"]

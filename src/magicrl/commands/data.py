@@ -255,14 +255,14 @@ def _run_alone(tree: dict[str, Any], place: str, overrides: Sequence[str], outpu
 
 def _run(config: PipelineConfig, path: Path, output: Path, overrides: Sequence[str]) -> int:
     from magicrl.config.loader import placed_errors
-    from magicrl.pipeline.build import build as build_pipeline
+    from magicrl.pipeline.build import run_pipeline
     from magicrl.pipeline.stats import counts_of
 
     console = Console(emoji=False)
     if config.expected_minutes is not None:
         console.print(f"about {config.expected_minutes:g} minutes on two CPU cores, unless some of it is there already")
     with placed_errors(path, overrides):
-        build_pipeline(config, output=output, watcher=_watcher(console))
+        run_pipeline(config, output=output, watcher=_watcher(console))
     _show_counts(counts_of(output), console)
     if any(step.use == "mix" for step in config.steps):
         mixture = output.resolve() / "mixture"

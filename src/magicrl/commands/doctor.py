@@ -45,7 +45,7 @@ EXTRAS = {
     "wandb": "metrics to Weights & Biases",
     "trackio": "metrics to trackio",
     "verifiers": "environments of Prime Intellect's verifiers",
-    "gym": "reasoning-gym tasks in magicrl eval",
+    "gym": 'reasoning-gym tasks (family = "reasoning_gym/TASK")',
 }
 """Purpose of each optional extra, without those that only developers need."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -430,7 +430,7 @@ def requested(given: SimpleNamespace, run: Path) -> Callable[[Path], list[str]]:
     chosen = parse_engine_options(given.engine, given.engine_options)
     engine = {
         "engine": given.engine,
-        "engine_sha256": references.fingerprint(given.engine),
+        "engine_sha256": references.file_fingerprint(given.engine),
         "dtype": chosen.get("dtype", given.dtype) if given.engine == "vllm" else given.dtype,
         "head_dtype": chosen.get("head_dtype") if given.engine == "vllm" else None,
     }

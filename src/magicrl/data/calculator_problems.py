@@ -1,14 +1,14 @@
 """Task family ``calculator_problems``: the stories of ``word_problems`` with numbers that a small model cannot add.
 
-Its problems are played with the environment ``calculator``. Of the demonstrations a share (``tool_share``) calls the
-calculator, with the whole computation at once or step by step, and answers with its result; the others write the
-computation out by hand, mostly with a slip. Calling pays, and reinforcement learning has to find that out.
+The problems use the environment ``calculator``. A share of the demonstrations (``tool_share``) calls the calculator,
+with the whole computation or step by step, and answers with its result. The others compute by hand, mostly with an
+error. Calls lead to more correct answers, which reinforcement learning has to discover.
 
-``digits_apart`` is for tiny models made from scratch: a whitespace-separated vocabulary of the stories' words and of
-single digits (``4 7 3 apples``), calls as ``<calc> 4 7 3 + 2 8 5 </calc>``, ``exact`` in place of ``maths``. Without it
-texts are plain English, calls have the form of chat models, and the chat template shows the tool.
+``digits_apart`` is for tiny models trained from scratch: a whitespace-separated vocabulary of the stories' words and of
+single digits (``4 7 3 apples``), calls as ``<calc> 4 7 3 + 2 8 5 </calc>``, and the verifier ``exact``. Without it
+texts are plain English, calls have the format of chat models, and the chat template shows the tool.
 
-What is held out is what ``word_problems`` holds out: computations always, stories with ``held_out = "template"``.
+Computations are held out as in ``word_problems``, and stories with ``held_out = "template"``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pydantic import Field
 from magicrl.data.families import FamilyOptions, OptionValue, Split, read_options
 from magicrl.data.word_problems import (
     INSTRUCTION,
-    Step,
+    SolutionStep,
     Story,
     WordOptions,
     WordProblems,
-    evaluate,
+    evaluate_steps,
     expression,
     load_stories,
     people,
@@ -47,7 +47,7 @@ class CalculatorOptions(FamilyOptions):
     max_factor: int = Field(default=9, ge=3)  # largest number of groups, and of parts in a division
     max_unit: int = Field(default=90, ge=4)  # largest size of one group
     held_out: str = Field(default="template", pattern="^(template|instance)$")
-    """As in word_problems; ``instance`` for models made from scratch, which know no word of a story they never read."""
+    """See ``word_problems``. Models trained from scratch need ``instance``: they know only words of their stories."""
     tool_share: float = Field(default=0.3, ge=0, le=1)  # share of the demonstrations that call the calculator
     stepwise: float = Field(default=0.3, ge=0, le=1)  # share of these, of several steps, that make a call for each step
     slips: float = Field(default=0.7, ge=0, le=1)  # share of the demonstrations by hand with a wrong result
@@ -55,7 +55,7 @@ class CalculatorOptions(FamilyOptions):
 
 
 class CalculatorProblems:
-    r"""The family; see the module's text.
+    r"""Task family ``calculator_problems``; see the module docstring.
 
     Example:
         >>> family = CalculatorProblems(CalculatorOptions(digits_apart=True, tool_share=1, held_out="instance"))
@@ -94,7 +94,7 @@ class CalculatorProblems:
     def _called(self, steps: Sequence[str], tell: str, rng: np.random.Generator) -> tuple[str, ...]:
         asked = [expression(steps)]
         if len(steps) > 1 and rng.random() < self.options.stepwise:
-            solution = evaluate(steps)
+            solution = evaluate_steps(steps)
             assert solution is not None
             asked = [_written(step) for step in solution]
         results = [calculate(text) for text in asked]
@@ -108,7 +108,7 @@ class CalculatorProblems:
         return f"<tool_call>\n{call}\n</tool_call>"
 
     def _by_hand(self, steps: Sequence[str], tell: str, rng: np.random.Generator) -> tuple[str, ...]:
-        solution = evaluate(steps)
+        solution = evaluate_steps(steps)
         assert solution is not None
         if rng.random() < self.options.slips:
             solution = with_slip(steps, solution, rng)
@@ -133,7 +133,7 @@ class CalculatorProblems:
         )
 
 
-def _written(step: Step) -> str:
+def _written(step: SolutionStep) -> str:
     return expression([f"{step.left} {step.operator} {step.right}"])
 
 

@@ -1,7 +1,7 @@
-"""Records of code sets as a statement and tests under the names of the released schema.
+"""Conversion of code datasets to a statement and tests with the names of the released schema.
 
-Nothing is executed or unpickled here. A value that does not have the shape it should raises ``ValueError``, and the
-record is set aside with that reason.
+Nothing is executed or unpickled here. A value of the wrong shape raises ``ValueError``, and the record is set aside
+with that reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 Style = Literal["stdin", "function", "complete"]
 MOST_BYTES = 1 << 30
-"""Most bytes of one problem's private tests once unpacked: what is larger was made to fill a machine."""
+"""Largest size in bytes of a problem's unpacked private tests. Larger ones are treated as an attack on memory."""
 
 IMPORTS = "\n".join(
     [
@@ -40,7 +40,7 @@ _OTHER_OPCODES = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeTask:
-    """A code problem: its statement, its tests, which template belongs around it, and programs that solve it."""
+    """A code problem: statement, tests, name of its template, and reference programs."""
 
     prompt: str
     tests: dict[str, Any]
@@ -50,14 +50,14 @@ class CodeTask:
 
 
 def code_task(record: Mapping[str, Any], kind: str, prompt: str) -> CodeTask:
-    """The task of a record of this form.
+    """Return the task of a record in this format.
 
     Raises:
-        ValueError: a field is missing or of the wrong type; names the field.
+        ValueError: A field is missing or has the wrong type (names the field).
     """
     try:
         task = _KINDS[kind](record, prompt)
-    # records are foreign: a missing field and one of another type are the same to whoever reads the message
+    # foreign records: a missing field and one of another type need the same message
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the tests do not have the shape of a {kind} record ({error!r})") from None
     return replace(task, tests=released_tests(task.tests))
@@ -67,7 +67,7 @@ _RELEASED_NAMES = {"code": "test_code", "prelude": "import_prefix", "inputs_kw":
 
 
 def released_tests(tests: Mapping[str, Any]) -> dict[str, Any]:
-    """Tests under the released schema's names, so that every command writes and reads the same ones.
+    """Return tests with the names of the released schema, which all commands read and write.
 
     Example:
         >>> released_tests({"type": "assert", "code": "assert f(1) == 2"})
@@ -76,13 +76,13 @@ def released_tests(tests: Mapping[str, Any]) -> dict[str, Any]:
     known = {name: value for name, value in tests.items() if name not in _RELEASED_NAMES and name != "type"}
     for name, own in _RELEASED_NAMES.items():
         if tests.get(name) is not None:
-            # the released name wins where both stand
+            # the released name takes precedence if both exist
             known.setdefault(own, tests[name])
     return known
 
 
 def _parsed(record: Mapping[str, Any], name: str) -> Any:
-    """A field that may be JSON text; empty text is None."""
+    """Return a field that may be JSON text; None for empty text."""
     value = record.get(name)
     if not isinstance(value, str):
         return value
@@ -93,7 +93,7 @@ def _parsed(record: Mapping[str, Any], name: str) -> Any:
 
 
 def _given(record: Mapping[str, Any], prompt: str) -> CodeTask:
-    """Tests as an object of their own: ``{type, inputs, outputs, fn_name?}``, ``{type, code}``, a checker."""
+    """Read tests from an object: ``{type, inputs, outputs, fn_name?}``, ``{type, code}``, or a checker."""
     tests = _parsed(record, "tests")
     if not isinstance(tests, Mapping):
         raise ValueError(f"field 'tests' must be an object, got {type(tests).__name__}")
@@ -121,7 +121,7 @@ def _given(record: Mapping[str, Any], prompt: str) -> CodeTask:
 
 
 def _statement(record: Mapping[str, Any], tests: Mapping[str, Any], prompt: str) -> tuple[str, Style]:
-    """What to say beside the prompt so that it names what the tests call."""
+    """Return the prompt, extended if needed so that it names what the tests call, and the template."""
     starter = tests.get("starter_code") or record.get("starter_code")
     if starter:
         return _started(prompt, str(starter)), "function"
@@ -150,7 +150,7 @@ def _assertions(code: str) -> str:
 
 
 def _last_function(prompt: str) -> ast.FunctionDef | None:
-    """The function that a prompt of Python ends in; None where it is no Python, or ends otherwise."""
+    """Return the function at the end of a Python prompt, None if there is none."""
     try:
         body = ast.parse(prompt).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -159,7 +159,7 @@ def _last_function(prompt: str) -> ast.FunctionDef | None:
 
 
 def _is_stub(prompt: str, entry: str) -> bool:
-    """Whether the prompt is Python that ends in the function to be written, its docstring its only body."""
+    """Return whether the prompt is Python that ends in the function to write, with only a docstring as body."""
     last = _last_function(prompt)
     if last is None or last.name != entry:
         return False
@@ -167,23 +167,23 @@ def _is_stub(prompt: str, entry: str) -> bool:
 
 
 def before_stub(prompt: str) -> str:
-    """Imports and helpers before the last function of a prompt, which programs and tests may both use.
+    """Return the imports and helpers before the last function of a prompt, which programs and tests may use.
 
-    The stub itself is left out: in the tests' process it would stand for the program's function.
+    The stub itself is left out, because in the process of the tests it would replace the program's function.
     """
     last = _last_function(prompt)
     if last is None:
         return ""
-    # decorators belong to the function and stand before its own line
+    # decorators belong to the function but come before its line
     start = min([last.lineno, *(node.lineno for node in last.decorator_list)])
     return "".join(prompt.splitlines(keepends=True)[: start - 1])
 
 
 def reference_checker(record: Mapping[str, Any], entry: str, tolerance: Any) -> str:
-    """A checker that runs the reference solution inside the sandbox, for inputs that come without outputs.
+    """Return a checker that runs the reference solution in the sandbox, for inputs without outputs.
 
     Raises:
-        ValueError: there is no reference solution.
+        ValueError: There is no reference solution.
     """
     reference = record.get("reference_solution")
     if not isinstance(reference, str) or not reference.strip():
@@ -212,7 +212,7 @@ def check(input, output, answer):
 
 
 def _puzzle(tests: dict[str, Any], prompt: str) -> CodeTask:
-    """A puzzle whose checker ``sat`` takes whatever ``sol()`` returns (P3)."""
+    """Read a puzzle whose checker ``sat`` takes the result of ``sol()`` (P3)."""
     call = re.fullmatch(r"\s*sat\((\w+)\(\)\)\s*", str(tests.pop("call", "sat(sol())")))
     if call is None:
         raise ValueError("field 'tests.call' must be sat(NAME())")
@@ -224,7 +224,7 @@ def _puzzle(tests: dict[str, Any], prompt: str) -> CodeTask:
 
 
 def _humaneval(record: Mapping[str, Any], prompt: str) -> CodeTask:
-    """The prompt's own imports and helpers stand before the program, as in the authors' harness."""
+    """Read HumanEval: imports and helpers of the prompt come before the program, as in the authors' harness."""
     tests = {"test_code": record["test"], "entry_point": record["entry_point"], "import_prefix": before_stub(prompt)}
     solution = record.get("canonical_solution")
     whole = () if solution is None else (prompt + str(solution),)
@@ -232,7 +232,7 @@ def _humaneval(record: Mapping[str, Any], prompt: str) -> CodeTask:
 
 
 def _mbpp(record: Mapping[str, Any], prompt: str) -> CodeTask:
-    """MBPP shows its ``test_list`` and is judged by it; MBPP+ (which has ``test``) by that."""
+    """Read MBPP, whose prompt shows ``test_list``. MBPP is judged by ``test_list``, MBPP+ by ``test``."""
     cases = record["test_list"]
     setup = record.get("test_setup_code")
     prefix = "\n".join([*(record.get("test_imports") or []), *([setup] if setup else [])])
@@ -258,7 +258,7 @@ def _livecodebench(record: Mapping[str, Any], prompt: str) -> CodeTask:
 
 
 def _cases(value: Any) -> list[Mapping[str, Any]]:
-    """Test cases as JSON text, or as the JSON text inside a base64, zlib and pickle wrap."""
+    """Return test cases from JSON text, plain or inside base64, zlib and pickle."""
     if not isinstance(value, str):
         raise ValueError(f"test cases must be text, got {type(value).__name__}")
     try:
@@ -271,10 +271,10 @@ def _cases(value: Any) -> list[Mapping[str, Any]]:
 
 
 def unwrapped_text(value: str) -> str:
-    """The text inside base64, zlib and pickle, which is how LiveCodeBench stores its private tests.
+    """Return the text inside base64, zlib and pickle, the format of LiveCodeBench's private tests.
 
-    The pickle is never executed: its opcodes are read, and anything but one text is refused. So no name is ever
-    looked up and nothing is built.
+    The pickle is never executed. Its opcodes are read, and anything but one text is an error, so no name is looked up
+    and no object is created.
 
     Raises:
         ValueError: it is not base64 or zlib data, unpacks to more than a GiB, or holds more than one text.
@@ -309,7 +309,7 @@ def _texts(value: Any, name: str) -> list[str]:
 
 
 def _apps(record: Mapping[str, Any], prompt: str) -> CodeTask:
-    """APPS and TACO: tests and solutions are JSON texts, limits are written out (``2.0 seconds``)."""
+    """Read APPS and TACO: tests and solutions are JSON texts, limits are texts such as ``2.0 seconds``."""
     tests = _parsed(record, "input_output")
     if not isinstance(tests, Mapping):
         raise ValueError("field 'input_output' holds no tests")
@@ -323,12 +323,12 @@ def _apps(record: Mapping[str, Any], prompt: str) -> CodeTask:
 
 
 def _with_solutions(record: Mapping[str, Any], prompt: str, solutions: list[str], **notes: Any) -> CodeTask:
-    """The task of a record whose tests have been brought into the given form."""
+    """Return the task of a record whose tests were converted to the given format."""
     return replace(_given(record, prompt), solutions=tuple(solutions), notes=notes)
 
 
 def _quantity(value: Any, units: Mapping[str, float]) -> float | None:
-    """``"2.0 seconds"`` as 2.0; None where nothing readable is said."""
+    """Return ``"2.0 seconds"`` as 2.0, None for unreadable text."""
     parts = str(value or "").split()
     if len(parts) != 2:
         return None
@@ -339,7 +339,7 @@ def _quantity(value: Any, units: Mapping[str, float]) -> float | None:
 
 
 def _leetcode(record: Mapping[str, Any], prompt: str) -> CodeTask:
-    """LeetCodeDataset: ``test`` defines ``check``, ``prompt`` holds the imports, ``completion`` the solution."""
+    """Read LeetCodeDataset: ``test`` defines ``check``, ``prompt`` has the imports, ``completion`` the solution."""
     solution = record.get("completion")
     tests = {"test_code": record["test"], "import_prefix": record.get("prompt") or ""}
     solutions = [] if solution is None else _texts([solution], "completion")
@@ -347,7 +347,7 @@ def _leetcode(record: Mapping[str, Any], prompt: str) -> CodeTask:
 
 
 def _code_contests(record: Mapping[str, Any], prompt: str) -> CodeTask:
-    """DeepMind's: three lists of tests, solutions in several languages, limits as a protobuf duration."""
+    """Read CodeContests: three lists of tests, solutions in several languages, limits as a protobuf duration."""
     inputs: list[str] = []
     outputs: list[str] = []
     for name in ("public_tests", "private_tests", "generated_tests"):
@@ -371,7 +371,7 @@ def _code_contests(record: Mapping[str, Any], prompt: str) -> CodeTask:
 
 
 def _in_python(value: Any, name: str) -> list[str]:
-    """The Python 3 programs of ``{language: [...], solution: [...]}``."""
+    """Return the Python 3 programs of ``{language: [...], solution: [...]}``."""
     if value is None:
         return []
     if not isinstance(value, Mapping):
@@ -383,10 +383,10 @@ def _in_python(value: Any, name: str) -> list[str]:
 
 
 def _code_contests_plus(record: Mapping[str, Any], prompt: str) -> CodeTask:
-    """ByteDance's: ``test_cases`` of {input, output}, submissions of {code, language}, limits in ms and MB.
+    """Read CodeContests+: ``test_cases`` of {input, output}, submissions of {code, language}, limits in ms and MB.
 
-    Their checkers are C++ programs against testlib, which our sandbox does not run: noted, so that cleaning can set
-    aside the problems that need one.
+    Its checkers are C++ programs with testlib, which the sandbox does not run. A note lets cleaning set aside problems
+    that need one.
     """
     cases = record["test_cases"]
     if not isinstance(cases, list) or not all(isinstance(case, Mapping) for case in cases):

@@ -1,6 +1,6 @@
-"""Local files, folders of them and hub data sets as plain records, each with the words that say where it stands.
+"""Records of local files, folders and hub datasets, each with its place for messages.
 
-Nothing here knows what a problem is; errors name the file, the line or row, and what to do.
+This module knows nothing about problems. Errors name the file, the line or row, and the remedy.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from magicrl.config.errors import RecipeError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One record of a source."""
+    """A record of a source."""
 
     index: int  # running number of the record within its source, from 0
-    where: str  # its place in words, e.g. ``train.jsonl, line 3``.
+    where: str  # place of the record, such as ``train.jsonl, line 3``
     record: dict[str, Any]  # its fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadRow:
-    """A record that cannot be read, in a file whose others can."""
+    """An unreadable record in a readable file."""
 
     index: int  # running number of the record within its source, from 0
-    where: str  # its place in words
-    reason: str  # what is wrong and what to do, the place included
-    text: str  # the record as it stands, as far as that can be shown
+    where: str  # place of the record
+    reason: str  # error with the place and the remedy
+    text: str  # text of the record, as far as it can be shown
 
 
 def read_rows(path: Path) -> Iterator[Row | BadRow]:
-    """The records of a ``.jsonl``, ``.json`` (a list of objects), ``.csv`` or ``.parquet`` file, in order.
+    """Yield the records of a ``.jsonl``, ``.json`` (a list of objects), ``.csv`` or ``.parquet`` file, in order.
 
-    A broken record is handed out as such, and those after it are read.
+    An unreadable record is a `BadRow`, and the following records are still read.
 
     Raises:
-        RecipeError: there is no such file, it is none, or of an unknown kind (key ``path``).
-        ValueError: the file as a whole cannot be read.
+        RecipeError: The path does not exist, is not a file, or has an unknown suffix (key ``path``).
+        ValueError: The file as a whole cannot be read.
     """
     _check_path(path)
     if path.stat().st_size == 0:
@@ -159,7 +159,7 @@ def _check_path(path: Path) -> None:
 
 
 def _undecodable_line(path: Path) -> int:
-    """Found anew in the bytes: a decoder's own position counts from its last block."""
+    """Return the number of the first line that is not UTF-8. The decoder's position only counts from its last block."""
     content = path.read_bytes()
     try:
         content.decode("utf-8")
@@ -169,7 +169,7 @@ def _undecodable_line(path: Path) -> int:
 
 
 def _nearby(path: Path) -> str:
-    """What stands in the nearest folder that exists, as the tail of an error."""
+    """Return the end of an error message: the data files in the folder of a missing file."""
     folder = path.parent
     if not folder.is_dir():
         return f"; the folder {folder} does not exist"

@@ -1,4 +1,4 @@
-"""What a generated task family is, and how one is made from a recipe's name and options."""
+"""Protocol of generated task families, and the function that creates one from a recipe's name and options."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OptionValue = float | int | str | bool
 
 
 class TaskFamily(Protocol):
-    """Generates verifiable problems and worked demonstrations; it never judges.
+    """Generator of verifiable problems and worked demonstrations.
 
-    Every family is deterministic: the same options and arguments give the same problems, on any machine.
-    Problem ids are unique within a stream. A level with few instances repeats them (under other ids) where that
-    is what keeps the shares of the levels.
+    A family is deterministic: the same options and arguments give the same problems on any machine. Problem ids are
+    unique within a stream. A level with few instances may repeat them under other ids, to keep the shares of the
+    levels.
     """
 
     @property
@@ -32,28 +32,30 @@ class TaskFamily(Protocol):
 
     @property
     def vocabulary(self) -> tuple[str, ...] | None:
-        """Every whitespace-separated symbol of its texts, for tiny models; None for natural language. Only
-        ``magicrl sft`` asks for it, and for demonstrations."""
+        """All whitespace-separated symbols of the texts, for tiny models; None for natural language. Only ``magicrl
+        sft`` uses this, and demonstrations."""
         ...
 
     def stream(self, *, seed: int, split: Split, levels: Sequence[int] | None = None) -> Iterator[Problem]:
-        """Endless problems. No instance of one split ever appears in another, whatever the seeds."""
+        """Yield problems without end. No instance of a split appears in another split, for any seeds."""
         ...
 
     def demonstration(self, problem: Problem, rng: np.random.Generator) -> str | tuple[str, ...]:
-        """A worked response to ``problem``, drawn from the family's distribution of demonstrations; where the problem
-        has an environment turn, observation, turn, ..., turn: observations are context, turns are what is taught."""
+        """Return a worked response, drawn from the family's distribution of demonstrations.
+
+        For a problem with an environment: turn, observation, turn, ..., turn. Only the turns are learned.
+        """
         ...
 
 
 class FamilyOptions(BaseModel):
-    """Base of a family's options: typed, frozen, unknown names are errors."""
+    """Base class of a family's options: typed and frozen. Unknown names are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def hashed_split(text: str) -> Split:
-    """The split that owns an instance with this text: 60 % train, 20 % validation, 20 % test."""
+    """Return the split of an instance with this text: 60 % train, 20 % validation, 20 % test."""
     bucket = hashlib.blake2b(text.encode(), digest_size=8).digest()[0] % 5
     return "train" if bucket < 3 else "validation" if bucket == 3 else "test"
 
@@ -62,10 +64,10 @@ OptionsT = TypeVar("OptionsT", bound=FamilyOptions)
 
 
 def read_options(family: str, schema: type[OptionsT], options: Mapping[str, OptionValue]) -> OptionsT:
-    """The options of a recipe as the family's own schema.
+    """Validate the options of a recipe with the family's schema.
 
     Raises:
-        ValueError: naming the family, the option, its value and, for an unknown name, the nearest known one.
+        ValueError: An option is unknown or its value is wrong (names the family, the option and its value).
     """
     for name in options:
         if name not in schema.model_fields:
@@ -85,10 +87,10 @@ def read_options(family: str, schema: type[OptionsT], options: Mapping[str, Opti
 
 
 def make_family(reference: str, options: Mapping[str, OptionValue] | None = None) -> TaskFamily:
-    """The family that a reference names: a class or function, called with the recipe's options as keyword arguments.
+    """Create a family: call the class or function that a reference names with the options as keyword arguments.
 
     Raises:
-        ValueError: unknown name (with the nearest known one), or unknown option.
+        ValueError: The name or an option is unknown.
     """
     make: Callable[..., TaskFamily] = resolve("family", reference)
     given = dict(options or {})
@@ -97,13 +99,13 @@ def make_family(reference: str, options: Mapping[str, OptionValue] | None = None
 
 
 def check_options(kind: str, reference: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Whether a user's class or function takes these keyword arguments.
+    """Check that a custom class or function accepts these keyword arguments.
 
     Raises:
-        ValueError: it does not; says what it takes.
+        ValueError: It does not (names its parameters).
     """
     try:
-        # before the call: a TypeError from inside the function is another mistake
+        # checked before the call, because a TypeError inside the function has another cause
         signature(function).bind(**options)
     except TypeError as error:
         raise ValueError(f"{kind} {reference!r}: {error}; it takes {signature(function)}") from None
@@ -112,19 +114,18 @@ def check_options(kind: str, reference: str, function: Callable[..., Any], optio
 def unique_problems(
     family: TaskFamily, *, seed: int, split: str, count: int, levels: Sequence[int] | None = None
 ) -> list[Problem]:
-    """The first ``count`` problems of a stream with distinct ids, and of validation and test with distinct prompts.
+    """Return the first ``count`` problems of a stream with distinct ids, or distinct prompts for validation and test.
 
-    In training a repeated prompt is a weight, which keeps the shares of the levels; where scores are made of problems
-    every prompt counts once.
+    In training a repeated prompt is a weight that keeps the shares of the levels. In scores every prompt counts once.
 
     Raises:
-        ValueError: the family has too few distinct instances at these levels, or the split is unknown.
+        ValueError: The family has too few distinct instances at these levels, or the split is unknown.
     """
     if split not in ("train", "validation", "test"):
         raise ValueError(f"split must be train, validation or test, got {split!r}")
     found: dict[str, Problem] = {}
     stream = family.stream(seed=seed, split=split, levels=levels)
-    # a bound: with few distinct instances the stream would repeat them for ever
+    # bounded, because with few distinct instances the stream would repeat them forever
     for problem in islice(stream, 50 * count + 1000):
         found.setdefault(problem.id if split == "train" else problem.key, problem)
         if len(found) == count:

@@ -1,13 +1,13 @@
 """Task family ``guess_number``: find a hidden number in as few guesses as halving needs (environment ``guessing``).
 
-A problem is a range and a secret in it. Level k has 2^(k-1) to 2^k - 1 numbers and k guesses: whoever halves what is
-left always finds the number, whoever guesses at random among the numbers that are left often runs out of guesses.
+A problem is a range and a secret number in it. Level k has 2^(k-1) to 2^k - 1 numbers and k guesses. Bisection always
+finds the number; random guesses among the remaining numbers often run out of guesses.
 
-Ranges belong to splits, by hash: a range of a test (``from 12 to 42``) stands in no training problem. So a test shows
-that the way of searching is found in ranges that were never searched; the numbers in them are known from others. All
-secrets of a range have the same prompt; they are problems of their own, and one unit of an interval.
+A hash assigns each range to a split, so a range of the test split (``from 12 to 42``) occurs in no training problem.
+The test therefore shows that the search strategy works on new ranges. All secrets of a range have the same prompt. They
+are separate problems, but one unit in confidence intervals.
 
-Demonstrations guess at random among the numbers that the answers so far have left: legal play, no search.
+Demonstrations guess at random among the remaining numbers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class GuessOptions(FamilyOptions):
     largest: int = Field(default=99, ge=31, le=9999)
     """Largest number of a range."""
     levels: int = Field(default=5, ge=2, le=12)
-    """Levels 2 to this one are drawn, equally often; level k has 2^(k-1) to 2^k - 1 numbers and k guesses."""
+    """Highest level. Levels from 2 are equally frequent; level k has 2^(k-1) to 2^k - 1 numbers and k guesses."""
     spare: int = Field(default=0, ge=0, le=20)
-    """Guesses beyond those that halving needs."""
+    """Number of guesses in addition to those that bisection needs."""
     halving: float = Field(default=0.0, ge=0, le=1)
-    """Share of the demonstrations' guesses that take the middle of what is left; the others are random."""
+    """Share of guesses in demonstrations at the middle of the remaining range; the others are random."""
 
 
 def range_split(low: int, high: int) -> Split:
@@ -115,7 +115,7 @@ class GuessNumber:
             verifier=self.verifier,
             source=NAME,
             level=level,
-            # the prompt does not tell the problem: another secret is another one
+            # the prompt does not identify the problem, because the secret is not part of it
             key=prompt_key(f"{prompt} {secret}"),
             template=f"{low}-{high}",
             extra={"secret": secret, "low": low, "high": high, "guesses": guesses},

@@ -1,4 +1,4 @@
-"""Running sum with habits: a task that a tiny model can half do, with a better strategy that it rarely uses.
+"""Task family ``running_sum``: sums that a tiny model solves in part, with a better strategy that it rarely uses.
 
 The prompt is ``L x1 x2 ... xK :``, K digits. The answer is their sum mod 10. A response adds the operands from
 the left, one block each, and ends with its running total: the answer that the ``exact`` verifier reads.
@@ -8,8 +8,9 @@ the left, one block each, and ends with its running total: the answer that the `
     S4 x4 t4        ...
 
 A *strategy* is where it stops: after 2 operands (two tokens) up to all K. The *level* of an instance is the place of
-its last non-zero operand, so whoever stops there or later is right. Demonstrations mostly stop too early: at every tier
-stopping is the greedy choice, and reinforcement learning finds the longer strategies, tier by tier. Some ramble:
+its last non-zero operand, so a response that stops there or later is correct. Demonstrations mostly stop too early: at
+every tier stopping is the greedy choice, and reinforcement learning finds the longer strategies one by one. Some
+ramble:
 
 * ``ramble = "run"``: after blocks, runs of filler words, each closed by the restated total (``hm so hm ? t``);
 * ``ramble = "tail"``: after the last block only, re-checks ``? t``, many, whatever the strategy was
@@ -106,13 +107,13 @@ class RunningSumOptions(FamilyOptions):
     """Shares of the strategies in demonstrations, e.g. ``"2:0.7 9:0.3"``: operands added -> share."""
     level_shares: str | None = None  # shares of the levels among problems, written the same way
     noise: float = Field(default=0.02, ge=0, lt=1)
-    """Share of the running totals that a demonstration gets wrong (and goes on from)."""
+    """Share of wrong running totals in demonstrations, from which later steps continue."""
     ramble: Ramble | None = None
     verbose: float | None = Field(default=None, ge=0, le=1)
     """Share of the demonstrations that ramble; default 0.35 (``run``), 0.75 (``tail``)."""
     run_chance: float = Field(default=0.5, ge=0, le=1)
     """``run``: chance of a run of filler after a block of a rambling demonstration."""
-    run_continue: float = Field(default=0.8, ge=0, lt=1)  # ``run``: chance that a run goes on by another filler word
+    run_continue: float = Field(default=0.8, ge=0, lt=1)  # ``run``: chance of another filler word in a run
     recheck_continue: float = Field(default=0.97, ge=0, lt=1)  # ``tail``: chance that another re-check follows
     recheck_filler: float = Field(default=0.0, ge=0, le=1)
     """``tail``: chance that a re-check after the first begins with a filler word in place of ``?`` (``hm t``): gives
@@ -261,7 +262,7 @@ class RunningSum:
         runs = self._ramble == "run" and rng.random() < self._verbose
         total = self._noisy(operands[0] + operands[1], rng)
         out = [START, str(total)]
-        # what is left for rambling: each further operand's block has three tokens
+        # tokens available for rambling: the block of each further operand has three tokens
         left = self.options.max_tokens - len(out) - 3 * (stop - 2)
         for place in range(2, stop + 1):
             if place > 2:

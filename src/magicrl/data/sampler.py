@@ -1,8 +1,8 @@
-"""The stateful prompt sampler: which problems the next training step gets.
+"""Stateful prompt sampler, which draws the problems of each training step.
 
-Every epoch visits each remaining problem once, in an order that is a function of (seed, epoch) alone. A problem that is
-removed is skipped from then on, and so is every other one with its prompt (``Problem.key``); the order of the others
-stays what it was, so that removing never reshuffles.
+Every epoch visits each remaining problem once, in an order that depends only on (seed, epoch). A removed problem is
+skipped from then on, together with all problems that have the same prompt (``Problem.key``). The order of the others
+does not change.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from magicrl.data.sources import fingerprint
+from magicrl.data.sources import problems_fingerprint
 from magicrl.records import Problem
 
 
 class PromptSampler:
-    """Draws problems without end, epoch after epoch; its whole state is a small JSON object.
+    """Sampler of problems over endless epochs, whose state is a small JSON object.
 
-    A draw of n may cross the border of an epoch, so a problem can stand twice in one batch: a group is a draw,
-    not a prompt.
+    A draw may cross the end of an epoch, so a problem can occur twice in a batch, as two groups.
 
     Example:
         >>> problems = [Problem(id=str(i), prompt="", references=("0",), verifier="exact", source="doc")
@@ -31,7 +30,7 @@ class PromptSampler:
     """
 
     def __init__(self, problems: Sequence[Problem], seed: int) -> None:
-        """Draw from ``problems``, whose ids are unique; ``seed`` fixes the order of every epoch."""
+        """Create a sampler of ``problems`` with unique ids. ``seed`` fixes the order of every epoch."""
         if not problems:
             raise ValueError("the prompt sampler got no problems; check [data.train] and what its filters removed")
         if seed < 0:
@@ -44,16 +43,16 @@ class PromptSampler:
         self._seed = seed
         self._of_key: dict[str, list[str]] = {}
         for problem in self._problems:
-            # ids of one prompt (a source listed twice): they are removed together
+            # ids with the same prompt (a source listed twice) are removed together
             self._of_key.setdefault(problem.key, []).append(problem.id)
         self._removed: set[str] = set()
-        self.fingerprint = fingerprint(self._problems)  # before any removal
+        self.fingerprint = problems_fingerprint(self._problems)  # before any removal
         self._start_epoch(0)
 
     def _start_epoch(self, epoch: int, position: int = 0) -> None:
-        self.epoch = epoch  # complete passes before the present one, which ends when the next draw needs another
-        self.position = position  # in the present epoch's order, removed problems counted
-        # of seed and epoch alone: a checkpoint needs the position, not the generator's state
+        self.epoch = epoch  # completed passes; the current one ends when the next draw needs more problems
+        self.position = position  # position in the order of this epoch, removed problems included
+        # depends only on seed and epoch, so a checkpoint needs the position but not the generator's state
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
         self._order = rng.permutation(len(self._problems))
 
@@ -122,7 +121,7 @@ class PromptSampler:
         return len(new)
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to go on, as JSON values."""
+        """Return the state needed to continue, as JSON values."""
         return {
             "seed": self._seed,
             "epoch": self.epoch,

@@ -1,4 +1,4 @@
-"""From one record of a file to one problem: which columns hold what (``schemas.toml``), and what they hold."""
+"""Conversion of records to problems, with the columns that ``schemas.toml`` or the user names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ROLES = {
     "model": "assistant",
     "tool": "tool",
 }
-"""Roles of the OpenAI form and of ShareGPT's (``from``)."""
+"""Roles of the OpenAI format and of ShareGPT (``from``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,9 +39,9 @@ class Turns:
     """A conversation up to its last user turn.
 
     Attributes:
-        context: the turns before.
-        prompt: the last user turn.
-        answer: the assistant's turn after it, None without one.
+        context: Turns before the last user turn.
+        prompt: Last user turn.
+        answer: Assistant turn after it, or None.
     """
 
     context: tuple[Message, ...]
@@ -50,12 +50,12 @@ class Turns:
 
 
 def read_turns(value: Any) -> Turns | None:
-    """The turns of a list of messages, ``{role, content}`` or ShareGPT's ``{from, value}``, or of its JSON text.
+    """Return the turns of a list of messages, ``{role, content}`` or ShareGPT's ``{from, value}``, or of its JSON text.
 
-    None where the value is no such list but plain text, or nothing at all.
+    The result is None for plain text and other values.
 
     Raises:
-        ValueError: a message without a known role or text, or no user turn where the model is to go on.
+        ValueError: A message has no known role or no text, or no user turn is at the end.
 
     Example:
         >>> read_turns([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3?"}]).prompt
@@ -66,7 +66,7 @@ def read_turns(value: Any) -> Turns | None:
     if not isinstance(value, list):
         return None
     messages = [_message(entry, number) for number, entry in enumerate(cast("list[Any]", value), start=1)]
-    # the assistant's last turn is the answer; the conversation that is asked ends before it
+    # a last assistant turn is the answer; the prompt ends before it
     answer = messages.pop().content if len(messages) > 1 and messages[-1].role == "assistant" else None
     if not messages or messages[-1].role != "user":
         got = f"the role {messages[-1].role!r}" if messages else "no message"
@@ -77,8 +77,8 @@ def read_turns(value: Any) -> Turns | None:
 
 
 def _from_text(text: str) -> Any:
-    """The list of messages that a text is the JSON of; None for any other text."""
-    # only what begins like a list of messages is parsed
+    """Return the list of messages of a JSON text, None for any other text."""
+    # parse only text that starts like a list of messages
     start = text.lstrip()[:200]
     if not start.startswith("[") or ('"role"' not in start and '"from"' not in start):
         return None
@@ -99,7 +99,7 @@ def _message(entry: Any, number: int) -> Message:
     content: Any = fields.get("content", fields.get("value"))
     if isinstance(content, list):  # the parts of a multimodal message
         parts: list[Any] = content
-        # text parts alone; an image would be lost
+        # text parts only, because an image would be lost
         if all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
             content = "".join(part["text"] for part in parts)
     if not isinstance(content, str) or not content.strip():
@@ -108,48 +108,48 @@ def _message(entry: Any, number: int) -> Message:
 
 
 _SHORT_TURN = 200
-"""Characters up to which an assistant's last turn of one line is the answer itself."""
+"""Longest last assistant turn, in characters and one line, that is the answer itself."""
 OFFER = "--set data.train.0.fields.{field}={column}"
-"""How a user of ``magicrl train`` names a column."""
+"""Setting with which a user of ``magicrl train`` names a column."""
 _TEST_KEYS = ("inputs", "inputs_kw", "test_code", "code", "assert_case", "checker")
 
 
 class Quarantined(ValueError):
-    """A well-formed record that cannot be used: set aside with its reason (no place in it), no error of the file."""
+    """Raised for a well-formed record that cannot be used. The message has the reason without the place."""
 
 
 class Unrecognised(ValueError):
-    """No column, or more than one, may hold the problem or its answer; the message offers what to write."""
+    """Raised if no column, or more than one, may hold the problem or its answer. The message names the setting."""
 
 
 class Template(Section):
-    """Text around a prompt; left out where the conversation holds ``unless`` already."""
+    """Text around a prompt, not used if the conversation already contains ``unless``."""
 
     text: str
     unless: str | None = None
 
     def around(self, problem: Problem) -> Problem:
-        """The problem with the text around its last turn."""
+        """Return the problem with the template around its last turn."""
         if self.unless is not None and any(self.unless in message.content for message in problem.messages):
             return problem
         return replace(problem, prompt=self.text.replace("{prompt}", problem.prompt))
 
 
 class Schema(Section):
-    """Which columns of a record hold what.
+    """Meaning of the columns of a dataset.
 
     Attributes:
-        prompt: columns of the statement, joined as sentences; empty: the one that [columns] knows.
-        answer: column of the reference answer; None for code, and for a conversation whose last turn is the answer.
-        worked: the answer is a worked solution: it must mark its answer by a box or a last ``####``.
-        id: column of an id.
-        level: column of a difficulty level.
-        date: column of the day the problem appeared.
-        needs: further columns that must be there.
-        solutions: columns of worked solutions or reference programs, each a text or a list of texts.
-        notes: columns that the pipeline carries along.
-        code: how the tests are read.
-        released: reference answers and tests as the released data writes them: JSON text.
+        prompt: Columns of the statement, joined as sentences. Empty: a column that [columns] knows.
+        answer: Column of the reference answer. None for code, and for conversations whose last turn is the answer.
+        worked: True if the answer is a worked solution, which must mark its answer by a box or a last ``####``.
+        id: Column of the id.
+        level: Column of the difficulty level.
+        date: Column of the publication date of the problem.
+        needs: Additional columns that must exist.
+        solutions: Columns of worked solutions or reference programs, each a text or a list of texts.
+        notes: Columns that the pipeline keeps as notes.
+        code: Format of the tests.
+        released: True if reference answers and tests are JSON text, as in the released data.
     """
 
     prompt: tuple[str, ...] = ()
@@ -166,7 +166,7 @@ class Schema(Section):
 
 
 class Columns(Section):
-    """Names that say what a column holds, whatever their case."""
+    """Known column names, compared without case."""
 
     prompt: tuple[str, ...]
     answer: tuple[str, ...]
@@ -178,7 +178,7 @@ class Columns(Section):
 
 
 class Catalogue(Section):
-    """All of ``schemas.toml``."""
+    """Contents of ``schemas.toml``."""
 
     columns: Columns
     schemas: dict[str, Schema]
@@ -186,25 +186,25 @@ class Catalogue(Section):
 
 
 def catalogue() -> Catalogue:
-    """The schemas that come with magicrl."""
+    """Return the schemas that magicrl knows."""
     return shipped_table("data/schemas.toml", Catalogue)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Read:
-    """What a record gives.
+    """A problem and the other contents of its record.
 
     Attributes:
-        where: the record's place in words.
-        problem: no text around its prompt yet; its id is made of the row's number unless ``fields.id`` names one.
-        schema: a row of ``schemas.toml``, else the columns, e.g. ``question, answer``.
-        columns: the columns of the prompt and of the answer.
-        template: name of the text that belongs around the prompt.
-        own_id: of a column that [columns] or the schema knows, None without one.
-        date: the day the problem appeared, where that is said.
-        solutions: worked solutions or programs, each once.
-        notes: what the source says of it.
-        unused: columns of the record that neither prompt nor answer, id or level are made of.
+        where: Place of the record, for messages.
+        problem: The problem, without a template. Its id contains the row number unless ``fields.id`` names a column.
+        schema: A row of ``schemas.toml``, else the columns, such as ``question, answer``.
+        columns: Columns of the prompt, and the column of the answer.
+        template: Name of the template for the prompt.
+        own_id: Id in a column that [columns] or the schema knows, or None.
+        date: Publication date of the problem, or None.
+        solutions: Distinct worked solutions or programs.
+        notes: Notes of the source.
+        unused: Columns that are not part of prompt, answer, id or level.
     """
 
     where: str
@@ -221,16 +221,17 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordReader:
-    """Reads the records of one source.
+    """Reader for the records of a source.
 
     Attributes:
-        stem: of ids that are made, and the problems' source.
-        fields: columns that the user named; they win over what their names say.
-        verifier: of problems without tests; ``code``: the answer column holds tests.
-        offer: how a user names a column, e.g. ``--set data.train.0.fields.{field}={column}``.
-        reference: whether a record without an answer is of no use; an environment may do without.
-        extra: carry the other columns along in ``Problem.extra``.
-        solutions, notes: further columns of these.
+        stem: Source of the problems, and first part of their ids.
+        fields: Columns that the user named. They take precedence over known names.
+        verifier: Verifier of problems without tests. With ``code`` the answer column holds tests.
+        offer: Setting with which a user names a column, such as ``--set data.train.0.fields.{field}={column}``.
+        reference: True if a record must have an answer. An environment may not need one.
+        extra: Keep the other columns in ``Problem.extra``.
+        solutions: Additional columns of solutions.
+        notes: Additional columns of notes.
     """
 
     stem: str
@@ -245,31 +246,31 @@ class RecordReader:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a record without an answer is of no use: a reward of the user's may do without."""
+        """True if the verifier needs reference answers. A custom reward may not."""
         return is_builtin("reward", self.verifier)
 
     def read(self, row: Row) -> Read:
-        """What the record holds.
+        """Return the problem of a record.
 
         Raises:
-            Unrecognised: it is not known which columns hold the problem and its answer.
-            Quarantined: the record is whole, but has no answer or no usable tests.
-            ValueError: a field has the wrong type; names file, line and field.
+            Unrecognised: The columns of the problem and its answer are unknown.
+            Quarantined: The record is well-formed, but has no answer or no usable tests.
+            ValueError: A field has the wrong type (names file, line and field).
         """
         # columns without a value do not count: parquet gives every row all of them
         present = tuple(name for name, value in row.record.items() if value is not None)
-        # once for all rows that have these columns
+        # computed once for all rows with these columns
         if present not in self._found:
             self._found[present] = self._schema(row, present)
         name, schema = self._found[present]
         return _RowReader(row=row, reader=self, name=name, schema=schema, options=options_of(row.record)).read()
 
     def named(self, what: str, column: str = "COLUMN") -> str:
-        """What to write so that ``column`` holds ``what``."""
+        """Return the setting that makes ``column`` the column of ``what``."""
         return self.offer.format(field=what, column=json.dumps(column) if re.search(r"[\s\"']", column) else column)
 
     def _schema(self, row: Row, present: tuple[str, ...]) -> tuple[str, Schema]:
-        """The first schema that fits, else the columns by their names."""
+        """Return the first schema that fits, else one made from known column names."""
         own = self.fields
         known = catalogue()
         # a column that the user named wins over every known schema
@@ -299,7 +300,7 @@ class RecordReader:
         return f"{', '.join(prompt)}, {answer or 'last turn'}", self._completed(schema, present)
 
     def _completed(self, schema: Schema, present: tuple[str, ...]) -> Schema:
-        """With the columns that stand beside prompt and answer."""
+        """Return the schema with the columns of id, level, solutions and notes."""
         known = catalogue().columns
         used = (*schema.prompt, schema.answer)
         return schema.model_copy(
@@ -314,10 +315,10 @@ class RecordReader:
     def _column(
         self, row: Row, present: Sequence[str], what: str, names: Sequence[str], used: Sequence[str | None] = ()
     ) -> str:
-        """The one column that may hold ``what``; of empty ones only where no other is filled.
+        """Return the only column that may hold ``what``. An empty column counts only if no other has a value.
 
         Raises:
-            Unrecognised: none, or several.
+            Unrecognised: There is no such column, or there are several.
         """
         found = _one_of(present, names, used) or _one_of(tuple(row.record), names, used)
         if len(found) == 1:
@@ -362,7 +363,7 @@ def _excerpt(value: Any) -> str:
 
 
 def _one_of(present: Iterable[str], names: Sequence[str], used: Sequence[str | None] = ()) -> list[str]:
-    """The columns with these names, whatever their case, in the order of ``names``."""
+    """Return the columns with these names, compared without case, in the order of ``names``."""
     lower: dict[str, list[str]] = {}
     for column in present:
         lower.setdefault(str(column).lower(), []).append(column)
@@ -370,7 +371,7 @@ def _one_of(present: Iterable[str], names: Sequence[str], used: Sequence[str | N
 
 
 def _ends_in_answer(row: Row, prompt: Sequence[str]) -> bool:
-    """Whether the prompt is a conversation that an assistant's turn ends."""
+    """Return whether the prompt is a conversation that ends with an assistant turn."""
     if len(prompt) != 1 or prompt[0] not in row.record:
         return False
     try:
@@ -382,7 +383,7 @@ def _ends_in_answer(row: Row, prompt: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RowReader:
-    """One record on its way to a problem: its fields by name, errors that say where they stand and what to do."""
+    """Converter of one record to a problem. Its errors name the place of the record and the remedy."""
 
     row: Row
     reader: RecordReader
@@ -438,7 +439,7 @@ class _RowReader:
         tests: str | None,
         context: tuple[Message, ...] = (),
     ) -> Read:
-        """A problem with tests; of ones that cannot be run the record is set aside."""
+        """Return a problem with tests, or raise Quarantined if they cannot be run."""
         if tests is not None:
             value = self._value(tests, "answer")
             record = {**record, "tests": value}
@@ -464,7 +465,7 @@ class _RowReader:
         if not self.reader.needs_reference:
             used -= {schema.answer}  # a custom reward may read the answer under its column's name, as in TRL
         source = record.get("data_source") if schema.released else None
-        # rows of the pipeline hold the bare statement beside the prompt that a model is given: the same problem
+        # rows of the pipeline also hold the bare statement, which is the same problem without a template
         bare = record.get("problem") if schema.released and not turns.context else None
         return Problem(
             id=f"{self.reader.stem}-{self.row.index}" if fields.id is None else self._identifier(fields.id),
@@ -503,7 +504,7 @@ class _RowReader:
         return ValueError(f"{self.row.where}: field {name!r} {problem}; {remedy}")
 
     def _value(self, name: str, what: str) -> Any:
-        """The value under a dotted name; a key that holds the dots itself wins."""
+        """Return the value of a dotted name. A key that contains the dots takes precedence."""
         record = self.row.record
         if name in record:
             return record[name]
@@ -534,7 +535,7 @@ class _RowReader:
             raise self._error(name, str(error), "correct the row") from None
 
     def _statement(self) -> str:
-        """The prompt's text; of several columns their texts as sentences."""
+        """Return the text of the prompt, with several columns joined as sentences."""
         texts = [self._text(name) for name in self.schema.prompt]
         if len(texts) == 1:
             return texts[0]
@@ -551,7 +552,7 @@ class _RowReader:
         return self._whole(name, value)
 
     def _whole(self, name: str, text: str) -> str:
-        """``text``, unless it holds half a character: JSON can spell one (a lone surrogate), no tokenizer reads it."""
+        """Return ``text``, or raise if it has a lone surrogate, which JSON allows but no tokenizer reads."""
         half = re.search("[\ud800-\udfff]", text)
         if half:
             raise self._error(name, f"holds half a character ({half.group()!r})", "correct the text")
@@ -565,7 +566,7 @@ class _RowReader:
         return str(value)
 
     def _level(self) -> int | None:
-        """An integer, or text that ends in one (``Level 5``); an error only where the user named the column."""
+        """Return an integer, or that at the end of a text (``Level 5``). Others raise if the user named the column."""
         if self.schema.level is None:
             return None
         named = self.reader.fields.level is not None
@@ -585,7 +586,7 @@ class _RowReader:
         return tuple(self._reference(name, each) for each in values)
 
     def _reference(self, name: str, value: Any) -> str:
-        """One accepted answer: what a solution marks as its answer, else the text itself."""
+        """Return an accepted answer: the marked answer of a solution, else the text itself."""
         if value is None or (isinstance(value, float) and not math.isfinite(value)):
             raise Quarantined(f"no answer: field {name!r} holds {value}")
         if isinstance(value, float) and value.is_integer():
@@ -615,7 +616,7 @@ class _RowReader:
         return self._whole(name, reference)
 
     def _texts(self, columns: Sequence[str]) -> list[str]:
-        """Every text in these columns, each once, in order."""
+        """Return the distinct texts in these columns, in order."""
         found: list[str] = []
         for column in columns:
             value = self.row.record.get(column)
@@ -635,16 +636,14 @@ class _RowReader:
 
 
 def _texts_of(value: Any) -> tuple[str, ...]:
-    """What a reward of the user's finds as reference answers:
-
-    the values as text, as they stand; nothing is an empty tuple."""
+    """Return the reference answers for a custom reward: the values as text, without empty ones."""
     values: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
     kept = [one for one in values if one is not None and one != ""]
     return tuple(one if isinstance(one, str) else json.dumps(one, ensure_ascii=False, default=str) for one in kept)
 
 
 def _marked(text: str) -> str | None:
-    """What a solution marks as its answer: after a last ``####``, else in its last box; None without either."""
+    """Return the marked answer of a solution: after a last ``####``, else in its last box; None without either."""
     found = re.search(r"(?:^|\n)####[ \t]*([^\n]*?)\s*\Z", text)
     if found:
         return found.group(1)
@@ -652,7 +651,7 @@ def _marked(text: str) -> str | None:
 
 
 def _json(value: Any) -> Any:
-    """JSON text as what it says, None where it is none; anything else as it is."""
+    """Return the value of a JSON text, None for other text, and any other value unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):  # LaTeX, zero-padded numbers: the text itself is the reference answer
@@ -660,9 +659,7 @@ def _json(value: Any) -> Any:
 
 
 def _parsed_references(value: Any) -> Any:
-    """A ground truth of the released schema:
-
-    a list of texts is several reference answers, a JSON text one; else as it stands."""
+    """Return the reference answers of the released schema: a JSON list of texts, one JSON text, or the value itself."""
     parsed = _json(value)
     if parsed == [] or isinstance(parsed, str):
         return parsed
@@ -671,10 +668,10 @@ def _parsed_references(value: Any) -> Any:
 
 
 def _released_tests(row: Row, value: Any) -> Any:
-    """The tests of a code problem of the released schema, None for a problem of another kind.
+    """Return the tests of a code problem of the released schema, None for other problems.
 
     Raises:
-        Quarantined: a code problem without tests in a known form.
+        Quarantined: A code problem has no tests in a known format.
     """
     parsed = _json(value)
     if isinstance(parsed, Mapping) and any(parsed.get(key) for key in _TEST_KEYS):

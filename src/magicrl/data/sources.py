@@ -1,7 +1,7 @@
-"""Problems from files, folders and hub data sets whose columns are known by their names, and a recipe's sources.
+"""Problems from files, folders and hub datasets, recognised by their column names, and the sources of a recipe.
 
-Training, evaluation, the pipeline and ``magicrl init`` read through here. `recognise` says what a file holds without
-using it; `read_problems` gives its problems. Which names are known: ``schemas.toml``.
+Training, evaluation, the pipeline and ``magicrl init`` use this module. `recognise` reports what a file holds, and
+`read_problems` yields its problems. ``schemas.toml`` lists the known column names.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from magicrl_verifiers.gym import NAME as GYM
 from magicrl_verifiers.references import LIVE
 
 
-def fingerprint(problems: Iterable[Problem]) -> str:
-    """SHA-256 (hex) over all that the problems are, in their order.
+def problems_fingerprint(problems: Iterable[Problem]) -> str:
+    """Return a SHA-256 (hex) of the problems in their order.
 
-    ``extra`` is left out: it never reaches the model or the verifier.
+    ``extra`` is left out, because it never reaches the model or the verifier.
     """
     digest = hashlib.sha256()
     for p in problems:
         fields: list[Any] = [p.id, p.prompt, list(p.references), p.verifier, p.source, p.level]
-        # only where there is one, so that checksums of problems without a context stay what they were
+        # only if there is one, so that checksums of problems without a context do not change
         if p.context:
             fields.append([[message.role, message.content] for message in p.context])
         if p.environment is not None:
@@ -49,21 +49,20 @@ def fingerprint(problems: Iterable[Problem]) -> str:
 
 
 MARK = "label"
-"""Key of ``Problem.extra``; its value is "wrong" where the reference answers are another problem's."""
+"""Key of ``Problem.extra``. Its value is "wrong" for problems with the reference answers of another problem."""
 
 
 def with_wrong_labels(problems: Sequence[Problem], share: float) -> list[Problem]:
-    """The problems in their order, about ``share`` of them with the reference answers of another one.
+    """Return the problems in their order, about ``share`` of them with the reference answers of another problem.
 
-    Which ones, and whose reference answers they get, depends on ids alone: a larger share adds wrong labels and moves
-    none.
+    The choice depends only on the problems, so a larger share adds wrong labels without changing the others.
 
     Args:
-        problems: of one source.
-        share: of wrong labels, 0 to 1.
+        problems: Problems of a source.
+        share: Share of wrong labels, 0 to 1.
 
     Raises:
-        ValueError: all problems have the same reference answers, so that no other answer is at hand.
+        ValueError: All problems have the same reference answers.
     """
     if not share:
         return list(problems)
@@ -76,34 +75,36 @@ def with_wrong_labels(problems: Sequence[Problem], share: float) -> list[Problem
 
 
 def _wrong(problem: Problem, references: Sequence[tuple[str, ...]]) -> Problem:
-    """The problem with references drawn from the others', each distinct answer alike; ``references`` are sorted."""
+    """Return the problem with other references, drawn uniformly from the sorted distinct ``references``."""
     own = bisect_left(references, problem.references)
     place = int(_uniform(problem.key, "given") * (len(references) - 1))
-    # one of the others, the problem's own left out
+    # skip the problem's own references
     given = references[place if place < own else place + 1]
     return replace(problem, references=given, extra={**problem.extra, MARK: "wrong"})
 
 
 def _uniform(name: str, purpose: str) -> float:
-    """A number in [0, 1) that is the name's own."""
+    """Return a number in [0, 1) that depends only on name and purpose."""
     digest = hashlib.blake2b(f"{purpose}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-"""``owner/name``."""
+"""Pattern of a hub name, ``owner/name``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where records lie.
+    """Location of records: a path, a hub dataset, or a custom function.
 
     Attributes:
-        path: a file, a folder of data files with splits, or one that ``save_to_disk`` wrote.
-        hub: the name of a hub data set, where there is no path.
-        given: what a function of the user's gives, called anew each time, and `reference`, its name.
-        splits: of a folder or hub data set, in order of preference.
-        subset, revision: of a folder or hub data set.
+        path: A file, a folder of data files with splits, or a folder that ``save_to_disk`` wrote.
+        hub: Name of a hub dataset, if there is no path.
+        splits: Splits of a folder or hub dataset, in order of preference.
+        subset: Subset of a folder or hub dataset.
+        revision: Revision of a hub dataset.
+        given: Custom function that returns records. It is called for each reading.
+        reference: Name of the custom function.
     """
 
     path: Path | None = None
@@ -116,7 +117,7 @@ class Place:
 
     @staticmethod
     def of(text: str | Path) -> Place:
-        """A path that exists, else a hub name (``owner/name``), else a path.
+        """Return the place that a text names: an existing path, else a hub name (``owner/name``), else a path.
 
         Example:
             >>> Place.of("openai/gsm8k").hub
@@ -129,10 +130,10 @@ class Place:
 
     @staticmethod
     def called(kind: str, reference: str, options: Mapping[str, Any]) -> Place:
-        """What the function that ``reference`` names gives when it is called with these keyword arguments.
+        """Return the place of the records of a custom function, called with ``options`` as keyword arguments.
 
         Raises:
-            ValueError: an unknown name, or options that the function does not take.
+            ValueError: The name is unknown, or the function does not accept the options.
         """
         function = resolve(kind, reference)
         check_options(kind, reference, function, options)
@@ -140,22 +141,22 @@ class Place:
 
     @property
     def stem(self) -> str:
-        """For ids and names."""
+        """Short name for ids."""
         where = self.reference.partition("@")[0].removeprefix(LIVE) if self.reference.startswith(LIVE) else ""
         where = where or self.reference.rpartition(":")[0]
         return Path(self.hub or self.path or where or self.reference).stem
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name for messages."""
         return self.reference or str(self.path or self.hub)
 
     def rows(self) -> Iterator[Row | BadRow | Problem]:
-        """Its records in order, broken ones as such; a function of the user's may give problems, too.
+        """Yield the records in order, unreadable ones as `BadRow`. A custom function may also return problems.
 
         Raises:
-            RecipeError: no such file, folder, split or hub data set.
-            ValueError: the content as a whole cannot be read.
+            RecipeError: The file, folder, split or hub dataset does not exist.
+            ValueError: The content as a whole cannot be read.
         """
         if self.given is not None:
             return self._given_rows(self.given)
@@ -175,13 +176,13 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejected:
-    """A record that gives no problem.
+    """A record that is not a usable problem.
 
     Attributes:
-        where: its place in words.
-        reason: why not, and what to do; no place in it where ``quarantined``.
-        quarantined: the record is whole, but cannot be used (no answer, no usable tests).
-        error: what was raised.
+        where: Place of the record, for messages.
+        reason: What is wrong and what to do, without the place if ``quarantined``.
+        quarantined: True if the record is well-formed but has no answer or no usable tests.
+        error: The error that was raised.
     """
 
     where: str
@@ -191,10 +192,11 @@ class Rejected:
 
 
 def read_problems(place: Place, reader: RecordReader) -> Iterator[Read | Rejected]:
-    """What every record of ``place`` gives, in order; nothing is left out silently.
+    """Yield a problem or a rejection for every record of ``place``, in order.
 
     Raises:
-        RecipeError, ValueError: as `Place.rows`.
+        RecipeError: See `Place.rows`.
+        ValueError: See `Place.rows`.
     """
     for row in place.rows():
         if isinstance(row, Problem):
@@ -211,19 +213,19 @@ def read_problems(place: Place, reader: RecordReader) -> Iterator[Read | Rejecte
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recognised:
-    """What a file, folder or hub data set holds.
+    """Contents of a file, folder or hub dataset.
 
     Attributes:
-        schema: of most of its problems: a row of ``schemas.toml``, or the columns (``question, answer``).
-        fields: the columns of ``prompt`` and ``answer``; no ``answer`` where tests or the last turn are.
-        schemas: how many problems by schema.
-        columns: of the first record.
-        rows: records in all.
-        problems: those that can be used.
-        verifiers: how many problems by verifier (``maths``, ``code``).
-        conversations: problems with turns before the prompt.
-        rejected: the others, each with its place and its reason.
-        first: the first problem; None where there is none.
+        schema: Most frequent schema: a row of ``schemas.toml``, or the columns (``question, answer``).
+        fields: Columns of ``prompt`` and ``answer``. No ``answer`` if tests or the last turn hold it.
+        schemas: Number of problems by schema.
+        columns: Columns of the first record.
+        rows: Number of records.
+        problems: Number of usable problems.
+        verifiers: Number of problems by verifier (``maths``, ``code``).
+        conversations: Number of problems with turns before the prompt.
+        rejected: Records that cannot be used, with place and reason.
+        first: First problem, None without a usable one.
     """
 
     schema: str | None
@@ -245,16 +247,18 @@ def recognise(
     offer: str | None = None,
     verifier: str | None = None,
 ) -> Recognised:
-    """Read all of ``place`` and say what it holds: schema, columns, counts, and every record that is rejected and why.
+    """Read all records of ``place`` and report schema, columns, counts, and every rejected record with the reason.
 
     Args:
-        place: a file or folder, or a hub name.
-        fields: columns that the user named.
-        verifier: of problems without tests; a custom reward may do without answers.
-        offer: how a user names a column, for the reasons, e.g. ``--set data.train.0.fields.{field}={column}``.
+        place: A file or folder, or a hub name.
+        fields: Columns that the user named.
+        offer: Setting with which a user names a column, for messages. Example:
+            ``--set data.train.0.fields.{field}={column}``.
+        verifier: Verifier of problems without tests. A custom reward may not need answers.
 
     Raises:
-        RecipeError, ValueError: it cannot be read as a whole (no such file, not UTF-8, unknown kind).
+        RecipeError: The place does not exist or its kind is unknown.
+        ValueError: The content as a whole cannot be read.
     """
     place = place if isinstance(place, Place) else Place.of(place)
     reader = RecordReader(
@@ -302,14 +306,14 @@ def _mapping(read: Read) -> dict[str, str | tuple[str, ...]]:
 
 
 RECORDED_ROLLOUTS = 16
-"""``model_difficulty`` counts failures of so many."""
+"""Number of rollouts that ``model_difficulty`` counts failures of."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetAside:
-    """A record that was not used, where it stands and why."""
+    """A record that was not used, with its place and the reason."""
 
     where: str
     reason: str
@@ -317,13 +321,13 @@ class SetAside:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedSource:
-    """What a source gave.
+    """Problems of a source.
 
     Attributes:
-        problems: in the source's order, ids unique.
-        set_aside: well-formed records that are not used (without an answer or usable tests, left out by
-            ``difficulty_of``).
-        solutions: worked solutions or programs by the problem's id, where the source has any.
+        problems: Problems in the order of the source, with unique ids.
+        set_aside: Well-formed records that are not used: without an answer or usable tests, or left out by
+            ``difficulty_of``.
+        solutions: Worked solutions or programs of the source, by the problem's id.
     """
 
     problems: tuple[Problem, ...]
@@ -332,15 +336,15 @@ class LoadedSource:
 
 
 def load_problems(source: SourceConfig, *, key: str = "data.train.0") -> list[Problem]:
-    """The problems of one source; records that were set aside are counted in a warning.
+    """Return the problems of a source. A warning counts the records that were set aside.
 
     Args:
-        source: family, path or hub, from the recipe.
-        key: of the source in the recipe, for what an error offers to write.
+        source: Source of the recipe.
+        key: Key of the source in the recipe, for messages.
 
     Raises:
-        RecipeError: the source itself is wrong: no such file or family, unknown options (with its key).
-        ValueError: its content is; naming the file, line or row, field and remedy.
+        RecipeError: The source is wrong: no such file or family, unknown options (names the key).
+        ValueError: The content is wrong (names file, line or row, field and remedy).
     """
     loaded = load_source(source, key=key)
     first: dict[str, str] = {}
@@ -353,16 +357,17 @@ def load_problems(source: SourceConfig, *, key: str = "data.train.0") -> list[Pr
 
 
 def load_mixture(sources: Sequence[SourceConfig], *, key: str = "data.train") -> list[Problem]:
-    """All sources one after the other. A source listed twice weighs twice: a repeated id gets ``#2``, ``#3``, ...
+    """Return the problems of all sources. A source listed twice weighs twice: repeated ids get ``#2``, ``#3``, ...
 
     Raises:
-        RecipeError, ValueError: as ``load_problems``, the key with the source's number before it.
+        RecipeError: See `load_problems`; the key includes the number of the source.
+        ValueError: See `load_problems`.
     """
     return [problem for part in load_parts(sources, key=key) for problem in part]
 
 
 def load_parts(sources: Sequence[SourceConfig], *, key: str = "data.train") -> list[list[Problem]]:
-    """As ``load_mixture``, the problems of each source by themselves."""
+    """Return the problems of `load_mixture` separately for each source."""
     seen: Counter[str] = Counter()
     parts: list[list[Problem]] = []
     for number, source in enumerate(sources):
@@ -378,12 +383,12 @@ def load_parts(sources: Sequence[SourceConfig], *, key: str = "data.train") -> l
 
 
 def held_out_keys(problems: Iterable[Problem], count: int) -> set[str]:
-    """The first ``count`` keys in their order: keys are hashes, so neither the order of a file nor its ids decide."""
+    """Return the ``count`` smallest keys. Keys are hashes, so the choice depends neither on order nor on ids."""
     return set(sorted({problem.key for problem in problems})[:count])
 
 
 def load_source(source: SourceConfig, *, key: str = "data.train.0") -> LoadedSource:
-    """As ``load_problems``, with the records that were set aside."""
+    """Return the problems of a source together with the records that were set aside. See `load_problems`."""
     loaded = _generated(source) if source.family is not None else _recorded(source, key)
     if source.label_noise:
         with _at("label_noise"):
@@ -405,7 +410,7 @@ def load_source(source: SourceConfig, *, key: str = "data.train.0") -> LoadedSou
 def _generated(source: SourceConfig) -> LoadedSource:
     assert source.family is not None, "the caller chose"
     assert source.count is not None, "the schema wants a family's count"
-    # the name first: an unknown option is only told for a family that exists
+    # check the name first: an unknown option is reported only for a family that exists
     with _at("family"):
         resolve("family", source.family)
     with _at("options"):
@@ -422,7 +427,7 @@ def _generated(source: SourceConfig) -> LoadedSource:
 
 @contextmanager
 def _at(key: str) -> Generator[None]:
-    """What a family refuses is always a setting of the recipe."""
+    """Turn a ValueError of a family into a RecipeError for a setting of the recipe."""
     try:
         yield
     except RecipeError as error:
@@ -432,7 +437,7 @@ def _at(key: str) -> Generator[None]:
 
 
 def _recorded(source: SourceConfig, key: str) -> LoadedSource:
-    """What the reader gives of a file, a folder or a hub data set."""
+    """Return the problems of a file, a folder, a hub dataset or a custom function."""
     place = _place(source)
     name = place.name
     if source.levels is not None and source.fields.level is None and source.source is None:
@@ -474,7 +479,7 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
 
 
 def _against(problem: Problem, model: str | None) -> str | None:
-    """Why ``difficulty_of`` leaves a problem out: its recorded rollouts give no signal, or there are none."""
+    """Return why ``difficulty_of`` leaves a problem out: no recorded rollouts, or no advantage among them."""
     if model is None:
         return None
     info: Any = problem.extra.get("extra_info")
@@ -488,14 +493,14 @@ def _against(problem: Problem, model: str | None) -> str | None:
     return None
 
 
-def place_of(problem_id: str, source: SourceConfig) -> str | None:
-    """Where a problem of ``source`` stands (``train.jsonl, line 3``), for an error about it; None for a family.
+def source_place_of(problem_id: str, source: SourceConfig) -> str | None:
+    """Return the place of a problem in ``source`` (``train.jsonl, line 3``) for an error message; None for a family.
 
-    The source is read once more: keeping the place of every problem would cost a good run memory.
+    The source is read again, because keeping the place of every problem would cost memory in every run.
     """
     if source.family is not None:
         return None
-    # the mixture's #2, #3 of a repeated source
+    # without the #2, #3 of a source that is listed several times
     problem_id = problem_id.partition("#")[0] if source.fields.id is None else problem_id
     place = _place(source)
     for read in read_problems(place, _reader(source, place, "data")):
@@ -513,7 +518,7 @@ def _why_none(source: SourceConfig, read: int, aside: Sequence[SetAside]) -> str
 
 
 def _place(source: SourceConfig) -> Place:
-    """Where the source's records lie."""
+    """Return the place of the source's records."""
     if source.source is not None:
         with _at("source"):
             return Place.called("source", source.source, source.options)

@@ -1,14 +1,13 @@
 """Task family ``word_problems``: arithmetic stories in plain English, one to three steps, with worked solutions.
 
-A problem is a story (``word_stories.toml``) told in a shape of events (a start, gains, losses, groups, a
-division, a comparison) with drawn numbers. Levels are numbers of steps. Two things are held out: with
-``held_out = "template"`` validation and test tell stories that training never sees (a story belongs to one split, and
-no sentence of it stands in another split's), and always their instances (the computation with its numbers) are
-disjoint from training's.
+A problem combines a story (``word_stories.toml``) with a sequence of events (a start, gains, losses, groups, a
+division, a comparison) and random numbers. The level is the number of steps. Instances (the computation with its
+numbers) of validation and test never occur in training. With ``held_out = "template"`` their stories do not either: a
+story belongs to one split, and its sentences occur in no other split.
 
-A demonstration answers at once, stops too early, or works through the steps, where each step may be decomposed,
-checked, slipped and repaired, or slipped without notice. The variety is the point: it keeps the entropy of the trained
-model high enough for reinforcement learning to have something to choose.
+A demonstration answers at once, stops too early, or works through the steps. A step may be decomposed, checked, wrong
+and repaired, or wrong without notice. This variety keeps the entropy of the trained model high enough for reinforcement
+learning.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ _INVERSES = {"+": "{v} - {r} = {l}", "-": "{v} + {r} = {l}", "*": "{v} / {l} = {
 
 
 class ChainStyle(FamilyOptions):
-    """How often demonstrations do what."""
+    """Frequencies of the styles of demonstrations."""
 
-    direct: float = Field(default=0.25, ge=0, le=1)  # share that answers without any working
+    direct: float = Field(default=0.25, ge=0, le=1)  # share of answers without any working
     partial: float = Field(default=0.15, ge=0, le=1)
-    """Share that stops before the last step (problems of several steps)."""
+    """Share that stops before the last step, for problems with several steps."""
     slips: float = Field(default=0.15, ge=0, le=1)
-    """Share of the worked ones with a slip that nobody notices: their answer is wrong."""
+    """Share of worked demonstrations with an unnoticed error, whose answer is wrong."""
     repairs: float = Field(default=0.1, ge=0, le=1)
-    """Share of the worked ones with a slip that is noticed and put right."""
-    plans: float = Field(default=0.3, ge=0, le=1)  # share of the worked ones that say first what is to be computed
-    checks: float = Field(default=0.2, ge=0, le=1)  # checks by the inverse operation, a solution
-    decompositions: float = Field(default=0.3, ge=0, le=1)  # share of steps that go through tens and ones
-    plain: float = Field(default=0.3, ge=0, le=1)  # share of equations in symbols whatever the other phrasings
+    """Share of worked demonstrations with an error that is noticed and corrected."""
+    plans: float = Field(default=0.3, ge=0, le=1)  # share of worked demonstrations that start with a plan
+    checks: float = Field(default=0.2, ge=0, le=1)  # mean number of checks by the inverse operation per demonstration
+    decompositions: float = Field(default=0.3, ge=0, le=1)  # share of steps computed by tens and ones
+    plain: float = Field(default=0.3, ge=0, le=1)  # share of steps written as equations
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
@@ -62,8 +61,8 @@ class ChainStyle(FamilyOptions):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One arithmetic step with its operands resolved, and what is written as its result."""
+class SolutionStep:
+    """An arithmetic step with its operands and the written result."""
 
     operator: str
     left: int
@@ -73,7 +72,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
-    """A written demonstration."""
+    """A demonstration."""
 
     text: str  # what the model learns to write
     strategy: Strategy  # direct, partial or worked
@@ -82,18 +81,18 @@ class Chain:
 
 
 def apply(operator: str, left: int, right: int) -> int:
-    """The value of ``left operator right``; division must come out even."""
+    """Return ``left operator right``. A division must have no remainder."""
     assert operator != "/" or left % right == 0, f"no whole number: {left} / {right}"
     return _OPERATORS[operator](left, right)
 
 
-def evaluate(steps: Sequence[str], slip: tuple[int, int] | None = None) -> list[Step] | None:
+def evaluate_steps(steps: Sequence[str], slip: tuple[int, int] | None = None) -> list[SolutionStep] | None:
     """Work out all steps; with ``slip = (index, value)`` that step is written with this value.
 
     Returns:
         The steps, or None when a slip makes a later step senseless (a result below 2, an uneven division).
     """
-    done: list[Step] = []
+    done: list[SolutionStep] = []
     for index, step in enumerate(steps):
         left, operator, right = step.split(" ")
         a, b = (_operand(word, done) for word in (left, right))
@@ -103,11 +102,11 @@ def evaluate(steps: Sequence[str], slip: tuple[int, int] | None = None) -> list[
         value = slip[1] if slip is not None and slip[0] == index else apply(operator, a, b)
         if value < 2:
             return None
-        done.append(Step(operator=operator, left=a, right=b, value=value))
+        done.append(SolutionStep(operator=operator, left=a, right=b, value=value))
     return done
 
 
-def _operand(word: str, done: Sequence[Step]) -> int:
+def _operand(word: str, done: Sequence[SolutionStep]) -> int:
     reference = _REFERENCE.fullmatch(word)
     return done[int(reference[1])].value if reference else int(word)
 
@@ -133,16 +132,16 @@ def expression(steps: Sequence[str]) -> str:
 
 
 def write_chain(steps: Sequence[str], *, items: str, tell: str, style: ChainStyle, rng: np.random.Generator) -> Chain:
-    """Draw one demonstration.
+    """Return a random demonstration.
 
     Args:
-        steps: the solution.
-        items: plural noun of what is counted.
-        tell: the sentence that answers the question, with the slot ``{answer}``.
+        steps: The solution.
+        items: Plural noun of the counted objects.
+        tell: The sentence that answers the question, with the slot ``{answer}``.
         style: shares of what may happen.
         rng: every choice is drawn from it.
     """
-    solution = evaluate(steps)
+    solution = evaluate_steps(steps)
     assert solution is not None
     route = rng.random()
     if route < style.direct:
@@ -165,18 +164,18 @@ def write_chain(steps: Sequence[str], *, items: str, tell: str, style: ChainStyl
     return Chain(text=text, strategy=strategy, slipped=slipped, repaired=repair is not None)
 
 
-def with_slip(steps: Sequence[str], solution: Sequence[Step], rng: np.random.Generator) -> list[Step]:
-    """The steps with one wrong value that changes the final answer; later steps go on from it."""
+def with_slip(steps: Sequence[str], solution: Sequence[SolutionStep], rng: np.random.Generator) -> list[SolutionStep]:
+    """Return the steps with one wrong value, from which later steps continue and which changes the final answer."""
     start = int(rng.integers(len(steps)))
     for index in [start, *reversed(range(len(steps)))]:
-        wrong = evaluate(steps, (index, _wrong_value(solution[index], rng)))
+        wrong = evaluate_steps(steps, (index, _wrong_value(solution[index], rng)))
         # a slip may cancel out in a later step: only one that changes the answer will do
         if wrong is not None and wrong[-1].value != solution[-1].value:
             return wrong
     raise AssertionError(f"a slip in the last step is always possible: {steps}")
 
 
-def _wrong_value(step: Step, rng: np.random.Generator) -> int:
+def _wrong_value(step: SolutionStep, rng: np.random.Generator) -> int:
     """A value that a hurried person might write: off by one or by a carry, or from the opposite operation."""
     candidates = [step.value + d for d in (-1, 1, -2, 2, -10, 10)]
     if step.operator in "+-":
@@ -186,7 +185,7 @@ def _wrong_value(step: Step, rng: np.random.Generator) -> int:
 
 
 def _body(
-    solution: Sequence[Step],
+    solution: Sequence[SolutionStep],
     steps: Sequence[str],
     items: str,
     style: ChainStyle,
@@ -225,14 +224,14 @@ def _plan(steps: Sequence[str], rng: np.random.Generator) -> str:
     return _pick("lists", rng).format(e=", ".join(numbers[:-1]) + " and " + numbers[-1])
 
 
-def _equation(step: Step, style: ChainStyle, rng: np.random.Generator) -> str:
+def _equation(step: SolutionStep, style: ChainStyle, rng: np.random.Generator) -> str:
     forms: Sequence[str] = _data()["phrases"]["equations"][step.operator]
     # the plain equation is the commonest way to write it
     form = forms[0] if rng.random() < style.plain else forms[int(rng.integers(len(forms)))]
     return form.format(l=step.left, r=step.right, v=step.value)
 
 
-def _decomposed(step: Step, rng: np.random.Generator) -> str | None:
+def _decomposed(step: SolutionStep, rng: np.random.Generator) -> str | None:
     """The step through tens and ones, None where its numbers are too small for that."""
     l, r, v = step.left, step.right, step.value
     if step.operator in "+-" and r > 10 and r % 10:
@@ -332,7 +331,7 @@ SHAPES: Mapping[int, tuple[tuple[str, ...], ...]] = {
         *(("open_groups", move, "share") for move in _MOVES),
         *(("open_groups", compare, "both") for compare in _COMPARE),
     ),
-}  # orders of events by level; ``both`` asks for the hero's and the friend's together
+}  # sequences of events by level; ``both`` combines the hero's and the friend's amounts
 
 
 class WordOptions(ChainStyle):
@@ -342,13 +341,13 @@ class WordOptions(ChainStyle):
     max_factor: int = Field(default=5, ge=3)  # largest number of groups, and of parts in a division
     max_unit: int = Field(default=12, ge=4)  # largest size of one group
     held_out: Literal["template", "instance"] = "template"
-    """``template``: validation and test have stories of their own; ``instance``: every split tells all stories.
-    Instances are disjoint in both."""
+    """``template``: validation and test have separate stories. ``instance``: all splits share all stories.
+    Instances are disjoint in both cases."""
 
 
 @dataclass(slots=True)
 class _Telling:
-    """A story while it is told: what has been said, the steps so far, and what the hero has now."""
+    """A story under construction: sentences and steps so far, and what the hero has now."""
 
     sentences: list[str]
     steps: list[str]
@@ -372,7 +371,7 @@ class WordProblems:
         self.options = options or WordOptions()
 
     def stories(self, split: Split) -> tuple[Story, ...]:
-        """The stories this split may tell."""
+        """Return the stories of a split."""
         if self.options.held_out == "instance":
             return load_stories()
         return tuple(story for story in load_stories() if story.split == split)
@@ -417,7 +416,7 @@ class WordProblems:
         if not shapes:
             return None
         telling = self._tell(story, shapes[int(rng.integers(len(shapes)))], rng)
-        solution = evaluate(telling.steps) if telling is not None else None
+        solution = evaluate_steps(telling.steps) if telling is not None else None
         if telling is None or solution is None or instance_split(telling.steps) != split:
             return None
         assert len(solution) == level

@@ -64,7 +64,7 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
     vllm = engine if isinstance(engine, VllmEngine) else None
     chosen = settings if vllm is None else vllm.settings  # engine options may have changed both
     # other code of a custom engine may give other samples
-    digest = references.fingerprint(name)
+    digest = references.file_fingerprint(name)
     return OpenedEngine(
         engine=engine,
         encode=encoder.encode,

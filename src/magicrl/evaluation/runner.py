@@ -12,7 +12,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import decisive
 from magicrl.config.schema import EnvironmentConfig
 from magicrl.config.verifier_schema import JudgeConfig
-from magicrl.data.sources import fingerprint
+from magicrl.data.sources import problems_fingerprint
 from magicrl.environments.base import environment_spec
 from magicrl.evaluation.benchmarks import LoadedBenchmark
 from magicrl.evaluation.comparison import read_benchmarks
@@ -315,7 +315,7 @@ def decides_of(
     """Return everything but the engine that decides the samples and verdicts of a benchmark at a response limit."""
     decides: dict[str, Any] = {
         "benchmark": benchmark.name,
-        "problems": {"count": len(benchmark.problems), "sha256": fingerprint(benchmark.problems)},
+        "problems": {"count": len(benchmark.problems), "sha256": problems_fingerprint(benchmark.problems)},
         # the user's seed, from which each benchmark's is derived
         "sampling": {
             "temperature": settings.temperature,
@@ -332,7 +332,7 @@ def decides_of(
     names = sorted({problem.environment for problem in benchmark.problems if problem.environment is not None})
     if names:
         limits = {name: getattr(settings, name) for name in ("max_turns", "max_observation_tokens")}
-        code = {name: references.fingerprint(name) for name in names if name.rpartition(":")[0].endswith(".py")}
+        code = {name: references.file_fingerprint(name) for name in names if name.rpartition(":")[0].endswith(".py")}
         decides["environments"] = {"names": names, "sha256": code, **limits}
     return decides
 

@@ -1,4 +1,4 @@
-"""``magicrl data build``: the sources, then every step, in one run folder that only one process writes.
+"""``magicrl data build``: import the sources, then run every step, in a run folder that only one process writes.
 
 ``docs/guides/data-pipeline.md`` shows the folder.
 """
@@ -20,7 +20,7 @@ from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import to_toml
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import only_writer, write_atomically
-from magicrl.pipeline.frame import Context, Step, Watcher, in_processes, run_step, start_worker
+from magicrl.pipeline.frame import Context, PipelineStep, Watcher, in_processes, run_step, start_worker
 from magicrl.pipeline.import_source import brought_place, import_source, source_files
 from magicrl.pipeline.parts import Part, told_when_full
 from magicrl.pipeline.pipeline_schema import (
@@ -29,10 +29,10 @@ from magicrl.pipeline.pipeline_schema import (
     DedupStep,
     DifficultyStep,
     EmbeddingSettings,
-    JudgeSettings,
     JudgeStep,
     PipelineConfig,
     PipelineSource,
+    VotingJudge,
 )
 from magicrl_verifiers.served import ServerSettings
 
@@ -40,17 +40,17 @@ SOURCES = "sources"
 SETTINGS = "pipeline.toml"
 
 
-def build(config: PipelineConfig, *, output: Path, watcher: Watcher) -> None:
-    """Run the pipeline; what is there already, from the same inputs and settings, is taken as it is.
+def run_pipeline(config: PipelineConfig, *, output: Path, watcher: Watcher) -> None:
+    """Run the pipeline. Results that already exist for the same inputs and settings are reused.
 
     Args:
-        config: sources and steps.
-        output: the run folder.
-        watcher: told how it goes.
+        config: Sources and steps.
+        output: Run folder.
+        watcher: Receives progress events.
 
     Raises:
-        RecipeError: a setting is unusable (with its key).
-        ValueError: a source or part cannot be read or written, or another process writes the folder.
+        RecipeError: A setting cannot be used (names its key).
+        ValueError: A source or part cannot be read or written, or another process writes the folder.
     """
     context = Context(
         output=output.resolve(),
@@ -60,7 +60,7 @@ def build(config: PipelineConfig, *, output: Path, watcher: Watcher) -> None:
     )
     check_needs(config, context.output)
     with only_writer(output, wait=False), told_when_full(output):
-        # before the first step: the folder says what it holds even after a kill
+        # before the first step, so that a killed run can still be identified
         write_atomically(output / SETTINGS, to_toml(config))
         write_atomically(output / "run.json", json.dumps(environment_facts(), indent=1))
         parts = import_sources(config.sources, context)
@@ -70,7 +70,7 @@ def build(config: PipelineConfig, *, output: Path, watcher: Watcher) -> None:
 
 
 def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[Part]:
-    """The parts of all sources, in their order; several are read at once."""
+    """Return the parts of all sources in their order. Several sources are read in parallel."""
     context.watcher.note(f"{len(sources)} sources: read, or found unchanged")
     jobs = [(source, context.output / SOURCES / source.label, context.max_field_characters) for source in sources]
     workers = min(context.workers, len(jobs))
@@ -95,19 +95,20 @@ _STEPS = {
 }
 
 
-def make_step(settings: AnyStep, config: PipelineConfig) -> Step[Any]:
-    """The step of these settings; its module (torch, the verifiers) is imported with the step that needs it."""
+def make_step(settings: AnyStep, config: PipelineConfig) -> PipelineStep[Any]:
+    """Return the step for these settings. Its module is imported here, because some need torch or the verifiers."""
     module, _, name = _STEPS[settings.use].partition(":")
     return getattr(importlib.import_module(f"magicrl.pipeline.{module}"), name)(settings, config)
 
 
 def check_needs(config: PipelineConfig, output: Path) -> None:
-    """Find the functions of all sources, and the models, judges' servers and test sets of all steps, so that the last
-    does not fail for want of one.
+    """Check that the custom sources, models, judge servers and test sets of all steps are available.
+
+    A pipeline runs for hours, so a missing input must not stop its last step.
 
     Raises:
-        RecipeError: one is not there (with its key); the text says what makes it.
-        ValueError: the hub cannot be reached, or a package is missing.
+        RecipeError: An input is missing (names its key); the message says how to get it.
+        ValueError: The hub cannot be reached, or a package is missing.
     """
     for number, source in enumerate(config.sources):
         with under(f"sources.{number}"):
@@ -166,8 +167,8 @@ def _check_gguf(package: str | None, key: str) -> None:
             raise RecipeError(str(error), key=key) from error
 
 
-def _check_judge(judge: JudgeSettings) -> None:
-    """Whatever the server answers, it is there; the key and the model are checked with the first vote."""
+def _check_judge(judge: VotingJudge) -> None:
+    """Check that the server answers. The key and the model are checked with the first vote."""
     server = ServerSettings(base_url=judge.base_url)
     try:
         httpx2.get(server.endpoint("/models"), timeout=5)

@@ -1,8 +1,8 @@
-"""One form for a text however it is typeset: LaTeX, Unicode or plain; case, whitespace and punctuation do not count.
+"""Canonical form of a text, independent of typesetting (LaTeX, Unicode, plain), case, whitespace and punctuation.
 
-Numbers are written in digits (*eight*, *two dozen*), amounts without the sign or the word for dollars, units in full.
-Operators and words stay, so that equal canonical texts are the same problem but for its typesetting.
-``words.toml`` says which words decide what a problem asks and which do not.
+Number words (*eight*, *two dozen*) become digits, amounts lose the sign or word for dollars, and units are spelled out.
+Operators and words are kept, so that texts with equal canonical forms differ only in typesetting. ``words.toml`` lists
+which words decide what a problem asks and which do not.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pydantic import BeforeValidator
 
 from magicrl.config.loader import shipped_table
 from magicrl.config.schema import Section
-from magicrl.records import typed
+from magicrl.records import plain_typography
 from magicrl_verifiers.maths.literals import CARDINALS
 
 
 def listed(words: str) -> frozenset[str]:
-    """The words of a list written as one text."""
+    """Return the words of a list that is written as one text."""
     return frozenset(words.split())
 
 
@@ -30,7 +30,7 @@ WordSet = Annotated[frozenset[str], BeforeValidator(listed)]
 
 
 class Words(Section):
-    """``words.toml``."""
+    """Contents of ``words.toml``."""
 
     axes: tuple[tuple[str, ...], ...]
     strict_axes: tuple[tuple[str, ...], ...]
@@ -54,9 +54,9 @@ class Words(Section):
 
 WORDS = shipped_table("pipeline/words.toml", Words)
 STRICT = len(WORDS.axes)
-"""Number of the first strict axis; they come after the others."""
+"""Number of the first strict axis. Strict axes come after the others."""
 POLES: dict[str, list[tuple[int, int]]] = {}
-"""Axis and pole of each deciding word."""
+"""Axes and poles of each deciding word."""
 for _axis, _poles in enumerate(WORDS.axes + WORDS.strict_axes):
     for _pole, _words in enumerate(_poles):
         for _word in _words.split():
@@ -64,7 +64,7 @@ for _axis, _poles in enumerate(WORDS.axes + WORDS.strict_axes):
 
 
 def poles_of(word: str) -> Sequence[tuple[int, int]]:
-    """Axis and pole of a deciding word, in the plural too; none of another word."""
+    """Return the axes and poles of a deciding word or its plural; empty for other words."""
     return POLES.get(word) or POLES.get(word.removesuffix("s"), ())
 
 
@@ -76,7 +76,7 @@ for _group in WORDS.synonyms.strip().splitlines():
 
 
 def stem(word: str) -> str:
-    """One form for a word's inflections and for what is known to mean the same.
+    """Return one form for the inflections and synonyms of a word.
 
     Example:
         >>> stem("purchased"), stem("apples") == stem("apple")
@@ -107,13 +107,15 @@ _SCRIPT = re.compile(r"(?<=[\^_])\{([^{}\\]*)\}")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|\\,|,\\!)\d{3})+(?![\d])")
 _RAISED_RUN = re.compile(f"[{''.join(_RAISED)}]+")
 _LOWERED_RUN = re.compile(f"[{''.join(_LOWERED)}]+")
-_ATOM = re.compile(r"\(\s*([A-Za-z]?[0-9.]*[0-9]|[A-Za-z])\s*\)")
+_ATOM = re.compile(r"\(\s*([A-Za-z]?[0-9.]*[0-9]|[A-Za-z](?:_\s?\w+)?)\s*\)")
 _SPECIAL = re.compile(r"[\\$^{}\x80-\U0010ffff]")
 _FOREIGN = re.compile(r"[^\x00-\x7f]")
-_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[^\W\d_]+|<=|>=|!=|(?<=[\d)])!|[-+*/^=<>|%@#~()\[\]_]|'(?:s|t|re|ll|ve)\b")
+_TOKEN = re.compile(
+    r"\d+(?:\.\d+)?|\.\d+|[^\W\d_]+|<=|>=|!=|(?<=[\d)])!|-(?![a-z]{2})|(?<!\w)-|[+*/^=<>|%@#~()\[\]_]|'(?:s|t|re|ll|ve)\b"
+)
 _REPEATING = re.compile(r"\\(?:overline|bar|dot)\s*(?=\{?\s*\d)")
 _SINGLE = re.compile(r"(?:sqrt )?\w+")
-_BOLD = re.compile(r"\*\*(?=\S)([^*\n]+)\*\*|(?<![\w*])\*([A-Za-z][A-Za-z' -]*[A-Za-z])\*(?![\w*])")
+_BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)([^*\n]+)\*\*|(?<![\w*])\*([A-Za-z][A-Za-z' -]*[A-Za-z])\*(?![\w*])")
 # a line feed or a tab that was escaped once too often; no LaTeX command begins with n or t and a capital
 ESCAPED = re.compile(r"\\[nrt](?![a-z])")
 _BULLET = re.compile(r"(?m)^\s*[-*•]\s+(?=[A-Za-z])")
@@ -128,6 +130,17 @@ _PART = re.compile(
 _HALF = re.compile(r"(?<![\d/.])1/2(?= of\b)")
 _METRIC = {"m": "meters", "g": "grams", "l": "liters", "s": "seconds", "h": "hours"}
 _LETTER_UNIT = re.compile(r"(\d )([mglsh])(?=[.,;?!]?(?:\s+[a-z]|\s*$))(?! [a-z]\b)")
+_PYTHON_POWER = re.compile(r"(?<=[\w)])\*\*(?=[\w(-])")
+_NON = re.compile(r"\bnon[- ](?=[a-z]{3})")
+_HYPHEN = re.compile(r"\$-(?=[a-z]{2})")
+_UNIT_POWER = re.compile(
+    r"(\d) ?(mm|cm|km|m|in|ft|mi|yd|meters?|centimeters?|inch(?:es)?|feet|miles?|yards?) ?\^ ?([23])(?![\w^])"
+)
+_POWERS = {"2": "square", "3": "cubic"}
+_TIME = re.compile(r"\b(\d{1,2}):00\b")
+_HALF_DAY = re.compile(r"(?<=\d)(?: (?=[ap]\.? ?m\b)|(?=[ap]\.? ?m\b))([ap])\.? ?m\b\.?")
+_COMMON_DIVISOR = re.compile(r"\b(?:(?:greatest|highest|largest) common (?:divisor|factor)|hcf|gcf)(?=\b)")
+_COMMON_MULTIPLE = re.compile(r"\b(?:least|lowest|smallest) common multiple\b")
 _RATE = re.compile(r"\b(miles|meters|feet|kilometers|km|mi)/(hour|second|minute|day|hr)\b")
 _SHORT = {"'s": "is", "'re": "are", "'ll": "will", "'ve": "have", "'t": "not"}
 _WITH_IS = listed("he she it what that there who where")
@@ -140,12 +153,12 @@ _DOLLARS = listed("dollar dollars usd")
 _SPOKEN = frozenset(
     (*CARDINALS, *_SCALES, *_ENDINGS, *_DOLLARS, *WORDS.units, *WORDS.spellings, *_SHORT, "%", "times", "cent")
 )
-"""Words that are numbers, that mean something else next to a number, or that are short for another."""
+"""Words that are numbers, that have another meaning next to a number, or that are abbreviations."""
 _DEGREES = re.compile(r"\^\s*(?:\{\s*(?:\\circ|\\degree|°)\s*\}|(?:\\circ(?![a-z])|\\degree|°)\s*)")
 
 
 def tokens_of(text: str) -> list[str]:
-    """The words, numbers and operators of ``text`` in one form.
+    """Return the words, numbers and operators of ``text`` in canonical form.
 
     Example:
         >>> tokens_of(r"Find $\\frac{1}{2}x^{2} \\le 10{,}000$.")
@@ -153,33 +166,47 @@ def tokens_of(text: str) -> list[str]:
         >>> tokens_of("Find 1/2 x² ≤ 10,000")
         ['find', '1', '/', '2', 'x', '^', '2', '<=', '10000']
     """
-    text = typed(text)
-    # thousands before anything else looks at the comma
+    text = plain_typography(text)
+    # thousands first, before commas are dropped as punctuation
     if "," in text or "{,}" in text:
         text = _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
     if "\\" in text:
         text = ESCAPED.sub("\n", text)
     if "*" in text:
-        text = _BOLD.sub(lambda m: f" {m[1] or m[2]} ", text)
+        text = _PYTHON_POWER.sub("^", _BOLD.sub(lambda m: f" {m[1] or m[2]} ", text))
     if "\n" in text:
         text = _BULLET.sub(" ", text)
+    if "$-" in text:
+        text = _HYPHEN.sub("$ ", text)
     if _SPECIAL.search(text):
         text = _plain(text)
     text = text.lower()
-    # five searches for literals cost less than the expression
+    if "non" in text:
+        text = _NON.sub("non", text)
+    if "m^" in text or "m ^" in text or "t^" in text or "n^" in text:
+        text = _UNIT_POWER.sub(
+            lambda m: f"{m[1]} {_POWERS[m[3]]} {'inches' if m[2] == 'in' else _METRIC.get(m[2], m[2])}", text
+        )
+    # five substring searches are faster than the regular expression
     if "half" in text or "third" in text or "quarter" in text or "th of" in text or "ths" in text:
         text = _PART.sub(_fraction, text)
     if "/" in text:
         text = _RATE.sub(r"\1 per \2", _HALF.sub("half", text))
+    if ":00" in text or ".m" in text:
+        text = _HALF_DAY.sub(r" \1m ", _TIME.sub(r"\1", text))
+    if " common " in text:
+        text = _COMMON_MULTIPLE.sub("lcm", _COMMON_DIVISOR.sub("gcd", text))
     text = _LETTER_UNIT.sub(lambda m: m[1] + _METRIC[m[2]], text)
     if "(" in text:
         text = _ATOM.sub(r" \1 ", text)
-    tokens = [_number(token) if token[-1].isdigit() else token for token in _TOKEN.findall(text)]
+    tokens = _TOKEN.findall(text)
+    if "." in text or "0" in text:
+        tokens = [_number(token) if token[0] in "0." or "." in token else token for token in tokens]
     return tokens if _SPOKEN.isdisjoint(tokens) else _spelled_out(tokens)
 
 
 def _fraction(match: re.Match[str]) -> str:
-    """Fractions in words as digits, a half as the word."""
+    """Return a fraction in words as digits, but a half as the word."""
     count, part = next((match[i], match[i + 1]) for i in (1, 3, 5) if match[i])
     if part == "half":
         return "half" if count in ("a", "one", "1") else match[0]
@@ -188,7 +215,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def _spelled_out(tokens: Sequence[str]) -> list[str]:
-    """Number words as digits, ordinals as words, units and verbs in full, no *dollars* next to a number."""
+    """Return tokens with number words as digits, ordinals as words, units spelled out, no *dollars* after numbers."""
     found: list[str] = []
     done = 0
     for place in [place for place, token in enumerate(tokens) if token in _SPOKEN]:
@@ -202,11 +229,16 @@ def _spelled_out(tokens: Sequence[str]) -> list[str]:
             found[-1] = _number(f"{Decimal(before) * _SCALES[token]:f}")
         elif token in CARDINALS or token in _SCALES:
             value, done = _spoken(tokens, place)
+            if token == "dozen" and before == "a":  # a dozen, half a dozen
+                found.pop()
+                if value == 12 and found[-1:] == ["half"]:
+                    found.pop()
+                    value = 6
             found.append(str(value))
         elif token in _SHORT:
             if token == "'t":
                 found[-1:] = [_STEMS.get(before, before.removesuffix("n")), "not"]
-            elif token != "'s" or before in _WITH_IS:  # else an owner's
+            elif token != "'s" or before in _WITH_IS:  # otherwise a possessive
                 found.append(_SHORT[token])
         elif token == "%" or (token == "cent" and before == "per"):
             found[len(found) - (token == "cent") :] = ["percent"]
@@ -226,7 +258,7 @@ def _spelled_out(tokens: Sequence[str]) -> list[str]:
 
 
 def _spoken(tokens: Sequence[str], place: int) -> tuple[int, int]:
-    """Value of the number words from ``place`` on, and the place behind them."""
+    """Return the value of the number words that start at ``place``, and the index after them."""
     start, total, value = place, 0, 0
     while place < len(tokens):
         token = tokens[place]
@@ -246,18 +278,18 @@ def _spoken(tokens: Sequence[str], place: int) -> tuple[int, int]:
 
 
 def _joins(tokens: Sequence[str], place: int) -> bool:
-    """Whether an *and* stands inside a number here: *two hundred and fifty*."""
+    """Return whether this *and* is inside a number: *two hundred and fifty*."""
     around = place + 1 < len(tokens) and tokens[place - 1] in _SCALES and tokens[place + 1] in CARDINALS
     return tokens[place] == "and" and around
 
 
-def canonical(text: str) -> str:
-    """``tokens_of`` with single spaces between."""
+def canonical_text(text: str) -> str:
+    """Return the canonical tokens joined by spaces."""
     return " ".join(tokens_of(text))
 
 
 def _plain(text: str) -> str:
-    """LaTeX and Unicode notation as plain text."""
+    """Return LaTeX and Unicode notation as plain text."""
     if _FOREIGN.search(text):
         text = _RAISED_RUN.sub(lambda m: "^" + "".join(_RAISED[c] for c in m[0]), text)
         text = _LOWERED_RUN.sub(lambda m: "_" + "".join(_LOWERED[c] for c in m[0]), text)
@@ -265,10 +297,10 @@ def _plain(text: str) -> str:
     text = _DEGREES.sub(" degrees ", text)
     if "\\" in text:
         text = _REPEATING.sub(" repeating ", _ENVIRONMENT.sub(" ", text))
-        # from the inside outwards: a fraction's parts may hold fractions
+        # from the inside out, because parts of a fraction may hold fractions
         text = _until_settled(_innermost, text)
         text = _COMMAND.sub(_command, text)
-    # a group of one atom needs no brackets, one of several does: x^{2} and x^2, but x^{2n} is x^(2n)
+    # only a group of several atoms needs brackets: x^{2} is x^2, and x^{2n} is x^(2n)
     text = _until_settled(lambda t: _GROUP.sub(_bracketed, t), text)
     return text.replace("$", " ").replace("{", " ").replace("}", " ")
 
@@ -280,7 +312,7 @@ def _innermost(text: str) -> str:
 
 
 def _until_settled(change: Callable[[str], str], text: str) -> str:
-    for _ in range(8):  # deeper nesting keeps its outermost levels as they are
+    for _ in range(8):  # deeper nesting is left unchanged at its outermost levels
         changed = change(text)
         if changed == text:
             break
@@ -294,7 +326,7 @@ def _grouped(inside: str) -> str:
 
 
 def _bracketed(match: re.Match[str]) -> str:
-    """Contents of braces: with brackets after ^ and _ only, elsewhere braces mark what is set in another face."""
+    """Return the contents of braces, in brackets after ^ and _ only. Other braces concern the typeface."""
     before = match.string[max(0, match.start() - 1) : match.start()]
     return _grouped(match[1]) if before in ("^", "_") else f" {match[1]} "
 
@@ -320,7 +352,7 @@ def _symbol(match: re.Match[str]) -> str:
 
 
 def _number(token: str) -> str:
-    """``007.50`` as ``7.5``."""
+    """Return a number without superfluous zeros: ``007.50`` as ``7.5``."""
     if not token[0].isdigit() and token[0] != ".":
         return token
     whole, _, part = token.partition(".")

@@ -1,6 +1,6 @@
-"""The data card of a mixture: what is in it, what every step dropped and why, its licences; and its pictures.
+"""Data card of a mixture: contents, licences, the rows that every step dropped with the reasons, and figures.
 
-The pictures are self-contained SVG, readable in print.
+The figures are self-contained SVG and readable in print.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _svg(title: str, height: float, body: Sequence[str]) -> str:
 
 
 def bars(title: str, values: Sequence[int], *, faint: Collection[int], note: str) -> str:
-    """Upright bars, from 0 on, with their values; those whose place is in ``faint`` are pale."""
+    """Return an SVG of vertical bars with their values. Bars whose index is in ``faint`` are pale."""
     top, bottom, left = 52.0, 250.0, 40.0
     step = (WIDTH - 2 * left) / max(1, len(values))
     body: list[str] = []
@@ -55,7 +55,7 @@ def bars(title: str, values: Sequence[int], *, faint: Collection[int], note: str
 
 
 def waterfall(title: str, steps: Sequence[StepCounts]) -> str:
-    """What is left after each step, from top to bottom, and beside it how many went for which reason."""
+    """Return an SVG of the rows that remain after each step, with the number of dropped rows by reason."""
     left, width, y = 150.0, 400.0, 48.0
     most = max([1, *(step.entered for step in steps)])
     body: list[str] = []
@@ -88,12 +88,12 @@ def _text(x: float, y: float, text: object, anchor: str = "start", colour: str =
 
 
 Table = tuple[str, list[str], list[list[str]]]
-"""Title, head and rows."""
+"""Title, column names and rows."""
 
 
 def write_card(config: PipelineConfig, output: Path, mix: StepFolder, files: Mapping[str, int]) -> None:
-    """Write ``card.json``, ``card.md``, ``card.html`` and ``waterfall.svg`` beside the training files."""
-    # the mix step's rows are counted here: it is not finished yet
+    """Write ``card.json``, ``card.md``, ``card.html`` and ``waterfall.svg`` next to the training files."""
+    # the mix step is not finished yet, so its rows are counted here
     counts = [one for one in counts_of(output) if one.step != mix.path.name]
     counts.append(StepCounts(step=mix.path.name, sources=count_rows(mix)))
     sources = {source.label: {"licence": source.stated_licence(), "from": _origin(source)} for source in config.sources}
@@ -124,7 +124,7 @@ def write_card(config: PipelineConfig, output: Path, mix: StepFolder, files: Map
         resources.files("magicrl.pipeline").joinpath("card.html").read_text(encoding="utf-8")
     )
     settings = without_secrets((output / "pipeline.toml").read_text(encoding="utf-8"))
-    drawing = Markup(picture)  # our own: texts in it are escaped
+    drawing = Markup(picture)  # safe: texts in it are already escaped
     html = page.render(name=config.name, made=document["made"], picture=drawing, tables=tables, settings=settings)
     write_atomically(folder / "card.html", html)
 
@@ -139,7 +139,7 @@ def _origin(source: PipelineSource) -> str:
 
 
 def _source_rows(sources: Mapping[str, Mapping[str, str]], counts: Sequence[StepCounts]) -> list[list[str]]:
-    """By source: what was read, what each step left, and the licence."""
+    """Return a table row per source: rows read, rows left by each step, and the licence."""
     rows: list[list[str]] = []
     for name in sorted({name for one in counts for name in one.sources}):
         known = sources.get(name, {"licence": "see its run", "from": name})

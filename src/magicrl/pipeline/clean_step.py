@@ -1,11 +1,11 @@
-"""The cleaning step: maths problems by rules and by their own answers, code problems by their tests.
+"""The cleaning step: checks maths problems by rules and by their answers, and code problems by their tests.
 
-A maths problem that no rule drops is judged by the verifier that training uses (RECIPE section 7): the reference answer
-in a box must be right (otherwise no response could earn it); the verifier must be able to read it (otherwise only its
-own spelling would be right); the first given solution, judged as if a model had written it, must be right.
+A maths problem that passes the rules is checked with the verifier that training uses (RECIPE section 7). The boxed
+reference answer must be judged correct, otherwise no response could be. The verifier must be able to read it, otherwise
+only its exact spelling would be correct. The first solution, judged like a response, must be correct.
 
-A code problem needs usable tests and a reference solution that passes them in the sandbox; where solutions that pass
-give different outputs, it needs a checker.
+A code problem needs usable tests and a reference solution that passes them in the sandbox. If solutions that pass give
+different outputs, it also needs a checker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from magicrl.pipeline.entry import Entry, entries_of
-from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step
+from magicrl.pipeline.frame import Context, Decide, Decision, Drop, PipelineStep
 from magicrl.pipeline.maths_rules import maths_fault
 from magicrl.pipeline.parts import StepFolder
 from magicrl.pipeline.pipeline_schema import CleanStep, CodeCleaning, MathsCleaning
@@ -31,26 +31,26 @@ from magicrl_verifiers.code.sandbox import Limits
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
 from magicrl_verifiers.extraction import CLOSE_TAG, OPEN_TAG, last_box
 from magicrl_verifiers.maths.literals import plain_number
-from magicrl_verifiers.maths.notation import canonical, close_braces
+from magicrl_verifiers.maths.notation import canonical_notation, close_braces
 from magicrl_verifiers.records import JudgeOptions
 from magicrl_verifiers.service import VerifierPool
 from magicrl_verifiers.workers import Closing, Ticket
 
 _PROBE = r"\boxed{\int_0^1 \zeta(7) y \, dy + \Gamma(\frac{1}{7})}"
-"""Answer that matches no reference: the verdict about it says whether the verifier can read the reference."""
+"""Answer that matches no reference. Its verdict shows whether the verifier can read the reference."""
 _AFTER_HASHES = re.compile(r"(?:^|\n)####[ \t]*(\S[^\n]*?)\s*\Z")
-_SHORT = 200  # characters of an answer that may be settled without the verifier
+_SHORT = 200  # longest answer, in characters, that is compared without the verifier
 
 
 class MathsCleaner:
-    """Decides on maths problems; the pool's options must be ``auto`` and ``lenient``."""
+    """Decides which maths problems to keep. The pool's options must be ``auto`` and ``lenient``."""
 
     def __init__(self, rules: MathsCleaning, pool: VerifierPool) -> None:
         self._rules = rules
         self._pool = pool
 
     def decide(self, entries: Sequence[Entry]) -> list[Decision]:
-        """Decisions in the entries' order; many are judged at a time."""
+        """Return a decision per entry, in order. The entries are judged in parallel."""
         # all are submitted before the first result is awaited, so that the workers are busy
         waiting: list[tuple[Drop | None, dict[str, str], Ticket | None]] = []
         for entry in entries:
@@ -65,7 +65,7 @@ class MathsCleaner:
         return decided
 
     def _questions(self, entry: Entry) -> dict[str, str]:
-        """What must be asked of the verifier, by name: responses to judge against the reference answers."""
+        """Return the responses that the verifier must judge against the reference answers, by name."""
         questions: dict[str, str] = {}
         # most reference answers are plain numbers that the solution boxes in the same spelling: there the verifier's
         # first step, equality of canonical strings, is taken in this process, with the same result
@@ -120,7 +120,7 @@ def _is_digits(text: str) -> bool:
 
 
 def _canonical(text: str) -> str:
-    return text if _is_digits(text) else canonical(close_braces(text))
+    return text if _is_digits(text) else canonical_notation(close_braces(text))
 
 
 def stated_answer(solution: str) -> str | None:
@@ -135,7 +135,7 @@ def stated_answer(solution: str) -> str | None:
     box = last_box(solution)
     if box is not None:
         return box.strip() or None
-    # only the end is searched: GSM8K's mark stands in the last line
+    # only the end is searched: GSM8K marks the answer in the last line
     found = _AFTER_HASHES.search(solution[-1000:])
     return found.group(1) if found else None
 
@@ -224,7 +224,7 @@ def usable_tests(tests: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """The tests without those that say nothing, and how many were taken out.
 
     A test says nothing when it has no input, or no expected output and there is no checker; of two lists of unequal
-    length only the common beginning can be paired. Assertions are left alone.
+    length only the common beginning can be paired. Assertions are left as they are.
 
     Example:
         >>> usable_tests({"inputs": ["1", "2", "3"], "outputs": ["1", ""]})
@@ -254,7 +254,7 @@ def _says(wanted: Any) -> bool:
     return bool(wanted.strip()) if isinstance(wanted, str) else wanted is not None and wanted != []
 
 
-class Clean(Step[CleanStep]):
+class Clean(PipelineStep[CleanStep]):
     """Row by row, in several processes, each with verifiers of its own."""
 
     use = "clean"
@@ -276,7 +276,7 @@ class Clean(Step[CleanStep]):
 
             def decide(table: pa.Table) -> list[Decision]:
                 entries = entries_of(table)
-                # each kind is judged as a whole, then told in the rows' own order again
+                # each kind is judged as a whole; the results go back into the order of the rows
                 programs = iter(code.decide([entry for entry in entries if entry.ability == "code"]))
                 others = iter(maths.decide([entry for entry in entries if entry.ability != "code"]))
                 return [next(programs if entry.ability == "code" else others) for entry in entries]

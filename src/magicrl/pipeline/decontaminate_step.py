@@ -1,7 +1,7 @@
-"""The decontamination step: problems of test sets out of training texts, each hit reported with both texts.
+"""The decontamination step: removes problems of test sets from training data and reports each hit with both texts.
 
-A test problem is found again when it is equal, differently typeset, contained, reworded, renumbered, or near in an
-embedding.
+A training text is a hit if it equals a test problem, differs only in typesetting, contains it, rewords or renumbers it,
+or is near it in an embedding.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from magicrl.pipeline.dedup_step import documents
 from magicrl.pipeline.disguise import keys_of, problem_of
 from magicrl.pipeline.embedders import Embedder, make_embedder
 from magicrl.pipeline.entry import Document
-from magicrl.pipeline.frame import Context, Drop, Step, write_drops
+from magicrl.pipeline.frame import Context, Drop, PipelineStep, write_drops
 from magicrl.pipeline.guard import are_different, numbers_of
 from magicrl.pipeline.import_source import import_source
 from magicrl.pipeline.parts import Part, StepFolder, hash_of
 from magicrl.pipeline.pipeline_schema import DecontaminateStep, DecontaminationSettings, HitKind
-from magicrl.pipeline.texts import U64, Texts, mixed, runs, spooled
+from magicrl.pipeline.texts import U64, Texts, mixed, spooled, window_hashes
 from magicrl.records import prompt_key
 
 Tokens = Sequence[str]
 
 
 def masked(tokens: Tokens) -> list[str]:
-    """The tokens with every number as ``#``."""
+    """Return the tokens with every number replaced by ``#``."""
     return ["#" if token[0].isdigit() else token for token in tokens]
 
 
 class GramIndex:
-    """Test problems by their n-grams.
+    """Index of test problems by their n-grams.
 
-    A problem of fewer than n = ``length`` tokens is one gram, fewer than ``least`` are not looked for. A gram that
-    several problems share weighs as much less, so that *Find the remainder when N is divided by* does not count.
+    A problem shorter than n = ``length`` tokens is one n-gram; one shorter than ``least`` is not searched for. An
+    n-gram that k problems share weighs 1/k, so that *Find the remainder when N is divided by* hardly counts.
     """
 
     def __init__(self, references: Sequence[Tokens], *, length: int, least: int) -> None:
@@ -60,11 +60,11 @@ class GramIndex:
         self._keys, columns = np.unique(np.concatenate(sets), return_inverse=True)
         weights = 1.0 / np.bincount(columns)[columns]
         self._weights: Any = sparse.csr_matrix((weights, (columns, owners)), shape=(len(self._keys), len(sets)))
-        # not 0 for a problem without grams, which would be divided by
+        # not 0, because it is a divisor
         self._totals = np.maximum(np.bincount(owners, weights, len(sets)), 1e-12)
 
     def overlaps(self, texts: Sequence[Tokens], least: float) -> list[dict[int, float]]:
-        """By text: test problems of whose n-grams, by weight, it holds at least this share."""
+        """Return for each text the test problems of whose weighted n-grams it contains at least the share ``least``."""
         found: list[dict[int, float]] = [{} for _ in texts]
         if not len(self._keys):
             return found
@@ -76,7 +76,7 @@ class GramIndex:
             known = self._keys[places] == hashes
             rows.append(np.repeat(np.arange(len(texts)), np.diff(starts))[known])
             columns.append(places[known])
-        # a gram counts once a text, however often it stands there
+        # an n-gram counts once per text
         pairs = np.unique(np.stack([np.concatenate(rows), np.concatenate(columns)]), axis=1)
         held: Any = sparse.csr_matrix((np.ones(pairs.shape[1]), tuple(pairs)), shape=(len(texts), len(self._keys)))
         scores = (held @ self._weights).tocoo()
@@ -89,26 +89,26 @@ class GramIndex:
     def _grams(self, texts: Sequence[Tokens], length: int) -> tuple[U64, NDArray[np.int64]]:
         words = np.asarray([crc32(t.encode("utf-8", "surrogatepass")) for text in texts for t in text], dtype=np.uint64)
         sizes = np.asarray([len(text) for text in texts], dtype=np.int64)
-        return runs(mixed(words, 7), sizes, length, seed=length)
+        return window_hashes(mixed(words, 7), sizes, length, seed=length)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hit:
-    """One training text against one test problem."""
+    """A training text that repeats a test problem."""
 
     document: str  # id of the training text
     reference: str  # id of the test problem
     reference_set: str
     kind: HitKind
-    score: float  # in 0..1, of the finding method: share of n-grams or cosine; 1 for equal texts
+    score: float  # share of n-grams or cosine, in 0..1; 1 for equal texts
     document_text: str
     reference_text: str
 
 
 def write_report(hits: Iterable[Hit], folder: Path) -> Counter[tuple[str, str]]:
-    """Write ``hits.jsonl`` (all) and ``hits.md`` (counts, then all), and count hits by test set and kind.
+    """Write ``hits.jsonl`` and ``hits.md``, and return the number of hits by test set and kind.
 
-    Hits may be many: they are written as they come.
+    Hits are written as they arrive, because there may be many.
     """
     counts: Counter[tuple[str, str]] = Counter()
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,14 +127,14 @@ def write_report(hits: Iterable[Hit], folder: Path) -> Counter[tuple[str, str]]:
 
 
 def read_hits(path: Path) -> Iterator[Hit]:
-    """The hits of a file of JSON Lines."""
+    """Yield the hits in a file of JSON Lines."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             yield Hit(**json.loads(line))
 
 
 def _quoted(text: str) -> str:
-    """As a block that shows the text as it is, whatever backticks it holds."""
+    """Return a Markdown code block of the text, with a fence longer than any in the text."""
     fence = "````"
     while fence in text:
         fence += "`"
@@ -142,9 +142,10 @@ def _quoted(text: str) -> str:
 
 
 CHUNK = 2048
-_FITTED = 200_000  # documents whose words the hashed embedder counts; more would not change what is rare
-_VERSION = 5
-_WHOLE, _LONGER = 0.9, 1.3  # share of a test problem's n-grams, and times its length, of a text that contains it
+_FITTED = 200_000  # documents whose words the hashed embedder counts; more would not change which words are rare
+_VERSION = 6
+# a text contains a test problem if it has this share of its n-grams and is longer by this factor
+_WHOLE, _LONGER = 0.9, 1.3
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 
 
@@ -155,16 +156,17 @@ def find_contamination(
     *,
     folder: Path,
 ) -> Iterator[Hit]:
-    """Hits in the order of the documents; several for a document that repeats several test problems.
+    """Yield hits in the order of the documents. A document may repeat several test problems.
 
     Args:
-        documents: training texts, read once; they go to disk.
-        references: the problems of each test set, by its name.
-        folder: for texts and hits so far: a call that was killed goes on after the last whole chunk.
+        documents: Training texts, read once and written to disk.
+        references: Problems of each test set, by its name.
+        settings: Thresholds and kinds of hits.
+        folder: Folder for texts and hits. A call that was killed continues after the last complete chunk.
 
     Raises:
-        ValueError: there is no test problem.
-        ServerError: an embedding server refused.
+        ValueError: There is no test problem.
+        ServerError: An embedding server refused a request.
     """
     held = [(name, document) for name, members in references.items() for document in members]
     if not held:
@@ -178,7 +180,9 @@ def find_contamination(
         for first in range(0, len(texts), CHUNK):
             path = state / f"{first:010d}.jsonl"
             if not path.is_file():
-                search = search or _Search(held, settings, texts)  # a finished call opens no embedder
+                search = search or _Search(
+                    held, settings, texts
+                )  # created here, so that a finished call opens no embedder
                 last = min(first + CHUNK, len(texts))
                 hits = search.hits(ids[first:last], [texts[number] for number in range(first, last)])
                 write_atomically(path, "".join(json.dumps(asdict(hit)) + "\n" for hit in hits))
@@ -189,7 +193,7 @@ def find_contamination(
 
 
 class _Reference:
-    """A test problem with what is compared of it."""
+    """A test problem in the forms that are compared."""
 
     def __init__(self, name: str, document: Document) -> None:
         self.set, self.id, self.text = name, document.id, document.text
@@ -202,14 +206,14 @@ class _Reference:
 
 
 class _Search:
-    """Compares chunks of documents with all test problems."""
+    """Compares documents with all test problems, one chunk at a time."""
 
     def __init__(self, held: Sequence[tuple[str, Document]], settings: DecontaminationSettings, texts: Texts) -> None:
         self._settings = settings
         self._references = [_Reference(name, document) for name, document in held]
         self._equal: dict[str | int, list[int]] = {}
         for number, reference in enumerate(self._references):
-            # only keys of the whole test problem: a text that shares a part of it is another one
+            # only the key of the whole test problem: a text that shares a part of it is another problem
             for key in (reference.key, reference.canonical, *keys_of(reference.problem)[:1]):
                 self._equal.setdefault(key, []).append(number)
         least = min(settings.least_words, settings.ngram_words)
@@ -223,7 +227,7 @@ class _Search:
             self._vectors = self._embedder.embed(hidden)
 
     def hits(self, ids: Sequence[str], texts: Sequence[str]) -> Iterator[Hit]:
-        """Hits of one chunk."""
+        """Yield the hits of one chunk."""
         problems = [problem_of(text) for text in texts]
         tokens = [tokens_of(problem) for problem in problems]
         plain = self._grams.overlaps(tokens, self._settings.overlap)
@@ -232,14 +236,14 @@ class _Search:
         for row, text in enumerate(texts):
             keys = keys_of(problems[row])
             named = (prompt_key(text), " ".join(tokens[row]))
-            # equal as a whole; where something around it had to be taken off, the test problem is contained
+            # equal as a whole; a key without surrounding sentences means that the text contains the test problem
             equal = {number for key in (*named, *keys[:1]) if key for number in self._equal.get(key, ())}
             held = {number for key in keys[1:] for number in self._equal.get(key, ())}
             for number in sorted({*equal, *held, *plain[row], *hidden[row], *near[row]}):
                 reference = self._references[number]
                 score = max(plain[row].get(number, 0), hidden[row].get(number, 0), near[row].get(number, 0))
                 kind = self._kind(text, problems[row], tokens[row], reference, plain[row].get(number, 0.0))
-                # a weaker name only where the plain comparisons did not find equality
+                # a weaker kind only if the direct comparisons did not find equality
                 if kind not in ("verbatim", "reformatted") and number in equal | held:
                     kind = "renamed" if number in equal else "contained"
                 if kind is not None and kind in self._settings.kinds:
@@ -254,7 +258,7 @@ class _Search:
                     )
 
     def close(self) -> None:
-        """Give the embedder's model or connections back."""
+        """Release the embedder's model or connections."""
         if self._embedder is not None:
             self._embedder.close()
 
@@ -268,13 +272,13 @@ class _Search:
         return found
 
     def _kind(self, text: str, problem: str, tokens: Tokens, reference: _Reference, overlap: float) -> HitKind | None:
-        """How a text and a test problem agree, which are near in one way at least; None where it is too little."""
+        """Return how a text and a test problem that are similar in some way agree; None if they agree too little."""
         if prompt_key(text) == reference.key:
             return "verbatim"
         if " ".join(tokens) == reference.canonical:
             return "contained" if problem != text else "reformatted"
         longer = problem != text or len(tokens) > _LONGER * len(reference.tokens)
-        # longer: at equal length the same n-grams are a reworded copy, not one that is contained
+        # at equal length the same n-grams mean a reworded copy, not a contained one
         if overlap >= _WHOLE and longer and reference.words >= self._settings.least_words:
             return "contained"
         numbers = _numbers(tokens)
@@ -283,7 +287,7 @@ class _Search:
         # "Compute 3 + 5" with other numbers repeats nothing
         if reference.words < self._settings.least_words:
             return None
-        # numbers hidden, so that only formulas and words can make them different
+        # hide the numbers, so that only formulas and words can differ
         hidden = _DIGITS.sub("#", problem), _DIGITS.sub("#", reference.problem)
         same = len(numbers) == len(reference.numbers) and not are_different(*hidden, wording=False)
         return "renumbered" if same else "neighbour"
@@ -294,7 +298,7 @@ def _numbers(tokens: Sequence[str]) -> list[str]:
 
 
 def _hidden(text: str, settings: DecontaminationSettings) -> str:
-    """What is embedded. The hashed embedder would see a changed number as a changed word; models see the text."""
+    """Return the text to embed. Numbers are masked for the hashed embedder, which sees a number as a word."""
     if settings.embedder.kind != "hashed":
         return text
     return _DIGITS.sub("#", text)
@@ -308,8 +312,8 @@ def _corpus(references: Sequence[str], texts: Texts, settings: DecontaminationSe
         yield [_hidden(text, settings) for text in chunk]
 
 
-class Decontaminate(Step[DecontaminateStep]):
-    """Looks for every test problem in all statements first; then rows are dropped by id."""
+class Decontaminate(PipelineStep[DecontaminateStep]):
+    """Searches all statements for test problems first, then drops rows by id."""
 
     use = "decontaminate"
 
@@ -318,7 +322,7 @@ class Decontaminate(Step[DecontaminateStep]):
         return {"against": against, **self._settings.settings.model_dump(mode="json")}
 
     def _references(self, context: Context) -> Iterator[tuple[str, list[Part]]]:
-        """The test sets, imported like any source into a folder of their own."""
+        """Yield the test sets, imported like any source into separate folders."""
         for name, source in self._settings.against.items():
             named = source if source.name is not None else source.model_copy(update={"name": name})
             folder = context.output / "references" / named.label
@@ -336,7 +340,7 @@ class Decontaminate(Step[DecontaminateStep]):
         def hits() -> Iterator[Hit]:
             for hit in find_contamination(documents(parts), references, settings, folder=folder.work / "search"):
                 former = best.get(hit.document)
-                # hits of other kinds are reported only
+                # hits of other kinds are only reported
                 if hit.kind in settings.drop and (former is None or hit.score > former.score):
                     best[hit.document] = hit
                 yield hit

@@ -1,6 +1,6 @@
-"""The dedup step: duplicates inside each source, or over all of them, the cheapest comparison first.
+"""The dedup step: finds duplicates within each source or across all sources, cheapest comparison first.
 
-Of every cluster the best-specified copy stays.
+The best-specified copy of every cluster is kept.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue]
 
 from magicrl.files import whole_file, write_atomically
-from magicrl.pipeline.canonical import canonical
+from magicrl.pipeline.canonical import canonical_text
 from magicrl.pipeline.disguise import keys_of, problem_of
 from magicrl.pipeline.embedders import Embedder, Matrix, make_embedder
 from magicrl.pipeline.entry import Document
-from magicrl.pipeline.frame import Context, Drop, Step, write_drops
+from magicrl.pipeline.frame import Context, Drop, PipelineStep, write_drops
 from magicrl.pipeline.guard import are_different, number_key
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part
 from magicrl.pipeline.pipeline_schema import DedupSettings, DedupStep, EmbeddingSettings, NearSettings, Stage
@@ -37,52 +37,52 @@ class Duplicate:
     """A dropped document."""
 
     id: str
-    kept: str  # id of the copy that stays in its place
-    stage: Stage  # that found it
-    similarity: float  # of the pair that the stage found: 1 (exact, disguised), Jaccard (near), cosine (embedding)
-    twin: str  # the other document of that pair; it is ``kept`` itself, or was dropped for it in turn
+    kept: str  # id of the copy that is kept instead
+    stage: Stage  # the stage that found it
+    similarity: float  # of this document and ``twin``: 1 (exact, disguised), Jaccard (near), cosine (embedding)
+    twin: str  # id of the document it was compared with: ``kept``, or a duplicate of ``kept``
 
 
 @dataclass(frozen=True, kw_only=True)
 class DuplicateClusters:
     """All duplicates of one call."""
 
-    documents: int  # how many were read
+    documents: int  # number of documents read
     dropped: tuple[Duplicate, ...]  # in the order of the input
     pairs_guarded: Mapping[Stage, int]  # similar enough, but with another number, formula or deciding word
 
     @cached_property
     def by_id(self) -> dict[str, Duplicate]:
-        """The dropped documents by their ids."""
+        """Dropped documents by id."""
         return {duplicate.id: duplicate for duplicate in self.dropped}
 
 
 Numbers = NDArray[np.int64]
 Similarity = Callable[[int, int], float | None]
-"""Of two documents, by number; None when they are not duplicates."""
+"""Function that returns the similarity of two documents (by number), or None if they are not duplicates."""
 
 _HEADS = 16
-"""Most kept documents of one bucket that a further member is compared with: a bucket of n costs no more than 16 n."""
+"""Largest number of kept documents that a member of a bucket is compared with, so that n members cost at most 16 n."""
 
 
 class Links:
-    """Documents dropped by one stage: ``found`` holds (dropped, kept, similarity); of a pair the lower rank stays."""
+    """Documents dropped by one stage, as (dropped, kept, similarity) in ``found``. The lower rank of a pair is kept."""
 
     def __init__(self, alive: NDArray[np.bool_], rank: Numbers) -> None:
         self.alive = alive.copy()
         self.rank = rank
-        self.guarded = 0  # pairs that were alike and are different problems
+        self.guarded = 0  # similar pairs that are different problems
         self.found: list[tuple[int, int, float]] = []
 
     def drop(self, dropped: int, kept: int, similarity: float) -> None:
-        """``dropped`` goes for ``kept``, which may go for another one later."""
+        """Drop a document in favour of ``kept``, which may itself be dropped later."""
         assert self.alive[dropped]
         assert dropped != kept
         self.alive[dropped] = False
         self.found.append((dropped, kept, similarity))
 
     def resolve(self, bucket: Sequence[int], similarity: Similarity) -> None:
-        """Drop the duplicates among the documents of a bucket; the best of each pair stays."""
+        """Drop the duplicates among the documents of a bucket, keeping the better one of each pair."""
         heads: list[int] = []
         # best first, so that a head is never worse than what is dropped for it
         for document in sorted((d for d in bucket if self.alive[d]), key=lambda d: int(self.rank[d])):
@@ -92,14 +92,14 @@ class Links:
                     self.drop(document, head, found)
                     break
             else:
-                # the first ones are the best of the bucket, the last ones the likeliest neighbours
+                # keep the first heads, the best of the bucket, and the last, which are the likeliest neighbours
                 if len(heads) == _HEADS:
                     del heads[_HEADS // 2]
                 heads.append(document)
 
 
 def buckets(keys: U64, members: Numbers) -> Iterator[Numbers]:
-    """Members with equal keys, where there are at least two, in the order of the keys."""
+    """Yield the groups of at least two members with equal keys, in the order of the keys."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     edges = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1], [True]]))
@@ -113,7 +113,7 @@ _CHECKED = 2_000_000
 
 
 def bands_of(texts: Texts, settings: NearSettings) -> U64:
-    """``[bands, documents]`` 64-bit keys; two texts are candidates where a band's keys agree."""
+    """Return 64-bit keys ``[bands, documents]``. Two texts with equal keys in a band are a candidate pair."""
     keys = np.empty((settings.permutations // settings.rows, len(texts)), dtype=np.uint64)
     for first, chunk in texts.chunks(_CHUNK):
         hashes, starts = shingles(chunk, settings.shingle_characters, settings.seed)
@@ -122,7 +122,7 @@ def bands_of(texts: Texts, settings: NearSettings) -> U64:
         )
         rows = np.asarray(matrix.to_rows(), dtype=np.uint64)
         for band in range(len(keys)):
-            # from the band's number: equal rows in two bands give two keys
+            # start from the band's number, so that equal rows in two bands give different keys
             key = np.full(len(chunk), band, dtype=np.uint64)
             for column in range(band * settings.rows, (band + 1) * settings.rows):
                 key = mixed(key ^ rows[:, column], 0)
@@ -133,16 +133,21 @@ def bands_of(texts: Texts, settings: NearSettings) -> U64:
 def link_near(
     links: Links, texts: Texts, raw: Texts, bands: U64, numbers: U64, settings: NearSettings, *, guard: bool
 ) -> None:
-    """Drop near duplicates, band by band; each candidate pair is compared exactly.
+    """Drop near duplicates, band by band. Each candidate pair is compared exactly.
 
-    ``texts`` are canonical, ``raw`` as they came. With ``guard`` texts of other ``numbers`` are never compared.
+    Args:
+        texts: Canonical texts.
+        raw: The same texts as they were read.
+        bands: Keys from `bands_of`.
+        numbers: A hash of the numbers in each text.
+        guard: Never compare texts whose numbers differ.
     """
 
     @lru_cache(_CACHED)
     def shingles_of(number: int) -> U64:
         return np.unique(shingles([texts[number]], settings.shingle_characters, settings.seed)[0])
 
-    @lru_cache(_CHECKED)  # a pair may meet in every band, and the guard is slow
+    @lru_cache(_CHECKED)  # a pair can be a candidate in every band, and the guard is slow
     def similarity(kept: int, other: int) -> float | None:
         found = jaccard(shingles_of(kept), shingles_of(other))
         if found < settings.similarity:
@@ -153,8 +158,8 @@ def link_near(
         return found
 
     for band in bands:
-        members = np.flatnonzero(links.alive)  # anew in each band: what one dropped need not be compared again
-        # numbers in the key: texts with other numbers never meet in a bucket, which the guard would have to part
+        members = np.flatnonzero(links.alive)  # again in each band, so that dropped documents are not compared again
+        # numbers in the key, so that pairs which the guard would reject never share a bucket
         keys = mixed(band[members] ^ numbers[members], 0) if guard else np.asarray(band[members])
         for bucket in buckets(keys, members):
             links.resolve(bucket.tolist(), similarity)
@@ -162,21 +167,25 @@ def link_near(
 
 _TILE = 1024
 _BLOCK = 16384
-"""Most texts that are compared each with each; a larger block is split by nearness to some of its members."""
+"""Largest block in which all pairs are compared. A larger one is split by nearness to some of its members."""
 _TRIED = 8
 
 
 def link_neighbours(
     links: Links, raw: Texts, vectors: NDArray[np.float16], numbers: U64, *, similarity: float, guard: bool
 ) -> None:
-    """Drop the documents whose vector is near a better document's.
+    """Drop documents whose vector is near the vector of a better document.
 
-    ``vectors`` ``[alive documents, d]`` have unit length. With ``guard`` texts of other ``numbers`` are never compared.
+    Args:
+        vectors: Unit vectors ``[alive documents, d]``.
+        numbers: A hash of the numbers in each text.
+        similarity: Smallest cosine of duplicates.
+        guard: Never compare texts whose numbers differ.
     """
     members = np.flatnonzero(links.alive)
 
     def settle(document: int, near: Numbers, scores: Matrix) -> None:
-        # the nearest first; the guard is slow, so only some of them are tried
+        # nearest first; the guard is slow, so only the nearest few are tried
         for place in np.argsort(-scores, kind="stable")[:_TRIED]:
             kept = int(near[place])
             if guard and are_different(raw[document], raw[kept]):
@@ -186,9 +195,9 @@ def link_neighbours(
             return
 
     keys = numbers[members] if guard else np.zeros(len(members), dtype=np.uint64)
-    # with the guard only texts of the same numbers can be duplicates: all pairs are looked at within a block alone
+    # with the guard only texts with equal numbers can be duplicates, so pairs are compared within such a block only
     for block in buckets(keys, np.arange(len(members))):
-        # best first: each row is then compared with better ones only
+        # best first, so that each row is compared with better ones only
         ranked = block[np.argsort(links.rank[members[block]], kind="stable")]
         for part in _parts(ranked, vectors):
             rows = part[links.alive[members[part]]]
@@ -199,12 +208,14 @@ def link_neighbours(
 
 
 def _parts(block: Numbers, vectors: NDArray[np.float16]) -> Sequence[Numbers]:
-    """Overlapping parts: each row goes with the two of some evenly spaced ones that it is nearest to."""
+    """Split a block into overlapping parts: each row joins the two nearest of some evenly spaced rows."""
     if len(block) <= _BLOCK:
         return [block]
     centres = 4 * -(-len(block) // _BLOCK)
     chosen = vectors[block[np.linspace(0, len(block) - 1, centres).astype(np.int64)]].astype(np.float32)
-    nearest = np.empty((len(block), 2), dtype=np.int64)  # two: neighbours on both sides of a border meet in one part
+    nearest = np.empty(
+        (len(block), 2), dtype=np.int64
+    )  # two, so that neighbours on both sides of a border share a part
     for first in range(0, len(block), _TILE):
         scores = vectors[block[first : first + _TILE]].astype(np.float32) @ chosen.T
         nearest[first : first + _TILE] = np.argsort(-scores, axis=1, kind="stable")[:, :2]
@@ -212,12 +223,12 @@ def _parts(block: Numbers, vectors: NDArray[np.float16]) -> Sequence[Numbers]:
 
 
 def _near_rows(vectors: Matrix, similarity: float) -> Iterable[tuple[int, Numbers, Matrix]]:
-    """Each row that has near ones before it, with these and their cosines."""
+    """Yield each row that has near rows before it, with those rows and their cosines."""
     for first in range(0, len(vectors), _TILE):
-        # a tile of rows against all before them: [tile, rows] instead of [rows, rows] in memory
+        # one tile of rows against all rows before it: memory is [tile, rows] instead of [rows, rows]
         scores = vectors[first : first + _TILE] @ vectors[: first + _TILE].T
         near_rows, near = np.nonzero(scores >= similarity)
-        # of a symmetric pair the better one stands before, and nobody is near itself
+        # count each pair once, under its worse row, and no row with itself
         before = near < near_rows + first
         near_rows, near = near_rows[before], near[before]
         for row in np.unique(near_rows):
@@ -225,24 +236,30 @@ def _near_rows(vectors: Matrix, similarity: float) -> Iterable[tuple[int, Number
             yield int(row) + first, columns, scores[row, columns]
 
 
-_VERSION = 4  # raised whenever equal documents and settings would give other files
-_ORDER: tuple[Stage, ...] = ("exact", "disguised", "near", "embedding")  # cheap ones first, however they are listed
-_VECTORS = 4096  # of a file
+_VERSION = 5  # raised whenever the same documents and settings would give different files
+_ORDER: tuple[Stage, ...] = (
+    "exact",
+    "disguised",
+    "near",
+    "embedding",
+)  # cheap ones first, in whatever order the settings list them
+_VECTORS = 4096  # vectors per file
 
 
 def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, folder: Path) -> DuplicateClusters:
-    """Which documents are copies of better ones.
+    """Find the documents that are copies of better-specified documents.
 
-    A dropped document always has a kept one that is at least as well specified; likeness is not passed on beyond what
-    was compared. The same documents and settings give the same clusters.
+    Every dropped document has a kept one that is at least as well specified. The same documents and settings give the
+    same clusters.
 
     Args:
-        documents: read once; texts go to disk; ids, ranks and vectors in half precision are in memory.
-        folder: for what is on disk; a call that was killed goes on from the stages that are done there.
+        documents: Read once. Texts are written to disk; ids, ranks and half-precision vectors stay in memory.
+        settings: Stages to run and their thresholds.
+        folder: Folder for files. A call that was killed continues after the last stage finished there.
 
     Raises:
-        ValueError: an id comes twice, or qualities are of different lengths.
-        ServerError: an embedding server refused.
+        ValueError: Two documents have the same id, or qualities have different lengths.
+        ServerError: An embedding server refused a request.
     """
     problems = (Document(each.id, problem_of(each.text), each.quality) for each in documents)
     ids, qualities, texts, digest = spooled(problems, folder / "raw.arrow")
@@ -256,17 +273,17 @@ def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, f
             )
     if not ids:
         return DuplicateClusters(documents=0, dropped=(), pairs_guarded={})
-    # the largest quality first, of equal ones the earliest
+    # the largest quality first, ties in the order of the input
     order = np.lexsort([np.arange(len(ids)), *(-np.asarray(qualities, dtype=np.float64).T[::-1])])
     rank = np.empty(len(ids), dtype=np.int64)
     rank[order] = np.arange(len(ids))
-    # the folder's name is made of texts and settings, so that files of another call are never taken up
+    # the folder is named after texts and settings, so that files of another call are never reused
     search = _Search(texts, rank, settings, folder / hash_of(_VERSION, digest, settings.model_dump(mode="json"))[:24])
     return _clusters(ids, {stage: search.stage(stage) for stage in _ORDER if stage in settings.stages})
 
 
 class _Search:
-    """Runs the stages, or takes what an earlier call left of them in ``folder``."""
+    """Runs the stages, reusing results of an earlier call in ``folder``."""
 
     def __init__(self, raw: Texts, rank: Numbers, settings: DedupSettings, folder: Path) -> None:
         self._raw = raw
@@ -277,11 +294,11 @@ class _Search:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "canonical.arrow"
         if not path.is_file():
-            Texts.write(path, map(canonical, raw))
+            Texts.write(path, map(canonical_text, raw))
         self._texts = Texts(path)
 
     def stage(self, stage: Stage) -> dict[str, Any]:
-        """The stage's links, and how many pairs it kept apart; what it drops is gone for the next stage."""
+        """Run a stage, or read its results. Later stages do not see the documents that it drops."""
         path = self._folder / f"{stage}.json"
         if not path.is_file():
             links = Links(self._alive, self._rank)
@@ -296,7 +313,7 @@ class _Search:
     def _exact(self, links: Links) -> None:
         keys = np.empty(len(self._texts), dtype=np.uint64)
         for number, text in enumerate(self._texts):
-            # of a text without words and numbers its own characters count
+            # a text without words and numbers is compared by its own characters
             digest = hashlib.blake2b((text or self._raw[number]).encode("utf-8", "surrogatepass"), digest_size=8)
             keys[number] = int.from_bytes(digest.digest(), "little")
 
@@ -307,8 +324,8 @@ class _Search:
             links.resolve(bucket.tolist(), equal)
 
     def _disguised(self, links: Links) -> None:
-        """Equal but for the names of variables and people and for text around it."""
-        keys, owners, whole = array("Q"), array("q"), bytearray()  # whole: the key is of all that the document asks
+        """Drop documents that are equal except for names of variables and people and for surrounding text."""
+        keys, owners, whole = array("Q"), array("q"), bytearray()  # whole: the key covers the complete text
         for number in np.flatnonzero(self._alive).tolist():
             found = keys_of(self._raw[number])
             keys.extend(found)
@@ -319,7 +336,7 @@ class _Search:
             asking = set(of[bucket][is_whole[bucket] > 0].tolist())
 
             def equal(a: int, b: int, asking: set[int] = asking) -> float | None:
-                return 1.0 if a in asking or b in asking else None  # two that share a part only are two problems
+                return 1.0 if a in asking or b in asking else None  # two texts that only share a part are two problems
 
             if asking:
                 links.resolve(sorted({*of[bucket].tolist()}), equal)
@@ -337,7 +354,7 @@ class _Search:
         link_neighbours(links, self._raw, vectors, self._numbers(), similarity=stage.similarity, guard=guard)
 
     def _vectors(self, settings: EmbeddingSettings) -> NDArray[np.float16]:
-        """Of the documents alive ``[n, d]``; each file of some thousand is made once."""
+        """Return the vectors ``[n, d]`` of the remaining documents. Each file of 4,096 vectors is computed once."""
         members = np.flatnonzero(self._alive).tolist()
         chunks = [members[first : first + _VECTORS] for first in range(0, len(members), _VECTORS)]
 
@@ -365,7 +382,7 @@ class _Search:
         return self._array("numbers", made)
 
     def _array(self, name: str, make: Callable[[], U64]) -> U64:
-        """An array from its file, or made now."""
+        """Return an array from its file, computing it if the file is missing."""
         path = self._folder / f"{name}.npy"
         if not path.is_file():
             self._save(path, make())
@@ -384,7 +401,7 @@ def _clusters(ids: Sequence[str], stages: Mapping[Stage, Mapping[str, Any]]) -> 
     }
 
     def last(number: int) -> int:
-        # a document that others were dropped for may itself have gone in a later stage
+        # a kept document may itself have been dropped in a later stage
         while number in links:
             number = links[number][1]
         return number
@@ -400,8 +417,8 @@ def _clusters(ids: Sequence[str], stages: Mapping[Stage, Mapping[str, Any]]) -> 
 _COLUMNS = ["id", "problem", "solutions", "reward_model", "notes"]
 
 
-class Dedup(Step[DedupStep]):
-    """Looks at all statements first; then rows are dropped by id."""
+class Dedup(PipelineStep[DedupStep]):
+    """Compares all statements first, then drops rows by id."""
 
     use = "dedup"
 
@@ -409,7 +426,7 @@ class Dedup(Step[DedupStep]):
         return {"scope": self._settings.scope, **self._settings.settings.model_dump(mode="json")}
 
     def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
-        """``work/clusters.json``: each kept problem with its copies, the largest clusters first."""
+        """Write ``work/clusters.json``: each kept problem with its copies, the largest clusters first."""
         drops: dict[str, Drop] = {}
         clusters: dict[str, list[Any]] = {}
         guarded = 0
@@ -430,17 +447,17 @@ class Dedup(Step[DedupStep]):
         write_drops(folder, drops)
 
     def _groups(self, parts: Sequence[Part]) -> Iterator[tuple[str, list[Part]]]:
-        """The parts that are compared with each other."""
+        """Yield the groups of parts that are compared with each other."""
         if self._settings.scope == "across":
             yield "all", list(parts)
             return
-        # parts of a source lie side by side and are called SOURCE.NNNNN
+        # parts of a source are adjacent and named SOURCE.NNNNN
         for source, group in groupby(parts, key=lambda part: part.name.rpartition(".")[0]):
             yield source, list(group)
 
 
 def documents(parts: Sequence[Part]) -> Iterator[Document]:
-    """Every statement, with how well its problem is specified: checked, solved, more accepted answers or tests."""
+    """Yield every statement with its quality: checked by the verifier, solved, length of answers or tests."""
     for part in parts:
         for row in read_part(part.path, _COLUMNS).to_pylist():
             notes: dict[str, Any] = json.loads(row["notes"]) if row["notes"] else {}

@@ -1,8 +1,8 @@
-"""The difficulty step: N rollouts a problem at tau; what a model never or always solves teaches it nothing.
+"""The difficulty step: N rollouts per problem; a model learns nothing from problems it never or always solves.
 
-Samples are kept in ``work/samples-*.jsonl`` as they are judged, under the problem's id and a hash of its prompt and
-reference answers: a kill loses none, and a rerun with other problems samples only the new ones. A sample's random
-numbers depend on that name, not on the problem's place among the others.
+Every sample is written to ``work/samples-*.jsonl`` when it is judged, under the problem's id and a hash of its prompt
+and reference answers. A kill loses no sample, and a rerun with other problems samples only the new ones. The random
+numbers of a sample depend on that name, not on the order of the problems.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from magicrl.models.model_files import find_model
 from magicrl.models.small_models import find_gguf, prepare_gguf_package
 from magicrl.pipeline.card import bars
 from magicrl.pipeline.entry import Entry, entries_of
-from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_entry
+from magicrl.pipeline.frame import Context, Decide, Decision, Drop, PipelineStep, by_entry
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part
 from magicrl.pipeline.pipeline_schema import DifficultyStep, EarlyStop
 from magicrl.records import Problem
@@ -38,7 +38,7 @@ from magicrl_verifiers.service import VerifierPool
 
 
 def chance_of_the_same(counted: int, total: int, prior: float) -> float:
-    """The chance that all further samples turn out as all before did.
+    """Return the probability that all further samples have the same outcome as all previous ones.
 
     The pass rate has a Beta(prior, prior) distribution; after ``counted`` equal outcomes the rest of ``total`` is equal
     with probability B(prior + total, prior) / B(prior + counted, prior).
@@ -54,18 +54,24 @@ def chance_of_the_same(counted: int, total: int, prior: float) -> float:
 
 
 def is_closed(correct: int, counted: int, total: int, rule: EarlyStop) -> bool:
-    """Whether it is settled that the problem is solved sometimes, or sure enough that it is never or always.
+    """Return whether a problem needs no more samples.
 
-    ``correct`` of ``counted`` judged samples are right, and ``total`` are wanted.
+    This is so if it is sometimes solved, or never or always solved with enough confidence.
+
+    Args:
+        correct: Number of correct samples.
+        counted: Number of judged samples.
+        total: Number of samples wanted.
+        rule: Confidence and prior.
     """
-    # one right and one wrong sample settle "sometimes", whatever the others would say
+    # one correct and one wrong sample settle "sometimes"
     if counted >= total or 0 < correct < counted:
         return True
     return counted >= rule.first and chance_of_the_same(counted, total, rule.prior) >= rule.confidence
 
 
 def failures_of_sixteen(correct: int, counted: int) -> int:
-    """``model_difficulty`` as it was released: failures of 16; 0 and 16 only where every sample says so.
+    """Return ``model_difficulty`` in the released form: failures of 16. Only unanimous samples give 0 or 16.
 
     Example:
         >>> [failures_of_sixteen(correct, 8) for correct in (0, 1, 7, 8)]
@@ -76,7 +82,7 @@ def failures_of_sixteen(correct: int, counted: int) -> int:
     assert 0 <= correct <= counted
     assert counted > 0
     scaled = round(16 * (counted - correct) / counted)
-    # rounding must not turn a problem that is solved sometimes into 0 or 16, which are dropped
+    # rounding must not turn a problem that is sometimes solved into 0 or 16, which are dropped
     return min(max(scaled, int(correct < counted)), 16 - int(correct > 0))
 
 
@@ -87,7 +93,7 @@ _PILOT = 32  # samples
 
 @dataclass(slots=True)
 class Count:
-    """Samples of one problem: which exist, how many were judged, how many are right."""
+    """Samples of a problem: their indices, how many were judged, and how many are correct."""
 
     total: int
     ability: str
@@ -107,31 +113,31 @@ class Count:
         return self.total - len(self.indices)
 
     def is_open(self, rule: EarlyStop | None) -> bool:
-        """Whether the problem still needs samples."""
+        """Return whether the problem needs more samples."""
         return self.missing > 0 and (rule is None or not is_closed(self.correct, self.counted, self.total, rule))
 
 
-class Difficulty(Step[DifficultyStep]):
-    """Measures first, with one engine; then rows are dropped or get their ``model_difficulty``."""
+class Difficulty(PipelineStep[DifficultyStep]):
+    """Samples all problems first, then drops rows or adds their ``model_difficulty``."""
 
     use = "difficulty"
 
     @property
     def label(self) -> str:
-        """The model's name in ``model_difficulty``."""
+        """Name of the model in ``model_difficulty``."""
         sampler = self._settings.sampler
         return self._settings.label or Path(sampler.model or sampler.gguf_package or "").name
 
     def identity(self, context: Context) -> Any:
         sampler = self._settings.sampler
-        costs = {"max_rows", "memory_limit_mb", "threads", "device"}  # decide no sample
+        costs = {"max_rows", "memory_limit_mb", "threads", "device"}  # do not affect samples
         known = self._settings.model_dump(mode="json", exclude={"name": True, "sampler": costs})
         known["sampler"]["options"] = {name: v for name, v in sampler.options.items() if name in ("mode", "tokenizer")}
         if sampler.gguf_package is not None:
             known["weights"] = hashlib.sha256(find_gguf(sampler.gguf_package).read_bytes()).hexdigest()
         elif sampler.engine != "openai":
             known["weights"] = model_checksums(find_model(self._model(context)))
-            known["sampler"].pop("model")  # the same weights in another place give the same samples
+            known["sampler"].pop("model")  # the same weights elsewhere give the same samples
         return known
 
     def _model(self, context: Context) -> str:
@@ -144,7 +150,7 @@ class Difficulty(Step[DifficultyStep]):
     def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         settings = self._settings
         problems, counts = self._problems(parts)
-        # of a single sample: how many are wanted, and when to stop, decides none
+        # the number of samples and the stopping rule do not affect a single sample
         known: dict[str, Any] = self.identity(context)
         for name in ("samples", "code_samples", "early_stop", "keep", "label", "overlong_prompts"):
             known.pop(name)
@@ -187,7 +193,11 @@ class Difficulty(Step[DifficultyStep]):
         return problems, counts
 
     def _overlong(self, problems: Sequence[Problem], opened: OpenedEngine) -> dict[str, str]:
-        """Problems that cannot be put to the model, with the reason; an error where the settings want none."""
+        """Return the problems whose prompt does not fit, with the reason.
+
+        Raises:
+            ValueError: There is such a problem and the settings make it an error, or no prompt can fit.
+        """
         limit = self._settings.max_tokens
         room = opened.max_context - limit
         if room <= 0:
@@ -199,7 +209,7 @@ class Difficulty(Step[DifficultyStep]):
         for problem in problems:
             try:
                 tokens = len(opened.encode(problem))
-            except ValueError as error:  # longer than the whole context, or with symbols that the model lacks
+            except ValueError as error:  # longer than the context, or with symbols that the model lacks
                 found[problem.id] = str(error)
                 continue
             if tokens > room:
@@ -217,16 +227,16 @@ class Difficulty(Step[DifficultyStep]):
         path: Path,
         context: Context,
     ) -> None:
-        """Rounds of samples: after each, problems that are settled get no more. Without early stopping there is one."""
+        """Sample in rounds. Closed problems get no more samples. Without early stopping there is one round."""
         settings, rule = self._settings, self._settings.early_stop
-        # where the template opens <think>, a response without </think> never came to an answer
+        # if the template opens <think>, a response without </think> has no answer
         reasoning = settings.reasoning or ("required" if opened.opens_reasoning else "auto")
         options = JudgeOptions(reasoning=reasoning, extract=settings.extract)
         pool = VerifierPool(options=options, time_limit=settings.time_limit, workers=context.workers)
         with pool as judge, closing(SampleFile(path)) as file:
 
             def job(some: Sequence[Problem], total: int, most: int | None = None) -> list[int]:
-                """Make what is missing up to ``total``; returns the samples' tokens."""
+                """Make the missing samples up to ``total`` and return their numbers of tokens."""
                 tokens: list[int] = []
 
                 def write(row: SampleRow) -> None:
@@ -239,7 +249,7 @@ class Difficulty(Step[DifficultyStep]):
                     temperature=settings.temperature,
                     max_tokens=settings.max_tokens,
                     seed=settings.seed,
-                    # by name, not by place: other problems in the list must not change a problem's samples
+                    # by name, so that other problems in the list do not change a problem's samples
                     draws={problem.id: draw_of(problem.id) for problem in some},
                 )
                 run_job(
@@ -257,14 +267,14 @@ class Difficulty(Step[DifficultyStep]):
 
             longest = max((counts[problem.id].total for problem in problems), default=0)
             first = longest if rule is None else rule.first
-            # maths and code want different numbers of samples: each stops at its own
+            # maths and code problems have different N
             for bound in range(first, longest + first, first):
                 groups: dict[int, list[Problem]] = {}
                 for problem in problems:
                     count = counts[problem.id]
                     if count.is_open(rule):
                         groups.setdefault(min(bound, count.total), []).append(problem)
-                if bound == first:  # the pilot's samples are kept, so that it costs nothing
+                if bound == first:  # samples of the pilot are kept, so it costs nothing
                     self._tell_cost(groups, counts, job, context)
                 for total in sorted(groups):
                     job(groups[total], total)
@@ -276,15 +286,15 @@ class Difficulty(Step[DifficultyStep]):
         job: Callable[[Sequence[Problem], int, int], list[int]],
         context: Context,
     ) -> None:
-        """What sampling costs at most; where it is much, a few samples over many problems say what it takes."""
+        """Show the largest cost of sampling. For many samples, a pilot over a few problems estimates the time."""
         missing = sum(counts[problem.id].missing for some in groups.values() for problem in some)
         context.watcher.note(
             f"{self.label}: {missing} samples to make at most, {missing * self._settings.max_tokens} tokens at most"
         )
-        # a pilot that is a large part of the work tells nothing in time
+        # a pilot is pointless if it is a large part of the work
         if missing < 4 * _PILOT:
             return
-        # of the kind that most are of: a handful of code problems says nothing of the rest
+        # from the larger group: a few code problems say nothing about maths problems
         total = max(groups, key=lambda total: total * len(groups[total]))
         began = time.monotonic()
         tokens = job(groups[total], total, _PILOT)
@@ -314,7 +324,7 @@ class Difficulty(Step[DifficultyStep]):
         return by_entry(one)
 
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
-        """``work/difficulty.{txt,json,svg}``: the report's table for this model."""
+        """Write ``work/difficulty.{txt,json,svg}``: the report's table for this model."""
         document = json.loads((folder.work / "counts.json").read_text(encoding="utf-8"))
         told, text = difficulty_report(document)
         failures = Counter(failures_of_sixteen(c, n) for _, c, n, _ in document["counts"].values() if n)
@@ -331,9 +341,13 @@ class Difficulty(Step[DifficultyStep]):
 
 
 def difficulty_report(document: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """By ability: problems, never (0/N), always (N/N) and sometimes solved, and what could not be measured.
+    """Count never (0/N), always (N/N) and sometimes solved problems by ability, and problems without a judged sample.
 
-    Of ``counts.json``, which holds (ability, correct, judged, N) by problem; as JSON values and as text.
+    Args:
+        document: Contents of ``counts.json``, with (ability, correct, judged, N) by problem.
+
+    Returns:
+        The counts as JSON values, and as text.
     """
     lines = [f"difficulty under {document['model']} (tau {document['temperature']:g}, T {document['max_tokens']})"]
     lines.append(f"{'':8}{'problems':>10}{'0/N':>10}{'N/N':>10}{'kept':>10}{'unmeasured':>12}")
@@ -356,7 +370,7 @@ def difficulty_report(document: Mapping[str, Any]) -> tuple[dict[str, Any], str]
     if document["early_stop"] is not None:
         prior = document["early_stop"]["prior"]
         closed = [(n, total) for _, correct, n, total in document["counts"].values() if correct in (0, n) and n < total]
-        # the expected number of problems for which another sample would have turned out otherwise
+        # the expected number of problems for which a further sample would have had another outcome
         wrong = sum(1 - chance_of_the_same(n, total, prior) for n, total in closed if n)
         told["expected_errors"] = round(wrong, 2)
         share = samples["saved"] / max(1, samples["wanted"])
@@ -368,10 +382,10 @@ def difficulty_report(document: Mapping[str, Any]) -> tuple[dict[str, Any], str]
 
 
 def sampled_name(entry: Entry) -> str:
-    """The name that samples are kept under: another prompt or reference answer is another problem."""
+    """Return the name of a problem in the sample file. Another prompt or reference answer gives another name."""
     return f"{entry.id}@{hash_of(entry.prompt, list(entry.references))[:12]}"
 
 
 def draw_of(name: str) -> int:
-    """A 48-bit draw number that depends on the problem alone."""
+    """Return a 48-bit draw number that depends only on the problem."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")

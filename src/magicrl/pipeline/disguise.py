@@ -1,8 +1,7 @@
-"""Keys of a problem that other names of its variables and people, or chat text around it, do not change.
+"""Keys of a problem that do not depend on the names of variables and people, or on chat text around the problem.
 
-Variables and names are labels: renamed one to one, in the order of their first places, they leave the problem as it is.
-What stands around a problem is taken off sentence by sentence while it says nothing mathematical; what is left must
-then be another text as a whole.
+Variables and names are labels, numbered by their first occurrence. Sentences around a problem are removed while they
+say nothing mathematical. The rest must then equal another text as a whole.
 """
 
 from __future__ import annotations
@@ -32,22 +31,33 @@ _OUTSIDE = re.compile(
 _TERM = re.compile(r"[-+*/^=<>]\s?[aAI](?![A-Za-z'’])|\([aAI]\s?[-+*/^=<>,)]|(?<![A-Za-z\\'’])[aAI]\s?[-+*/^=<>)]")
 _INDEX = re.compile(r"_\{?i\b|\bi\s*=")
 _AXIS = re.compile(r"[xyz]\$?-(?:axis|axes|coordinate|intercept)")
-_NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+\b")
-# what stands around a problem whatever it says: control tokens of chat templates, roles, a greeting, a label in front,
-# points, a place for the answer
+# inside a sentence, or the owner of something; at the start of a sentence every word has a capital
+_NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+\b|\b[A-Z][a-z]+(?=['’]s\b| and [A-Z][a-z])")
+# text that never belongs to a problem: control tokens of chat templates, roles, a greeting, a label in front, points,
+# time limits, a placeholder for the answer
 _LABEL = (
     r"(?i:question|problem|exercise|example|task|quiz|exam|test|homework|hw|item|puzzle|challenge|section|chapter|part"
-    r"|level|ex|q|no)"
+    r"|level|round|ex|q|no)"
 )
 _TURN = re.compile(
     r"<(answer|result|final|output)>[^<>]{0,40}</\1>|<[|｜][A-Za-z_▁]+[|｜]>(?:system|user|assistant)?"
     r"|</?[a-z_]{2,}>(?:system|user|assistant|model)?(?=\W|\Z)|\[/?INST\]|(?<!\S)/(?:no_)?think\b"
     r"|```[a-z]*\n[^`]{0,120}```|\{\s*\"[^{}\n]{0,120}\}"
-    r"|^\s*You are (?:an? |the )?[^.\n\d]{0,60}\b(?:assistant|expert|mathematician|tutor|AI|solver|model)\b"
+    r"|^\s*You are (?:an? |the )?[^.\n\d]{0,60}"
+    r"\b(?:assistant|expert|mathematician|tutor|teacher|professor|instructor|coach|AI|solver|model)\b"
     r"[^.\n\d]{0,60}(?:\d+ years[^.\n\d]{0,60})?[.\n]"
     r"|^\s*(?:[Hh]i|[Hh]ey|[Hh]ello|[Dd]ear)\b[^,.!?\n]{0,30},\s|[(\[]\d+ (?:points?|marks?|pts)[)\]]"
-    rf"|^\W*(?:{_LABEL}\W{{0,3}}\d[\d.]*[a-z]?(?:\s?(?:of|/)\s?\d+)?[\s,;]*)+(?:[.):\]]+\s|\n)|^\s*\(?\d{{1,4}}[.)]\s+(?=[A-Z$\\])"
-    r"|(?:^|(?<=[.:?!\n]\s))(?i:please|kindly|your (?:task|job|goal) is to|(?:can|could|would) you(?: please)?)\s"
+    r"|(?i:[(\[]?time (?:limit|allowed|allotted|left|remaining)\W{1,3}\d+\s?"
+    r"(?:s|sec|seconds?|min|minutes?|h|hours?)\b(?:[;,][^()\n]{0,20})?[.;,)\]]*)"
+    r"|^\s*(?i:you have \d+ (?:seconds|minutes)(?: (?:to|for) [^.:\n]{0,40})?[.:!]"
+    r"(?![\s\S]*\b(?:minute|second|hour|time)))"
+    r"|^(?:\s*(?i:difficulty|topic|subject|source|date|today's date|category|tags?|id|grade|unit|lesson|total):"
+    r"\s[^.\n$:]{1,40}[.\n;])+"
+    r"|^\s*\[[^\[\]\n$=]{0,60}\]\s*\n|^\s*[A-Z][A-Za-z ]{0,40}#\s?\d+\s*[:.)\]-]+\s"
+    rf"|^\W*(?:{_LABEL}\W{{0,3}}\d[\d.]*[a-z]?(?:\s?(?:of|/)\s?\d+)?[\s,;]*)+"
+    r"(?:[(\[]\d+ (?:points?|marks?|pts)[)\]])?(?:[.):\]]+\s|\n)|^\s*\(?\d{1,4}[.)]\s+(?=[A-Z$\\])"
+    r"|(?:^|(?<=[.:?!\n]\s))(?i:please|kindly|your (?:task|job|goal) is to|(?:can|could|would) you(?: please)?"
+    r"|we (?:want|need|wish|would like|are asked) to)\s"
     r"|(?m:^)\W*(?i:system|user|human|assistant|instruction|response|question|problem|answer|solution|a|q)"
     r"(?:\W*(?m:$)|: |\W?\d*\W*\Z)|(?m:^)\W*(?i:question|problem|statement|exercise)[.:][*_]{1,3}\s"
 )
@@ -61,7 +71,7 @@ _SENTENCE_END = re.compile(
     r"|\s+(?=[(\[][^()\[\]\n$]{3,60}[)\]]\s*$)"
 )
 _BLANKS = str.maketrans(dict.fromkeys("0123456789\n.,:;!?()[]{}<>|*#/_'\"$\\-", " "))
-_ENDS = 100  # characters at either end in which a text around would be noticed
+_ENDS = 100  # characters at either end that are searched for surrounding text
 _PRONOUNS = listed("he she him his her hers himself herself")
 _SIGNS = listed("+ * / ^ = < > <= >= != % sqrt !")
 _ADDRESS = WORDS.address
@@ -79,53 +89,88 @@ _NEGATION = POLES["not"][0][0]
 _CALENDAR = {word for axis in WORDS.axes if axis[0] in ("monday", "january") for word in axis}
 _NO_REMARK = _SIGNS | _TASKS | _ROUNDED
 _REMARKS = WORDS.remarks
-_NO_NAMES = _CALENDAR | WORDS.remarks
+_NO_NAMES = _CALENDAR | WORDS.remarks | listed("user system let it that there here what who where he she how")
 _FRAME = _ADDRESS | NEUTRAL | WORDS.remarks | WORDS.remark_fillers
 _CERTAIN = WORDS.remarks | listed("please help thanks thx explain hint")
 _NOTICED = _CERTAIN | listed("q ex inst kindly hi hey hello dear system user")
+_ITEM = re.compile(r"\s*(?:\d{1,2}[.)]|[-*•])\s+(?:[A-Z][^$\\]*)?")
+"""Start of an item of a list."""
+_RULES = listed("all calculator calculators allowed one only")
+_INTRODUCING = listed(
+    "teacher teachers student students pupil tutor professor instructor mentor i my me us our please you your explain"
+)
+_CIRCUMSTANCES = re.compile(
+    r"\b\d+[- ](?:years?|minutes?|mins?|seconds?|hours?|marks?|points?)\b|\b(?:grade|class|year|level)\s?\d+"
+)
+"""Numbers of people and examinations rather than of the problem."""
 _SURE = 40
-"""Characters of a text that is surely more than that."""
+"""A text longer than this has at least ``_LEAST`` tokens."""
 _LEAST = 3
-"""Tokens of what is left when the text around is gone."""
+"""Fewest tokens of a problem without its surrounding text."""
+_MOST_REMARKS = 6
+"""Largest number of remarks that are removed at each end. Templates of some datasets are this long."""
 _MOST = 4
-"""Sentences that are taken off at each end."""
+"""Largest number of sentences that are removed at each end."""
 
 
 def problem_of(text: str) -> str:
-    r"""The text without the sentences at its ends that only speak to a reader: labels, remarks on how to answer.
+    r"""Return the text without labels and remarks on how to answer at its ends.
 
-    Such a sentence may hold numbers where all its words are those of remarks. A text of nothing else stays as it is.
+    A remark may hold numbers if all its words are typical of remarks. A text that is only remarks is returned
+    unchanged.
 
     Example:
         >>> problem_of("Question 14: Find $x$ if $x + 3 = 5$. Put the final answer in $\\boxed{ANSWER}$.")
         'Find $x$ if $x + 3 = 5$.'
     """
     ends = text if len(text) <= 2 * _ENDS else f"{text[:_ENDS]} {text[-_ENDS:]}"
-    if not _may_speak(ends) and "<|" not in text and not text.lstrip("( ")[:1].isdigit():
+    seen = _may_speak(ends) or "<|" in text or "#" in ends or ":" in ends or text.startswith(("[", "You have "))
+    if not seen and not text.lstrip("( ")[:1].isdigit():
         return text
     if "\\" in text:
         text = ESCAPED.sub("\n", text)
     bare = _TURN.sub("\n", _TAG.sub(" ", text) if "<" in text else text)
     parts = _sentences(_BOX.sub(" boxed ", bare) if "\\boxed" in bare or "$A" in bare else bare)
-    first, last = (
-        sum(1 for _ in takewhile(lambda part: _may_speak(part) and _is_remark(part, set(_tokens([part])[0])), ends))
-        for ends in (parts[:_MOST], parts[: -_MOST - 1 : -1])
-    )
+    for place in range(len(parts) - 2, -1, -1):
+        if _ITEM.fullmatch(parts[place]):
+            parts[place : place + 2] = ["".join(parts[place : place + 2])]
+    last = sum(1 for _ in takewhile(_says_nothing, parts[: -_MOST_REMARKS - 1 : -1]))
+    first = sum(1 for _ in takewhile(lambda part: _says_nothing(part) or _introduces(part), parts[:_MOST_REMARKS]))
     left = "".join(parts[first : len(parts) - last]).strip()
     return left if first + last < len(parts) and (len(left) > _SURE or len(tokens_of(left)) >= _LEAST) else text
 
 
+def _says_nothing(part: str) -> bool:
+    """Return whether a sentence is a remark for certain."""
+    if _ITEM.match(part):
+        # an item of a list of rules needs no word that marks it as a remark, but no other words either
+        told = set(_tokens([part])[0])
+        words = {token for token in told if token[0].isalpha()}
+        return (
+            bool(words) and words <= _FRAME | _RULES and told.isdisjoint(_NO_REMARK) and not part.rstrip().endswith("?")
+        )
+    return _may_speak(part) and _is_remark(part, set(_tokens([part])[0]))
+
+
+def _introduces(part: str) -> bool:
+    """Return whether words to or about a reader lead with a colon to the problem: *A student asks their teacher:*."""
+    if not part.rstrip().endswith(":") or any(sign.isdigit() for sign in _CIRCUMSTANCES.sub("", part)):
+        return False
+    told = set(_tokens([part])[0])
+    return not (_INTRODUCING.isdisjoint(told) or told & _SIGNS or any(token.startswith("qz") for token in told))
+
+
 def _may_speak(text: str) -> bool:
-    """Whether words of remarks are in a text, or none at all."""
+    """Return whether a text has words of remarks, or no words at all."""
     words = text.lower().translate(_BLANKS).split()
     return not (words and _NOTICED.isdisjoint(words))
 
 
 def keys_of(text: str) -> list[int]:
-    """64-bit keys of a text: its own, then those of what it may wrap; none of a text of a word or two.
+    """Return 64-bit keys: that of the whole text, then those without sentences at its ends. Empty for one or two words.
 
-    One of two texts is the other in disguise if the own key of one is among the keys of the other. Remarks around the
-    text should be gone (`problem_of`).
+    Two texts are the same problem in disguise if the first key of one is among the keys of the other. Remarks should be
+    removed before (`problem_of`).
 
     Example:
         >>> wrapped = keys_of("I am stuck here. Let $x + 3y = 5$ and $x > y$. Find $y$.")
@@ -136,25 +181,25 @@ def keys_of(text: str) -> list[int]:
     """
     parts = _sentences(text)
     tokens = _tokens(parts)
-    # two words are no problem, and would be equal to many
+    # two words are not a problem, and many texts would share them
     if sum(map(len, tokens)) < _LEAST:
         return []
     front, back = (
         sum(1 for _ in takewhile(lambda end: _may_be_around(*end), zip(ends[:_MOST], words, strict=False)))
         for ends, words in ((parts, tokens), (parts[::-1], tokens[::-1]))
     )
-    # every way to take sentences off both ends: which of them are the frame cannot be known
+    # all ways to remove sentences at both ends, because it is unknown which of them surround the problem
     ways = (tokens[first : len(tokens) - last] for first in range(front + 1) for last in range(back + 1))
     return [_key(left) for left in ways if sum(map(len, left)) >= _LEAST]
 
 
 def _sentences(text: str) -> list[str]:
-    """The text cut at ends of sentences, lines, colons and dashes, formulas whole."""
+    """Split a text at the ends of sentences and lines, colons and dashes, but not inside formulas."""
     spans = [match.span() for match in _MATHS.finditer(text)]
     parts: list[str] = []
     start = 0
     for match in _SENTENCE_END.finditer(text):
-        # a full stop within a formula ends no sentence
+        # a full stop in a formula does not end a sentence
         if any(first < match.end() < last for first, last in spans):
             continue
         parts.append(text[start : match.end()])
@@ -163,7 +208,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def _tokens(parts: Sequence[str]) -> list[list[str]]:
-    """Canonical tokens of each part; a variable's or a name's begins with ``qz``."""
+    """Return the canonical tokens of each part. Tokens of variables and names begin with ``qz``."""
     whole = "\n".join(parts)
     index = _INDEX.search(whole) is not None
     exponential, axes = "e^" in whole, _AXIS.search(whole) is not None
@@ -171,7 +216,7 @@ def _tokens(parts: Sequence[str]) -> list[list[str]]:
     letters: set[str] = set()
 
     def variable(letter: str) -> str:
-        # i that is no index, e where it is raised, pi, and letters of axes are constants: nobody renames them
+        # i (unless an index), e (if raised to a power), pi, and letters of axes are constants and never renamed
         if (
             (letter == "i" and not index)
             or (letter == "e" and exponential)
@@ -189,9 +234,9 @@ def _tokens(parts: Sequence[str]) -> list[list[str]]:
 
     def word(match: re.Match[str]) -> str:
         if match[2]:
-            # AB is two points only where A and B are variables elsewhere; else an abbreviation
+            # AB is two points if A and B are variables elsewhere, otherwise an abbreviation
             return "".join(map(variable, match[2])) if letters.issuperset(match[2]) else match[0]
-        # articles and the pronoun: variables only beside an operator
+        # the articles a and A and the pronoun I are variables only next to an operator
         if match[1] in "aAI" and not _TERM.search(match.string[max(0, match.start() - 2) : match.end() + 2]):
             return match[0]
         return variable(match[1])
@@ -222,7 +267,7 @@ _SPELLED = str.maketrans("0123456789", "ghijklmnop")
 
 
 def _is_remark(part: str, told: set[str]) -> bool:
-    """Whether a sentence certainly says nothing about a problem: labels, and remarks on how to answer."""
+    """Return whether a sentence is certainly a label or a remark on how to answer."""
     if _CERTAIN.isdisjoint(told):
         return not any(t[0].isalnum() for t in told)  # a line of dashes
     if part.rstrip().endswith("?") or told & _NO_REMARK:
@@ -230,7 +275,7 @@ def _is_remark(part: str, told: set[str]) -> bool:
     words = {t for t in told if t[0].isalpha() and not (t.startswith("qz") and "boxed" in told)}
     if words <= _FRAME:
         return not _REMARKS.isdisjoint(words)
-    # a word that is not known here may stand in a remark that says *you* and holds no formulas and people
+    # a remark with an unknown word must address the reader and hold no formulas or people
     if any(
         t.startswith("qz") or t in _PEOPLE or not _HARMLESS.issuperset(axis for axis, _ in poles_of(t)) for t in told
     ):
@@ -241,11 +286,11 @@ def _is_remark(part: str, told: set[str]) -> bool:
 
 
 def _may_be_around(part: str, words: Sequence[str]) -> bool:
-    """Whether a sentence at an end may be no part of the problem."""
+    """Return whether a sentence at an end may not belong to the problem."""
     told = set(words)
     if _is_remark(part, told):
         return True
-    # a number, a variable or a formula: this sentence belongs to the problem, and so do those behind it
+    # a sentence with a number, a variable or a formula belongs to the problem, and so do those after it
     if any((t[0].isdigit() and t != "1") or t.startswith("qz") for t in told) or told & _BELONGING:
         return False
     axes = {axis for word in told for axis, _ in poles_of(word)}
@@ -259,7 +304,7 @@ def _may_be_around(part: str, words: Sequence[str]) -> bool:
 
 
 def _key(parts: Sequence[Sequence[str]]) -> int:
-    """A hash of the tokens, variables and names numbered by their first places."""
+    """Return a hash of the tokens, with variables and names numbered by their first occurrence."""
     numbers: dict[str, str] = {}
     told = (numbers.setdefault(t, f"qz{len(numbers)}") if t.startswith("qz") else t for part in parts for t in part)
     text = " ".join(told).replace("what is", "find")

@@ -1,15 +1,16 @@
-"""Texts to unit vectors: hashed n-grams (no download), a Hugging Face model, or a server.
+"""Embedders, which turn texts into unit vectors: hashed n-grams (no download), a Hugging Face model, or a server.
 
-The hashed embedder sees shared wording: word order, inflection, a few other words and other names of people cost
-little. It does not see meaning: two texts that say one thing in quite other words are far apart, and so is a
-translation.
+The hashed embedder sees shared wording. Word order, inflection, a few replaced words and other names of people change a
+vector little. It does not see meaning: paraphrases in different words, and translations, are far apart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -24,14 +25,16 @@ from magicrl_verifiers.served import ServerError, ServerSettings, ServerUsage, T
 
 Matrix = NDArray[np.float32]
 
+_SPACES = re.compile(" {2,}")
 _FEATURES = 1 << 18
 _NAMES = 1 << 18
 _SPREAD = 8
-"""Coordinates that a feature goes to; with more, projected cosines are nearer to the true ones."""
+"""Number of coordinates per feature. With more, projected cosines are nearer to the true ones."""
 _GRAM = 4
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Z]?[a-z]{2,}(?![A-Za-z])")
-_SENTENCE_END = frozenset(".?!:\n\"'$")
-_NAME_SHARE = 0.8  # of a word's places inside sentences where it is capitalised, if it is a name
+# a word inside a sentence: neither the first of the text nor behind the end of a sentence or formula
+_INSIDE = re.compile(rf"""(?:(?<=[^.?!:\n"'$ ])|(?<=[^.?!:\n"'$ ] )){_WORD.pattern}""")
+_NAME_SHARE = 0.8  # a word is a name if this share of its occurrences inside sentences is capitalised
 _COMMON = WORDS.common
 
 
@@ -39,25 +42,26 @@ Corpus = Callable[[], Iterable[Sequence[str]]]
 
 
 class Embedder(Protocol):
-    """Texts to unit vectors."""
+    """An object that turns texts into unit vectors."""
 
     def embed(self, texts: Sequence[str]) -> Matrix:
-        """Unit vectors ``[len(texts), d]``."""
+        """Return unit vectors ``[len(texts), d]``."""
         ...
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release resources."""
         ...
 
 
 def make_embedder(settings: EmbeddingSettings, corpus: Corpus) -> Embedder:
-    """The embedder that the settings name.
+    """Return the embedder that the settings name.
 
     Args:
-        corpus: chunks of the texts that will be compared; only ``hashed`` reads them, for word frequencies.
+        settings: Kind, model and sizes.
+        corpus: Returns chunks of the texts that will be compared. Only ``hashed`` reads them, for word frequencies.
 
     Raises:
-        ValueError: the model cannot be loaded, or the server's key is not set.
+        ValueError: The model cannot be loaded, or the server's key is not set.
     """
     match settings.kind:
         case "hashed":
@@ -69,12 +73,12 @@ def make_embedder(settings: EmbeddingSettings, corpus: Corpus) -> Embedder:
 
 
 class HashedEmbedder:
-    """Vectors of unit length for the wording of texts.
+    """Embedder of wording: hashed words, word pairs and character n-grams with TF-IDF weights.
 
     Args:
-        corpus: chunks of raw texts, read once: how common a feature is, and which words are names.
-        dimensions: of a vector.
-        seed: of the hashes.
+        corpus: Chunks of raw texts, read once to learn how common each feature is and which words are names.
+        dimensions: Length of a vector.
+        seed: Seed of the hashes.
     """
 
     def __init__(self, corpus: Iterable[Sequence[str]], *, dimensions: int, seed: int) -> None:
@@ -88,28 +92,28 @@ class HashedEmbedder:
             counts += np.bincount(self._features(texts, None).indices, minlength=_FEATURES)
         # a word seen capitalised only once is as likely the subject of one problem as a name
         self._names = (capitals >= 2) & (capitals > _NAME_SHARE * places)
-        # the smoothed inverse document frequency: a feature of every text still weighs 1
+        # the smoothed inverse document frequency: a feature that every text has still weighs 1
         self._weights = np.log((1 + documents) / (1 + counts)).astype(np.float32) + 1
         self._projection = _projection(dimensions, seed)
 
     def embed(self, texts: Sequence[str]) -> Matrix:
-        """Unit vectors ``[len(texts), dimensions]``; all zero for a text without words."""
+        """Return unit vectors ``[len(texts), dimensions]``, zeros for a text without words."""
         features = self._features(texts, self._names)
-        # the root of a count: a word that stands four times weighs twice as much
+        # the square root of a count: a word that occurs four times weighs twice as much
         features.data = np.sqrt(features.data) * self._weights[features.indices]
         return _unit((features @ self._projection).toarray().astype(np.float32))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this embedder holds no resources."""
 
     def _features(self, texts: Sequence[str], names: NDArray[np.bool_] | None) -> Any:
-        """Counts ``[texts, _FEATURES]`` of words, pairs of words and character n-grams."""
+        """Return the counts ``[texts, _FEATURES]`` of words, word pairs and character n-grams as a sparse matrix."""
         rows = [_words(text, names) for text in texts]
         words = np.asarray([_hash(word) for row in rows for word in row], dtype=np.uint64)
         ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
         owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         inside = np.ones(max(0, len(words) - 1), dtype=bool)
-        # no pair across the border of two texts
+        # no pair across two texts
         inside[ends[(ends > 0) & (ends < len(words))] - 1] = False
         pairs = mixed(words[:-1] * np.uint64(31) + words[1:], 1)[inside] if len(words) else words
         grams, starts = shingles([" ".join(row) for row in rows], _GRAM, seed=2)
@@ -124,8 +128,8 @@ class HashedEmbedder:
 
 
 def _projection(dimensions: int, seed: int) -> Any:
-    """Each feature to ``_SPREAD`` coordinates with random signs ``[_FEATURES, dimensions]`` (a sparse projection)."""
-    # from a hash instead of a generator: the same matrix in every process, and nothing to store
+    """Return a sparse random projection ``[_FEATURES, dimensions]`` with ``_SPREAD`` random signs per feature."""
+    # hashes instead of a generator: every process computes the same matrix
     numbers = mixed(np.arange(_FEATURES * _SPREAD, dtype=np.uint64), seed + 101)
     columns = (numbers % np.uint64(dimensions)).astype(np.int64)
     signs = np.where((numbers >> np.uint64(40)) & np.uint64(1), 1.0, -1.0).astype(np.float32)
@@ -134,36 +138,35 @@ def _projection(dimensions: int, seed: int) -> Any:
 
 
 def _words(text: str, names: NDArray[np.bool_] | None) -> list[str]:
-    """Canonical tokens that carry content; a name is ``@``, whoever it is."""
+    """Return the canonical tokens without common words. Every name is ``@``."""
     if names is not None:
         text = _WORD.sub(lambda m: "@" if m[0][0].isupper() and names[_slot(m[0].lower())] else m[0], text)
     return [token for token in tokens_of(text) if token not in _COMMON]
 
 
 def _count_capitals(texts: Sequence[str], capitals: NDArray[np.int64], places: NDArray[np.int64]) -> None:
-    """Count, by word, its places inside sentences, and those where it is capitalised."""
+    """Count how often each word occurs inside sentences, and how often it is capitalised there."""
+    found: Counter[str] = Counter()
     for text in texts:
-        for match in _WORD.finditer(text):
-            before = text[: match.start()].rstrip(" ")[-1:] if match.start() else "."
-            # at the start of a sentence every word is capitalised
-            if before in _SENTENCE_END:
-                continue
-            slot = _slot(match[0].lower())
-            places[slot] += 1
-            capitals[slot] += match[0][0].isupper()
+        found.update(_INSIDE.findall(_SPACES.sub(" ", text) if "  " in text else text))
+    for word, count in found.items():
+        slot = _slot(word.lower())
+        places[slot] += count
+        capitals[slot] += count * word[0].isupper()
 
 
 def _slot(word: str) -> int:
     return _hash(word) % _NAMES
 
 
+@lru_cache(1 << 16)
 def _hash(word: str) -> int:
-    """Equal in every process, as Python's own hash is not."""
+    """Return a hash that is equal in every process, unlike Python's own."""
     return crc32(word.encode("utf-8", "surrogatepass"))
 
 
 class ModelEmbedder:
-    """A Hugging Face model; a text's vector is the mean of the last hidden states of its tokens."""
+    """Embedder with a Hugging Face model. A vector is the mean of the last hidden states of the tokens."""
 
     def __init__(self, settings: EmbeddingSettings) -> None:
         from transformers import AutoModel, AutoTokenizer
@@ -183,7 +186,7 @@ class ModelEmbedder:
         self._batch = settings.batch
 
     def embed(self, texts: Sequence[str]) -> Matrix:
-        """Unit vectors ``[len(texts), hidden]``; a text's does not depend on the others of its batch."""
+        """Return unit vectors ``[len(texts), hidden]``. A vector does not depend on the rest of its batch."""
         import torch
 
         vectors = np.zeros((len(texts), self._model.config.hidden_size), dtype=np.float32)
@@ -198,10 +201,10 @@ class ModelEmbedder:
                 return_tensors="pt",
             )
             mask = inputs["attention_mask"].unsqueeze(-1) > 0
-            if mask.shape[1]:  # else nothing but texts without tokens
+            if mask.shape[1]:  # 0 columns if no text has a token
                 with torch.no_grad():
                     states = self._model(**inputs).last_hidden_state.float()
-                # padding out of the mean: a text's vector must not depend on its batch
+                # leave padding out of the mean, so that a vector does not depend on its batch
                 vectors[chosen] = (torch.where(mask, states, 0.0).sum(1) / mask.sum(1).clamp(min=1)).numpy()
         return _unit(vectors)
 
@@ -211,7 +214,7 @@ class ModelEmbedder:
 
 
 class ServerEmbedder:
-    """An OpenAI-compatible ``/embeddings`` endpoint."""
+    """Embedder with an OpenAI-compatible ``/embeddings`` endpoint."""
 
     def __init__(self, settings: EmbeddingSettings) -> None:
         self._settings = settings
@@ -225,10 +228,10 @@ class ServerEmbedder:
         self._runner = asyncio.Runner()
 
     def embed(self, texts: Sequence[str]) -> Matrix:
-        """Unit vectors ``[len(texts), d]``.
+        """Return unit vectors ``[len(texts), d]``.
 
         Raises:
-            ServerError: a request was refused, or its answer does not hold a vector a text.
+            ServerError: The server refused a request, or its response does not hold one vector per text.
         """
         size = self._settings.batch
         batches = [texts[first : first + size] for first in range(0, len(texts), size)]
@@ -253,7 +256,7 @@ class ServerEmbedder:
     def _vectors(self, answer: dict[str, Any], count: int) -> Matrix:
         where = f"POST {self._server.shown('/embeddings')}"
         try:
-            # the order of the answer is not promised, its indices are
+            # the API guarantees the indices, not the order
             ordered = sorted(answer["data"], key=lambda row: int(row["index"]))
             vectors = np.asarray([row["embedding"] for row in ordered], dtype=np.float32)
         except (TypeError, KeyError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""One problem on its way through the pipeline, and its row in a parquet file.
+"""A problem in the pipeline, and its row in a parquet file.
 
-The file has the released schema's five columns, so that every step's output is a training file by itself, and beside
-them what the steps need of a problem: its bare statement, its solutions, where it came from.
+A row has the five columns of the released schema, so that the output of every step is a training file, and the columns
+that the steps need: the bare statement, the solutions and the origin.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ _OWN = {
     "notes": pa.string(),
 }
 SCHEMA = pa.schema([*RELEASED_FIELDS, pa.field("extra_info", _EXTRA), *(pa.field(*one) for one in _OWN.items())])
-"""Columns of kept rows: the released schema's, then the pipeline's own."""
+"""Columns of kept rows: those of the released schema, then those of the pipeline."""
 
 DROPPED_SCHEMA = pa.schema(
     [*SCHEMA, pa.field("step", pa.string()), pa.field("reason", pa.string()), pa.field("detail", pa.string())]
 )
-"""Columns of dropped rows: the same, and which step dropped the row and why. Of a row that could not be read only
-id, source and where are set, and ``detail`` holds the record's text."""
+"""Columns of dropped rows: those of kept rows, the step and the reason. For a record that could not be read only id,
+source and where are set, and ``detail`` holds its text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     """A problem in the pipeline."""
 
-    id: str  # unique in the whole pipeline, ``SOURCE/name``
-    source: str  # the pipeline's name of the source
-    data_source: str  # the released schema's column; the source unless the record has one of its own
+    id: str  # unique in the pipeline, ``SOURCE/name``
+    source: str  # name of the source in the pipeline
+    data_source: str  # column of the released schema; the source, unless the record has this column
     ability: Ability
-    problem: str  # the bare statement, which dedup, decontamination and judges read
-    prompt: str  # the statement with the text around it that a model is given, the last turn of its conversation
-    references: tuple[str, ...]  # accepted answers; for code the tests as JSON, alone
-    solutions: tuple[str, ...] = ()  # worked solutions or reference programs, the best first
-    index: int = 0  # the record's number within its source
-    level: int | None = None  # of difficulty, where the source states one
-    where: str = ""  # place of the record in words
+    problem: str  # bare statement, for dedup, decontamination and judges
+    prompt: str  # last turn for the model: the statement in its template
+    references: tuple[str, ...]  # accepted answers; for code one JSON text of the tests
+    solutions: tuple[str, ...] = ()  # worked solutions or reference programs, best first
+    index: int = 0  # number of the record in its source
+    level: int | None = None  # difficulty level of the source
+    where: str = ""  # place of the record, for messages
     difficulty: Mapping[str, int] = field(default_factory=dict[str, int])  # failures of 16 by model, as released
-    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the source or a step says of it
-    context: tuple[Message, ...] = ()  # the turns before the prompt, mostly none
+    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # notes of the source and of steps
+    context: tuple[Message, ...] = ()  # turns before the prompt, usually none
 
     def as_problem(self) -> Problem:
-        """What a model is asked, and its verifier."""
+        """Return the problem as training and evaluation use it."""
         return Problem(
             id=self.id,
             prompt=self.prompt,
@@ -77,7 +77,7 @@ class Entry:
 
 
 def row_of(entry: Entry) -> dict[str, Any]:
-    """The entry as a row of ``SCHEMA``."""
+    """Return the entry as a row of ``SCHEMA``."""
     code = entry.ability == "code"
     return {
         "data_source": entry.data_source,
@@ -99,7 +99,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
 
 
 def entry_of(row: Mapping[str, Any]) -> Entry:
-    """The entry of a row of ``SCHEMA``."""
+    """Return the entry of a row of ``SCHEMA``."""
     truth = row["reward_model"]["ground_truth"]
     extra = row["extra_info"]
     return Entry(
@@ -121,30 +121,30 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
 
 
 def is_entry(record: Mapping[str, Any]) -> bool:
-    """Whether a record is a row of ``SCHEMA``: another run's output, taken as it is."""
+    """Return whether a record is a row of ``SCHEMA``, the output of another run."""
     return all(name in record for name in SCHEMA.names)
 
 
 def table_of(entries: Sequence[Entry]) -> pa.Table:
-    """The entries as a table of ``SCHEMA``."""
+    """Return the entries as a table of ``SCHEMA``."""
     return pa.Table.from_pylist([row_of(entry) for entry in entries], schema=SCHEMA)
 
 
 def entries_of(table: pa.Table) -> list[Entry]:
-    """The entries of a table of ``SCHEMA``."""
+    """Return the entries of a table of ``SCHEMA``."""
     return [entry_of(row) for row in table.select(SCHEMA.names).to_pylist()]
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A problem as dedup and decontamination see it.
+    """A problem as dedup and decontamination compare it.
 
     Example:
         >>> Document("gsm8k-0", "Ann has 3 apples. How many are left?", (1.0, 36.0)).id
         'gsm8k-0'
     """
 
-    id: str  # unique among the documents of one call
-    text: str  # the problem's statement
-    # how well specified the problem is; of two copies the one with the larger tuple is kept, of equal ones the earlier
+    id: str  # unique among the documents of a call
+    text: str  # statement
+    # how well specified the problem is: the copy with the larger tuple is kept, the earlier one of equals
     quality: tuple[float, ...] = ()

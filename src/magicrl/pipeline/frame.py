@@ -1,4 +1,4 @@
-"""What a step is, and how one is run: only the parts that are missing, in one process or several."""
+"""Base class of pipeline steps, and the function that runs a step on its missing parts in one or several processes."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from magicrl_verifiers.code import kernel
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A row that does not go on: a reason that can be counted, and the particulars."""
+    """Why a row is dropped: a reason that reports count, and details."""
 
     reason: str
     detail: str = ""
 
 
 Decision = Drop | Entry | None
-"""Of one row: dropped, kept with changes, or kept as it is."""
+"""Decision on a row: drop it, keep the changed entry, or keep it unchanged (None)."""
 Decide = Callable[[pa.Table], Sequence[Decision]]
-"""Decisions on the rows of a part (a table of ``SCHEMA``), in order."""
+"""Function that returns a decision per row of a part (a table with the columns ``SCHEMA``), in order."""
 
 
 class Watcher:
-    """Who is told how a pipeline goes. It only listens; this one says nothing."""
+    """Receives progress events of a pipeline. This base class ignores them."""
 
     def step(self, name: str, parts: int, missing: int) -> None:
-        """A step begins; ``missing`` of its parts must be made."""
+        """Report that a step begins and must compute ``missing`` of its parts."""
 
     def progress(self, name: str, done: int, total: int, unit: str) -> None:
-        """So much of a step is done."""
+        """Report the progress of a step."""
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
+        """Show a message to the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """What a step may use."""
+    """Resources of a step."""
 
-    output: Path  # the run folder
-    workers: int  # processes
-    max_field_characters: int  # of a record
+    output: Path  # run folder
+    workers: int  # number of processes
+    max_field_characters: int  # longest field of a record
     watcher: Watcher
 
 
@@ -68,13 +68,13 @@ S = TypeVar("S")
 R = TypeVar("R")
 
 
-class Step(ABC, Generic[S]):
-    """A step: decides row by row, after a look at all rows where it is ``whole``."""
+class PipelineStep(ABC, Generic[S]):
+    """A step of a pipeline, which keeps, changes or drops rows."""
 
-    use: str  # its kind
-    version = 1  # of its code; a change that changes results raises it, and then its parts are made anew
-    whole = True  # its decisions depend on all parts together
-    parallel = False  # parts may be decided in several processes, each with a ``Decide`` of its own
+    use: str  # kind of step, as in ``PIPELINE.toml``
+    version = 1  # version of the code; raising it makes reruns compute the parts again
+    whole = True  # decisions depend on all parts, not only on the row's own
+    parallel = False  # parts may be decided in several processes, each with its own ``Decide``
 
     def __init__(self, settings: S, config: PipelineConfig) -> None:
         self._settings = settings
@@ -82,18 +82,18 @@ class Step(ABC, Generic[S]):
 
     @abstractmethod
     def identity(self, context: Context) -> Any:
-        """All settings and files that its decisions depend on, for the key of its parts."""
+        """Return all settings and files that the decisions depend on. They are part of the key of each part."""
 
     def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
-        """Look at all rows and leave what was found in ``folder.work``; goes on where a kill stopped it."""
+        """Read all rows and store results in ``folder.work``. After a kill, the next call continues there."""
 
     @contextmanager
     def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
-        """What decides on parts, after ``prepare``."""
+        """Open the resources for decisions, after ``prepare``, and yield the function that decides."""
         yield self.decide(folder)
 
     def decide(self, folder: StepFolder) -> Decide:
-        """For steps that hold nothing open while they decide; by default what ``write_drops`` left."""
+        """Return the function that decides, by default from the drops that ``write_drops`` stored."""
         drops: dict[str, list[str]] = json.loads((folder.work / "drops.json").read_text(encoding="utf-8"))
 
         def decide(table: pa.Table) -> list[Decision]:
@@ -102,17 +102,17 @@ class Step(ABC, Generic[S]):
         return decide
 
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
-        """Write what the step tells beside its rows (reports, tables), from its finished parts."""
+        """Write reports and tables from the finished parts."""
 
 
 def write_drops(folder: StepFolder, drops: Mapping[str, Drop]) -> None:
-    """Keep which rows go, by id, and why."""
+    """Store which rows to drop, by id, and why."""
     told = {name: [drop.reason, drop.detail] for name, drop in drops.items()}
     write_atomically(folder.work / "drops.json", json.dumps(told))
 
 
 def by_entry(one: Callable[[Entry], Decision]) -> Decide:
-    """Decisions on whole entries."""
+    """Return a ``Decide`` that calls ``one`` on each entry."""
 
     def decide(table: pa.Table) -> list[Decision]:
         return [one(entry) for entry in entries_of(table)]
@@ -120,15 +120,21 @@ def by_entry(one: Callable[[Entry], Decision]) -> Decide:
     return decide
 
 
-def run_step(step: Step[Any], name: str, parts: Sequence[Part], context: Context) -> list[Part]:
-    """The step's kept parts in the folder ``name`` of the run, made from the kept ``parts`` of the step before.
+def run_step(step: PipelineStep[Any], name: str, parts: Sequence[Part], context: Context) -> list[Part]:
+    """Run a step and return its kept parts, in the folder ``name`` of the run.
+
+    Args:
+        step: The step.
+        name: Folder of the step within the run folder.
+        parts: Kept parts of the previous step.
+        context: Run folder and number of processes.
 
     Raises:
-        ValueError: a part cannot be read or written; what is finished is kept.
+        ValueError: A part cannot be read or written. Finished parts are kept.
     """
     began = time.monotonic()
     folder = StepFolder(context.output / name)
-    # a step that looks at all rows depends on every part; one that goes row by row on each part alone
+    # a whole step depends on every part, a row-by-row step only on the part itself
     own = hash_of(step.use, step.version, step.identity(context), [part.key for part in parts] if step.whole else None)
     made = [folder.part(part.name, hash_of(own, part.key)) for part in parts]
     missing = [(part, new) for part, new in zip(parts, made, strict=True) if not folder.has(new)]
@@ -136,14 +142,14 @@ def run_step(step: Step[Any], name: str, parts: Sequence[Part], context: Context
     with told_when_full(folder.path):
         if missing:
             folder.work.mkdir(parents=True, exist_ok=True)
-            prepared = folder.work / "prepared.key"  # work of another key does not count
+            prepared = folder.work / "prepared.key"  # results of other settings must not be reused
             if not (prepared.is_file() and prepared.read_text() == own):
                 step.prepare(parts, folder, context)
                 write_atomically(prepared, own)
             for done, _ in enumerate(_make(step, name, missing, folder, context), start=1 + len(parts) - len(missing)):
                 context.watcher.progress(name, done, len(parts), "parts")
-        folder.clear_except([part.name for part in made])  # a source that was taken out takes its parts with it
-        # also when no part is missing: a source taken out changes the counts and makes none anew
+        folder.clear_except([part.name for part in made])  # parts of a removed source are deleted
+        # also if no part is missing: a removed source changes the counts but no other part
         recorded = json.loads(folder.summary.read_text(encoding="utf-8")) if folder.summary.is_file() else {}
         if missing or recorded.get("key") != own or recorded.get("inputs") != _keys_of(parts):
             step.finish(made, folder, context)
@@ -170,13 +176,13 @@ def run_step(step: Step[Any], name: str, parts: Sequence[Part], context: Context
 
 
 def _make(
-    step: Step[Any], name: str, missing: Sequence[tuple[Part, Part]], folder: StepFolder, context: Context
+    step: PipelineStep[Any], name: str, missing: Sequence[tuple[Part, Part]], folder: StepFolder, context: Context
 ) -> Iterator[None]:
-    """Make the missing parts; yields after each."""
+    """Compute the missing parts, yielding after each."""
     workers = min(context.workers, len(missing))
     jobs = ((name, part, new, folder) for part, new in missing)
     if step.parallel and workers > 1:
-        # the processes are the parallelism: their verifiers get one worker each, and the watcher stays here
+        # one verifier worker per process is enough, and events are reported from this process
         alone = replace(context, watcher=Watcher(), workers=1)
         yield from in_processes(name, _in_worker, jobs, workers, _open_in_worker, (step, folder, alone))
         return
@@ -193,14 +199,14 @@ def in_processes(
     start: Callable[..., None],
     startargs: tuple[Any, ...] = (),
 ) -> Iterator[R]:
-    """``call(*job)`` for each job, in order, in several processes that each begin with ``start(*startargs)``."""
+    """Yield ``call(*job)`` for each job, in order, from processes that each start with ``start(*startargs)``."""
     waiting: deque[Future[R]] = deque()
-    # no fork: this process may hold torch's threads
+    # no fork: this process may have torch threads
     method = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=method, initializer=start, initargs=startargs)
     try:
         for job in jobs:
-            if len(waiting) >= 2 * workers:  # a job holds its argument and its result in memory
+            if len(waiting) >= 2 * workers:  # bounds memory: a job holds its arguments and its result
                 yield waiting.popleft().result()
             waiting.append(pool.submit(call, *job))
         while waiting:
@@ -215,7 +221,7 @@ def in_processes(
 
 
 def start_worker() -> None:
-    """In a worker process: die with the main process, however that dies, and leave Ctrl-C to it."""
+    """Make this worker process exit with the main process, and leave Ctrl-C to the main process."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -223,12 +229,12 @@ def start_worker() -> None:
 _decide: list[Decide] = []
 
 
-def _open_in_worker(step: Step[Any], folder: StepFolder, context: Context) -> None:
-    """In a worker process: open the step once."""
+def _open_in_worker(step: PipelineStep[Any], folder: StepFolder, context: Context) -> None:
+    """Open the step once in this worker process."""
     start_worker()
     stack = ExitStack()
     _decide.append(stack.enter_context(step.open(folder, context)))
-    Finalize(None, stack.close, exitpriority=10)  # a worker process runs no atexit handlers
+    Finalize(None, stack.close, exitpriority=10)  # worker processes do not run atexit handlers
 
 
 def _in_worker(name: str, part: Part, new: Part, folder: StepFolder) -> None:
@@ -243,14 +249,14 @@ def _make_part(decide: Decide, name: str, part: Part, new: Part, folder: StepFol
 
 
 def split(table: pa.Table, decisions: Sequence[Decision], step: str) -> tuple[pa.Table, pa.Table]:
-    """Kept and dropped rows of a part, each in order; together they are all of its rows."""
-    # changed rows stand behind the old ones, so that one `take` puts all of them in order
+    """Split a part into kept and dropped rows, each in order."""
+    # append changed rows to the old ones, so that one `take` selects all in order
     both = pa.concat_tables([table, table_of([one for one in decisions if isinstance(one, Entry)])])
     changed = iter(range(table.num_rows, both.num_rows))
     places = [next(changed) if isinstance(one, Entry) else place for place, one in enumerate(decisions)]
     gone = {place: one for place, one in enumerate(decisions) if isinstance(one, Drop)}
     kept = both.take(pa.array([place for number, place in enumerate(places) if number not in gone], pa.int64()))
-    # dropped rows as they came, without what this step changed
+    # dropped rows keep their previous content
     dropped = table.take(pa.array([*gone], pa.int64()))
     columns = {
         "step": [step] * len(gone),
@@ -263,12 +269,12 @@ def split(table: pa.Table, decisions: Sequence[Decision], step: str) -> tuple[pa
 
 
 def _keys_of(parts: Sequence[Part]) -> str:
-    """What stands for these parts together: a step that read others is of another run of the pipeline."""
+    """Return a hash of the parts' keys. A step that read other parts belongs to another run."""
     return hash_of([part.key for part in parts])
 
 
 def count_rows(folder: StepFolder) -> dict[str, dict[str, Any]]:
-    """By source: rows that went in, were kept, and were dropped by reason."""
+    """Return for each source how many rows were read, kept, and dropped by reason."""
     kept: Counter[str] = Counter()
     dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for table in folder.tables("kept", ["source"]):
@@ -288,6 +294,6 @@ def count_rows(folder: StepFolder) -> dict[str, dict[str, Any]]:
 
 
 def _counted(table: pa.Table, columns: list[str]) -> Iterable[tuple[Any, ...]]:
-    """Each combination of values of the columns with its number of rows."""
+    """Return each combination of the columns' values with its number of rows."""
     grouped = table.group_by(columns).aggregate([([], "count_all")]).to_pydict()
     return zip(*(grouped[name] for name in (*columns, "count_all")), strict=True)

@@ -1,15 +1,15 @@
-"""What keeps similar texts apart that are different problems: numbers, operators, words and people.
+"""Guard that recognises similar texts which are different problems, by numbers, operators, words and people.
 
-In mathematics two texts may share all but one word and be two problems. A pair is one problem when its texts hold the
-same numbers, operators and words, except for words that decide nothing, synonyms, typing errors and other names, and
-when only whole clauses changed places.
+Two mathematical texts may share all but one word and be different problems. A pair is one problem if its texts have the
+same numbers, operators and words, apart from words that decide nothing, synonyms, typing errors and names, and if only
+whole clauses changed places.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from hashlib import blake2b
 
@@ -18,11 +18,11 @@ from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, SYNONYMS, WORDS, 
 _OPERATORS = listed("+ ^ < > <= >= != sqrt !")
 _BOUNDS = {("at", "most"): "atmost", ("at", "least"): "atleast"}
 _MINIMAL = 2
-"""Two texts that differ in no more words than this differ on purpose, unless the words mean the same."""
+"""Two texts that differ in at most this many words differ on purpose, unless the words are synonyms."""
 _PLACES = 3
-"""Places in which two texts differ, if one is the other in other words."""
+"""Fewest places in which a paraphrase differs from the original."""
 _LONG = 6
-"""Letters of the shortest word in which a slip of the pen is looked for."""
+"""Length of the shortest word that is checked for typing errors."""
 _SMALL = NEUTRAL - WORDS.counted
 # inside a sentence, or in front of what a person does
 _NAME = re.compile(
@@ -36,7 +36,7 @@ _KNOWN = NEUTRAL | POLES.keys() | SYNONYMS.keys()
 
 
 def numbers_of(tokens: Sequence[str]) -> list[str]:
-    """The numbers of canonical tokens.
+    """Return the numbers among canonical tokens.
 
     Example:
         >>> numbers_of(tokens_of("Ann has twenty-five apples and 3 pears"))
@@ -46,16 +46,18 @@ def numbers_of(tokens: Sequence[str]) -> list[str]:
 
 
 def number_key(tokens: Sequence[str]) -> int:
-    """A 64-bit hash of the multiset of numbers: texts of different keys are different problems."""
+    """Return a 64-bit hash of the multiset of numbers. Texts with different keys are different problems."""
     return int.from_bytes(blake2b(" ".join(sorted(numbers_of(tokens))).encode(), digest_size=8).digest(), "little")
 
 
 def are_different(a: str, b: str, *, wording: bool = True) -> bool:
-    """Whether two similar texts (raw) are nevertheless two problems.
+    """Return whether two similar raw texts are different problems.
 
     Args:
-        wording: whether words, their order and people count. Where a missed copy costs more than a problem, as in
-            decontamination, only the words of ``words.toml`` that are opposed to each other should.
+        a: A text.
+        b: Another text.
+        wording: Compare words, their order and people. Decontamination sets False, because a missed copy costs more
+            than a lost problem there; then only opposed words of ``words.toml`` count.
     """
     tokens_a, tokens_b = tokens_of(a), tokens_of(b)
     # cheap comparisons first; most pairs end here
@@ -65,18 +67,24 @@ def are_different(a: str, b: str, *, wording: bool = True) -> bool:
     if count_a != count_b:
         tokens_b = _corrected(tokens_b, count_a - count_b, count_b - count_a)
         count_b = Counter(tokens_b)
+        tokens_a = _joined(tokens_a, _compounds(count_a - count_b, count_b - count_a))
+        count_a = Counter(tokens_a)
     if any(count_a[operator] != count_b[operator] for operator in _OPERATORS):
         return True
     only_a, only_b = count_a - count_b, count_b - count_a
-    if (only_a or only_b) and (only_a.keys() | only_b.keys()) <= {"(", ")"}:
-        return True  # the same terms in other brackets
+    brackets_only = bool(only_a or only_b) and (only_a.keys() | only_b.keys()) <= {"(", ")"}
+    # the same terms in other brackets are another formula; brackets around words are punctuation
+    if brackets_only and _term_brackets(tokens_a) != _term_brackets(tokens_b):
+        return True
     letters_a, letters_b = _letters(only_a), _letters(only_b)
     if (letters_a and letters_b) or letters_a + letters_b > _MINIMAL:
         return True  # another variable, or another formula
     if _shouted(a, only_a) and _shouted(b, only_b):
-        return True  # words and points in capitals are objects of the problem
+        return True  # words and points in capitals name objects of the problem
     if not wording:
         return _opposed(tokens_a, tokens_b)
+    if _subtractions(tokens_a) != _subtractions(tokens_b):
+        return True
     names = _names(a) | _names(b)
     tokens_a, tokens_b = (
         _PHRASES.sub(lambda m: WORDS.phrases[m[0]], " ".join(tokens)).split(" ") for tokens in (tokens_a, tokens_b)
@@ -89,29 +97,67 @@ def _letters(tokens: Counter[str]) -> int:
 
 
 def _shouted(text: str, tokens: Counter[str]) -> bool:
-    """Whether one of the words stands in capitals."""
+    """Return whether one of the words is in capitals."""
     return any(_is_word(token) and token.upper() in text for token in tokens)
 
 
 def _names(text: str) -> set[str]:
-    """Words that are names of people or places, as tokens."""
+    """Return the words that are names of people or places, as tokens."""
     found = {name.lower() for name in _NAME.findall(text)} - _KNOWN
     return found - set(_LOWER.findall(text)) if found else found
 
 
 def _corrected(tokens: Sequence[str], only_other: Counter[str], only_own: Counter[str]) -> Sequence[str]:
-    """The tokens of a text, with a slip of the pen in a long word as the other text has that word."""
+    """Return the tokens with typing errors in long words, and split words, replaced by the words of the other text."""
     meant = {
         word: other
         for word in only_own
         for other in only_other
         if min(len(word), len(other)) >= _LONG and _is_slip(word, other) and not _KNOWN.issuperset((word, other))
     }
-    return [meant.get(token, token) for token in tokens] if meant else tokens
+    tokens = [meant.get(token, token) for token in tokens] if meant else tokens
+    # one word written as two, or two as one: ear buds, earbuds, ear-buds
+    return _joined(tokens, _compounds(only_own, only_other))
+
+
+def _compounds(only_own: Counter[str], only_other: Counter[str]) -> dict[tuple[str, str], str]:
+    """Return the words of the other text that are two words of this one, by their parts."""
+    words = [word for word in only_own if _is_word(word)]
+    return {(a, b): a + b for a in words for b in words if a + b in only_other} if len(words) > 1 else {}
+
+
+def _joined(tokens: Sequence[str], parts: Mapping[tuple[str, str], str]) -> Sequence[str]:
+    """Return the tokens with each pair of neighbours that is one word of the other text as that word."""
+    if not parts:
+        return tokens
+    found: list[str] = []
+    for token in tokens:
+        before = found[-2:] if found[-1:] == ["-"] else found[-1:]
+        word = parts.get((before[0], token)) if before else None
+        if word:
+            del found[-len(before) :]
+        found.append(word or token)
+    return found
+
+
+def _term_brackets(tokens: Sequence[str]) -> int:
+    """Return how many brackets hold more than words."""
+    inside = re.findall(r"\( ([^()]*) \)", " ".join(tokens))
+    words = sum(all(_is_word(token) for token in text.split(" ")) for text in inside)
+    return tokens.count("(") - words
+
+
+def _subtractions(tokens: Sequence[str]) -> Counter[tuple[str, str]]:
+    """Return the pairs of a number or a variable and what is subtracted from it."""
+    return Counter(
+        (before, after)
+        for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False)
+        if token == "-" and not (_is_word(before) or _is_word(after)) and before[-1].isalnum() and after[0].isalnum()
+    )
 
 
 def _is_slip(a: str, b: str) -> bool:
-    """Whether a letter is too much or two are exchanged, inside the word."""
+    """Return whether a letter inside the word is missing, or two are exchanged."""
     if abs(len(a) - len(b)) > 1 or a[0] != b[0] or a[-1] != b[-1]:
         return False
     same = next(place for place, (x, y) in enumerate(zip(a + " ", b + "-", strict=False)) if x != y)
@@ -122,7 +168,7 @@ def _is_slip(a: str, b: str) -> bool:
 
 
 def _items(tokens: Sequence[str], names: set[str]) -> list[str]:
-    """What a text says, in its order: numbers, names, and the words that are no small ones, each in one form."""
+    """Return the numbers, names and content words of a text, each in one form, in order."""
     return [
         f"@{token}" if token in names else _meaning(token)
         for token, after in zip(tokens, [*tokens[1:], ""], strict=True)
@@ -136,10 +182,10 @@ def _meaning(token: str) -> str:
 
 
 def _say_different_things(a: list[str], b: list[str]) -> bool:
-    """Whether two texts, as items, differ in more than names, fillers and moved clauses."""
+    """Return whether two texts, as items, differ in more than names, fillers and moved clauses."""
     only_a, only_b = Counter(a) - Counter(b), Counter(b) - Counter(a)
     if any(item[0] == "@" for item in only_a):
-        # other people: they are matched by their first places
+        # people with other names are matched by their first occurrence
         people = dict.fromkeys(item for item in a if item in only_a and item[0] == "@")
         others = dict.fromkeys(item for item in b if item in only_b and item[0] == "@")
         if {*people} & {*b} or {*others} & {*a} or len(people) != len(others):
@@ -154,31 +200,31 @@ def _say_different_things(a: list[str], b: list[str]) -> bool:
 
 
 def _is_reworded(a: list[str], b: list[str], only_a: Counter[str], only_b: Counter[str]) -> bool:
-    """Whether so many words differ, in so many places, that one text is the other in other words."""
+    """Return whether so many words differ, in so many places, that one text is a paraphrase of the other."""
     deciding = any(item[0] in "@~" for item in (*only_a, *only_b))
     few = min(only_a.total(), only_b.total()) <= _MINIMAL or only_a.total() + only_b.total() > (len(a) + len(b)) / 2
     if deciding or few:
         return False
-    # autojunk off: it leaves frequent words out of long texts
+    # autojunk would ignore frequent words of long texts
     steps = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
     return sum(step[0] != "equal" for step in steps) >= _PLACES
 
 
 def _exchanged(a: list[str], b: list[str]) -> bool:
-    """Whether items of texts that hold the same ones changed places singly, rather than with their clause."""
+    """Return whether single items, rather than whole clauses, changed places in two texts with the same items."""
     if a == b:
         return False
     steps = [step for step in SequenceMatcher(None, a, b, autojunk=False).get_opcodes() if step[0] != "equal"]
     moved = sorted(a[first:last] for _, first, last, _, _ in steps if first < last)
     if moved != sorted(b[first:last] for _, _, _, first, last in steps if first < last):
         return True
-    # one word may stand elsewhere (*in May*); two are exchanged
+    # a single word may move (*in May*); two exchanged words are a difference
     single = [items[0] for items in moved if len(items) == 1]
     return len(single) > 1 or not "".join([*single, "x"]).isalpha()
 
 
 def _signs(tokens: Sequence[str]) -> int:
-    """Minus signs: those beside a number, a bracket or a single letter; a hyphen joins longer words."""
+    """Return the number of minus signs: those next to a number, a bracket or a letter, unlike hyphens in words."""
     around = zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False)
     return sum(token == "-" and not (_is_word(before) or _is_word(after)) for before, token, after in around)
 
@@ -188,7 +234,7 @@ def _is_word(token: str) -> bool:
 
 
 def _opposed(a: Sequence[str], b: Sequence[str]) -> bool:
-    """Whether they mention different poles of an axis, or one a strict axis that the other does not mention."""
+    """Return whether the texts have different poles of an axis, or only one of them mentions a strict axis."""
     poles_a, poles_b = _poles(a), _poles(b)
     for axis in {*poles_a, *poles_b}:
         mine, other = poles_a[axis], poles_b[axis]
@@ -203,7 +249,7 @@ def _poles(tokens: Sequence[str]) -> defaultdict[int, Counter[int]]:
     found: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for before, token, after in zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False):
         if (token, after) == ("exactly", "how"):
-            continue  # exactly how many asks for no more than how many
+            continue  # *exactly how many* means *how many*
         for axis, pole in poles_of(_BOUNDS.get((before, token), token)):
             found[axis][pole] += 1
     return found

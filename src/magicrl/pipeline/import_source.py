@@ -1,4 +1,4 @@
-"""Reading a source into parts: every record becomes a kept row, or a dropped one with its reason."""
+"""Import of a source into parts. Every record becomes a kept row or a dropped one with the reason."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from magicrl.pipeline.entry import DROPPED_SCHEMA, Ability, Entry, entry_of, is_
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part, told_when_full
 from magicrl.pipeline.pipeline_schema import PipelineSource
 from magicrl.records import Problem
-from magicrl_verifiers.references import fingerprint
+from magicrl_verifiers.references import file_fingerprint
 from magicrl_verifiers.secrets import without_secrets
 
 
 class NotWanted(ValueError):
-    """A well-formed record that the source's settings leave out."""
+    """Raised for a well-formed record that the settings of the source leave out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenProblem(Row):
-    """A problem that a function of the user's gave in a record's place."""
+    """A problem that a custom source returned instead of a record."""
 
     problem: Problem
 
 
 def brought_place(source: PipelineSource) -> Place | None:
-    """Where a function of the user's gives the records; None for other sources.
+    """Return the place of the records of a custom function, None for other sources.
 
     Raises:
-        RecipeError: it cannot be found, or does not take the options.
+        RecipeError: The function cannot be found, or does not accept the options.
     """
     if source.source is None:
         return None
@@ -51,7 +51,7 @@ def brought_place(source: PipelineSource) -> Place | None:
 
 
 class EntryReader:
-    """Reads the records of one source: `data.sources`, and what its settings leave out."""
+    """Reader for the records of a source that applies the filters of its settings."""
 
     def __init__(self, source: PipelineSource, most_characters: int) -> None:
         self.source = source
@@ -66,11 +66,11 @@ class EntryReader:
         )
 
     def entry(self, row: Row) -> Entry:
-        """The entry of a record.
+        """Return the entry of a record.
 
         Raises:
-            NotWanted: the settings leave it out.
-            ValueError: it cannot be one; says why.
+            NotWanted: The settings leave the record out.
+            ValueError: The record is not a usable problem.
         """
         for name, value in row.record.items():
             size = len(value) if isinstance(value, str | bytes) else 0
@@ -78,7 +78,7 @@ class EntryReader:
                 raise ValueError(
                     f"{row.where}: field {name!r} has {size} characters, more than max_field_characters = {self._most}"
                 )
-        # rows of another run's output are taken as they are
+        # rows of another run's output are used unchanged
         if is_entry(row.record):
             return entry_of(row.record)
         self._check_wanted(row.record)
@@ -89,7 +89,7 @@ class EntryReader:
             raise ValueError(f"{row.where}: is a {ability} problem, and the source is said to hold {source.ability}")
         template = catalogue().templates[read.template] if source.template is None else Template(text=source.template)
         named = source.fields.id is not None or read.own_id is None
-        # the record's own id where it has one, so that a row added to the file moves no other's
+        # the record's id if it has one, so that a row added to the file changes no other id
         name = (problem.id if named else str(read.own_id)).removeprefix(f"{source.label}/")
         return Entry(
             id=f"{source.label}/{name}",
@@ -136,7 +136,7 @@ class EntryReader:
 
 
 def _recorded_difficulty(extra: Mapping[str, Any]) -> dict[str, int]:
-    """Failures of 16 by model, where the record has the released schema's column of them."""
+    """Return the failures of 16 by model, if the record has this column of the released schema."""
     info = extra.get("extra_info")
     rates: Any = cast("Mapping[str, Any]", info).get("model_difficulty") if isinstance(info, Mapping) else None
     pairs = cast("Mapping[str, Any]", rates).items() if isinstance(rates, Mapping) else rates or ()
@@ -144,9 +144,9 @@ def _recorded_difficulty(extra: Mapping[str, Any]) -> dict[str, int]:
 
 
 def check_text(entry: Entry) -> None:
-    r"""Refuse text that no file can hold: JSON can say half of a surrogate pair (``"\ud800"``), UTF-8 cannot.
+    r"""Raise ValueError for half a surrogate pair (``"\ud800"``), which JSON allows but UTF-8 does not.
 
-    Statement and reference answers were looked at when they were read.
+    Statement and reference answers were checked when they were read.
     """
     notes = json.dumps(dict(entry.notes), ensure_ascii=False, default=str) if entry.notes else ""
     fields = {"id": (entry.id,), "data_source": (entry.data_source,), "solution": entry.solutions, "notes": (notes,)}
@@ -161,7 +161,7 @@ def check_text(entry: Entry) -> None:
 
 
 def shown(record: Mapping[str, Any] | str, most: int = 4000) -> str:
-    """A record's text for the quarantine, cut where it is very long."""
+    """Return the text of a record for the dropped rows, truncated if it is very long."""
     if isinstance(record, str):
         return record if len(record) <= most else f"{record[:most]}... ({len(record)} characters)"
     each = {name: shown(value, most) if isinstance(value, str) else value for name, value in record.items()}
@@ -171,14 +171,14 @@ def shown(record: Mapping[str, Any] | str, most: int = 4000) -> str:
 IMPORT_VERSION = 4
 PART_ROWS = 5000
 PART_CHARACTERS = 64 << 20
-"""A part ends at so many rows or characters, so that a step holds little in memory whatever the rows."""
+"""Largest size of a part, which bounds the memory of a step."""
 UNREADABLE = "unreadable record"
 NOT_ASKED_FOR = "not asked for"
 
 
 @dataclass(kw_only=True, slots=True)
 class _Buffer:
-    """Rows of the part that is being read."""
+    """Rows of the current part."""
 
     kept: list[Entry] = field(default_factory=list[Entry])
     dropped: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -190,16 +190,21 @@ class _Buffer:
 
 
 def import_source(source: PipelineSource, folder: Path, most_characters: int) -> list[Part]:
-    """The parts of a source, read where they are not in ``folder`` already.
+    """Return the parts of a source, importing those that are not in ``folder``.
+
+    Args:
+        source: Settings of the source.
+        folder: Folder of the parts.
+        most_characters: Longest field of a record.
 
     Raises:
-        RecipeError: no such file, or the hub has no such set.
-        ValueError: a file as a whole is unreadable, or nothing can be written.
+        RecipeError: The file or hub dataset does not exist.
+        ValueError: A file cannot be read, or the folder cannot be written.
     """
     step = StepFolder(folder)
     files = source_files(source)
-    settings = source.model_dump(mode="json", exclude={"path", "source"})  # names and content decide, not their place
-    brought = None if source.source is None else (Path(source.source).name, fingerprint(source.source))
+    settings = source.model_dump(mode="json", exclude={"path", "source"})  # names and content matter, not the location
+    brought = None if source.source is None else (Path(source.source).name, file_fingerprint(source.source))
     key = hash_of(IMPORT_VERSION, settings, brought, [_checksum(path) for path in files], most_characters)
     done = _finished(step, key)
     if done is not None:
@@ -208,7 +213,7 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
     buffer = _Buffer()
     reader = EntryReader(source, most_characters)
     with told_when_full(step.path):
-        # every record is a row, kept or dropped, so that their number says where a killed import goes on
+        # every record is a kept or dropped row, so their number says where a killed import continues
         for row in islice(_rows(source, files), read, source.limit):
             _read_one(row, reader, buffer, seen)
             if buffer.full:
@@ -260,14 +265,14 @@ def _write(step: StepFolder, label: str, number: int, key: str, buffer: _Buffer)
 
 
 def _taken_up(step: StepFolder, label: str, key: str) -> tuple[list[Part], set[str], int]:
-    """The parts that a killed import left, the ids in them, and how many records they are made of."""
+    """Return the parts of a killed import, their ids, and the number of records that were read for them."""
     parts: list[Part] = []
     seen: set[str] = set()
     read = 0
     while True:
         part = step.part(f"{label}.{len(parts):05d}", hash_of(key, len(parts)))
         dropped = step.dropped / part.path.name
-        # both files, or the part is read again: the number of its rows says where to go on
+        # without both files the part is read again: the number of rows says where to continue
         if not step.has(part) or part_key(dropped) != part.key:
             return parts, seen, read
         ids: list[str] = read_part(part.path, ["id"]).column("id").to_pylist()
@@ -286,7 +291,7 @@ def _finished(step: StepFolder, key: str) -> list[Part] | None:
 
 
 def source_files(source: PipelineSource) -> list[Path]:
-    """The source's files in order; a folder stands for itself, a pattern that fits nothing is an error."""
+    """Return the files and folders of a source in order. A pattern without matches is an error."""
     found: list[Path] = []
     for text in source.paths:
         path = Path(text).expanduser()
@@ -312,7 +317,7 @@ def _rows(source: PipelineSource, files: list[Path]) -> Iterator[Row | BadRow]:
         row = source.row
         name = source.hub or (row.hub if row is not None else None)
         assert name is not None, "the schema checks it"
-        known = None if source.hub is not None else row  # of a hub name of one's own the kind knows no subset
+        known = None if source.hub is not None else row  # the subset of the kind belongs to the hub name of the kind
         subset, split = (known.subset, known.split) if known is not None else (None, "train")
         splits = (source.split or split,)
         yield from read_hub(name, splits=splits, subset=source.subset or subset, revision=source.revision)
@@ -322,11 +327,11 @@ def _rows(source: PipelineSource, files: list[Path]) -> Iterator[Row | BadRow]:
         name, shown_name = str(path), without_secrets(str(path))
         for row in read_place(path, None, splits=(source.split or "train",), subset=source.subset):
             where = row.where if shown_name == name else row.where.replace(name, shown_name)
-            # numbered through all files, since ids are made of it
+            # numbered across all files, because ids are made from it
             yield replace(row, index=index, where=where)
             index += 1
 
 
 def _checksum(path: Path) -> str:
-    """Of a file, or of all files of a folder; of no file where there is none (reading says so)."""
+    """Return the checksum of a file or of all files in a folder. A missing file is reported when it is read."""
     return checksum(file for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file())

@@ -1,4 +1,4 @@
-"""Agreement of judges, cost of their votes, and known flawed problems that they find."""
+"""Report of the judging step: agreement of judges, cost of votes, and flawed problems that they find."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from magicrl.pipeline.judge_votes import Judgement
-from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
+from magicrl.pipeline.pipeline_schema import JudgingSettings, VotingJudge
 
 
 def agreement(counts: Iterable[tuple[int, int]]) -> float | None:
@@ -25,7 +25,7 @@ def agreement(counts: Iterable[tuple[int, int]]) -> float | None:
 
 
 def report_of(judgements: Iterable[Judgement], settings: JudgingSettings) -> dict[str, Any]:
-    """Agreement, shares, tokens and cost, as JSON values. Memory holds a few numbers a problem."""
+    """Return agreement, shares, tokens and cost as JSON values. Memory holds a few numbers per problem."""
     names = [judge.shown_name for judge in settings.judges]
     sums = {name: Counter[str]() for name in names}
     by_judge: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
@@ -63,12 +63,12 @@ def report_of(judgements: Iterable[Judgement], settings: JudgingSettings) -> dic
 
 
 def _majorities_agree(pairs: Iterable[tuple[tuple[int, int], tuple[int, int]]]) -> float | None:
-    """Share of problems on which the majorities of two judges are the same; a tie is no majority."""
+    """Return the share of problems on which the majorities of two judges agree. Ties are left out."""
     same = [(a[0] > a[1]) == (b[0] > b[1]) for a, b in pairs if a[0] != a[1] and b[0] != b[1]]
     return sum(same) / len(same) if same else None
 
 
-def _of_judge(judge: JudgeSettings, sums: Mapping[str, int], counts: Collection[tuple[int, int]]) -> dict[str, Any]:
+def _of_judge(judge: VotingJudge, sums: Mapping[str, int], counts: Collection[tuple[int, int]]) -> dict[str, Any]:
     keeps, tokens = sum(yes for yes, _ in counts), (sums["prompt_tokens"], sums["completion_tokens"])
     return {
         **{name: sums[name] for name in ("votes", "valid", "unreadable", "failed")},
@@ -80,19 +80,19 @@ def _of_judge(judge: JudgeSettings, sums: Mapping[str, int], counts: Collection[
     }
 
 
-def cost(judge: JudgeSettings, prompt_tokens: float, completion_tokens: float) -> float:
-    """Dollars at the judge's prices."""
+def cost(judge: VotingJudge, prompt_tokens: float, completion_tokens: float) -> float:
+    """Return the cost in dollars at the judge's prices."""
     return (
         prompt_tokens * judge.dollars_per_million_input + completion_tokens * judge.dollars_per_million_output
     ) / 1e6
 
 
 def estimated_cost(settings: JudgingSettings, missing: Mapping[str, int], characters: float) -> dict[str, Any]:
-    """What the ``missing`` votes cost at most, by judge; a problem has so many ``characters`` in the mean."""
+    """Return the highest cost of the ``missing`` votes by judge, for problems of ``characters`` on average."""
     estimate: dict[str, Any] = {}
     for judge in settings.judges:
         votes = missing[judge.shown_name]
-        # the criteria have 1400 characters; a token is taken as 3.5
+        # the instructions have 1400 characters, and a token about 3.5
         prompt, answer = votes * (characters + 1400) / 3.5, votes * judge.max_tokens
         estimate[judge.shown_name] = {
             "votes": votes,
@@ -104,7 +104,7 @@ def estimated_cost(settings: JudgingSettings, missing: Mapping[str, int], charac
 
 
 def flawed_figures(judgements: Iterable[Judgement], flawed: Collection[str]) -> dict[str, Any]:
-    """What became of problems (ids) known to be flawed."""
+    """Return how many problems (ids) known to be flawed the judges drop."""
     kept = {judgement.problem: judgement.keep for judgement in judgements if judgement.problem in flawed}
     return {
         "flawed": len(flawed),
@@ -115,7 +115,7 @@ def flawed_figures(judgements: Iterable[Judgement], flawed: Collection[str]) -> 
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """The report for a terminal or a file."""
+    """Return the report as text."""
     lines = [
         f"{report['problems']} problems, {report['kept']} kept: at least {report['threshold']} of "
         f"{report['votes_a_problem']} votes; {report['undecided']} had too few readable votes",

@@ -1,4 +1,4 @@
-"""The judging step: votes of judges on every problem; a problem with too few votes for it is dropped."""
+"""The judging step: LLM judges vote on every problem, and problems with too few votes are dropped."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from magicrl.files import write_atomically
 from magicrl.pipeline.entry import Document, Entry
-from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_entry
+from magicrl.pipeline.frame import Context, Decide, Decision, Drop, PipelineStep, by_entry
 from magicrl.pipeline.judge_report import as_text, estimated_cost, flawed_figures, report_of
 from magicrl.pipeline.judge_votes import TEXTS, Judgement, judge_problems, votes_missing
 from magicrl.pipeline.parts import Part, StepFolder, read_part
 from magicrl.pipeline.pipeline_schema import JudgeStep
 
 FLAWED = tuple(Document(id=f"flawed/{name}", text=text) for name, text in TEXTS.flawed.items())
-"""Problems known to be flawed, as the report found them behind its difficulty filter."""
+"""Flawed problems of the kinds that the report found after its difficulty filter."""
 
 _FREE = {
     *("concurrency", "requests_per_minute", "attempts", "attempt_seconds", "key_variable", "base_url"),
     *("dollars_per_million_input", "dollars_per_million_output"),
 }
-"""Settings of a judge that decide no vote."""
+"""Settings of a judge that do not affect its votes."""
 
 
-class Judge(Step[JudgeStep]):
-    """Asks first; votes are kept one by one, so that nothing is asked for twice. Then rows are dropped by id."""
+class Judge(PipelineStep[JudgeStep]):
+    """Collects all votes first, each stored so that it is requested only once, then drops rows by id."""
 
     use = "judge"
 
@@ -37,7 +37,7 @@ class Judge(Step[JudgeStep]):
     def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         settings = self._settings.settings
         total = sum(read_part(part.path, ["id"]).num_rows for part in parts)
-        # told before anything is asked: the votes cost money
+        # shown before the first request, because votes cost money
         missing = votes_missing(_problems(parts), settings, folder=folder.work)
         length = sum(len(problem.text) for problem in _problems(parts)) / max(1, total)
         for name, cost in estimated_cost(settings, missing, length).items():
@@ -90,7 +90,7 @@ def _problems(parts: Sequence[Part]) -> Iterator[Document]:
 
 
 def _line(judgement: Judgement) -> dict[str, Any]:
-    """What is kept of a judgement beside its votes: the counts, and why the first judge against it was."""
+    """Return the counts of a judgement and the reasons of the first vote against the problem."""
     against = next((vote.reasons for vote in judgement.votes if vote.keep is False), "")
     return {
         "problem": judgement.problem,

@@ -1,4 +1,4 @@
-"""Votes of language models on whether a problem is well posed: asked for, read, kept on disk, and what they decide."""
+"""Votes of LLM judges on whether a problem is well posed: requests, parsing, cache on disk, and decisions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from magicrl.config.loader import shipped_table
 from magicrl.config.schema import Section
 from magicrl.files import only_writer
 from magicrl.pipeline.entry import Document
-from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
+from magicrl.pipeline.pipeline_schema import JudgingSettings, VotingJudge
 from magicrl_verifiers.served import (
     AnswerFile,
     ServerError,
@@ -35,41 +35,41 @@ from magicrl_verifiers.served import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vote:
-    """One answer of one judge.
+    """A vote of a judge on a problem.
 
-    ``valid``: a verdict was read; ``unreadable``: the judge answered something else, every time it was asked;
-    ``failed``: the server refused this problem for good.
+    ``valid``: the response holds a verdict. ``unreadable``: no attempt gave a verdict. ``failed``: the server refused
+    the problem.
     """
 
     problem: str  # id
-    judge: str  # its name
-    index: int  # of the vote, from 0
+    judge: str  # name of the judge
+    index: int  # number of the vote, from 0
     status: Literal["valid", "unreadable", "failed"]
     keep: bool | None  # the verdict; None unless valid
-    reasons: str  # what the judge wrote before it, or the error
-    criteria: dict[str, bool]  # its verdict on each, by name, as far as it gave them
-    prompt_tokens: int = 0  # as the server counted them; 0 where it did not
+    reasons: str  # text before the verdict, or the error
+    criteria: dict[str, bool]  # verdict on each criterion that the response holds
+    prompt_tokens: int = 0  # as the server counted them, else 0
     completion_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """All votes on one problem."""
+    """All votes on a problem, and the decision."""
 
     problem: str  # id
-    votes: tuple[Vote, ...]  # of every judge, in the order of judges and indices
-    valid: int  # how many were readable
-    keeps: int  # how many of these say that the problem is well posed
-    keep: bool  # at least the threshold; what the settings say where too few votes are valid
+    votes: tuple[Vote, ...]  # in the order of judges and indices
+    valid: int  # number of readable votes
+    keeps: int  # number of votes that say that the problem is well posed
+    keep: bool  # the decision
 
     @property
     def decided(self) -> bool:
-        """Whether at least half of the votes are valid."""
+        """True if at least half of the votes are valid."""
         return 2 * self.valid >= len(self.votes)
 
 
 class JudgingTexts(Section):
-    """``judging.toml``."""
+    """Contents of ``judging.toml``."""
 
     instructions: str
     form: str
@@ -90,19 +90,19 @@ _PLAIN = re.compile(r"\bverdict\W{0,12}(keep|drop)\b", re.I)
 
 
 def messages(problem: str, instructions: str) -> list[dict[str, str]]:
-    """The chat of one vote. The problem stands between marks, and what it says is no instruction."""
+    """Return the chat for a vote. The problem is between tags, so that its text is not read as an instruction."""
     text = f"{instructions or _INSTRUCTIONS}\n\n<problem>\n{problem}\n</problem>\n\n{_FORM}"
     return [{"role": "user", "content": text}]
 
 
 def response_format(structure: Structure, reasons_characters: int | None = None) -> dict[str, Any]:
-    """The request's fields that ask for the answer's form; with a schema the reasons may be held to a length."""
+    """Return the request fields that set the format of the response. A schema can limit the length of the reasons."""
     if structure == "none":
         return {}
     if structure == "json_object":
         return {"response_format": {"type": "json_object"}}
     length = {} if reasons_characters is None else {"maxLength": reasons_characters}
-    # the order of properties is the order of writing: reasons before verdicts
+    # the model writes properties in this order: reasons before verdicts
     properties = {
         "reasons": {"type": "string", **length},
         **{name: {"type": "boolean"} for name in CRITERIA},
@@ -114,10 +114,10 @@ def response_format(structure: Structure, reasons_characters: int | None = None)
 
 
 def read_answer(text: str) -> tuple[bool, str, dict[str, bool]]:
-    """Verdict, reasons and criteria of a judge's answer; reasoning before ``</think>`` is passed over.
+    """Return verdict, reasons and criteria of a judge's response. Reasoning before ``</think>`` is ignored.
 
     Raises:
-        UnreadableAnswer: there is no verdict, or there are two.
+        UnreadableAnswer: The response has no verdict, or two that differ.
 
     Example:
         >>> read_answer('{"reasons": "No options are given.", "complete_information": false, "verdict": "drop"}')
@@ -125,7 +125,7 @@ def read_answer(text: str) -> tuple[bool, str, dict[str, bool]]:
     """
     said = after_reasoning(text)
     found = [o for o in json_objects(said) if "verdict" in o]
-    # a judge that says both is not counted for either
+    # a response with both verdicts counts for neither
     verdicts = {_verdict(o["verdict"]) for o in found}
     if verdicts - {None}:
         if len(verdicts) > 1:
@@ -148,12 +148,12 @@ def _verdict(value: Any) -> bool | None:
 
 _WEAKER: dict[Structure, Structure] = {"json_schema": "json_object", "json_object": "none"}
 _ABOUT_FORM = re.compile(r"response.?format|json.?(schema|object)|structured|guided|grammar|extra.*(field|input)", re.I)
-_REFUSED = frozenset({400, 413, 422})  # what a server says of this request, rather than of all
+_REFUSED = frozenset({400, 413, 422})  # errors about this request, rather than about all requests
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A vote to be asked for."""
+    """A missing vote."""
 
     problem: Document
     index: int
@@ -161,9 +161,9 @@ class Wanted:
 
 
 class JudgeClient:
-    """Asks one model for votes. Everything but the constructor belongs to one event loop."""
+    """Client of a judge. All methods must run in one event loop."""
 
-    def __init__(self, settings: JudgeSettings, judging: JudgingSettings) -> None:
+    def __init__(self, settings: VotingJudge, judging: JudgingSettings) -> None:
         self.settings = settings
         self._judging = judging
         self._structure: Structure = "json_schema" if settings.structured == "auto" else settings.structured
@@ -182,10 +182,10 @@ class JudgeClient:
         self._transport = Transport(server, ServerUsage())
 
     async def vote(self, wanted: Wanted, stopped: Callable[[], bool]) -> Vote:
-        """One vote, asked for again while the answer cannot be read.
+        """Request a vote, again while the response cannot be read.
 
         Raises:
-            ServerError: the server cannot be reached, refuses the key or the model, or fails for too long.
+            ServerError: The server cannot be reached, refuses the key or the model, or fails for too long.
         """
         vote = Vote(
             problem=wanted.problem.id,
@@ -204,10 +204,10 @@ class JudgeClient:
             except ServerError as error:
                 if error.status not in _REFUSED:
                     raise self._named(error) from None
-                # no attempt is used up: nothing about the problem was answered
+                # this does not use up an attempt: the server said nothing about the problem
                 if self._weakened(structure, str(error)):
                     continue
-                # nothing has been answered yet: it may be the server's mistake, not this problem's
+                # no request has succeeded yet, so the server may be at fault instead of the problem
                 if not self._answered:
                     await self._probe(error)
                 return replace(vote, status="failed", reasons=str(error))
@@ -230,14 +230,14 @@ class JudgeClient:
 
     def _body(self, problem: str, key: bytes, attempt: int) -> dict[str, Any]:
         settings = self.settings
-        # another seed for each attempt, or an unreadable answer would come again
+        # another seed for each attempt, or the same unreadable response would come again
         drawn = hashlib.sha256(f"{self._judging.seed} {key.hex()} {attempt}".encode()).digest()
         body = {
             "model": settings.model,
             "messages": messages(problem, self._judging.instructions),
             "temperature": settings.temperature,
             "max_tokens": settings.max_tokens,
-            # 31 bits: some servers keep an int32
+            # 31 bits: some servers store an int32
             "seed": int.from_bytes(drawn[:4], "little") >> 1,
             **response_format(self._structure, settings.reasons_characters),
             **settings.extra,
@@ -246,22 +246,22 @@ class JudgeClient:
 
     async def _send(self, body: dict[str, Any], stopped: Callable[[], bool]) -> dict[str, Any]:
         if self._gap:
-            # places are taken before waiting: requests that begin together still go out one gap apart
+            # reserve a time before waiting, so that concurrent requests are spaced by the gap, too
             now = time.monotonic()
             self._next = max(self._next, now) + self._gap
             await asyncio.sleep(self._next - self._gap - now)
         return await self._transport.send("POST", "/chat/completions", body, stopped=stopped)
 
     def _weakened(self, structure: Structure, refusal: str) -> bool:
-        """Whether it was the answer's form that was refused; the next request then asks for a weaker one."""
+        """Return whether the server refused the format of the response, and switch to a weaker format if so."""
         if self.settings.structured != "auto" or structure not in _WEAKER or not _ABOUT_FORM.search(refusal):
             return False
-        if structure == self._structure:  # others of the same form may have been under way
+        if structure == self._structure:  # concurrent requests may have switched it already
             self._structure = _WEAKER[structure]
         return True
 
     async def _probe(self, refusal: ServerError) -> None:
-        """Ask about a problem that nothing is wrong with: a server that refuses it, too, refuses all."""
+        """Send a harmless problem. A server that refuses it refuses every problem."""
         try:
             await self._send(self._body("What is 1 + 1?", b"", 0), lambda: False)
         except ServerError:
@@ -273,11 +273,11 @@ class JudgeClient:
         return ServerError(text, status=error.status, retryable=error.retryable)
 
 
-_VERSION = 1  # raised when the questions' wording changes: older votes answered another question
+_VERSION = 1  # raised when the wording of the request changes, which makes older votes obsolete
 
 
-def vote_key(problem: Document, judge: JudgeSettings, index: int, judging: JudgingSettings) -> bytes:
-    """What decides a vote, as 12 bytes. The judge's address, its retries and its prices do not."""
+def vote_key(problem: Document, judge: VotingJudge, index: int, judging: JudgingSettings) -> bytes:
+    """Return a 12-byte hash of everything that decides a vote. Address, retries and prices do not."""
     decides = [
         _VERSION,
         problem.text,
@@ -290,14 +290,14 @@ def vote_key(problem: Document, judge: JudgeSettings, index: int, judging: Judgi
         judging.instructions,
         judging.seed,
     ]
-    # only where it is set, so that votes from before there was this setting keep their keys
+    # only if it is set, so that votes from before this setting existed keep their keys
     if judge.reasons_characters is not None:
         decides.append({"reasons_characters": judge.reasons_characters})
     return key_of(decides)
 
 
 class VoteCache:
-    """Votes by key, from ``open_cache``."""
+    """Votes on disk by key. ``open_cache`` creates it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -307,35 +307,35 @@ class VoteCache:
         return key in self._rows
 
     def get(self, key: bytes, problem: str, judge: str) -> Vote:
-        """The vote, under the names that problem and judge have now."""
+        """Return a vote with the current names of problem and judge."""
         return replace(Vote(**self._rows.get(key)), problem=problem, judge=judge)
 
     def put(self, key: bytes, vote: Vote) -> None:
-        """Write a vote; when this returns, it outlives the process."""
+        """Write a vote. It is on disk when this returns."""
         self._rows.put(key, asdict(vote))
 
 
 @contextmanager
 def open_cache(folder: Path) -> Generator[VoteCache]:
-    """The folder's votes, for one process at a time: it is an error that another one writes them."""
+    """Open the votes in a folder. Only one process may have them open."""
     with only_writer(folder, wait=False), (folder / "votes.jsonl").open("a+b") as file:
         yield VoteCache(file)
 
 
 CHUNK = 64
-"""Problems that are judged at once; their votes are in memory, and so are no others."""
+"""Number of problems that are judged together. Only their votes are in memory."""
 
 
 def judge_problems(problems: Iterable[Document], settings: JudgingSettings, *, folder: Path) -> Iterator[Judgement]:
-    """A judgement for each problem, in order.
+    """Yield a judgement for each problem, in order.
 
-    Every vote is written to ``folder/votes.jsonl`` as it arrives, under a key of everything that decides it: after a
-    kill, an error or a change of threshold no vote is asked for twice, and another judge costs only its own votes.
+    Every vote is written to ``folder/votes.jsonl`` as it arrives, under a key of everything that decides it. No vote is
+    requested twice after a kill, an error or a change of the threshold, and another judge costs only its own votes.
 
     Raises:
-        ValueError: another process writes the folder, a key is not set, or an id comes twice among 64 problems.
-        ServerError: a judge cannot be reached, refuses the key or the model, or fails for too long. All that had
-            arrived is kept.
+        ValueError: Another process writes the folder, an API key is not set, or two of 64 problems have the same id.
+        ServerError: A judge cannot be reached, refuses the key or the model, or fails for too long. Votes that had
+            arrived are kept.
     """
     waiting = iter(problems)
     # one event loop for all chunks, so that connections stay open between them
@@ -361,7 +361,7 @@ def judge_problems(problems: Iterable[Document], settings: JudgingSettings, *, f
 
 
 def votes_missing(problems: Iterable[Document], settings: JudgingSettings, *, folder: Path) -> dict[str, int]:
-    """Votes that ``judge_problems`` would ask for, by judge: what a cost estimate starts from."""
+    """Return the number of votes that ``judge_problems`` would request, by judge."""
     missing = {judge.shown_name: 0 for judge in settings.judges}
     with open_cache(folder) as cache:
         for problem in problems:
@@ -371,8 +371,13 @@ def votes_missing(problems: Iterable[Document], settings: JudgingSettings, *, fo
 
 
 def decide(problem: str, votes: Sequence[Vote], threshold: int, *, undecided: bool) -> Judgement:
-    """Keep a problem if at least ``threshold`` votes say so; ``undecided`` says whether to keep it where fewer than
-    half of its votes could be read.
+    """Keep a problem if at least ``threshold`` votes say so.
+
+    Args:
+        problem: Id of the problem.
+        votes: All its votes.
+        threshold: Fewest votes that keep it.
+        undecided: Decision if fewer than half of the votes are readable.
     """
     valid = sum(vote.status == "valid" for vote in votes)
     keeps = sum(vote.keep is True for vote in votes)
@@ -383,9 +388,9 @@ def decide(problem: str, votes: Sequence[Vote], threshold: int, *, undecided: bo
 async def _ask(
     chunk: Sequence[Document], settings: JudgingSettings, cache: VoteCache, judges: Sequence[JudgeClient]
 ) -> None:
-    """Ask all judges at once for what is missing, and write each vote as it arrives.
+    """Request the missing votes of all judges concurrently, and write each vote as it arrives.
 
-    After an error nothing new is asked for, but what is under way is paid for and still taken.
+    After an error no new request is sent, but votes of running requests are still written, since they cost money.
     """
     failed: list[ValueError] = []
 
@@ -395,7 +400,7 @@ async def _ask(
                 return
             try:
                 vote = await judge.vote(wanted, lambda: bool(failed))
-                if wanted.key not in cache:  # judges of one model share their votes
+                if wanted.key not in cache:  # judges with the same model share votes
                     cache.put(wanted.key, vote)
             except ValueError as error:
                 failed.append(error)
@@ -403,7 +408,7 @@ async def _ask(
     workers: list[Any] = []
     for judge in judges:
         waiting = iter(_wanted(chunk, judge.settings, settings, cache))
-        # all workers of a judge draw from one iterator: each vote is asked for once
+        # the workers of a judge share an iterator, so that each vote is requested once
         workers += [work(judge, waiting) for _ in range(judge.settings.concurrency)]
     await asyncio.gather(*workers)
     if failed:
@@ -411,9 +416,9 @@ async def _ask(
 
 
 def _wanted(
-    problems: Sequence[Document], judge: JudgeSettings, settings: JudgingSettings, cache: VoteCache
+    problems: Sequence[Document], judge: VotingJudge, settings: JudgingSettings, cache: VoteCache
 ) -> list[Wanted]:
-    wanted: dict[bytes, Wanted] = {}  # by key: equal problems share their votes
+    wanted: dict[bytes, Wanted] = {}  # by key, so that equal problems share votes
     for problem in problems:
         for index in range(judge.votes):
             key = vote_key(problem, judge, index, settings)

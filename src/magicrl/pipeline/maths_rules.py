@@ -1,6 +1,6 @@
-"""Rules on the text of a maths problem, each a reason that can be counted. Pure functions, linear in the text.
+"""Rules on the text of a maths problem, each a reason that reports count. Pure functions, linear in the text.
 
-The rules err on the side of dropping: a problem lost costs little, an unanswerable one costs every rollout on it.
+In doubt a rule drops the problem: a lost problem costs little, an unanswerable one wastes every rollout on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PART_ASKS = re.compile(
     r"show\s+that|express|sketch|what|how\s+(?:many|much|long|far))\b",
     re.I,
 )
-"""What one part of several asks: a question, or a command at the beginning of a sentence."""
+"""A question, or a command at the start of a sentence, in one part of a problem."""
 _LINK = re.compile(r"https?://|\bwww\.|!\[[^\]]{0,300}\]\(|<img\b|\\includegraphics|\[img", re.I)
 _FIGURE = re.compile(
     r"\[/?asy\]|\\begin\{(?:asy|tikzpicture|picture|figure)\}|\\(?:draw|fill)\b"
@@ -48,9 +48,9 @@ _SHOWN = re.compile(
 _TABLE = re.compile(
     r"\\begin\{(?:tabular|array|\w*matrix|align|aligned|gather|cases)|\n\s*\|.*\||\|\s*:?-{2,}|\\hline|\\\[|\$\$|:\s*\$"
 )
-"""What can be shown below without a picture: a table, an array, a displayed formula."""
-# A pattern is tried only where one of its words stands in the text: most problems break no rule, and this makes the
-# rules 2.3 times as fast (49 against 114 microseconds a problem of MATH and GSM8K).
+"""A table, an array or a displayed formula, which *shown below* may refer to."""
+# A pattern is tried only if one of its words is in the text. Most problems break no rule, and this makes the rules 2.3
+# times as fast (49 against 114 microseconds per problem of MATH and GSM8K).
 _PROVE_WORDS = ("prove", "show", "demonstrate", "verify")
 _LINK_WORDS = ("http", "www.", "![", "<img", "\\includegraphics", "[img")
 _FIGURE_WORDS = (
@@ -84,7 +84,7 @@ Rule = Callable[[Entry, MathsCleaning], Drop | None]
 
 
 def maths_fault(entry: Entry, rules: MathsCleaning) -> Drop | None:
-    """The first rule that the problem breaks, None where it breaks none."""
+    """Return the first rule that the problem breaks, None if it breaks none."""
     wanted: tuple[tuple[bool, Rule], ...] = (
         (True, _empty),
         (rules.proofs, _proof),
@@ -97,7 +97,7 @@ def maths_fault(entry: Entry, rules: MathsCleaning) -> Drop | None:
         (rules.multi_part, _parts),
         (True, _long_answer),
     )
-    # the first rule counts: a dropped problem has one reason, and the counts add up
+    # only the first rule counts, so that a dropped problem has one reason and the counts add up
     return next((fault for holds, rule in wanted if holds and (fault := rule(entry, rules)) is not None), None)
 
 
@@ -137,14 +137,14 @@ def _link(entry: Entry, rules: MathsCleaning) -> Drop | None:
 
 def _figure(entry: Entry, rules: MathsCleaning) -> Drop | None:
     found = _search(_FIGURE, _FIGURE_WORDS, entry.problem)
-    # what is "shown below" may be a table that stands in the text
+    # "shown below" may refer to a table in the text
     if found is None and not _TABLE.search(entry.problem):
         found = _search(_SHOWN, _FIGURE_WORDS, entry.problem)
     return Drop("needs a figure", _around(entry.problem, found)) if found else None
 
 
 def _choice(entry: Entry, rules: MathsCleaning) -> Drop | None:
-    letters = options_of(entry.problem)
+    letters = options_in(entry.problem)
     lettered = all(_LETTER.fullmatch(reference.strip()) for reference in entry.references)
     marked = str(entry.notes.get("question_type", "")).upper() == "MCQ"
     if len(letters) >= 3:
@@ -166,36 +166,36 @@ def _choice(entry: Entry, rules: MathsCleaning) -> Drop | None:
 
 
 def _lists_nothing(rest: str) -> bool:
-    """Whether no list can stand after ``which of the following``: a short rest in one line, without separators."""
+    """Return whether no list follows ``which of the following``: a short rest in one line, without separators."""
     return len(rest) < 120 and not re.search(r"[,;:\n]|\bor\b|\\\[|\\\\|\$\$", rest)
 
 
-def options_of(text: str) -> list[str]:
-    """The letters of a problem's options, from A on without a gap.
+def options_in(text: str) -> list[str]:
+    """Return the letters of a problem's options, from A without a gap.
 
     Example:
-        >>> options_of("How many? (A) 1 (B) 2 (C) 3 (D) 4")
+        >>> options_in("How many? (A) 1 (B) 2 (C) 3 (D) 4")
         ['A', 'B', 'C', 'D']
-        >>> options_of("In triangle ABC let A. Which?")
+        >>> options_in("In triangle ABC let A. Which?")
         []
     """
     seen: list[str] = []
     for found in _OPTION.finditer(text):
         letter = found.group(1) or found.group(2)
-        # in order and without a gap: points of a triangle and initials are no options
+        # in order and without a gap, unlike the points of a triangle and initials
         if letter == "ABCDEF"[len(seen) % 6] and len(seen) < 6:
             seen.append(letter)
     return seen if len(seen) >= 3 else []
 
 
 def _parts(entry: Entry, rules: MathsCleaning) -> Drop | None:
-    """Two numbered parts that ask; a list of conditions before one question has but one, the last."""
+    """Drop problems with two numbered parts that ask. In a list of conditions only the last part asks."""
     orders = ("abcde", "abcde", "12345", "12345", ("i", "ii", "iii", "iv", "v"), "ABC123")  # of the pattern's groups
     parts: dict[int, list[re.Match[str]]] = {}
     for found in _ENUMERATION.finditer(entry.problem):
         kind = next(index for index, text in enumerate(found.groups()) if text is not None)
         before = parts.setdefault(kind, [])
-        # in order only: an (i) within a sentence begins no enumeration
+        # in order only: an (i) inside a sentence does not start an enumeration
         if found.group(kind + 1) == orders[kind][len(before) % len(orders[kind])]:
             before.append(found)
     for marks in parts.values():
@@ -228,7 +228,7 @@ def _long_answer(entry: Entry, rules: MathsCleaning) -> Drop | None:
 
 
 def _search(pattern: re.Pattern[str], words: Sequence[str], text: str) -> re.Match[str] | None:
-    """``pattern.search``; every match of the pattern holds one of the words in some case."""
+    """Search for a pattern. Every match of it must contain one of the words, in any case."""
     folded = text.casefold()
     return pattern.search(text) if any(word in folded for word in words) else None
 

@@ -1,4 +1,4 @@
-"""The mixture: difficulty bands, caps and weights by source, drawn by seed; written in the released schema."""
+"""The mix step: draws rows by difficulty bands, caps and weights, and writes them in the released schema."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from magicrl.data.sources import RECORDED_ROLLOUTS
 from magicrl.files import whole_file, write_atomically
 from magicrl.pipeline.card import write_card
 from magicrl.pipeline.entry import RELEASED_FIELDS
-from magicrl.pipeline.frame import Context, Drop, Step, write_drops
+from magicrl.pipeline.frame import Context, Drop, PipelineStep, write_drops
 from magicrl.pipeline.parts import Part, StepFolder, read_part
 from magicrl.pipeline.pipeline_schema import MixStep
 
 
 def write_mixture(parts: Sequence[Part], folder: Path, *, split: bool) -> dict[str, int]:
-    """Write ``train.parquet``, or one file an ability, and ``ids.jsonl``, which says which problem each row is.
+    """Write ``train.parquet``, or one file per ability, and ``ids.jsonl`` with the problem of each row.
 
     Returns:
-        Rows by file name.
+        Number of rows by file name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     models = sorted({name for table in _tables(parts, ["extra_info"]) for row in _difficulties(table) for name in row})
-    # ``model_difficulty`` has a field a model, and is left out where none was measured
+    # ``model_difficulty`` has a field per model, and is absent if none was measured
     measured = [("model_difficulty", pa.struct([(name, pa.int64()) for name in models]))] if models else []
     extra = pa.field("extra_info", pa.struct([("index", pa.int64()), *measured]))
     schema = pa.schema([*RELEASED_FIELDS, extra])
     released = [field.name for field in RELEASED_FIELDS]
     rows: Counter[str] = Counter()
     ids: list[str] = []
-    # the writers end before the first file gets its name: a full disk leaves all of them as they were
+    # all writers finish before the first file is renamed, so that a full disk changes none of them
     with ExitStack() as files, ExitStack() as stack:
         writers: dict[str, pq.ParquetWriter] = {}
         for table in _tables(parts, [*released, "extra_info", "id"]):
@@ -51,13 +51,13 @@ def write_mixture(parts: Sequence[Part], folder: Path, *, split: bool) -> dict[s
                     {"index": row["index"], "model_difficulty": dict(row["model_difficulty"] or ())}
                     for row in some.column("extra_info").to_pylist()
                 ]
-                column = pa.array(extras, extra.type)  # takes the fields that the type has
+                column = pa.array(extras, extra.type)  # selects the fields of the type
                 writers[name].write_table(some.select(released).append_column(extra, column).cast(schema))
                 for identity in some.column("id").to_pylist():
                     ids.append(json.dumps({"file": name, "row": rows[name], "id": identity}))
                     rows[name] += 1
     write_atomically(folder / "ids.jsonl", "".join(f"{line}\n" for line in ids))
-    # after the new files have their names: with another `split` the old ones would be read beside them
+    # with another `split` the old files would be read together with the new ones
     for stale in folder.glob("train*.parquet"):
         if stale.name not in rows:
             stale.unlink()
@@ -72,7 +72,7 @@ def _tables(parts: Sequence[Part], columns: list[str]) -> Iterator[pa.Table]:
 
 
 def _difficulties(table: pa.Table) -> list[dict[str, int]]:
-    """By row: failures of 16 by model."""
+    """Return the failures of 16 by model for each row."""
     return [dict(row["model_difficulty"] or ()) for row in table.column("extra_info").to_pylist()]
 
 
@@ -85,8 +85,8 @@ def _by_file(table: pa.Table, *, split: bool) -> Iterator[tuple[str, pa.Table]]:
         yield f"train_{ability}.parquet", table.filter(pa.array([one == ability for one in abilities]))
 
 
-class Mix(Step[MixStep]):
-    """Draws rows by a hash of seed and id, so that the choice depends neither on order nor on other sources' rows."""
+class Mix(PipelineStep[MixStep]):
+    """Draws rows by a hash of seed and id, so that neither their order nor other sources affect the choice."""
 
     use = "mix"
 
@@ -97,7 +97,7 @@ class Mix(Step[MixStep]):
         write_drops(folder, self._drawn(parts))
 
     def _drawn(self, parts: Sequence[Part]) -> dict[str, Drop]:
-        """Rows that are not drawn, with the reason."""
+        """Return the rows that are not drawn, with the reason."""
         settings = self._settings
         drops: dict[str, Drop] = {}
         eligible: defaultdict[str, list[tuple[bytes, str]]] = defaultdict(list)
@@ -108,7 +108,7 @@ class Mix(Step[MixStep]):
                 if fault is not None:
                     drops[row["id"]] = Drop(fault)
                     continue
-                # a hash, so that neither other rows nor their order change what is drawn
+                # a hash, so that neither other rows nor their order affect the draw
                 order = hashlib.blake2b(f"{settings.seed}/{row['id']}".encode(), digest_size=12).digest()
                 eligible[row["source"]].append((order, row["id"]))
         known = sorted({*eligible, *(source.label for source in self._config.sources)})
@@ -136,7 +136,7 @@ class Mix(Step[MixStep]):
         return None
 
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
-        """The training files and the data card."""
+        """Write the training files and the data card."""
         mixture = context.output / "mixture"
         files = write_mixture(parts, mixture, split=self._settings.split_by_ability)
         write_card(self._config, context.output, folder, files)
@@ -145,13 +145,14 @@ class Mix(Step[MixStep]):
 def quotas_of(
     available: Mapping[str, int], *, caps: Mapping[str, int], weights: Mapping[str, float], size: int | None
 ) -> dict[str, int]:
-    """How many rows of each source are drawn.
+    """Return how many rows to draw from each source.
 
-    Without weights and size: all up to the caps. With weights: shares are exact, as large as the scarcest source
-    allows, or of ``size`` rows; a source that cannot fill its share gives all, and the others share the rest by weight.
+    Without weights and size, all rows up to the caps are drawn. With weights only, shares are exact and as large as the
+    scarcest source allows. With a size, a source that cannot fill its share gives all its rows, and the others share
+    the rest by weight.
 
     Raises:
-        ValueError: weights are negative, or leave nothing.
+        RecipeError: A weight is negative or not finite.
 
     Example:
         >>> quotas_of({"a": 100, "b": 100}, caps={"a": 10}, weights={}, size=None)
@@ -170,7 +171,9 @@ def quotas_of(
         return room
     if size is None:
         largest = max(share.values(), default=0.0) or 1.0
-        share = {source: weight / largest for source, weight in share.items()}  # room over a tiny weight overflows
+        share = {
+            source: weight / largest for source, weight in share.items()
+        }  # a division by a tiny weight would overflow
         scarcest = min((room[source] / weight for source, weight in share.items() if weight > 0), default=0.0)
         # 1e-9: 0.29 * 100 is 28.999999999999996, and 29 is meant
         return {source: math.floor(scarcest * weight + 1e-9) for source, weight in share.items()}
@@ -178,14 +181,14 @@ def quotas_of(
 
 
 def _shared_out(room: Mapping[str, int], share: Mapping[str, float], size: int) -> dict[str, int]:
-    """Of ``size`` rows each source its share by weight; what one cannot give, the others do."""
+    """Divide ``size`` rows among the sources by weight. What a source cannot give, the others do."""
     quota = dict.fromkeys(room, 0)
     open_sources = {source for source in room if share[source] > 0 and room[source] > 0}
     left = min(size, sum(room[source] for source in open_sources))
     while left and open_sources:
         total = sum(share[source] for source in open_sources)
         exact = {source: left * share[source] / total for source in open_sources}
-        # those give all that they have; what they leave is shared out again in the next round
+        # these give all their rows, and the rest is divided again in the next round
         full = {source for source in open_sources if exact[source] >= room[source]}
         if not full:
             floors = {source: math.floor(value) for source, value in exact.items()}

@@ -1,8 +1,8 @@
-"""Part files: a step's kept and dropped rows, some thousand a file, each file whole or not there.
+"""Part files: a step's kept and dropped rows, up to 5,000 per file. A file is complete or does not exist.
 
-A part carries in its metadata the key it was made from (settings, code version, the key of the part it was read from).
-A file with the expected key need not be made again: that is both how a killed step resumes and how a rerun after a
-change does only what changed.
+The metadata of a part holds a key of its inputs: settings, code version, and the key of the part it was made from. A
+file with the expected key is not computed again. This is how a killed step resumes and how a rerun after a change only
+computes what changed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _KEY = b"magicrl_key"
 class Part:
     """A file of kept rows."""
 
-    name: str  # SOURCE.NNNNN; a step keeps the names of the parts it reads
+    name: str  # SOURCE.NNNNN, equal in all steps
     path: Path
-    key: str  # what it was made from
+    key: str  # hash of its inputs
 
 
 def hash_of(*values: Any) -> str:
-    """32 hex digits of anything JSON can say."""
+    """Return a hash (32 hex digits) of JSON values."""
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def part_key(path: Path) -> str | None:
-    """The key of a part file; None where it is absent or damaged."""
+    """Return the key of a part file, None if it is absent or damaged."""
     try:
         metadata = pq.read_schema(path).metadata or {}
     except (OSError, pa.ArrowException):
@@ -50,7 +50,11 @@ def part_key(path: Path) -> str | None:
 
 
 def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """The rows of a part file; a damaged one is a ValueError with its remedy."""
+    """Return the rows of a part file.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
     try:
         return pq.read_table(path, columns=columns, memory_map=False, page_checksum_verification=True)
     except FileNotFoundError:
@@ -60,11 +64,11 @@ def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 
 def write_part(path: Path, table: pa.Table, key: str) -> None:
-    """Write ``table`` so that ``path`` holds all of it or what it held before."""
+    """Write ``table`` to ``path`` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     marked = table.replace_schema_metadata({_KEY: key.encode()})
     with whole_file(path) as file:
-        # checksums: a part that a failing disk changed is an error, never other rows
+        # checksums, so that a part damaged by a failing disk is an error instead of wrong rows
         pq.write_table(marked, file, compression="zstd", row_group_size=4096, write_page_checksum=True)
 
 
@@ -73,11 +77,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def told_when_full(folder: Path) -> Generator[None]:
-    """Within it a disk without room is a ValueError with its remedy, whoever was writing."""
+    """Turn an error of a full disk inside this context into a ValueError that says what to do."""
     try:
         yield
     except OSError as error:
-        short = error.errno is None and "requested and" in str(error)  # numpy's words for a write cut short
+        short = error.errno is None and "requested and" in str(error)  # numpy's message for a short write
         if error.errno not in _FULL and not short:
             raise
         raise ValueError(
@@ -87,7 +91,7 @@ def told_when_full(folder: Path) -> Generator[None]:
 
 
 class StepFolder:
-    """The files of one step: ``kept/``, ``dropped/``, ``work/`` and ``step.json``."""
+    """Folder of a step: ``kept/``, ``dropped/``, ``work/`` and ``step.json``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,7 +104,7 @@ class StepFolder:
         return Part(name=name, path=self.kept / f"{name}.parquet", key=key)
 
     def has(self, part: Part) -> bool:
-        """Whether the part is there, made from its key. The kept file is written last."""
+        """Return whether the part exists with its key. The kept file is written last."""
         return part_key(part.path) == part.key
 
     def write(self, part: Part, kept: pa.Table, dropped: pa.Table) -> None:
@@ -109,13 +113,13 @@ class StepFolder:
         write_part(part.path, kept, part.key)
 
     def clear_except(self, names: Sequence[str]) -> None:
-        """Delete parts that no longer belong to the step, and what a kill left half written."""
+        """Delete parts that no longer belong to the step, and incomplete files."""
         wanted = {f"{name}.parquet" for name in names}
         for path in (*self.kept.glob("*"), *self.dropped.glob("*")):
             if path.name not in wanted:
                 path.unlink()
 
     def tables(self, which: Literal["kept", "dropped"], columns: list[str] | None = None) -> Iterator[pa.Table]:
-        """The kept or the dropped rows, a part at a time."""
+        """Yield the kept or the dropped rows, one table per part."""
         for path in sorted((self.path / which).glob("*.parquet")):
             yield read_part(path, columns)

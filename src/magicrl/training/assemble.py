@@ -15,7 +15,7 @@ from magicrl.config.cluster_schema import RolloutPlacement
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.families import make_family
-from magicrl.data.sources import fingerprint
+from magicrl.data.sources import problems_fingerprint
 from magicrl.models.loading import LoadedModel, described_model, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
 from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
@@ -67,7 +67,7 @@ class Built:
             "prompt_format": "chat template" if self.start.tokenizer.chat_template else "plain text",
             "start_model_licence": self.start.licence,
             "data": {
-                name: {"problems": len(p), "prompts": len({one.key for one in p}), "sha256": fingerprint(p)}
+                name: {"problems": len(p), "prompts": len({one.key for one in p}), "sha256": problems_fingerprint(p)}
                 for name, p in sets.items()
             },
             "dropped_overlong": self.data.dropped_overlong,

@@ -213,6 +213,9 @@ def answers_of(groups: Sequence[ScoredGroup], *, max_tokens: int, judging: Judgi
     if not judged:
         raise ValueError(unjudged_text(next((v.reason for g in groups for v in g.verdicts if v.reason), "")))
     right = [group.correct[group.counted] for group in judged]
+    entropies = [
+        c.sampler_entropies for group in judged for c in group.group.completions if c.sampler_entropies is not None
+    ]
     return SampledAnswers(
         groups=len(groups),
         max_tokens=max_tokens,
@@ -222,6 +225,7 @@ def answers_of(groups: Sequence[ScoredGroup], *, max_tokens: int, judging: Judgi
         truncated=float(np.mean([c.truncated for group in judged for c in group.group.completions])),
         answered=answered_share([g.group.completions for g in judged], [g.verdicts for g in judged]),
         judging=judging,
+        entropy=float(np.concatenate(entropies).mean()) if entropies else None,
     )
 
 

@@ -485,6 +485,7 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
     problems = [group.group.request.problem for group in groups]
     limit = groups[0].group.request.sampling.max_tokens
     answers = answers_of(groups, max_tokens=limit, judging=judging_of(config.verifier, problems))
+    prompts = config.in_stage(0).stages[0].rollout_batch
     judged = [group for group in groups if group.counted.any()]
     clusters = [group.group.request.problem.cluster for group in judged]
     right = [(int(group.correct[group.counted].sum()), int(group.counted.sum())) for group in judged]
@@ -496,16 +497,17 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
         for reward, counted, c in zip(group.rewards, group.counted, group.group.completions, strict=True)
         if counted and not c.truncated
     }
-    entropies = [c.sampler_entropies for c in completions if c.sampler_entropies is not None]
     graded = any(v.score is not None for group in groups for v in group.verdicts)
     rewards = [float(group.rewards[group.counted].mean()) for group in judged]
     return Learnable(
-        answers=dataclasses.replace(answers, reward=float(np.mean(rewards)) if graded else None),
+        answers=dataclasses.replace(
+            answers, reward=float(np.mean(rewards)) if graded else None, groups_per_step=prompts
+        ),
         group_size=max(n for _, n in right),
         pass_1=share([count / n for count, n in right], clusters),
         pass_all=share([unbiased_pass_at_k(count, n, n) for count, n in right], clusters),
         signal=share([float(len(np.unique(g.rewards[g.counted])) > 1) for g in judged], clusters),
-        entropy=float(np.concatenate(entropies).mean()) if entropies else None,
+        entropy=answers.entropy,
         uniform_entropy=float(np.log(vocabulary)),
         lengths=tuple(int(np.quantile(ended, q)) for q in (0.5, 0.95, 1.0)) if ended else (),
         mean_length=float(np.mean([c.num_sampled for c in completions])),

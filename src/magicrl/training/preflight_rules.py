@@ -283,6 +283,9 @@ def signal(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
     scarce = seen.signal.mean < SCARCE if facts.filtered else True
     make = _stop if (scarce and seen.signal.high < ENOUGH) or _wants_room(facts) else _warning
     name, message, remedy = _NAMES[found.cause], found.message, found.remedy
+    if found.rare and not _wants_room(facts):
+        yield _warning("rare_reward", message, remedy)
+        return
     longer = facts.longer
     if name == "limit" and longer is not None:
         message += f"; with T = {longer.max_tokens} {_percent(longer.truncated)} are truncated"

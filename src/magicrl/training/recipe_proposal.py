@@ -13,26 +13,27 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from magicrl.algorithms.advantages import score_group
+from magicrl.config.algorithm_schema import AlgorithmConfig
 from magicrl.config.schema import ModelConfig
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.job import sample_problems
 from magicrl.models.loading import LoadedModel
 from magicrl.models.prompts import PromptEncoder
-from magicrl.records import Problem, RolloutRequest, SamplingParams, ScoredGroup
+from magicrl.records import Problem, RolloutRequest, SamplingParams, ScoredGroup, TokenArray, TrainBatch, frozen_floats
 from magicrl.rollout.engines import in_process_engine
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.diagnosis import Judging, SampledAnswers
 from magicrl.training.learner import LocalLearner
 from magicrl.training.metrics import answers_of
 from magicrl.training.objective import LearnerSettings
+from magicrl.training.preflight import divergence
 from magicrl.training.protocols import Controls
-from magicrl.training.sft import SUPERVISED, supervised_sample
+from magicrl.training.sft import supervised_sample
 from magicrl_verifiers.records import Extract, Reasoning
 from magicrl_verifiers.secrets import without_secrets
 
@@ -49,6 +50,10 @@ STEPWISE = "{prompt}\n\nThink step by step, briefly, and put the final answer in
 QUESTION = "Question: {prompt}\nAnswer:"
 QUESTION_BOXED = "Question: {prompt}\nThink step by step and put the final answer in \\boxed{}.\nAnswer:"
 READS: tuple[Extract, ...] = ("box", "lenient")
+MEASURED = 8
+"""Answers of the update whose KL is measured."""
+LARGEST_KL = 0.02
+"""KL of one update in nats per token up to which a learning rate is proposed: PPO's customary bound (Spinning Up)."""
 BOX_WORTH = 0.8
 """Smallest share of the signal for which only boxes are read: a box is never right by chance."""
 
@@ -70,6 +75,7 @@ class Look:
         per_problem: Share of correct answers per problem.
         lengths: Tokens of the complete answers, ascending.
         example: Text of an answer.
+        sampled: Tokens of a few prompts, each with those of an answer.
     """
 
     way: Way
@@ -77,6 +83,7 @@ class Look:
     per_problem: tuple[float, ...]
     lengths: tuple[int, ...]
     example: str
+    sampled: tuple[tuple[TokenArray, TokenArray], ...] = ()
 
     @property
     def signal(self) -> float:
@@ -94,6 +101,8 @@ class Speed(NamedTuple):
 
     sampled: float
     learned: float
+    kl: float = 0.0
+    """Nats per token of one update at the proposed learning rate."""
 
 
 def templates_for(problem: Problem, encoder: PromptEncoder, *, chat: bool) -> tuple[str, ...]:
@@ -159,18 +168,20 @@ class FirstLook:
         *,
         max_tokens: int,
         temperature: float = 1.0,
+        samples: int = SAMPLES,
+        seed: int = 0,
     ) -> list[Look]:
-        """Sample with one template and read both ways; ``SAMPLES`` answers per problem, one at temperature 0."""
+        """Sample with one template and read both ways: ``samples`` answers per problem, one at temperature 0."""
         began = time.perf_counter()
         boxed = sample_problems(
             self.engine,
             self._judges["box"],
             [with_template(problem, template) for problem in problems],
             self._encoder.encode,
-            samples=SAMPLES if temperature else 1,
+            samples=samples if temperature else 1,
             temperature=temperature,
             max_tokens=max_tokens,
-            seed=0,
+            seed=seed,
         )
         self.seconds += time.perf_counter() - began
         self.tokens += sum(group.group.num_tokens for group in boxed)
@@ -199,33 +210,47 @@ class FirstLook:
             per_problem=tuple(float(g.correct[g.counted].mean()) for g in groups if g.counted.any()),
             lengths=tuple(ended),
             example=groups[0].group.completions[0].text,
+            sampled=tuple((g.group.request.prompt_tokens, g.group.completions[0].tokens) for g in groups[:MEASURED]),
         )
 
 
-def learning_speed(
-    policy: LoadedModel, model: ModelConfig, encoder: PromptEncoder, problems: Sequence[Problem]
-) -> float:
-    """Return tokens per second of a forward and backward pass over prompts and answers of a usual length.
+def measured_step(
+    policy: LoadedModel, model: ModelConfig, sampled: Sequence[tuple[TokenArray, TokenArray]], rate: float
+) -> tuple[float, float]:
+    """Return tokens per second of a forward and backward pass, and the KL of one update in nats per token.
+
+    Every second answer has advantage 1, the others -1: AdamW's first update moves each weight by about the rate,
+    whatever the size of the gradient, so that the KL hardly depends on which answers are correct.
 
     Args:
         policy: Model in float32, which the learner owns from here on.
         model: Precision and micro-batches.
-        encoder: Prompt encoder.
-        problems: Problems whose prompts are used.
+        sampled: Prompts and an answer of the model to each.
+        rate: Learning rate of the update.
     """
     learner = LocalLearner(
-        policy.model, LearnerSettings(algorithm=SUPERVISED, model=model), valid_vocab=policy.valid_vocab
+        policy.model, LearnerSettings(algorithm=AlgorithmConfig(loss="pg"), model=model), valid_vocab=policy.valid_vocab
     )
-    prompts = [encoder.encode(problem) for problem in problems[:4]]
-    # Any tokens suffice: the time only depends on their number.
-    samples = [supervised_sample(prompt, np.resize(prompt, 96), index) for index, prompt in enumerate(prompts)]
-    weights = np.full(len(samples), 1e-3)
-    seconds = 0.0
-    for _ in range(2):  # the first pass includes set-up
-        began = time.perf_counter()
-        learner.accumulate(samples, torch.from_numpy(weights), Controls())
-        seconds = time.perf_counter() - began
-    return sum(len(sample) for sample in samples) / seconds
+    samples = [
+        dataclasses.replace(supervised_sample(prompt, answer, index), advantage=1.0 - 2.0 * (index % 2))
+        for index, (prompt, answer) in enumerate(sampled)
+    ]
+    before, _ = learner.logprobs(samples, 1.0)  # includes set-up
+    samples = [
+        dataclasses.replace(sample, sampler_logprobs=frozen_floats(values))
+        for sample, values in zip(samples, before, strict=True)
+    ]
+    began = time.perf_counter()
+    learner.update(TrainBatch.of(samples), Controls(learning_rate=rate))
+    seconds = time.perf_counter() - began
+    after, _ = learner.logprobs(samples, 1.0)
+    kl, _ = divergence(before, after, [None] * len(samples))
+    return sum(len(sample) for sample in samples) / seconds, kl
+
+
+def checked_learning_rate(proposed: float, kl: float) -> float:
+    """Return the proposed rate, or a lower one at which a step has a KL of ``LARGEST_KL``: KL grows with its square."""
+    return proposed if kl <= LARGEST_KL else float(f"{proposed * (LARGEST_KL / kl) ** 0.5:.1g}")
 
 
 TRAINING_SHARE, TEST_SHARE, FILTER_SHARE, START_SHARE = 0.7, 0.15, 0.15, 0.3
@@ -245,8 +270,8 @@ class Setting(NamedTuple):
 
     model: str
     data: str
-    hub: bool
-    """Whether ``data`` is a hub name instead of a path."""
+    kind: Literal["path", "hub", "family"]
+    """What ``data`` is."""
     columns: dict[str, str]
     """Columns of prompt and answer, where the user named them."""
     problems: Sequence[Problem]
@@ -382,6 +407,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
     With ``solved`` it starts with a supervised start, and answers are expected to resemble the solutions.
     """
     n = numbers(setting, look, speed, solved=solved is not None)
+    rate = proposed_learning_rate(setting.parameters)
     longest = setting.prompt_lengths[-1]
     sections = [
         [
@@ -425,7 +451,8 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         else ["[entropy]", 'preset = "report"'],
         [
             "[optimizer]",
-            f"learning_rate = {proposed_learning_rate(setting.parameters):g}  # by the size of the model",
+            f"learning_rate = {checked_learning_rate(rate, speed.kl):g}  # by the size of the model: {rate:g}; there, "
+            f"an update has a KL of {speed.kl:.1g} nats per token",
             "warmup_steps = 3",
         ],
         _stage(
@@ -497,7 +524,8 @@ def _source(table: str, setting: Setting, way: Way) -> list[str]:
     columns = ", ".join(f"{name} = {_text(column)}" for name, column in setting.columns.items())
     return [
         table,
-        f"{'hub' if setting.hub else 'path'} = {_text(setting.data)}",
+        f"{setting.kind} = {_text(setting.data)}",
+        f"count = {len(setting.problems)}" if setting.kind == "family" else "",
         f"template = {_text(way.template)}",
         f"verifier = {_text(setting.verifier)}" + ("  # the answers are words" if setting.verifier == "exact" else "")
         if setting.verifier

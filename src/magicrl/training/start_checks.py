@@ -19,7 +19,7 @@ import torch
 from magicrl.algorithms.advantages import advantage_of
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import ModelConfig, SftConfig, SourceConfig, TrainConfig
-from magicrl.data.sources import held_out_keys, load_parts, load_problems, place_of
+from magicrl.data.sources import held_out_keys, load_parts, load_problems, source_place_of
 from magicrl.environments.base import environment_spec
 from magicrl.models.adapter_files import adapter_shapes, check_adapters, read_adapters
 from magicrl.models.compiled import check_compiled, check_compiler
@@ -222,7 +222,7 @@ def _check_prompts(
                     f"{limit} ({len(lengths)} of {len(problems)} prompts are too long, the longest has "
                     f"{max(lengths)}); raise the limit, {remedy}"
                 )
-            place = next((found for source in sources if (found := place_of(problem.id, source))), key)
+            place = next((found for source in sources if (found := source_place_of(problem.id, source))), key)
             raise ValueError(f"{place}: problem {problem.id!r}: {reason}") from None
 
 

@@ -11,6 +11,7 @@ from itertools import islice, permutations
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from rich.console import Console
 from toy_start import toy_sft
@@ -34,7 +35,9 @@ from magicrl.training.recipe_proposal import (
     Setting,
     Speed,
     Way,
+    checked_learning_rate,
     group_size,
+    measured_step,
     numbers,
     proposed_learning_rate,
     response_limit,
@@ -157,6 +160,33 @@ def test_an_existing_recipe_and_an_unreadable_file_are_refused(tmp_path: Path) -
         init(tmp_path, tmp_path / "mine.jsonl", tmp_path / "new.toml")
 
 
+def test_an_answer_that_is_right_once_in_hundreds_is_looked_for(toy: Path, tmp_path: Path) -> None:
+    """Two of 60 problems have an answer that the model gives; none of the first twelve that it is asked."""
+    path = problems(tmp_path / "mine.jsonl", gold="12345")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    asked = set(np.random.default_rng(0).permutation(len(rows))[:12].tolist())
+    right = [place for place in range(len(rows)) if place not in asked][:20]
+    for place in right:
+        rows[place]["gold"] = str(sum(map(int, re.findall(r"\b\d\b", rows[place]["question"]))) % 10)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with patch("magicrl.commands.init.EXPLORES", 0.0):
+        status, told = init(toy, path, tmp_path / "run.toml")
+    assert status == 0, told
+    assert "one update at a learning rate of" in told
+    recipe = (tmp_path / "run.toml").read_text()
+    assert re.search(
+        r"learning_rate = \S+  # by the size of the model, \S+, at which an update has a KL of \S+", recipe
+    )
+
+
+def test_the_kl_of_an_update_grows_with_the_square_of_the_rate(toy: Path) -> None:
+    rng = np.random.default_rng(0)
+    sampled = [(rng.integers(4, 12, 8), rng.integers(4, 12, 6)) for _ in range(4)]
+    found = [measured_step(load_policy(toy), ModelConfig(dtype="float32"), sampled, rate)[1] for rate in (1e-5, 1e-4)]
+    assert found[0] > 0
+    assert 30 < found[1] / found[0] < 300
+
+
 def test_paths_of_a_recipe_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -167,6 +197,7 @@ def test_paths_of_a_recipe_in_another_folder(tmp_path: Path, monkeypatch: pytest
 
 def test_numbers_by_hand() -> None:
     assert group_size([0.5, 0.5]) == (8, pytest.approx(1 - 2 * 0.5**8))
+    assert [checked_learning_rate(2e-5, kl) for kl in (0.0, 0.02, 0.08, 2.0)] == [2e-5, 2e-5, 1e-5, 2e-6]
     size, expected = group_size([0.0, 0.125])
     assert size == 16
     chances = (0.03125 / 1.5, 0.15625 / 1.5)
@@ -188,7 +219,7 @@ def test_the_sizes_of_a_recipe_by_hand(context: int, second_stage: bool) -> None
     setting = Setting(
         model="m",
         data="d",
-        hub=False,
+        kind="path",
         columns={},
         problems=list(islice(asked, 500)),
         verifier=None,

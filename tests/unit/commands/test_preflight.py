@@ -67,6 +67,8 @@ def test_a_constant_reward_ends_with_a_status_and_a_page(recipe: Path, capsys: p
     found = json.loads(capsys.readouterr().out)
     assert [item["name"] for item in found["findings"]] == ["constant_reward"]
     assert found["learnable"]["answers"]["groups"] == 8
+    assert found["learnable"]["answers"]["groups_per_step"] == 8
+    assert found["learnable"]["answers"]["entropy"] == found["learnable"]["entropy"] > 0
     assert "the reward does not depend on the answer" in page.read_text()
     # the supervised start is kept for the run, and no run folder is made
     assert [path.name for path in (recipe.parent / "runs").iterdir()] == ["models"]

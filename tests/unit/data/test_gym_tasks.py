@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from itertools import islice
@@ -13,11 +12,11 @@ import pytest
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import SourceConfig
-from magicrl.data.families import make_family
+from magicrl.data.families import OptionValue, make_family
 from magicrl.data.sources import load_problems
 from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked
 from magicrl.records import Outcome
-from magicrl_verifiers.gym import GymVerifier, _packed, _restored, entry_text
+from magicrl_verifiers.gym import GymVerifier, entry_text, restored
 from magicrl_verifiers.records import JudgeOptions
 from magicrl_verifiers.service import VerifierPool
 
@@ -39,7 +38,8 @@ def test_a_task_stands_in_the_place_of_a_data_set_with_a_test_set_of_its_own() -
 
 def test_values_that_json_lacks_come_back_from_an_entry() -> None:
     value = {"board": ((1, 2), (3, 4)), "by_number": {1: ["a", (2,)]}, "text": "x"}
-    assert json.loads(json.dumps(_packed(value)), object_hook=_restored) == value
+    text = entry_text("leg_counting", {"sizes": (3, 4)}, value)
+    assert restored(text) == {"task": "leg_counting", "config": {"sizes": (3, 4)}, "entry": value}
 
 
 gym = pytest.importorskip("reasoning_gym", reason="the extra gym is not installed")
@@ -71,6 +71,21 @@ def test_few_distinct_questions_are_not_shared_between_splits() -> None:
     assert not drawn["train"] & drawn["test"]
 
 
+def test_items_that_the_library_cannot_generate_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(gym.create_dataset("leg_counting", seed=0, size=1))
+    made = kind.__getitem__
+
+    def broken(self: object, index: int) -> dict[str, object]:
+        if index % 2:
+            raise TypeError("Object of type int64 is not JSON serializable")
+        return made(self, index)
+
+    whole = [problem.id for problem in load_problems(SourceConfig(family=LEGS, count=40))]
+    monkeypatch.setattr(kind, "__getitem__", broken)
+    left = [problem.id for problem in load_problems(SourceConfig(family=LEGS, count=10))]
+    assert left == [name for name in whole if int(name.rpartition("-")[2]) % 2 == 0][:10]
+
+
 def test_levels_are_those_of_the_curriculum() -> None:
     source = SourceConfig(family=LEGS, count=60, levels=(0, 3))
     problems = load_problems(source)
@@ -89,12 +104,15 @@ def test_levels_are_those_of_the_curriculum() -> None:
     [
         ("leg_countin", {}, "^family: .*no such task; did you mean 'leg_counting'?"),
         ("word_ladder", {}, "^family: .*differ from process to process"),
+        ("game_of_life_halting", {}, "^family: .*accepts any text"),
         ("composite", {}, "^family: .*mixture of other tasks"),
         ("leg_counting", {"max_animal": 3}, "^options: .*no option 'max_animal'; did you mean 'max_animals'?"),
         ("leg_counting", {"min_animals": 9, "max_animals": 2}, "^options: .*max_animals must be >= min_animals"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_its_reason(family: str, options: dict[str, int], said: str) -> None:
+def test_what_cannot_be_used_is_refused_with_its_reason(
+    family: str, options: dict[str, OptionValue], said: str
+) -> None:
     with pytest.raises(RecipeError, match=said):
         load_problems(SourceConfig(family=f"reasoning_gym/{family}", count=1, options=options))
 

@@ -21,8 +21,8 @@ from builders import problem, write_lines
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import FieldMapping, SourceConfig
-from magicrl.data.sources import MARK, fingerprint, load_mixture, load_problems, load_source, with_wrong_labels
-from magicrl.records import Message, Problem, prompt_key, typed
+from magicrl.data.sources import MARK, load_mixture, load_problems, load_source, problems_fingerprint, with_wrong_labels
+from magicrl.records import Message, Problem, plain_typography, prompt_key
 
 
 def load(folder: Path, name: str, **options: Any) -> list[Problem]:
@@ -368,17 +368,20 @@ def test_a_source_listed_twice_weighs_twice(tmp_path: Path) -> None:
 def test_fingerprint_sees_every_field_that_matters_and_the_order(tmp_path: Path) -> None:
     write_lines(tmp_path / "s.jsonl", TWO)
     problems = load(tmp_path, "s.jsonl")
-    base = fingerprint(problems)
-    assert base == fingerprint(load(tmp_path, "s.jsonl"))
+    base = problems_fingerprint(problems)
+    assert base == problems_fingerprint(load(tmp_path, "s.jsonl"))
     assert base == "5421f24e8f6e1fd021617571970d5d9f9f9f7f4f5dcbeb3ffc12e5875ff2e897"
     first = replace(problems[0], extra={})
     changes = [{"id": "other"}, {"prompt": "other"}, {"references": ("9",)}, {"verifier": "exact"}, {"source": "other"}]
     changes += [{"level": 2}, {"environment": "calculator"}]
     changes += [{"context": (Message(role, "Be brief."),)} for role in ("system", "user")]
     changed = [replace(first, **change) for change in changes]
-    prints = {fingerprint([c, problems[1]]) for c in changed} | {fingerprint(problems[::-1]), fingerprint([first])}
+    prints = {problems_fingerprint([c, problems[1]]) for c in changed} | {
+        problems_fingerprint(problems[::-1]),
+        problems_fingerprint([first]),
+    }
     assert len(prints | {base}) == 12
-    assert fingerprint([first, problems[1]]) == base
+    assert problems_fingerprint([first, problems[1]]) == base
 
 
 # ---- real sets, where they are present ----------------------------------------------------------
@@ -479,7 +482,7 @@ def test_what_is_asked_does(one: str, other: str) -> None:
 def test_no_two_digits_of_another_value_are_folded_into_one() -> None:
     """Every character that Unicode folds into a plain digit is a digit of that value, and not raised or lowered."""
     for code in range(sys.maxunicode + 1):
-        found = typed(char := chr(code))
+        found = plain_typography(char := chr(code))
         if found != char and any(c.isdigit() for c in found):
             tag = unicodedata.decomposition(char).partition(" ")[0]
             assert tag not in ("<super>", "<sub>", "<fraction>"), f"U+{code:04X} {char} became {found}"

@@ -13,7 +13,7 @@ from magicrl.data.families import make_family, unique_problems
 from magicrl.data.word_problems import (
     INSTRUCTION,
     WordProblems,
-    evaluate,
+    evaluate_steps,
     expression,
     instance_split,
     load_stories,
@@ -64,11 +64,11 @@ def test_the_story_holds_exactly_the_numbers_of_the_computation() -> None:
 
 
 def test_steps_and_expressions_worked_by_hand() -> None:
-    assert [s.value for s in evaluate(["4 * 6", "s0 + 12", "s1 / 3"]) or []] == [24, 36, 12]
+    assert [s.value for s in evaluate_steps(["4 * 6", "s0 + 12", "s1 / 3"]) or []] == [24, 36, 12]
     assert expression(["4 * 6", "s0 + 12", "s1 / 3"]) == "(4 x 6 + 12) / 3"
-    assert [s.value for s in evaluate(["3 * 5", "40 - s0", "s1 - 7"]) or []] == [15, 25, 18]
+    assert [s.value for s in evaluate_steps(["3 * 5", "40 - s0", "s1 - 7"]) or []] == [15, 25, 18]
     assert expression(["3 * 5", "40 - s0", "s1 - 7"]) == "40 - 3 x 5 - 7"
-    assert [s.value for s in evaluate(["20 - 5", "20 + s0"]) or []] == [15, 35]
+    assert [s.value for s in evaluate_steps(["20 - 5", "20 + s0"]) or []] == [15, 35]
     assert expression(["2 + 3", "9 - s0"]) == "9 - (2 + 3)"
 
 
@@ -99,7 +99,7 @@ def test_every_phrasing_of_a_faithful_step_shows_its_result_before_the_box() -> 
     for problem in problems("train", count=150):
         text = family.demonstration(problem, rng)
         written = re.findall(r"\d+", text.partition("\\boxed")[0])
-        for step in evaluate(problem.extra["steps"]) or []:
+        for step in evaluate_steps(problem.extra["steps"]) or []:
             assert str(step.value) in written, text
 
 
@@ -141,7 +141,7 @@ def test_direct_answers_have_no_working_and_partial_ones_stop_early() -> None:
     family = family_with(direct=0.0, partial=1.0)
     for problem in unique_problems(family, seed=1, split="train", count=100, levels=[2, 3]):
         chain = family.chain(problem, rng)
-        values = [str(step.value) for step in evaluate(problem.extra["steps"]) or []]
+        values = [str(step.value) for step in evaluate_steps(problem.extra["steps"]) or []]
         assert BOX.findall(chain.text)[0] in values[:-1]
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks by name and from files: every form of record, what is put around a prompt, and what is refused.
+"""Benchmarks by name and from files: every form of record, the text around a prompt, and refusals.
 
 Tasks of reasoning-gym: refused with a remedy without the extra; with it, judged as the library judges.
 """
@@ -249,7 +249,7 @@ def test_livecodebench_records_with_packed_private_tests(tmp_path: Path, verdict
     assert tests[1]["fn_name"] == "total"
     assert "standard input" in problems[0].prompt
     assert starter.strip() in problems[1].prompt
-    solution = starter + "    return sum(xs) + y\n"  # as sites have it: List is not imported
+    solution = starter + "    return sum(xs) + y\n"  # The sites do not import List either.
     right = [program("print(2 * int(input()))"), program(solution)]
     assert verdicts(zip(problems, right, strict=True)) == [True, True]
     only_public = [program("input()\nprint(0)"), program(solution.replace("sum(xs) + y", "3"))]
@@ -262,7 +262,7 @@ def test_private_tests_that_hold_more_than_text_are_refused(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert unwrapped_text(packed("ä[1]")) == "ä[1]"
-    two = b"\x8c\x01a\x8c\x01b."  # two texts, the second of which is what loading would give
+    two = b"\x8c\x01a\x8c\x01b."  # Two texts; loading would give the second one.
     with pytest.raises(ValueError, match="more than one text"):
         unwrapped_text(base64.b64encode(zlib.compress(two)).decode())
     monkeypatch.setattr(code_records, "MOST_BYTES", 1000)
@@ -340,7 +340,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_without_the_extra_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # simulates a missing installation
     asked = parse_asked("reasoning_gym/leg_counting")
     assert asked.name == "reasoning_gym-leg_counting"
     with pytest.raises(RecipeError, match=r"pip install 'magicrl\[gym\]'"):

@@ -27,7 +27,7 @@ SETTINGS = EvaluationSettings(samples=4, max_tokens=16, seed=5)
 
 
 class Watcher:
-    """Listens; interrupts after so many samples if asked to."""
+    """Observer that can interrupt after a number of samples."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.costs: list[JobCost] = []

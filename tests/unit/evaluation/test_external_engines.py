@@ -1,4 +1,4 @@
-"""Options of engines that sample elsewhere: read from the command line's text, refused with a remedy."""
+"""Options of engines outside this process: parsed from the command line, refused with a remedy."""
 
 from __future__ import annotations
 

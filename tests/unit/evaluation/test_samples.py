@@ -45,7 +45,7 @@ def row(name: str, sample: int, outcome: str = "correct", **changes: Any) -> Sam
 
 
 class Scripted:
-    """An engine whose answers are a function of (draw, sample): what the job may rely on."""
+    """Engine whose answers are a function of (draw, sample), on which the job may rely."""
 
     max_context = 100
     policy_version = 0
@@ -102,7 +102,7 @@ def test_a_job_that_stops_anywhere_goes_on_to_the_sample(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         run(cut, Scripted(stop_after=7))
     with cut.open("a") as file:
-        file.write('{"problem": "p4", "sam')  # a line that a kill tore
+        file.write('{"problem": "p4", "sam')  # a line cut off by a kill
     again = Scripted()
     assert run(cut, again)[0] == (7, 20)
     assert sum(len(request.indices) for request in again.asked) == 13, "nothing is generated twice"
@@ -112,7 +112,7 @@ def test_a_job_that_stops_anywhere_goes_on_to_the_sample(tmp_path: Path) -> None
 
 
 class Silent(Scripted):
-    """Ends one sample and is then silent until that one has been written."""
+    """Engine that ends one sample and waits until it has been written."""
 
     def __init__(self, written: threading.Event) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ def test_what_an_environment_wrote_is_not_the_models() -> None:
 
 def test_a_test_of_a_run_keeps_the_problems_order_and_counts_truncated_as_wrong() -> None:
     class Late(Scripted):
-        """Ends the groups in the reverse of their order; the answers of the second problem are truncated."""
+        """Engine that ends the groups in reverse order; the answers of the second problem are truncated."""
 
         def finished(self) -> Iterator[RolloutGroup]:
             for request in reversed(self.asked):

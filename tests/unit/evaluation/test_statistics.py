@@ -93,7 +93,7 @@ def test_nothing_judged_is_an_error() -> None:
 
 
 def test_problems_of_one_cluster_count_once() -> None:
-    """Every problem twice: the same mean and, but for G/(G-1) and Student's quantile, the error of each once."""
+    """Every problem twice: the same mean and, except for G/(G-1) and Student's quantile, the error of each once."""
     once = np.random.default_rng(0).binomial(8, 0.4, size=40) / 8
     twice, names = np.tile(once, 2), [f"p{i}" for i in range(40)] * 2
     alone, together, naive = share(once), share(twice, names), share(twice)
@@ -118,7 +118,7 @@ def test_the_cluster_robust_error_by_hand() -> None:
 def test_a_difference_by_template_and_its_permutations() -> None:
     rng = np.random.default_rng(1)
     hits = 0
-    for _ in range(400):  # 8 templates of 25 problems, the gain is the template's own
+    for _ in range(400):  # 8 templates of 25 problems; the gain depends on the template
         gain = np.repeat(rng.normal(0.1, 0.1, size=8), 25)
         names = np.repeat(np.arange(8), 25).tolist()
         found = paired_difference(0.4 + gain, np.full(200, 0.4), names)

@@ -10,7 +10,7 @@ import pytest
 from builders import write_lines
 
 from magicrl.config.paths import counted_from
-from magicrl.pipeline.build import build
+from magicrl.pipeline.build import run_pipeline
 from magicrl.pipeline.entry import Entry, entries_of
 from magicrl.pipeline.frame import Watcher
 from magicrl.pipeline.parts import read_part
@@ -35,7 +35,7 @@ class Run:
     def __call__(self, tree: dict[str, Any], watcher: Any = None) -> None:
         context = counted_from(self.base / "pipeline.toml")
         config = PipelineConfig.model_validate({"workers": 1, **tree}, context=context)
-        build(config, output=self.output, watcher=watcher or Watcher())
+        run_pipeline(config, output=self.output, watcher=watcher or Watcher())
 
     def kept(self, step: str) -> list[Entry]:
         """Kept entries of a step, or of ``sources/NAME``."""

@@ -151,7 +151,7 @@ def test_a_killed_call_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: py
         assert run(held, tmp_path / place) == whole
     # what is done is not done again
     with monkeypatch.context() as patch:
-        for place in ("bands_of", "link_near", "make_embedder", "canonical", "number_key"):
+        for place in ("bands_of", "link_near", "make_embedder", "canonical_text", "number_key"):
             patch.setattr(dedup_step, place, stopped)
         assert run(held, tmp_path / "whole") == whole
 

@@ -28,7 +28,16 @@ SAME = [
     (STORY, f"Here is today's riddle from my aunt:\n{STORY}\nGood luck!"),
     (INDEX, INDEX.replace("_i", "_k").replace("i=1", "k=1").replace("= i^2 + e^i", "= k^2 + e^k").replace("n", "m", 0)),
 ]
+WRAPPED = [
+    (STORY, f"A student asks their teacher:\n{STORY}"),
+    (STORY, f"Answer the question below. Rules:\n1. Show all work.\n2. No calculators.\n\n{STORY}"),
+    (STORY, f"{STORY}\n(Time limit: 60 s)"),
+    (STORY, f"[Word problem | id 4521]\n{STORY}"),
+    (STORY, f"Difficulty: 3/10. Topic: algebra. {STORY}"),
+    (STORY, f"Arithmetic quiz #12: {STORY}"),
+]
 OTHER = [
+    (STORY, f"You have 30 minutes. {STORY} She walks for 5 minutes."),
     (LINES, LINES.replace("find $b$", "find $A$")),
     (LINES, LINES.replace("3x^2 + bx", "3b^2 + bx")),
     (LINES, LINES.replace("3x", "4x")),
@@ -48,7 +57,7 @@ def alike(a: str, b: str) -> bool:
     return keys_a[0] in keys_b or keys_b[0] in keys_a
 
 
-@pytest.mark.parametrize(("one", "other"), SAME)
+@pytest.mark.parametrize(("one", "other"), SAME + WRAPPED)
 def test_a_disguise_is_seen_through(one: str, other: str) -> None:
     assert one != other
     assert alike(one, other)
@@ -71,13 +80,13 @@ def test_both_steps_say_what_they_found(tmp_path: Path) -> None:
         "copy7",
     }
     # a chat template and remarks are no part of a problem: these copies are equal to it
-    assert {one.id for one in found.dropped if one.stage == "exact"} == {"own0", "own1"}
+    assert {one.id for one in found.dropped if one.stage == "exact"} == {"own0", "own1", "copy6"}
     references = {"test": [Document(name, text) for name, text in texts.items()]}
     asked = (Document(name, text) for name, text in copies.items())
     settings = DecontaminationSettings(use_embedding=False)
     hits = {hit.document: hit.kind for hit in find_contamination(asked, references, settings, folder=tmp_path / "hits")}
-    wrapped = dict.fromkeys(("copy3", "copy6"), "contained")
-    assert hits == dict.fromkeys(("copy0", "copy1", "copy2", "copy4", "copy5", "copy7"), "renamed") | wrapped
+    renamed = dict.fromkeys(("copy0", "copy1", "copy2", "copy4", "copy5", "copy6", "copy7"), "renamed")
+    assert hits == renamed | {"copy3": "contained"}
     assert {"renamed", "contained"} <= set(settings.drop)
 
 

@@ -74,7 +74,7 @@ PROGRAM = """
 import json, os, signal, sys
 from pathlib import Path
 from magicrl.evaluation.samples import SampleFile
-from magicrl.pipeline.build import build
+from magicrl.pipeline.build import run_pipeline
 from magicrl.pipeline.judge_votes import VoteCache
 from magicrl.pipeline.pipeline_schema import PipelineConfig
 from magicrl.pipeline.frame import Watcher
@@ -99,7 +99,7 @@ for line in sys.stdin:
     left = int(number)
     child = os.fork()
     if child == 0:
-        build(config, output=Path(sys.argv[3]), watcher=Watcher())
+        run_pipeline(config, output=Path(sys.argv[3]), watcher=Watcher())
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """

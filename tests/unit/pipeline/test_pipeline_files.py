@@ -14,7 +14,7 @@ from json_server import free_port
 from magicrl.commands.data import data_app
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_config, load_train_recipe, to_toml
-from magicrl.pipeline.build import build
+from magicrl.pipeline.build import run_pipeline
 from magicrl.pipeline.entry import is_entry
 from magicrl.pipeline.frame import Watcher
 from magicrl.pipeline.parts import read_part
@@ -149,7 +149,7 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     here = [f"steps.2.against.{name}={{path='t.jsonl'}}" for name in ("aime24", "aime25", "math500")]
 
     def run(*settings: str) -> None:
-        build(load_pipeline(Path("laptop"), [*here, *settings]), output=tmp_path / "out", watcher=Watcher())
+        run_pipeline(load_pipeline(Path("laptop"), [*here, *settings]), output=tmp_path / "out", watcher=Watcher())
 
     return run
 

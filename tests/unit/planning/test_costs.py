@@ -96,13 +96,13 @@ def test_a_step_of_decoding_by_hand() -> None:
     assert cost.weights == pytest.approx(2 * (TOY_LAYER + 40) / 50)
     assert cost.context == pytest.approx(8 / 25)
     assert cost.sequence == pytest.approx(2 * (TOY_LAYER + 40) / 500)
-    # few sequences: the weights' reading hides the arithmetic; many: the other way round
+    # With few sequences, reading the weights hides the arithmetic; with many, the reverse.
     assert cost.step(3, 10) == pytest.approx(1 + 7.68 + 3.2)
     assert cost.step(20, 10) == pytest.approx(1 + 20 * 0.768 + 3.2)
 
 
 def test_a_rows_own_time_hides_behind_nothing_and_adds_to_every_row() -> None:
-    """A narrow model's step gets dearer with its batch though weights and arithmetic are nothing."""
+    """A narrow model's step costs more with a larger batch, although weights and arithmetic cost nothing."""
     plain, rows = (decode_cost(System(TOY, MACHINE, replace(HALF, row=row))) for row in (0.0, 0.25))
     for sequences in (1, 3, 20):
         assert rows.step(sequences, 10) == pytest.approx(plain.step(sequences, 10) + 0.25 * sequences)
@@ -113,7 +113,7 @@ def test_tensor_parallel_divides_weights_and_pays_for_reductions() -> None:
     one, two = decode_cost(TOY_SYSTEM), decode_cost(TOY_SYSTEM, 2)
     assert two.weights == one.weights / 2
     assert two.overhead > one.overhead
-    assert two.context == one.context  # one KV head cannot be divided: each accelerator holds it
+    assert two.context == one.context  # One KV head cannot be split, so each accelerator holds it.
     wide = replace(TOY, kv_heads=2)
     assert decode_cost(System(wide, MACHINE, HALF), 2).context == decode_cost(System(wide, MACHINE, HALF)).context / 2
     assert kv_capacity(TOY, 80) == 10

@@ -1,6 +1,6 @@
 """Layouts: what fits, what is refused and with which remedies, and that larger work never needs less.
 
-The split that a recipe's [cluster] states: released recipes fit, spoilt ones say what stands in the way.
+The split in a recipe's [cluster]: released recipes fit, broken ones report the reason.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _shape(config: object) -> object:
             58,
             "next to 2 learner ranks, which fill as few nodes as possible, there are nodes of 1 x 6, 6 x 8, 1 x 2",
         ),
-        # sixteen are left, as 2, 8 and 6
+        # 16 GPUs remain, as 2, 8 and 6
         ({"learner": {"ranks": 14}, "rollout": {"replicas": 4, "tensor_parallel": 4}}, 30, "4 replicas of 4 GPUs"),
         ({"learner": {"ranks": 1}}, 8, "a learner rank lacks"),
     ],
@@ -247,13 +247,13 @@ def test_the_command_refuses_it() -> None:
     words = ["plan", str(RECIPES / "skywork" / "or1-7b.toml"), "--gpus", "16", "--gpu", "H800-80G"]
     with pytest.raises(ValueError, match=r"\[cluster\] does not fit: 8 learner ranks and 24 replicas of 1 need 32"):
         app(words, result_action="return_value")
-    apart = ["--gpus", "128", "--set", "cluster.rollout.tensor_parallel=3"]  # there is no layout to predict
+    apart = ["--gpus", "128", "--set", "cluster.rollout.tensor_parallel=3"]  # No layout is left to predict.
     with pytest.raises(ValueError, match=r"\[cluster\] does not fit: .*tensor_parallel 3 must divide the 28 query"):
         app([*words[:2], *words[4:], *apart], result_action="return_value")
 
 
 def test_copies_of_the_model_follow_the_learners_own_rule() -> None:
-    """7B on two nodes: each holds a copy where engines have GPUs of their own, unless the recipe states a number."""
+    """7B on two nodes: each node holds a copy if engines have separate GPUs, unless the recipe states a number."""
     seven = replace(THIRTY_TWO, shape=load_shape("DeepSeek-R1-Distill-Qwen-7B"))
     whole = 4 * seven.shape.parameters
     masters = {

@@ -1,6 +1,6 @@
-"""Memory by term: against the project's own estimates at 32K, and monotone in what makes a step larger.
+"""Memory by term: compared with independent estimates at 32K, and monotone in everything that enlarges a step.
 
-Ranks and replicas on nodes: whole replicas inside a node, beside ranks that fill as few nodes as they can.
+Placement on nodes: each replica inside one node, and ranks on as few nodes as possible.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ AT_32K = LearnerSetup(
 def test_the_estimates_at_32k_are_met_within_a_tenth(
     model: str, gpus: int, sequence_parallel: int, estimate: float
 ) -> None:
-    """GiB a GPU, full checkpointing, logits in chunks of 1024; estimates made apart from this model."""
+    """GiB per GPU, full checkpointing, logits in chunks of 1024; estimates made independently of this model."""
     setup = replace(AT_32K, gpus=gpus, sequence_parallel=sequence_parallel)
     assert learner_memory(load_shape(model), setup, 3 * GIB).total / GIB == pytest.approx(estimate, rel=0.1)
 
@@ -80,7 +80,7 @@ def test_what_is_whole_in_a_backward_pass_by_hand() -> None:
     setup = LearnerSetup(gpus=4, micro_batch_tokens=1, longest=1, checkpointing=False, head_chunk_tokens=1)
     head, layers, sending = unit_transients(SMALL, setup)
     assert (head.gathered, head.reduced, head.head) == (2 * 32 + 2 * 168, 2 * 32, 3 * 4 * 8)
-    # two layers; the last one's gradient beside what the head sends, an inner one's beside what a layer sends
+    # Two layers. The last one's gradient exists together with the head's send buffer, an inner one's with a layer's.
     assert (layers.gathered, layers.reduced) == (4 * 168, max(4 * 32 + 2 * 168, (2 + 4) * 168))
     assert (sending.gathered, sending.reduced) == (2 * 168, 2 * 32 + 4 * 32 * 1.25)
     _, layers, adding, sending = unit_transients(replace(SMALL, tied=True), setup)
@@ -182,7 +182,7 @@ def test_ranks_fill_one_node_before_the_next() -> None:
     assert left([EIGHT, EIGHT], 11) == [0, 5]
     assert left([EIGHT, EIGHT], 0) == [8, 8]
     assert left([EIGHT, EIGHT], 17) is None
-    # the largest node first, whatever is asked for beside
+    # The largest node comes first, whatever else is requested.
     assert left([NodeRoom(gpus=4), EIGHT], 2) == [4, 6]
 
 
@@ -229,11 +229,11 @@ def test_what_fits(nodes: list[NodeRoom], wanted: ClusterConfig) -> None:
                 "would make it fit: cluster.rollout.replicas = 2; cluster.learner.ranks = 4; 1 more node of 8 GPUs",
             ],
         ),
-        # sequences are shared by four ranks: two ranks fewer would do, four have to go
+        # Four ranks share a sequence: two ranks fewer would fit, but four must go.
         ([EIGHT, EIGHT], cluster(8, 6, 2, sequence_parallel=4), ["6 replicas", "cluster.learner.ranks = 4; 1 more"]),
-        # no rank fewer helps: each of the two nodes holds one replica of five
+        # Fewer ranks do not help: each of the two nodes holds one replica of five GPUs.
         ([EIGHT, EIGHT], cluster(3, 3, 5), ["3 replicas of 5", "cluster.rollout.replicas = 2; 1 more node"]),
-        # colocated, replicas and ranks go together
+        # Colocated replicas and ranks share their GPUs.
         (
             [NodeRoom(gpus=6)] * 2,
             cluster(12, 3, 4, colocated=True),
@@ -241,7 +241,7 @@ def test_what_fits(nodes: list[NodeRoom], wanted: ClusterConfig) -> None:
         ),
         ([EIGHT], cluster(12, 1), ["12 learner ranks, each with a GPU and a CPU, do not fit", "; ", "1 more node"]),
         ([EIGHT, EIGHT], cluster(1, 1, 16), ["tensor_parallel 16 is more than the 8 GPUs of the largest node"]),
-        # two ranks' CPUs and 6 x 2: only 12 of 13 are there
+        # two ranks' CPUs and 6 x 2: only 12 of 13 are available
         (
             [NodeRoom(gpus=8, cpus=13)],
             cluster(2, 6),

@@ -1,4 +1,4 @@
-"""Model FLOPs against values counted by hand, and against what torch counts while a small model runs."""
+"""Model FLOPs compared with values counted by hand, and with torch's counter while a small model runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_with_adapters_frozen_weights_need_no_gradient() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_as_torch_counts_a_small_model(tied: bool) -> None:
-    """Torch counts products only (no norms), and both halves of the attention: as if every token saw all tokens."""
+    """Torch counts only products (no norms), and both halves of the attention, as if every token saw all tokens."""
     config = LlamaConfig(
         vocab_size=101, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=24, tie_word_embeddings=tied,

@@ -1,6 +1,6 @@
 """Plans of whole recipes: their parts agree, and larger work or fewer accelerators never take less time.
 
-A plan beside its neighbours, and what can never be: more accelerators that are slower, larger work that is free.
+A plan is compared with its neighbours: more accelerators are never slower, and larger work is never free.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_a_plan_adds_up() -> None:
     changes = {change: (seconds or 0.0) / stage.seconds for change, seconds in plan.what_if.items()}
     assert 0.5 < changes["64 accelerators"] < 1  # the longest response does not get shorter
     assert changes["staleness 1"] < 1
-    # the longest response is waited for once, and long groups are spread more evenly than long responses of a group
+    # A step waits for the longest response once, and groups are spread more evenly than responses of one group.
     assert 1 < changes["D_R 128"] < changes["group size 32"] < 2
 
 
@@ -153,7 +153,7 @@ def test_a_runs_own_lengths_and_survivors_replace_the_assumptions(tmp_path: Path
     values = {"length/mean": drawn.mean, "length/q50": q50, "length/q90": q90, "stage/max_tokens": 4096}
     values |= {"groups/trained": 24, "groups/sampled": 64}
     line = json.dumps({"step": 2, "stage": 1, "values": values})
-    # the stage before had another T
+    # The previous stage had another T.
     other = {key: value / 2 for key, value in values.items()}
     first = json.dumps({"step": 1, "stage": 0, "values": other | {"groups/trained": 1}})
     (tmp_path / "metrics.jsonl").write_text(f"{first}\n{line}\n{line}\n")

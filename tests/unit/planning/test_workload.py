@@ -1,4 +1,4 @@
-"""Length distributions against samples; the closed form of a rollout against decode steps played one by one."""
+"""Length distributions compared with samples, and the closed form of a rollout with simulated decode steps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COST = DecodeCost(overhead=1.0, weights=2.0, sequence=0.0, context=0.01, prefill
 
 
 def played(lengths: list[int], prompt: int, batch: int) -> float:
-    """Seconds of one replica, one decode step at a time; a place in the batch is filled as soon as it is free."""
+    """Return the seconds of one replica, one decode step at a time. A free place in the batch is filled at once."""
     waiting, running, clock = list(lengths), [], COST.prefill * prompt
     while waiting or running:
         while waiting and len(running) < batch:
@@ -67,7 +67,7 @@ def closed(lengths: list[int], prompt: int, batch: int) -> float:
 
 @given(lengths=st.lists(st.integers(1, 80), min_size=1, max_size=12), prompt=st.integers(1, 20))
 def test_one_wave_of_responses_takes_what_single_steps_take(lengths: list[int], prompt: int) -> None:
-    """Reading the weights hides the arithmetic at every batch, so that the closed form is exact."""
+    """Reading the weights hides the arithmetic at every batch size, so the closed form is exact."""
     assert closed(lengths, prompt, 12) == pytest.approx(played(lengths, prompt, 12))
 
 
@@ -78,7 +78,7 @@ def test_several_waves_take_about_what_single_steps_take(batch: int) -> None:
 
 
 def test_each_schedule_waits_for_its_slower_side() -> None:
-    """Learner 10 s, of them 1 s for the weights; the rollout alone takes 20 s, with a full batch 14 s."""
+    """The learner takes 10 s, of which 1 s for the weights. The rollout takes 20 s, with a full batch 14 s."""
     parts = StepTime(rollout=20, learn=5, logprobs=1, sync=1, outside=3, busy=14, batch=1)
     assert (parts.other, parts.learner) == (5, 10)
     assert [parts.seconds(staleness) for staleness in (0, 1, 2)] == [30, 21, 15]

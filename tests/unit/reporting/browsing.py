@@ -1,4 +1,4 @@
-"""What the tests in a real browser share: Debian's chromium, driven by playwright. ``make browser`` provides it."""
+"""Helpers of tests in a real browser: Debian's Chromium, driven by playwright. ``make browser`` installs it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CONTRASTS = """() => {
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless browser of the system, else the one that playwright has fetched."""
+    """Start the system's browser without a window, or else playwright's."""
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
@@ -54,7 +54,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Watched:
-    """A page with all that it said and asked for."""
+    """Page with its console messages and requests."""
 
     def __init__(self, browser: Browser, file: Path, **options: Any) -> None:
         self.said: list[str] = []
@@ -68,7 +68,7 @@ class Watched:
 
 
 def fits_and_keeps_to_itself(browser: Browser, file: Path, width: int) -> Page:
-    """Everything open: no horizontal scroll, every text has contrast in both schemes, nothing asked for or said."""
+    """Check a page, all parts open: no horizontal scroll, enough contrast in both schemes, no request, no message."""
     watched = Watched(browser, file, viewport={"width": width, "height": 800})
     page = watched.page
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
@@ -89,7 +89,7 @@ def fits_and_keeps_to_itself(browser: Browser, file: Path, width: int) -> Page:
 
 
 def saved(page: Page, name: str) -> Path:
-    """Press the button (or link) that saves this file, and give where it is."""
+    """Press the button (or link) that saves this file, and return its path."""
     stem, _, kind = name.rpartition(".")
     view = page.locator(f'figure.view[data-name="{stem}"]')
     with page.expect_download() as download:
@@ -99,7 +99,7 @@ def saved(page: Page, name: str) -> Path:
 
 
 def scrolled_by(page: Page, pixels: int) -> None:
-    """Scroll and wait until the page has been told: the event comes with a later frame."""
+    """Scroll and wait for the page's event, which comes with a later frame."""
     page.evaluate(
         "(pixels) => new Promise((told) => {"
         " addEventListener('scroll', () => requestAnimationFrame(told), { once: true }); scrollBy(0, pixels); })",

@@ -140,7 +140,7 @@ def write_run(folder: Path) -> Path:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[[str], Path]:
-    """Writes the run into a folder of this name."""
+    """Return a function that writes the run into a folder of a given name."""
     return lambda name: write_run(tmp_path / name)
 
 
@@ -160,11 +160,11 @@ TOKENS = (
     " 7",
     "[end]",
 )
-"""What a hostile vocabulary may hold; the last ends a response."""
+"""Tokens of a hostile vocabulary; the last one ends a response."""
 
 
 def write_rollout_recording(folder: Path) -> None:
-    """Steps 1, 20, 21 and 40 of the run with three responses each, and the tokenizer that reads them."""
+    """Write steps 1, 20, 21 and 40 of the run with three responses each, and their tokenizer."""
     tokenizer = Tokenizer(models.WordLevel({text: i for i, text in enumerate(TOKENS)}, unk_token=TOKENS[-1]))
     tokenizer.decoder = decoders.Fuse()
     (folder / "model").mkdir()
@@ -174,7 +174,7 @@ def write_rollout_recording(folder: Path) -> None:
 
 
 def scored_group(draw: int) -> ScoredGroup:
-    """A right response, a hostile wrong one and one that was cut."""
+    """Return a right response, a hostile wrong one and a truncated one."""
     asked = problem("sum/<1>", "3 + 4", "7", source="sums")
     written = (([7, 8], "stop", "correct"), ([3, 4, 5, 6, 8], "stop", "wrong"), ([0, 1, 2, 0, 1, 2], "length", "wrong"))
     completions = tuple(
@@ -198,7 +198,7 @@ def scored_group(draw: int) -> ScoredGroup:
 
 
 def write_timeline(folder: Path) -> None:
-    """Generation and training of each step, with judging that overlaps generation."""
+    """Write generation and training of each step, with judging that overlaps generation."""
     rows = [
         {"worker": worker, "kind": kind, "what": what, "step": step, "start": start, "end": end}
         for step in range(1, 41)
@@ -213,7 +213,7 @@ def write_timeline(folder: Path) -> None:
 
 @pytest.fixture
 def rich_run(run_folder: Path) -> Path:
-    """The run with everything that a run may record."""
+    """Write the run with everything that a run may record."""
     write_rollout_recording(run_folder)
     write_timeline(run_folder)
     return run_folder
@@ -229,9 +229,9 @@ def write_variant(
     status: str = "finished",
     without: tuple[str, ...] = (),
 ) -> Path:
-    """The run with another seed, loss and length.
+    """Write the run with another seed, loss and length.
 
-    ``shift`` is added to its accuracy; ``without`` are metrics that it lacks.
+    ``shift`` is added to its accuracy; ``without`` lists missing metrics.
     """
     write_run(folder)
     config = CONFIG.replace('name = "small"', f'name = "small"\nseed = {seed}') + f'\n[algorithm]\nloss = "{loss}"\n'
@@ -256,7 +256,7 @@ def write_variant(
 
 @pytest.fixture
 def variant_folders(tmp_path: Path) -> list[Path]:
-    """Two variants of two seeds each: another loss, 0.1 and 0.2 better after training."""
+    """Write two variants with two seeds each: another loss, 0.1 and 0.2 better after training."""
     return [
         write_variant(tmp_path / "runs" / "magic-0", 0),
         write_variant(tmp_path / "runs" / "magic-1", 1, shift=0.02),
@@ -275,7 +275,7 @@ def write_evaluation(
     text: str = HOSTILE,
     tokens: int = 40,
 ) -> Path:
-    """What ``magicrl eval`` leaves: samples by problem (right or not), of ``tokens`` tokens and more; scored."""
+    """Write the files of ``magicrl eval``: scored samples by problem (right or not), of ``tokens`` tokens and more."""
     from magicrl.evaluation.results import Ask, write_results
     from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, sample_row
 
@@ -315,7 +315,7 @@ def write_evaluation(
 
 @pytest.fixture
 def evaluation_folders(tmp_path: Path) -> list[Path]:
-    """Two models on the same three problems with two samples each: one problem gained, one lost."""
+    """Write evaluations of two models on three problems with two samples each: one problem gained, one lost."""
     base = tmp_path / "evals"
     first = {"a": [True, True], "b": [False, False], "c": [True, True]}
     second = {"a": [False, False], "b": [True, True], "c": [True, False]}

@@ -1,4 +1,4 @@
-"""The page in a real browser: Debian's chromium, driven by playwright. ``make browser`` provides it."""
+"""The page in a real browser: Debian's Chromium, driven by playwright. ``make browser`` installs it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def page_file(rich_run: Path) -> Path:
-    """The page of a small run that holds everything, some of it hostile: a line of a megabyte too."""
+    """Write the page of a small run with everything, some of it hostile, such as a line of a megabyte."""
     path = rich_run / "evaluations" / "after.json"
     document = json.loads(path.read_text())
     document["samples"][0]["responses"][0]["text"] = "<script>document.title='hit'</script>" + "W" * 10**6
@@ -104,7 +104,7 @@ def test_the_tab_key_reaches_everything_in_order_and_shows_where_it_is(browser: 
     page = Watched(browser, page_file, viewport={"width": 1280, "height": 800}).page
     wanted = page.locator("a, button, summary, select, input, svg[tabindex]")
     reached: list[int] = []
-    for _ in range(wanted.count() + 12):  # areas that scroll are stops of their own
+    for _ in range(wanted.count() + 12):  # Areas that scroll are separate tab stops.
         page.keyboard.press("Tab")
         at, outline = page.evaluate(
             "() => { const e = document.activeElement; return ["

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def page_file(variant_folders: list[Path], evaluation_folders: list[Path], tmp_path: Path) -> Path:
-    """Runs and evaluations on one page: variants with long hostile names, a longer run, a broken run."""
+    """Write runs and evaluations on one page: variants with long hostile names, a longer run, a broken run."""
     write_rollout_recording(variant_folders[0])
     long = "W" * 60 + "<img src=x onerror=alert(1)>"
     more = [

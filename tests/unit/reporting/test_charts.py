@@ -1,4 +1,4 @@
-"""Colours that can be read and told apart, by everyone; charts well-formed, in place and safe; values by hand."""
+"""Colours that everybody can read and distinguish; charts that are well-formed, aligned and safe; values by hand."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_each_line_of_a_drawing_has_its_own_dash() -> None:
 
 
 def variables(scheme: str) -> dict[str, str]:
-    """The page's colours in ``light``, ``dark`` or ``print``."""
+    """Return the page's colours in ``light``, ``dark`` or ``print``."""
     css = files("magicrl.reporting").joinpath("templates", "page.css").read_text(encoding="utf-8")
     parts = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
     found = dict(re.findall(r"--(\w+): (#\w+)", parts[0]))
@@ -166,7 +166,7 @@ def line_of(*ys: float) -> Points:
 
 def test_running_mean_is_centred_and_read_off_a_line_at_the_ends() -> None:
     smooth = running_mean(line_of(0, 3, 6, 0, 9), 3)
-    # inside, means of three; at the ends the line through the last three: 3 - 3 and 5 + 1.5
+    # Inside: means of three. At the ends: the line through the last three, 3 - 3 and 5 + 1.5.
     assert [y for _, y in smooth] == pytest.approx([0, 3, 3, 5, 6.5])
 
 

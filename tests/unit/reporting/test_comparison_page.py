@@ -1,4 +1,4 @@
-"""The page that compares runs: what it says of variants, and of runs that are unlike, unfinished or broken."""
+"""The page that compares runs: variants, and runs that are different, unfinished or broken."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_block_is_there_and_nothing_is_asked_of_anywhere(variant_folders: 
     assert re.findall(r'<section id="(\w+)"', page) == [
         "variants", "variant_scores", "settings", "learning", "policy", "time", "samples", "runs",
     ]  # fmt: skip
-    # what a band, an interval and a difference are
+    # explanations of a band, an interval and a difference
     assert "from the smallest to the largest run: it is not a confidence interval" in page
     assert "differences are paired by problem" in page
     assert "+7.0" in page, "the second variant against the first"

@@ -1,4 +1,4 @@
-"""Which values go into which figure; means over the same runs, bands, x axes."""
+"""Values of each figure; means over the same runs, bands, x axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live display: panel, lines, and a row a worker."""
+"""The live display: panel, lines, and one row per worker."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_memory_in_words() -> None:
 
 
 class Clock:
-    """A clock that a test moves."""
+    """Clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0

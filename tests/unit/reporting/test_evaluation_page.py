@@ -1,4 +1,4 @@
-"""The page over evaluations: scores, scaling figures with their condition, Table 13 beside, responses."""
+"""The page of evaluations: scores, scaling figures with their condition, Table 13 for comparison, responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a plan: every section from the plan's own JSON object, and refusals beside what fits."""
+"""The page of a plan: every section from the plan's JSON object, and refusals with changes that fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAPER = str(ROOT / "studies/bases/paper-7b.toml")
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    """The JSON object and the page of one call."""
+    """Return the JSON object and the page of one call."""
     page = tmp_path_factory.mktemp("plan") / "plan.html"
     words = [PAPER, "--gpus", "8", "--gpu", "H800-80G", "--cost-per-gpu-hour", "2.5", "--hours", "24"]
     words += ["--compare", "gpus=16", "--compare", "gpus=1", "--page", str(page), "--json"]
@@ -72,7 +72,7 @@ def test_the_plain_curve_goes_through_both_ends_of_the_sweep(planned: tuple[dict
 
 
 def test_bars_of_a_plan_by_hand() -> None:
-    """Steps of 36 and 18 s on 2 and 8 accelerators: 1000 of them take 10 and 5 hours, of each accelerator."""
+    """Steps of 36 and 18 s on 2 and 8 accelerators: 1000 of them take 10 and 5 hours on each accelerator."""
     stage = {"rollout_seconds": 20.0, "learn_seconds": 10.0, "other_seconds": 6.0, "hours_per_1000_steps": 10.0}
     stage |= {"step_seconds": 36.0, "hours": 10.0}
     seconds = {2: 36.0, 8: 18.0}
@@ -107,7 +107,7 @@ def test_bars_of_a_plan_by_hand() -> None:
 
 
 def test_only_what_nothing_beats_is_on_the_frontier() -> None:
-    """2 accelerators take longer and cost more than 4; prices scale the one axis alone."""
+    """2 accelerators take longer and cost more than 4. A price scales only one axis."""
     points = [{"gpus": n, "step_seconds": s} for n, s in ((1, 36.0), (2, 30.0), (4, 7.2), (8, 6.84))]
     every, best = cost_chart(points, 2.0).series
     assert len(every.points) == 4

@@ -42,12 +42,12 @@ def test_what_each_run_came_to_and_what_was_changed(
     assert (first["best"], first["last"], first["steps"]) == (0.75, 0.5, 40)
     assert first["train"] == pytest.approx(0.4 + 0.01 * 38)  # the mean of steps 36 to 40
     assert first["test"] == pytest.approx(0.90)  # after training, at its temperature
-    assert "algorithm.loss" not in first["changed"]  # as in the shipped recipe of this name
+    assert "algorithm.loss" not in first["changed"]  # the same as in the shipped recipe of this name
     assert last["changed"]["algorithm.loss"] == "ppo"
     for folder in variant_folders:
         facts = json.loads((folder / "run.json").read_text())
         (folder / "run.json").write_text(json.dumps(facts | {"name": "mine"}))
-    found = listed(capsys, tmp_path)  # of no shipped recipe: what tells the runs of one name apart
+    found = listed(capsys, tmp_path)  # No shipped recipe: shows the settings in which runs of one name differ.
     assert found[variant_folders[0].name]["changed"] == {"run.seed": 0, "algorithm.loss": "magic"}
 
 
@@ -156,7 +156,7 @@ def test_the_served_page_follows_the_run(run_folder: Path) -> None:
             file.write(json.dumps({"step": 41, "stage": 1, "values": {"train/accuracy/mean": 0.9}}) + "\n")
         assert "<dd>41</dd>" in answer(server).read().decode()
         (run_folder / "run.json").write_text(json.dumps(facts))
-        assert answer(server).getheader("Refresh") is None  # it has ended: nothing more to re-read
+        assert answer(server).getheader("Refresh") is None  # The run has ended: the page does not re-read itself.
         assert answer(server, "/config.toml").status == 404
         assert answer(server, host="evil.example:1").status == 403
         server.shutdown()

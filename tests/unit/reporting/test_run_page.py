@@ -1,4 +1,4 @@
-"""The page of a run: self-contained, escaped, there even when half of the run is missing, and where it comes from."""
+"""The page of a run: self-contained, escaped, with its provenance, and written even if half of the run is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSIDE_SVG = {"line", "path", "rect", "circle"}
 
 
 class Page(HTMLParser):
-    """The page's elements; checks that every element is closed."""
+    """Parser of the page's elements that checks that every element is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which responses a page holds, what a problem counts as, and safe whatever a vocabulary holds."""
+"""Responses on a page: selection, counting of problems, and safe output for any vocabulary."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_an_environment_answered_is_set_apart(rich_run: Path) -> None:
         assert any(piece.observed for piece in rollout["pieces"])
         old = before[rollout["sample"]]
         assert rollout["tokens"] == old["tokens"] - 1
-        # the token that is set apart has no entropy
+        # The separated token has no entropy.
         assert rollout["entropy"] == pytest.approx(old["entropy"] * old["tokens"] / rollout["tokens"])
     page = write_run_page(rich_run).read_text()
     assert '<span class="observed" title="observation">' in page

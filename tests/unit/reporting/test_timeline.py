@@ -1,4 +1,4 @@
-"""Inside a step: which steps, which lanes, bars where the seconds say, and who idled."""
+"""Timeline of a step: choice of steps, lanes, positions of bars, and idle time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trackers were sent, read back from what TensorBoard, W&B and trackio wrote; once, also over a resume."""
+"""Data sent to trackers, read back from the files of TensorBoard, W&B and trackio; once, also over a resume."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 NAMES = ("tensorboard", "wandb", "trackio")
 Curves = dict[str, list[tuple[int, Any]]]
 
-# What `train` does to a run folder and its observer, without the training: starts, rewinds to a checkpoint,
-# then a stage mark, steps and tests. Ended by the signal `end` after step `last`, unless that is 0.
+# Does what `train` does to a run folder and its observer, without training: starts, rewinds to a checkpoint, then a
+# stage mark, steps and tests. The signal `end` ends it after step `last`, unless that is 0.
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
@@ -78,12 +78,12 @@ with TrackerMirror(folder, trackers, project="tests", report=print) as mirror:
 
 
 def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
-    """W&B and trackio write below this folder, and nothing may be sent."""
+    """Make W&B and trackio write below this folder and send nothing."""
     patch.setenv("HOME", str(home / "home"))
     patch.setenv("TRACKIO_DIR", str(home / "trackio"))
     patch.setenv("WANDB_MODE", "offline")
     patch.setenv("WANDB_API_KEY", KEY)
-    # whoever used W&B in this process may have left its service
+    # An earlier test in this process may have left W&B's service running.
     for name in (
         "WANDB_DIR",
         "WANDB_PROJECT",
@@ -101,7 +101,7 @@ def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def young(folder: Path) -> Path:
-    """The recorded run before its first step, its tests still to come."""
+    """Return the recorded run before its first step, with its tests still to come."""
     write_run(folder)
     (folder / "metrics.jsonl").unlink()
     (folder / "events.jsonl").unlink()
@@ -117,7 +117,7 @@ def young_run(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every tracker, a custom one too, of a run stopped after step 7 and resumed from step 4."""
+    """Run every tracker, a custom one too, with a run stopped after step 7 and resumed from step 4."""
     home = tmp_path_factory.mktemp("resumed")
     folder = young(home / "run")
     with (folder / "config.toml").open("a") as file:
@@ -152,7 +152,7 @@ def read_tensorboard(folder: Path) -> Curves:
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """The records of an offline file: a LevelDB log of protocol buffers behind a header of 7 bytes."""
+    """Yield the records of an offline file: a LevelDB log of protocol buffers after a header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2
 
     data, place, parts = path.read_bytes(), 7, b""
@@ -172,7 +172,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 
 def read_wandb(folder: Path) -> Curves:
-    """All offline files in the order of their times, as a sync reads them."""
+    """Return the records of all offline files by time, as a sync reads them."""
     files = sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"))
     curves: Curves = {}
     for record in (record for file in files for record in wandb_records(file)):
@@ -233,7 +233,7 @@ def test_graded_tests_have_their_mean_rewards() -> None:
 
 
 def read_csv(folder: Path) -> Curves:
-    """What examples/tracker.py wrote."""
+    """Return the rows that examples/tracker.py wrote."""
     curves: Curves = {}
     for step, key, value in csv.reader((folder / "csv" / "steps.csv").open()):
         curves.setdefault(key, []).append((int(step), float(value)))
@@ -280,7 +280,7 @@ def test_trackers_that_write_at_once_lose_no_step_to_a_kill(young_run: Path) -> 
 
 
 class Sent:
-    """A tracker that keeps the identity of its run and the steps that it was sent."""
+    """Tracker that stores the identity of its run and the steps that it received."""
 
     def __init__(self) -> None:
         self.identity = ""
@@ -300,7 +300,7 @@ class Sent:
 
 
 def send(folder: Path, steps: Iterable[int], names: Sequence[str] = ("sent",)) -> list[Sent]:
-    """A process that makes these steps, whose trackers have these names."""
+    """Run a process that makes these steps, with these trackers."""
     trackers = {name: Sent() for name in names}
     with TrackerMirror(folder, trackers, project="tests", report=print) as mirror:
         for step in steps:
@@ -315,7 +315,7 @@ def test_a_step_that_was_sent_and_not_written_down_comes_twice_and_no_other(youn
     (first,) = send(young_run, range(1, 8))
     state = json.loads((young_run / "trackers.json").read_text())
     assert state == {"id": first.identity, "last": {"sent": 7}}
-    # as a kill leaves it between the sending of step 7 and the writing of it
+    # as after a kill between sending step 7 and recording it
     (young_run / "trackers.json").write_text(json.dumps(state | {"last": {"sent": 6}}))
     (second,) = send(young_run, range(5, 10))
     assert (second.identity, second.steps) == (first.identity, [7, 8, 9])
@@ -371,7 +371,7 @@ def test_no_key_is_written_anywhere(resumed: Path) -> None:
 
 
 class Breaking:
-    """A tracker whose disk or network fails at one step, with the key in its complaint."""
+    """Tracker whose disk or network fails at one step, with the key in its message."""
 
     def __init__(self, at: int) -> None:
         self.at = at

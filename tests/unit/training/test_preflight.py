@@ -100,7 +100,8 @@ def answers(signal: list[float], **changed: Any) -> Facts:
     return replace(SOUND, learnable=learnable)
 
 
-NONE = [0.0] * 32
+NONE, RARE = [0.0] * 32, [1.0, *[0.0] * 47]
+STEP: dict[str, Any] = {"groups_per_step": 16}
 CHANCE = replace(NEIGHBOUR, own=0.1, skill=replace(RISE, mean=0.01, low=-0.02, high=0.04))
 
 
@@ -118,6 +119,12 @@ EARNED = SOUND.reward.earned
     ("facts", "named"),
     [
         (SOUND, {}),
+        # rare, and still found in three of ten steps; never found, it is a stop whatever the entropy
+        (answers(RARE, correct=0.002, truncated=0.7, answered=0.3, entropy=3.1, **STEP), {"rare_reward": "warning"}),
+        (answers(RARE, correct=0.002, truncated=0.0, answered=0.0, entropy=3.1, **STEP), {"rare_reward": "warning"}),
+        (answers(RARE, correct=0.002, truncated=0.0, answered=1.0, groups_per_step=2), {"too_hard": "stop"}),
+        (answers(NONE, correct=0.0, truncated=0.0, answered=1.0, entropy=3.1, **STEP), {"too_hard": "stop"}),
+        (answers(RARE, correct=0.998, truncated=0.0, answered=1.0, entropy=3.1, **STEP), {"too_easy": "stop"}),
         (answers(NONE, correct=1.0, truncated=0.0, answered=1.0), {"too_easy": "stop"}),
         (answers(NONE, correct=0.0, truncated=0.0, answered=1.0), {"too_hard": "stop"}),
         # three groups of ten: fewer than a run needs, and the interval does not exclude enough

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from magicrl_verifiers.code import remote, values
-from magicrl_verifiers.code.checkers import same_text, same_value
+from magicrl_verifiers.code.checkers import same_result, same_text
 from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, CodeVerdict
 from magicrl_verifiers.code.sandbox import Limits
 from magicrl_verifiers.code.suite import BESIDE, StdinCase, Suite, SuiteError, parse_suite, tests_object
@@ -532,7 +532,7 @@ def _same(one: bytes, other: bytes, tolerance: float | None, *, text: bool) -> b
         first, second = (values.decode(json.loads(part)["result"], remote.as_list) for part in (one, other))
     except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError):
         return one == other
-    return same_value(first, second, tolerance, strict=False)
+    return same_result(first, second, tolerance, strict=False)
 
 
 # --- One answer or one program at a time ------------------------------------------------------------------------------

@@ -58,8 +58,8 @@ def math(
     return all_read(summary)
 
 
-@app.command
-def reward(
+@app.command(name="reward")
+def custom_reward(
     name: str,
     /,
     *,
@@ -198,8 +198,8 @@ def checkers(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
     return 0
 
 
-@app.command
-def disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
+@app.command(name="disagreements")
+def find_disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
     """Find code problems that need a checker: lines {"id"?, "solutions": [...], "tests"} of correct solutions.
 
     Example: magicrl verify disagreements --input solved.jsonl --output needs_checker.jsonl

@@ -41,7 +41,11 @@ def answer_part(response: str, reasoning: Reasoning) -> str | None:
 
 
 _COMMAND = re.compile(r"(?P<escaped>\\\\)|" + _BOX + r"(?=\{)")
-_JOINT = re.compile(r"(?:[\s$,;.&]|\\[()\[\],;:! ]|\\q?quad|\\text\s*\{[^{}]{0,12}\}|and|or){0,40}", re.DOTALL)
+_JOINT = re.compile(
+    r"(?:[\s$,;.&()/|]|\\[()\[\],;:! ]|\\q?quad|\\text\s*\{[^{}]{0,12}\}|and|or|else|also|maybe|perhaps|possibly|"
+    r"alternatively|either|both){0,40}",
+    re.DOTALL,
+)
 _MAX_JOINT_CHARS = 4000
 _MAX_BETWEEN = 60
 _MAX_JOINT = 20

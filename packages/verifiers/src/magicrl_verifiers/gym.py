@@ -59,10 +59,15 @@ def _packed(value: Any) -> Any:
     return str(value)
 
 
-def _restored(found: dict[str, Any]) -> Any:
-    if _TUPLE in found:
-        return tuple(found[_TUPLE])
-    return dict(found[_PAIRS]) if _PAIRS in found else found
+def restored(text: str) -> Any:
+    """Return what `entry_text` wrote: task, config and entry."""
+
+    def marked(found: dict[str, Any]) -> Any:
+        if _TUPLE in found:
+            return tuple(found[_TUPLE])
+        return dict(found[_PAIRS]) if _PAIRS in found else found
+
+    return json.loads(text, object_hook=marked)
 
 
 def check_problem(problem: Problem) -> None:
@@ -102,12 +107,13 @@ class GymVerifier:
 
     def judge(self, references: Sequence[str], response: str) -> Verdict:
         """Return the verdict on a response; wrong if ``score_answer`` cannot read its answer."""
-        kept = json.loads(references[0], object_hook=_restored)
+        kept = restored(references[0])
         answer = self._answer(response, kept["entry"].get("answer"))
         if not answer:
             return make_verdict("no_answer", reason="no answer was found", decided_by="extraction")
         try:
-            score = float(_dataset(kept["task"], json.dumps(kept["config"])).score_answer(answer, kept["entry"]))
+            dataset = _dataset(kept["task"], json.dumps(_packed(kept["config"])))
+            score = float(dataset.score_answer(answer, kept["entry"]))
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - a task's code may raise anything at a model's text
@@ -145,4 +151,4 @@ class GymVerifier:
 @functools.lru_cache(maxsize=64)
 def _dataset(task: str, config: str) -> Any:
     gym = importlib.import_module("reasoning_gym")
-    return gym.create_dataset(task, size=1, seed=0, **json.loads(config, object_hook=_restored))
+    return gym.create_dataset(task, size=1, seed=0, **restored(config))

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import psutil
 
 from magicrl_verifiers.records import JudgeOptions, Verdict, Verifier, make_verdict
-from magicrl_verifiers.references import resolve
+from magicrl_verifiers.references import resolve_reference
 from magicrl_verifiers.workers import Exhausted, Item, RequestHandler, Send, WorkerPlan, WorkerProtocol
 
 _MAX_REASON = 300
@@ -106,7 +106,7 @@ class IsolatedHandler(RequestHandler):
         self._phase = ""
         self._cpu_limit: float = hello["cpu_limit"]
         self._handled = 0
-        make: Callable[[JudgeOptions, Progress], IsolatedVerifier] = resolve("verifier", hello["make"])
+        make: Callable[[JudgeOptions, Progress], IsolatedVerifier] = resolve_reference("verifier", hello["make"])
         self._verifier = make(JudgeOptions(**hello["options"]), self._progress)
         reference, response = hello["warm_up"]
         # warm first: limits count from what the loaded libraries take

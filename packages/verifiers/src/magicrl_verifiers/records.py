@@ -33,7 +33,7 @@ _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206
 _TYPED = str.maketrans("‘’‚‛′“”„‟″‐‑‒–−", "'" * 5 + '"' * 5 + "-" * 5)
 
 
-def typed(text: str) -> str:
+def plain_typography(text: str) -> str:
     """``text`` in the characters that a keyboard would give, case and whitespace as they are.
 
     Unicode's NFKC, but raised and lowered characters and fractions stay what they are (it would make 23 of ``2³``);
@@ -41,7 +41,7 @@ def typed(text: str) -> str:
     hyphens) goes.
 
     Example:
-        >>> typed("Ｆind\\u00a0“x²” − 3\\u200b")
+        >>> plain_typography("Ｆind\\u00a0“x²” − 3\\u200b")
         'Find "x²" - 3'
     """
     if text.isascii():
@@ -55,10 +55,10 @@ def typed(text: str) -> str:
 def prompt_key(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     """The identity of a prompt: 16 hexadecimal digits, equal for prompts that ask the same in the same words.
 
-    Whitespace counts as one space, case and typography (see ``typed``) do not count; words, numbers, punctuation and
-    LaTeX do. Two prompts that differ only by case are rarely two problems, and taking them for one costs a training
-    problem, taking one for two lets a test problem into training. Of a list of messages all count, with their roles and
-    in order; one user message is its text.
+    Whitespace counts as one space, case and typography (see ``plain_typography``) do not count; words, numbers,
+    punctuation and LaTeX do. Two prompts that differ only by case are rarely two problems. Taking them for one costs a
+    training problem; taking one for two lets a test problem into training. Of a list of messages all count, with their
+    roles and in order; one user message is its text.
 
     Example:
         >>> prompt_key("What is  2 + 3?\\n") == prompt_key("what is 2 + 3?") != prompt_key("What is 2 - 3?")
@@ -68,7 +68,7 @@ def prompt_key(prompt: str | Sequence[Mapping[str, Any]]) -> str:
         prompt = prompt[0]["content"] if isinstance(prompt[0].get("content"), str) else prompt
     text = prompt if isinstance(prompt, str) else json.dumps(list(prompt), sort_keys=True, ensure_ascii=False)
     # the text, not its tokens: a key is the same for every model
-    words = " ".join(typed(text).casefold().split())
+    words = " ".join(plain_typography(text).casefold().split())
     # 64 bits: of a million prompts two meet with a chance of 3 in 10^8; a lone surrogate in a source must not stop it
     return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 

@@ -73,12 +73,12 @@ def source_text(thing: Any) -> str | None:
         return None
 
 
-def names(kind: str, builtins: Builtins = _NONE) -> tuple[str, ...]:
+def known_names(kind: str, builtins: Builtins = _NONE) -> tuple[str, ...]:
     """The built-in names of this kind and those of installed packages, in alphabetical order."""
     return tuple(sorted({*builtins, *entry_points(group=f"magicrl.{kind}").names}))
 
 
-def check(kind: str, reference: str, builtins: Builtins = _NONE) -> str:
+def check_reference(kind: str, reference: str, builtins: Builtins = _NONE) -> str:
     """``reference`` itself if it can be meant, without running anything of the user's.
 
     Raises:
@@ -89,7 +89,7 @@ def check(kind: str, reference: str, builtins: Builtins = _NONE) -> str:
 
 
 def _checked(kind: str, reference: str, builtins: Builtins) -> tuple[str, str]:
-    """`check`, and the module or file and the attribute that it found."""
+    """`check_reference`, and the module or file and the attribute that it found."""
     if reference.startswith(LIVE):
         if reference not in _live:
             raise ValueError(
@@ -110,12 +110,11 @@ def _checked(kind: str, reference: str, builtins: Builtins) -> tuple[str, str]:
     return where, attribute
 
 
-def resolve(kind: str, reference: str, builtins: Builtins = _NONE) -> Any:
+def resolve_reference(kind: str, reference: str, builtins: Builtins = _NONE) -> Any:
     """What ``reference`` names; its module is imported.
 
     Raises:
-        ValueError: as `check`; the module fails to import (its error is told and is the cause); or it has no such
-            attribute.
+        ValueError: As `check_reference`; the module fails to import (its error is the cause), or has no such attribute.
     """
     where, attribute = _checked(kind, reference, builtins)
     if where == LIVE:
@@ -139,7 +138,7 @@ def part_of(file: str) -> str:
     return "" if part is None else f"{part}: "
 
 
-def fingerprint(reference: str) -> str | None:
+def file_fingerprint(reference: str) -> str | None:
     """SHA-256 of the file that ``file.py:attribute`` names, in 64 hex digits; None for other references."""
     where = reference.rpartition(":")[0]
     if not where.endswith(".py"):
@@ -154,7 +153,7 @@ def _split(kind: str, reference: str, builtins: Builtins) -> tuple[str, str]:
     elif ":" not in reference:
         found = entry_points(group=f"magicrl.{kind}", name=reference)
         if not found:
-            known = names(kind, builtins)
+            known = known_names(kind, builtins)
             raise ValueError(
                 f"unknown {kind} {reference!r}{did_you_mean(reference, known)} Known: {', '.join(known)}; "
                 "or your own as file.py:name or module:name"

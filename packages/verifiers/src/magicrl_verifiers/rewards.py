@@ -31,7 +31,7 @@ from pydantic import TypeAdapter
 
 from magicrl_verifiers.isolated import limit_cpu, limit_memory
 from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, make_verdict
-from magicrl_verifiers.references import resolve
+from magicrl_verifiers.references import resolve_reference
 from magicrl_verifiers.trl_rewards import adapted
 from magicrl_verifiers.workers import Exhausted, Item, Refused, RequestHandler, Send, WorkerPlan, WorkerProtocol
 
@@ -350,7 +350,7 @@ class RewardHandler(RequestHandler):
     def __init__(self, hello: dict[str, Any], send: Send) -> None:
         sys.path += [place for place in hello["path"] if place not in sys.path]
         try:
-            self._made = RewardFunction(hello["reference"], resolve("reward", hello["reference"]))
+            self._made = RewardFunction(hello["reference"], resolve_reference("reward", hello["reference"]))
         except ValueError as error:
             raise Refused(str(error)) from error
         self._cpu_limit: float = hello["cpu_limit"]

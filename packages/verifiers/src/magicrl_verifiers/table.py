@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from magicrl_verifiers.records import Judge, JudgeOptions, Problem, check_references
-from magicrl_verifiers.references import LIVE, resolve
+from magicrl_verifiers.references import LIVE, resolve_reference
 
 if TYPE_CHECKING:
     from magicrl_verifiers.judge_settings import JudgeSettings
@@ -113,7 +113,7 @@ def verifier_spec(name: str) -> VerifierSpec:
     Raises:
         ValueError: unknown name (says the nearest known one), or what it names is no reward.
     """
-    found = resolve("reward", name, VERIFIERS)
+    found = resolve_reference("reward", name, VERIFIERS)
     return found if isinstance(found, VerifierSpec) else function_spec(name, found)
 
 

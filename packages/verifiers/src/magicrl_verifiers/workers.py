@@ -304,7 +304,7 @@ def _spawn(handler: str, errors: int) -> subprocess.Popen[bytes]:
     }
     child = subprocess.Popen(
         # -P: a user's file in the current folder, say json.py, must not be imported in place of the module
-        [sys.executable, "-P", "-c", "from magicrl_verifiers.workers import main; main()", handler],
+        [sys.executable, "-P", "-c", "from magicrl_verifiers.workers import serve_requests; serve_requests()", handler],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
@@ -342,7 +342,7 @@ class Refused(Exception):
     """This kind of worker cannot serve on this machine; says why."""
 
 
-def main() -> None:
+def serve_requests() -> None:
     """In the worker: read settings and then requests on standard input until it ends or the worker should be replaced.
 
     The handler's ``module:class`` is the argument on the command line.

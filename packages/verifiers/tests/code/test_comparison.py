@@ -12,7 +12,7 @@ from builders import write_lines
 
 from magicrl_verifiers.batch import admission_file, disagreements, disagreements_file, examine_checker
 from magicrl_verifiers.code import checkers as tools
-from magicrl_verifiers.code.checkers import same_lines, same_text, same_value
+from magicrl_verifiers.code.checkers import same_lines, same_result, same_text
 from magicrl_verifiers.code.judge import CodeJudge, program_in
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
 
@@ -74,7 +74,7 @@ def test_text_of_either_case_and_by_lines() -> None:
     ],
 )
 def test_values(found: Any, wanted: Any, tolerance: float | None, strict: bool, same: bool) -> None:
-    assert same_value(found, wanted, tolerance, strict=strict) is same
+    assert same_result(found, wanted, tolerance, strict=strict) is same
 
 
 @pytest.mark.parametrize(

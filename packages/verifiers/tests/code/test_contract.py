@@ -69,7 +69,9 @@ def test_the_probes_have_their_outcome(tiered: CodeJudge, probe: Probe) -> None:
     assert outcome != "not_judged" or len(reason) > len("infrastructure_error: "), "a reason"
 
 
-@pytest.mark.parametrize("probe", _probes("form_probes.txt"), ids=lambda probe: probe.name)
+@pytest.mark.parametrize(
+    "probe", [*_probes("form_probes.txt"), *_probes("blind_probes.txt")], ids=lambda probe: probe.name
+)
 def test_what_is_collected_runs_or_is_not_judged(judge: CodeJudge, probe: Probe) -> None:
     outcome, reason = _outcome(judge, probe)
     if judge.sandbox.tier == "A" and any(word in str(probe.tests) for word in _WRITES):
@@ -103,7 +105,9 @@ except ValueError: pass
     counted = [
         node
         for node in ast.walk(testrun.Counting().visit(ast.parse(code)))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "__counted__"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("__counted__", "__asserted__")
     ]
     assert len(counted) == 7
 

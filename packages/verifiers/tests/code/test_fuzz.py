@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from magicrl.records import Problem
 from magicrl_verifiers.code import remote, values
-from magicrl_verifiers.code.checkers import same_text, same_value
+from magicrl_verifiers.code.checkers import same_result, same_text
 from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, program_in
 from magicrl_verifiers.code.sandbox import Limits
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
@@ -161,7 +161,7 @@ def test_random_bytes_compare(output: bytes, expected: bytes, tolerance: float |
 @CALM
 @given(found=PLAIN, wanted=PLAIN, strict=st.booleans())
 def test_random_values_compare(found: Any, wanted: Any, strict: bool) -> None:
-    assert isinstance(same_value(found, wanted, None, strict=strict), bool)
+    assert isinstance(same_result(found, wanted, None, strict=strict), bool)
 
 
 FIELDS = st.sampled_from(["inputs", "outputs", "fn_name", "test_code", "assert_case", "entry_point", "time_limit"])

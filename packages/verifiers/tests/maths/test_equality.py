@@ -17,7 +17,7 @@ from magicrl_verifiers.maths.equality import constant_ratio, domains, number_val
 from magicrl_verifiers.maths.formulas import parse
 from magicrl_verifiers.maths.lexer import lex
 from magicrl_verifiers.maths.maths_verifier import CpuAlarm, MathsVerifier, cpu_limit
-from magicrl_verifiers.maths.notation import canonical
+from magicrl_verifiers.maths.notation import canonical_notation
 from magicrl_verifiers.maths.quantities import UNITS, unit_phrase
 from magicrl_verifiers.maths.steps import proven
 from magicrl_verifiers.maths.values import Enclosure, Residues, UnclearError, UndefinedError
@@ -27,7 +27,7 @@ QUICK = settings(max_examples=150, derandomize=True)
 
 
 def formula(text: str) -> Expr:
-    tree = parse(lex(canonical(text)) or [])
+    tree = parse(lex(canonical_notation(text)) or [])
     assert tree is not None, text
     return tree
 
@@ -184,7 +184,7 @@ def test_exact_values(text: str, value: Fraction) -> None:
     ["2 3", "x y 2 3", r"\sum_{k} k", r"1,2", "(1", r"x\text{cm}", "1++", r"\frac{1}", "^2", "5 apples", "a_"],
 )
 def test_what_is_no_formula_is_none_and_nothing_is_dropped(text: str) -> None:
-    tokens = lex(canonical(text))
+    tokens = lex(canonical_notation(text))
     assert tokens is None or parse(tokens) is None
 
 

@@ -12,7 +12,7 @@ from magicrl.records import Problem, Verdict
 from magicrl_verifiers import VerifierPool
 from magicrl_verifiers.maths.lexer import lex
 from magicrl_verifiers.maths.maths_verifier import MathsVerifier, readings, same_structure
-from magicrl_verifiers.maths.notation import canonical
+from magicrl_verifiers.maths.notation import canonical_notation
 from magicrl_verifiers.maths.prose import final_answer
 from magicrl_verifiers.records import JudgeOptions
 
@@ -42,7 +42,7 @@ def pool() -> Iterator[VerifierPool]:
 @QUICK
 @given(ANYTHING)
 def test_every_text_is_read_or_not_but_never_an_error(text: str) -> None:
-    spelled = canonical(text)
+    spelled = canonical_notation(text)
     lex(spelled)
     for trusted in (True, False):
         list(readings(spelled, trusted=trusted))
@@ -53,7 +53,7 @@ def test_every_text_is_read_or_not_but_never_an_error(text: str) -> None:
 @QUICK
 @given(LATEX, LATEX)
 def test_comparing_is_never_an_error(one: str, other: str) -> None:
-    left, right = canonical(one), canonical(other)
+    left, right = canonical_notation(one), canonical_notation(other)
     assert same_structure(left, right) in (True, False, None)
 
 
@@ -63,7 +63,7 @@ def test_equal_texts_are_equal(text: str) -> None:
     verifier = MathsVerifier(JudgeOptions(reasoning="none", extract="box"))
     box = "\\boxed{" + text.replace("{", "").replace("}", "").replace("\\", "") + "}"
     verdict: Verdict = verifier.judge([box[7:-1]], box) if box[7:-1].strip() else verifier.judge(["1"], "\\boxed{1}")
-    assert verdict.correct or not canonical(box[7:-1])
+    assert verdict.correct or not canonical_notation(box[7:-1])
 
 
 @SLOW

@@ -10,7 +10,7 @@ from magicrl.records import Verdict
 from magicrl_verifiers.maths.answers import Quantity
 from magicrl_verifiers.maths.equality import same_value
 from magicrl_verifiers.maths.maths_verifier import MathsVerifier, readings
-from magicrl_verifiers.maths.notation import canonical
+from magicrl_verifiers.maths.notation import canonical_notation
 from magicrl_verifiers.records import JudgeOptions
 
 VERIFIER = MathsVerifier(JudgeOptions(reasoning="none", extract="box"))
@@ -46,7 +46,7 @@ def judged(reference: str, answer: str) -> Verdict:
 
 
 def formula(text: str) -> Quantity | None:
-    found = next(readings(canonical(text), trusted=False), None)
+    found = next(readings(canonical_notation(text), trusted=False), None)
     return found if isinstance(found, Quantity) and found.unit is None else None
 
 

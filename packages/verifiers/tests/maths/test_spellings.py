@@ -59,10 +59,14 @@ def accepts(reference: str, answer: str) -> bool:
     return VERIFIER.judge([reference], f"\\boxed{{{answer}}}").correct
 
 
-TABLES = ("spellings.txt", "unmet_first.txt", "unmet_second.txt", "equality.txt", "outsiders_first.txt")
+TABLES = (
+    "spellings.txt", "unmet_first.txt", "unmet_second.txt", "equality.txt", "outsiders_first.txt", "blind_boxed.txt",
+)  # fmt: skip
 BOXED = [row for name in TABLES for row in table(name)]
 RUNNING = [
-    row for name in ("text", "first", "second", "third", "fourth", "fifth") for row in table(f"running_{name}.txt")
+    row
+    for name in ("text", "first", "second", "third", "fourth", "fifth", "blind")
+    for row in table(f"running_{name}.txt")
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from magicrl_verifiers.maths.literals import plain_number
 from magicrl_verifiers.maths.maths_verifier import same_rational, same_string, same_word
-from magicrl_verifiers.maths.notation import canonical, strip_outer_braces
+from magicrl_verifiers.maths.notation import canonical_notation, strip_outer_braces
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ from magicrl_verifiers.maths.notation import canonical, strip_outer_braces
     ],
 )
 def test_spellings_of_one_answer(one: str, other: str) -> None:
-    assert canonical(one) == canonical(other)
-    assert same_string(canonical(one), canonical(other)) is True
+    assert canonical_notation(one) == canonical_notation(other)
+    assert same_string(canonical_notation(one), canonical_notation(other)) is True
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_spellings_of_one_answer(one: str, other: str) -> None:
     ],
 )
 def test_different_answers_stay_different(one: str, other: str) -> None:
-    assert canonical(one) != canonical(other)
+    assert canonical_notation(one) != canonical_notation(other)
 
 
 def test_deep_nests_are_unwrapped_in_one_pass() -> None:
     nest = "{" * 200_000 + "42" + "}" * 200_000
     assert strip_outer_braces(nest) == "42"
-    assert canonical(nest) == "42"
-    assert canonical("{" * 200_000) == "{" * 200_000
+    assert canonical_notation(nest) == "42"
+    assert canonical_notation("{" * 200_000) == "{" * 200_000
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_deep_nests_are_unwrapped_in_one_pass() -> None:
     ],
 )
 def test_plain_number(text: str, expected: Fraction | None) -> None:
-    number = plain_number(canonical(text))
+    number = plain_number(canonical_notation(text))
     assert (None if number is None else number.value) == expected
 
 
@@ -124,7 +124,7 @@ def test_plain_number(text: str, expected: Fraction | None) -> None:
     ],
 )
 def test_same_rational(reference: str, answer: str, expected: bool | None) -> None:
-    assert same_rational(canonical(reference), canonical(answer)) is expected
+    assert same_rational(canonical_notation(reference), canonical_notation(answer)) is expected
 
 
 @pytest.mark.parametrize(

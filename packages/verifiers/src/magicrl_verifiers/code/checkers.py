@@ -81,7 +81,7 @@ def same_lines(output: bytes, expected: bytes) -> bool:
     ]
 
 
-def same_value(found: Any, wanted: Any, tolerance: float | None, *, strict: bool) -> bool:
+def same_result(found: Any, wanted: Any, tolerance: float | None, *, strict: bool) -> bool:
     """Whether two plain values are equal.
 
     Args:
@@ -279,10 +279,10 @@ def accepts_value(name: str, found: Any, wanted: Any, tolerance: float | None) -
     if name == "set":
         return _unordered(_distinct(found), _distinct(wanted), tolerance)
     if name in ("exact", "lines"):
-        return same_value(found, wanted, 0.0, strict=False)
+        return same_result(found, wanted, 0.0, strict=False)
     if name == "nocase" and isinstance(found, str) and isinstance(wanted, str):
         return found.lower() == wanted.lower()
-    return same_value(found, wanted, tolerance, strict=False)
+    return same_result(found, wanted, tolerance, strict=False)
 
 
 def _same_lines_in_any_order(output: bytes, answer: bytes, tolerance: float | None) -> bool:
@@ -324,13 +324,13 @@ def accepts_text(name: str, output: bytes, answer: bytes, tolerance: float | Non
 def _unordered(found: Any, wanted: Any, tolerance: float | None) -> bool:
     """The same items in any order; each is taken once. Quadratic only among items that JSON cannot order."""
     if not isinstance(found, list | tuple | set | frozenset) or not isinstance(wanted, list | tuple | set | frozenset):
-        return same_value(found, wanted, tolerance, strict=False)
+        return same_result(found, wanted, tolerance, strict=False)
     if len(found) != len(wanted):
         return False
     # sorted alike, so that values within the tolerance meet without trying all pairs
     ours = sorted(found, key=_sort_key)
     theirs = sorted(wanted, key=_sort_key)
-    return all(same_value(a, b, tolerance, strict=False) for a, b in zip(ours, theirs, strict=True))
+    return all(same_result(a, b, tolerance, strict=False) for a, b in zip(ours, theirs, strict=True))
 
 
 def _distinct(value: Any) -> Any:

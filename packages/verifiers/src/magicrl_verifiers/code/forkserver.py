@@ -255,7 +255,7 @@ def _call(request: dict[str, Any]) -> None:
     namespace = _module("solution", helpful=True)
     for code in codes:
         exec(code, namespace)
-    function = remote.resolve(namespace, arguments["entry"])
+    function = remote.program_function(namespace, arguments["entry"])
     positional, named = remote.arguments_for(function, arguments, namespace)
     result = function(*positional, **named)
     try:
@@ -289,7 +289,7 @@ def _assert(request: dict[str, Any]) -> None:
     sys.set_int_max_str_digits(_MAX_DIGITS)
     client = border.Client(SLOTS["replies"], SLOTS["calls"], os.getcwd())
     client.first_use = lambda: values.write_all(SLOTS["result"], b"called\n")
-    found = testrun.run(client, codes, request["details"], _modules)
+    found = testrun.run_tests(client, codes, request["details"], _modules)
     values.write_all(SLOTS["result"], json.dumps(found).encode("ascii"))
 
 
@@ -360,7 +360,7 @@ _STILL_LOOKS = 3
 _PARENT_DEATH = signal.SIGKILL
 
 
-def main() -> None:
+def serve_forks() -> None:
     """Serve until the other end of the socket is closed. The socket and the setup come on the command line."""
     setup: dict[str, Any] = json.loads(sys.argv[1])
     # at a low number, since children close the descriptors above their own up to a bound

@@ -25,10 +25,10 @@ from magicrl_verifiers.code.checkers import Checker
 from magicrl_verifiers.code.sandbox import (
     Job,
     Limits,
-    Lost,
     Observation,
     Program,
     Sandbox,
+    SandboxLost,
     SandboxOptions,
     SandboxRefusal,
     check_lost,
@@ -315,7 +315,7 @@ class _Trial:
     def _with_retries(self, cases: Sequence[Case]) -> list[tuple[str, str] | None]:
         """Judge the first of these tests, at least one; None for a test that passes."""
         found: list[tuple[str, str] | None] = []
-        lost = Lost("")
+        lost = SandboxLost("")
         for _ in range(_ATTEMPTS):
             try:
                 for one in self._judge(cases):
@@ -323,7 +323,7 @@ class _Trial:
                 # a batch makes compiled form and descriptors once, but is wasted on a program that fails at its start
                 self._ahead = min(4 * self._ahead, _MOST_AHEAD)
                 return found
-            except Lost as error:
+            except SandboxLost as error:
                 lost = error
                 # fresh processes, and only the next test, so that a second loss is caused by this test
                 self._sandbox.close()
@@ -374,7 +374,7 @@ class _Trial:
             yield seen, failure(seen, limits)
 
     def output(self, case: Case) -> bytes | None:
-        """The bare output of one test. Raises Lost if the sandbox fails."""
+        """The bare output of one test. Raises SandboxLost if the sandbox fails."""
         if isinstance(case, AssertCase):
             return None
         ((seen, failed),) = self._observe([case])
@@ -407,7 +407,7 @@ class _Trial:
             accepted = self._accepts_value(case, message)
         except MemoryError:
             return "output_limit", "the result is too large"
-        except (Lost, CheckerFailed):
+        except (SandboxLost, CheckerFailed):
             raise
         except Exception:  # noqa: BLE001 - a program may write any form, also one that `values.encode` never makes
             return "wrong_answer", "the result is no plain data"
@@ -429,12 +429,12 @@ class _Trial:
             return self._referee.by_function([given, result, values.encode(case.expected)])
         if self._checker is not None:
             return checkers.accepts_value(self._checker.text, found, case.expected, tolerance)
-        if checkers.same_value(found, case.expected, tolerance, strict=case.strict):
+        if checkers.same_result(found, case.expected, tolerance, strict=case.strict):
             return True
         # the APPS convention: every expected result is wrapped in a list
         if case.strict or not self._suite.wrapped or not isinstance(case.expected, list):
             return False
-        return checkers.same_value(values.decode(result, remote.as_list), case.expected[0], tolerance, strict=False)
+        return checkers.same_result(values.decode(result, remote.as_list), case.expected[0], tolerance, strict=False)
 
     def _assertions(self, case: AssertCase) -> tuple[str, str] | None:
         """Run test code in a separate process. Its report counts, since nothing of the program runs there."""

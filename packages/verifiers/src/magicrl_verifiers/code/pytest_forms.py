@@ -476,6 +476,7 @@ class _Collector:
                 if inspect.iscoroutine(result):
                     result = asyncio.run(result)
                 refuse_result(result, test.function)
+                ledger.ended()
         except (Skipped, unittest.SkipTest):
             ledger.skipped_inside(used_before)
             return
@@ -487,7 +488,7 @@ class _Collector:
             raise Failed(f"{test.function.__name__} is marked as a strict xfail, and passes")
 
 
-def run(names: Mapping[str, Any], ledger: Any) -> None:
+def run_collected(names: Mapping[str, Any], ledger: Any) -> None:
     """Run the tests that a module defines; raise what the first failing one raised."""
     module = _Scope({}, contextlib.ExitStack())
     marks = _listed(names.get("pytestmark", ()))

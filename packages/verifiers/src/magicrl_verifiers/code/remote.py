@@ -1,8 +1,8 @@
 """Calls across the border: test code in one process, the program in another, plain data between them.
 
 Lines of JSON each way. Whatever the program answers arrives as exact plain types, as an exception, or as a handle
-(`border.Remote`). The program may call functions that tests lend to it, and read attributes only of stand-ins (mocks,
-text files). This module has the program's side and what both share; the tests' side is in `border`.
+(`border.ProgramObject`). The program may call functions that tests lend to it, and read attributes only of stand-ins
+(mocks, text files). This module has the program's side and what both share; the tests' side is in `border`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import collections
 import contextlib
+import copy
 import importlib
 import io
 import itertools
@@ -29,6 +30,10 @@ from magicrl_verifiers.code import values
 
 _MAX_FILE_BYTES = 16 << 20
 _MAX_LINE = 64 << 20
+_MOST_SHARED = 4
+_MOST_SHARED_ITEMS = 500
+"""Results of the program that are kept alike on both sides: how many, and how large one may be."""
+MUTABLE = (list, dict, set, bytearray, collections.deque)
 # never through a link: a program could aim it at a file of the other side
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -113,9 +118,12 @@ def _below(path: Any) -> bool:
     return isinstance(path, str) and bool(path) and ".." not in path.split("/") and not path.startswith("/")
 
 
+_COMPARISONS = ("lt", "le", "gt", "ge")
 SPECIAL = frozenset(
-    f"__{name}__" for name in ("enter", "exit", "iter", "next", "len", "getitem", "setitem", "contains", "str")
+    f"__{name}__"
+    for name in ("enter", "exit", "iter", "next", "len", "getitem", "setitem", "contains", "str", *_COMPARISONS)
 )
+"""Special methods that a program may call on an object of the tests."""
 
 
 class Unsupported(Exception):
@@ -140,7 +148,7 @@ def as_list(tagged: Mapping[str, Any]) -> Any:
     raise ValueError("unknown tag")
 
 
-def resolve(namespace: Mapping[str, Any], entry: str) -> Callable[..., Any]:
+def program_function(namespace: Mapping[str, Any], entry: str) -> Callable[..., Any]:
     """The function that tests call: a method of ``Solution`` if it has one of this name, else the module's own."""
     if not entry.isidentifier():
         # a path such as `Solution().f`; evaluated where the program runs, so it can do no more than that
@@ -220,6 +228,7 @@ class Peer:
         self._environ = dict(_bytes_of_environ())
         self._place = _working_folder()
         self._turn = threading.RLock()  # either side may use threads
+        self._shared: collections.deque[tuple[int, Any, Any]] = collections.deque(maxlen=_MOST_SHARED)
 
     def state_changes(self) -> dict[str, Any]:
         """Return the environment and the working directory, where they changed since they were last exchanged."""
@@ -246,6 +255,36 @@ class Peer:
         if environ is not None or folder is not None:
             self.state_changes()
 
+    def share(self, number: int, value: Any) -> None:
+        """Keep a mutable result of the program alike on both sides from here on, unless it is large."""
+        with contextlib.suppress(_TooLargeError):
+            self._shared.append((number, value, _snapshot(value)))
+
+    def shared_changes(self) -> list[Any]:
+        """Return the shared values that changed on this side since the last message."""
+        changed: list[Any] = []
+        for at, (number, value, before) in enumerate(self._shared):
+            with contextlib.suppress(_TooLargeError):
+                if (now := _snapshot(value)) != before:
+                    self._shared[at] = (number, value, now)
+                    changed.append([number, self._encode(value)])
+        return changed
+
+    def apply_shared(self, changes: Any) -> None:
+        """Take over the shared values that changed on the other side."""
+        for number, content in changes if isinstance(changes, list) else ():
+            for at, (own, value, _) in enumerate(self._shared):
+                if own == number:
+                    update_in_place(value, self._decode(content))
+                    with contextlib.suppress(_TooLargeError):
+                        self._shared[at] = (own, value, _snapshot(value))
+
+    def _encode(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def _decode(self, value: Any) -> Any:
+        raise NotImplementedError
+
     def send(self, message: Mapping[str, Any]) -> None:
         values.write_all(self._outgoing, dumps(message).encode("ascii") + b"\n")
 
@@ -263,6 +302,39 @@ class Peer:
         if number == len(self._lent):
             self._lent.append(value)
         return number
+
+
+class _TooLargeError(Exception):
+    pass
+
+
+def _snapshot(value: Any, left: list[int] | None = None) -> Any:
+    """Return what shows whether a value changed in place: plain content by value, anything else by identity."""
+    left = [_MOST_SHARED_ITEMS] if left is None else left
+    left[0] -= 1
+    if left[0] < 0:
+        raise _TooLargeError
+    kind = type(value)
+    if kind in (list, tuple, collections.deque):
+        return kind, [_snapshot(item, left) for item in value]
+    if isinstance(value, dict):
+        return kind, [(_snapshot(key, left), _snapshot(item, left)) for key, item in dict.items(value)]
+    if kind in (set, bytearray):
+        left[0] -= len(value)
+        return kind, kind(value) if left[0] >= 0 else None
+    return (kind, value) if kind in (int, float, str, bool, bytes, complex, type(None)) else id(value)
+
+
+def update_in_place(mine: Any, changed: Any) -> None:
+    """Give a mutable value the content that the other side gave its copy."""
+    if not any(isinstance(mine, kind) and isinstance(changed, kind) for kind in MUTABLE):
+        return
+    if isinstance(mine, list | bytearray):
+        mine[:] = changed
+    else:
+        fill: Any = mine.extend if isinstance(mine, collections.deque) else mine.update
+        mine.clear()
+        fill(changed)
 
 
 def _bytes_of_environ() -> Mapping[Any, Any]:
@@ -294,6 +366,8 @@ class Server(Peer):
         self._namespace = namespace
         self._nodes = Nodes(namespace)
         self._functions: dict[types.FunctionType, int] = {}
+        self._borrowed: dict[int, Borrowed] = {}
+        self._results = 0
         self._replaced: dict[str, list[tuple[Any, str, Any]]] = {}
         self._as_nodes = False
 
@@ -305,6 +379,7 @@ class Server(Peer):
         try:
             self._files.apply(message.get("files"))
             self.apply_state(message)
+            self.apply_shared(message.get("shared"))
             found: dict[str, Any] = getattr(self, "_op_" + message["op"])(message)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the program's exception belongs to the test code
             found = {"error": self._error(error)}
@@ -313,6 +388,8 @@ class Server(Peer):
                 found[name] = taken(stream)
         if (changed := self._files.changes()) is not None:
             found["files"] = changed
+        if shared := self.shared_changes():
+            found["shared"] = shared
         return found | self.state_changes()
 
     def _op_hello(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -329,7 +406,15 @@ class Server(Peer):
 
     def _op_get(self, message: dict[str, Any]) -> dict[str, Any]:
         target = self._decode(message["of"])
-        return {"value": self._encode(getattr(target, message["attribute"]) if "attribute" in message else target)}
+        found = getattr(target, message["attribute"]) if "attribute" in message else target
+        return {"value": self._encode(found)} | self._shared_number(found)
+
+    def _shared_number(self, result: Any) -> dict[str, Any]:
+        if not isinstance(result, MUTABLE):
+            return {}
+        self._results += 1
+        self.share(self._results, result)
+        return {"number": self._results}
 
     def _op_set(self, message: dict[str, Any]) -> dict[str, Any]:
         setattr(self._decode(message["of"]), message["attribute"], self._decode(message["a"][0]))
@@ -344,12 +429,23 @@ class Server(Peer):
         positional = [self._decode(item) for item in message["a"]]
         named = {name: self._decode(item) for name, item in message["k"].items()}
         result = target(*positional, **named)
-        reply = {"value": self._encode(result)}
+        reply = {"value": self._encode(result)} | self._shared_number(result)
         given = [*positional, *named.values()]
-        if any(isinstance(item, list | dict | set | bytearray | collections.deque) for item in given):
+        if any(isinstance(item, MUTABLE) for item in given):
             reply["after"] = [self._encode(item) for item in given]
             reply["same"] = next((at for at, item in enumerate(given) if item is result), None)
         return reply
+
+    def _op_leave(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Call ``__exit__`` of an object of the program, with an error of the same kind if the tests raised one."""
+        target, description = self._decode(message["of"]), message["raised"]
+        error = made_error(description, self._decode, self._error_kind) if description else None
+        return {"value": bool(target.__exit__(type(error) if error else None, error, None))}
+
+    def _error_kind(self, kinds: list[tuple[str, str]]) -> type[BaseException]:
+        """Return the nearest class of an exception that the program knows: its own or a built-in one."""
+        found = (self._namespace.get(name) or getattr(builtins, name, None) for _, name in kinds)
+        return next((kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)), Exception)
 
     def _op_seed(self, message: dict[str, Any]) -> dict[str, Any]:
         given = [self._decode(item) for item in message["a"]]
@@ -424,13 +520,14 @@ class Server(Peer):
         if tag == "h":
             return self._lent[content[0]]
         if tag == "name":
-            return resolve(self._namespace, content)
+            return program_function(self._namespace, content)
         if tag == "operator":
             return getattr(operator, content, None) or getattr(builtins, content)
         if tag == "stranger":
             return object()
         if tag == "lent":
-            return Borrowed(self, content)
+            # one stand-in for each object, so that `is` works as in one process
+            return self._borrowed.setdefault(content, Borrowed(self, content))
         if tag == "function":
             return self._function(*content)
         return self._nodes.hook(tagged)
@@ -489,6 +586,36 @@ class Borrowed:
 
     def __exit__(self, *error: Any) -> Any:
         return self.__getattr__("__exit__")(None, None, None)
+
+    # an operation by its name, since most objects do not define its special method
+    def __bool__(self) -> bool:
+        return self._server.borrowed(self.number, "truth")
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._server.borrowed(self.number, "eq", a=[other])
+
+    def __hash__(self) -> int:
+        return self._server.borrowed(self.number, "hash")
+
+    def __copy__(self) -> Any:
+        return self._server.borrowed(self.number, "copy")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._server.borrowed(self.number, "deepcopy")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # every loading makes another copy of the state at this moment
+        _pickled.append(copy.deepcopy(self))
+        return unpickled, (len(_pickled) - 1,)
+
+
+_pickled: list[Borrowed] = []
+"""Copies of the objects of the tests that the program has pickled."""
+
+
+def unpickled(place: int) -> Any:
+    """Return a copy of an object of the tests that the program pickled."""
+    return copy.deepcopy(_pickled[place])
 
 
 def _forward(name: str) -> Callable[..., Any]:

@@ -106,7 +106,7 @@ class SandboxRefusal(SandboxError):
     """This machine cannot isolate programs; says why. Another try would say the same."""
 
 
-class Lost(Exception):
+class SandboxLost(Exception):
     """A run that came to nothing through no fault of the program's. ``killed``: by a signal from outside."""
 
     def __init__(self, reason: str, *, killed: bool = False) -> None:
@@ -229,7 +229,7 @@ class ForkServer:
         }
         self._link = ours
         self._child = subprocess.Popen(
-            [sys.executable, *_BARE, "-c", bootstrap() + "forkserver.main()\n", json.dumps(setup)],
+            [sys.executable, *_BARE, "-c", bootstrap() + "forkserver.serve_forks()\n", json.dumps(setup)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -249,7 +249,7 @@ class ForkServer:
         self.runs = 0
 
     def start(self, job: Job) -> _Running:
-        """Begin some runs. Raises Lost if the fork server is gone."""
+        """Begin some runs. Raises SandboxLost if the fork server is gone."""
         running = _Running(job)
         request = {
             **{name: getattr(job, name) for name in ("details", "role", "stop")},
@@ -267,13 +267,13 @@ class ForkServer:
             socket.send_fds(self._link, [json.dumps(request).encode()], running.fds)
         except OSError as error:
             running.close()
-            raise Lost(str(error)) from error
+            raise SandboxLost(str(error)) from error
         return running
 
     def finish(self, running: _Running) -> list[Observation]:
         """Wait for the end of the runs that were started last: at least one, at most all.
 
-        An observation's ``lost`` says why there is none. Raises Lost if the fork server is gone.
+        An observation's ``lost`` says why there is none. Raises SandboxLost if the fork server is gone.
         """
         limits, runs = running.job.limits, len(running.job.each)
         # the fork server ends each run by then at the latest
@@ -281,7 +281,7 @@ class ForkServer:
         with contextlib.closing(running):
             if report is None:
                 self.close(wait=0)
-                raise Lost("the fork server was lost")
+                raise SandboxLost("the fork server was lost")
             self.runs += len(report["runs"])
             return [running.observe(number, one) for number, one in enumerate(report["runs"])]
 
@@ -426,7 +426,7 @@ class Sandbox:
     def run(self, job: Job, *, heavy: bool = False, trusted: bool = False) -> list[Observation]:
         """Do the runs of a program (``heavy``: it imports numpy) or, apart from those, of a checker (``trusted``).
 
-        Returns what `ForkServer.finish` returns; raises Lost.
+        Returns what `ForkServer.finish` returns; raises SandboxLost.
         """
         forkserver = self._forkserver("trusted" if trusted else "numpy" if heavy else "program")
         return forkserver.finish(forkserver.start(job))
@@ -434,7 +434,11 @@ class Sandbox:
     def run_pair(
         self, program: Program, tests: Program, limits: Limits, details: Mapping[str, Any], *, heavy: bool
     ) -> tuple[Observation, Observation]:
-        """Run test code in one process and the program that it calls in another. Raises Lost if the sandbox failed."""
+        """Run test code in one process and the program that it calls in another.
+
+        Raises:
+            SandboxLost: The sandbox failed.
+        """
         # one waits while the other works
         patience = _PAIR_IDLE_FACTOR * (limits.cpu_seconds + limits.idle_seconds)
         waiting = dataclasses.replace(limits, idle_seconds=patience)
@@ -490,13 +494,13 @@ class Sandbox:
 
 
 def check_lost(seen: Observation, limits: Limits) -> None:
-    """Raise `Lost` for a run that came to nothing through no fault of the program's."""
+    """Raise `SandboxLost` for a run that came to nothing through no fault of the program's."""
     if seen.lost is not None:
-        raise Lost(seen.lost)
+        raise SandboxLost(seen.lost)
     # a kill from outside: the kernel's memory killer takes large processes, anybody else may take small ones
     outside = seen.signal == signal.SIGKILL and seen.killed is None and seen.cpu_seconds < limits.cpu_seconds
     if outside and seen.peak_mb < min(_MUCH_MEMORY_MB, limits.memory_mb / 2):
-        raise Lost("the program was killed from outside", killed=True)
+        raise SandboxLost("the program was killed from outside", killed=True)
 
 
 def failure(seen: Observation, limits: Limits) -> tuple[str, str] | None:

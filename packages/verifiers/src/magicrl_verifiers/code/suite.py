@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from magicrl_verifiers.code.values import encode, refuse
+from magicrl_verifiers.code.values import encode, refuse_rich
 
 _SAFE = (
     abs, all, any, bool, dict, float, frozenset, int, len, list, max, min, round, set, sorted, str, sum, tuple,
@@ -264,7 +264,7 @@ def _literal(node: ast.expr) -> Any:
     names = {"__builtins__": {}, **_SAFE_CALLS, "math": SimpleNamespace(**_SAFE_MATHS)}
     try:
         value = eval(compile(ast.fix_missing_locations(expression), "<literal>", "eval"), names)
-        encode(value, refuse)
+        encode(value, refuse_rich)
     except Exception as error:
         raise _NotSimple from error
     return value

@@ -22,35 +22,37 @@ import inspect
 import operator
 import random
 import sys
+import threading
 import types
 import unittest
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 from unittest import mock
 
-from magicrl_verifiers.code import pytest_forms
+from magicrl_verifiers.code import pytest_forms, remote
 from magicrl_verifiers.code.border import (
-    MUTABLE,
     NOT_MIRRORED,
     PROGRAM_MODULES,
     Client,
     ProgramModule,
-    Remote,
+    ProgramObject,
     blamed_on_program,
     is_named,
     of_program,
 )
 from magicrl_verifiers.code.pytest_forms import Failed
-from magicrl_verifiers.code.remote import Unsupported
+from magicrl_verifiers.code.remote import MUTABLE, Unsupported
 from magicrl_verifiers.code.suite import is_plain
 from magicrl_verifiers.code.values import PLAIN_TYPES
 
 _COUNT, _DEFINED, _STARTED, _REFUSED = "__counted__", "__defined__", "__started__", "__refused__"
+_ASSERTED, _DROPPED = "__asserted__", "__dropped__"
 _MESSAGE, _FALSE_FAILS = "__message__", "__false_fails__"
 _NOT_IN_LAMBDA = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 _SAME, _CLASS, _ASSIGN = "__same__", "__class_of__", "__assign__"
 """Names of the functions that replace ``is``, ``type(x)`` and the assignment of an attribute in test code."""
 _ASSERTING = ("assert", "raises", "warns", "fail")
+_EXPECTING = ("raises", "assertRaises")
 _UNSEEN = ("assertLogs", "assertNoLogs", "assertWarns", "assertWarnsRegex")
 """Assertions about the interpreter that runs them. The program has another interpreter."""
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
@@ -65,9 +67,25 @@ def compile_tests(source: bytes) -> types.CodeType:
 class Counting(ast.NodeTransformer):
     """Counts ``assert``, calls named so, what guards a ``raise`` or follows one, and functions that are tests."""
 
+    def __init__(self) -> None:
+        self._raising = 0
+        """Number of blocks around the node that expect an exception, as ``with raises(...)`` does."""
+
+    def visit_With(self, node: ast.With | ast.AsyncWith) -> ast.AST:
+        expected = any(
+            isinstance(item.context_expr, ast.Call) and _called_name(item.context_expr).startswith(_EXPECTING)
+            for item in node.items
+        )
+        self._raising += expected
+        self.generic_visit(node)
+        self._raising -= expected
+        return node
+
+    visit_AsyncWith = visit_With
+
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         self.generic_visit(node)
-        node.test = _call(_COUNT, node.test)
+        node.test = _call(_COUNT if self._raising else _ASSERTED, node.test)
         # a mistake in the message shows only where the assertion fails, and must not excuse the program
         if node.msg is not None and not any(isinstance(one, _NOT_IN_LAMBDA) for one in ast.walk(node.msg)):
             none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
@@ -85,13 +103,20 @@ class Counting(ast.NodeTransformer):
         """``try: f(-1); assert False`` expects to come to its handler."""
         self.generic_visit(node)
         if any(isinstance(statement, ast.Assert | ast.Raise) for statement in (*node.body, *node.orelse)):
+            if any(isinstance(one, ast.Return | ast.Break | ast.Continue) for one in node.finalbody):
+                node.finalbody.insert(0, _statement(node.finalbody[0], _DROPPED))
             for handler in node.handlers:
-                handler.body.insert(0, _statement(handler.body[0], _COUNT, ast.Constant(None)))
+                first = handler.body[0]
+                # a handler that does nothing, or only prints, makes a failed assertion pass
+                idle = all(isinstance(one, ast.Pass | ast.Continue) or _is_print(one) for one in handler.body)
+                handler.body.insert(0, _statement(first, _COUNT, ast.Constant(None)))
+                if idle and not self._raising:
+                    handler.body.insert(0, _statement(first, _DROPPED))
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = _called_name(node)
         if name.startswith(_ASSERTING):
             node.func = _call(_COUNT, node.func)
         elif isinstance(node.func, ast.Name) and name == "type" and len(node.args) == 1 and not node.keywords:
@@ -145,6 +170,14 @@ class Counting(ast.NodeTransformer):
         return [_statement(node, _REFUSED, ast.Constant("doctests are not run")), node]
 
     visit_ImportFrom = visit_Import
+
+
+def _called_name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _is_print(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _called_name(node.value) == "print"
 
 
 def _call(name: str, *given: ast.expr) -> ast.expr:
@@ -202,11 +235,16 @@ class Ledger:
         self.conditional = False
         """Whether the condition of a skip held after test code looked at the program."""
         self.left_out = False
+        self.dropped = False
+        """Whether test code caught the failure of an assertion and passed."""
+        self._last_failed = False
 
     def names(self) -> dict[str, Any]:
         """The functions that compiled test code calls."""
         return {
             _COUNT: self._count,
+            _ASSERTED: self._assert,
+            _DROPPED: self._drop,
             _DEFINED: self._define,
             _STARTED: self._start,
             _REFUSED: refuse,
@@ -218,12 +256,27 @@ class Ledger:
         self.asserted += 1
         return value
 
+    def _assert(self, value: Any) -> bool:
+        self.asserted += 1
+        self._last_failed = True  # also if the truth of the value cannot be found out
+        self._last_failed = not value
+        return not self._last_failed
+
+    def _drop(self) -> None:
+        error = sys.exc_info()[1]
+        self.dropped = self.dropped or (isinstance(error, AssertionError) and not of_program(error))
+
+    def ended(self) -> None:
+        """Note whether the test that ends now dropped the failure of its last assertion."""
+        self.dropped = self.dropped or self._last_failed
+
     def _define(self, function: Any) -> Any:
         self._defined[function.__code__] = function
         return function
 
     def _start(self) -> None:
         self._settled.add(_caller(1).f_code)
+        self._last_failed = False
 
     def loaded(self) -> None:
         """Note that the module of the tests has run; conditions of skips are known now."""
@@ -249,6 +302,10 @@ class Ledger:
         """Note that the condition of a skip was evaluated."""
         self.conditional = self.conditional or bool(holds and (self.used() or self._missed()))
 
+    def note_thread(self, ended: threading.ExceptHookArgs) -> None:
+        """Record the error that ended a thread of the tests, which nothing else looks at."""
+        self.failed = self.failed or ended.exc_value
+
     def excuse(self, kind: type) -> None:
         """Accept that the tests of a class with ``__test__ = False`` do not run."""
         self.left_out = True
@@ -256,6 +313,9 @@ class Ledger:
 
     def close(self, code: types.CodeType) -> None:
         """Refuse to judge if a test that was defined in ``code`` did not start, and nothing in ``code`` calls it."""
+        for part in _class_bodies(code):
+            if part.co_name.startswith("test") and _STARTED in part.co_names and part not in self._defined:
+                raise Unsupported(f"{part.co_name} was written down as a test and not defined")
         for test, function in self._defined.items():
             if test not in self._settled and getattr(function, "__test__", True):
                 missing = f"{function.__qualname__} was defined as a test and did not run"
@@ -267,12 +327,18 @@ class Ledger:
                 raise Failed(missing) if called else Unsupported(missing)
 
     def nothing_done(self, code: types.CodeType) -> tuple[str, str] | None:
-        """Return the outcome and the reason if no assertion was executed or the program was never used."""
+        """Return the outcome and the reason if tests that passed asserted nothing, or nothing that counts."""
+        if self.dropped:
+            return "broken", "the test code drops the failure of an assertion"
         if self.used() and self.asserted:
             return None
         what = "asserted nothing" if self.used() else "never called the program"
         # the program lacks a name, or gave no items to a loop: other programs would have been tested
-        skipped = self.used() and not self.left_out and any(_COUNT in part.co_names for part in _codes(code))
+        skipped = (
+            self.used()
+            and not self.left_out
+            and any({_COUNT, _ASSERTED}.intersection(part.co_names) for part in _codes(code))
+        )
         return ("wrong" if self._missed() or skipped else "broken"), f"the test code {what}"
 
 
@@ -282,6 +348,16 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for one in code.co_consts:
         if isinstance(one, types.CodeType):
             yield from _codes(one)
+
+
+def _class_bodies(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the functions of a module and of its classes, without those inside functions."""
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            if one.co_flags & inspect.CO_OPTIMIZED:
+                yield one
+            else:
+                yield from _class_bodies(one)
 
 
 def refuse(reason: str) -> NoReturn:
@@ -297,7 +373,7 @@ def _collect(names: Mapping[str, Any], ledger: Ledger, code: types.CodeType) -> 
     if ledger.failed is None:
         _run_unittest(names, ledger)
     if ledger.failed is None:
-        pytest_forms.run(names, ledger)
+        pytest_forms.run_collected(names, ledger)
         ledger.close(code)
     return ledger.failed
 
@@ -388,6 +464,7 @@ def watch_unittest(ledger: Ledger, same: Callable[[Any, Any], bool]) -> None:
 
     def call_method(self: Any, method: Callable[[], Any]) -> None:
         pytest_forms.refuse_result(method(), method)
+        ledger.ended()
 
     def assert_is(self: Any, first: Any, second: Any, msg: Any = None) -> None:
         if not same(first, second):
@@ -418,7 +495,7 @@ class TestNamespace(dict[str, Any]):
         if name in self.client.names:
             return self.client.lookup(name)
         if name in self._wanted:
-            return Remote(self.client, {"name": name}, name)
+            return ProgramObject(self.client, {"name": name}, name)
         raise KeyError(name)
 
     def bind(self, entry: str | None, wanted: list[str]) -> None:
@@ -426,10 +503,10 @@ class TestNamespace(dict[str, Any]):
         self._wanted = frozenset(wanted)
         for name in wanted:
             if name == entry or (name in self["__builtins__"] and name not in self):
-                self[name] = Remote(self.client, {"name": name}, name)
+                self[name] = ProgramObject(self.client, {"name": name}, name)
 
 
-def run(
+def run_tests(
     client: Client, codes: list[types.CodeType], details: Mapping[str, Any], common: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Run test code to its end or its first failure.
@@ -453,6 +530,7 @@ def run(
     watch_unittest(namespace.ledger, functools.partial(_same, client))
     _refuse_introspection(namespace)
     _mirror(client)
+    threading.excepthook = namespace.ledger.note_thread
     # it cannot be taken off again, so test code that is misled cannot either
     sys.addaudithook(_Guard(namespace, client))
     error: BaseException | None = None
@@ -467,9 +545,10 @@ def run(
         except SystemExit as left:  # ``sys.exit(pytest.main())`` and the like
             if left.code or of_program(left):
                 raise
+        namespace.ledger.ended()
         namespace.ledger.loaded()
         _check(namespace, details["check"])
-        own = {name: one for name, one in namespace.items() if type(one) is not Remote}
+        own = {name: one for name, one in namespace.items() if type(one) is not ProgramObject}
         error = _collect(own, namespace.ledger, codes[-1])
     except BaseException as raised:  # noqa: BLE001 - the report says what it was
         error = raised
@@ -482,7 +561,7 @@ def run(
 def _check(namespace: TestNamespace, check: str | None) -> None:
     """Call ``check`` with the program's function, where the test code leaves that to its harness."""
     if check is not None:
-        candidate = namespace[check] if check.isidentifier() else Remote(namespace.client, {"name": check})
+        candidate = namespace[check] if check.isidentifier() else ProgramObject(namespace.client, {"name": check})
         namespace["check"](candidate)
 
 
@@ -533,6 +612,7 @@ class _Guard:
         if event == "pickle.find_class" and given[1] not in _UNPICKLED.get(given[0], ()):
             what = f"the test code unpickles {given[0]}.{given[1]}"
             own = given[0] == "__main__" and dict.__contains__(self._namespace, given[1])
+            own = own or given == (remote.__name__, remote.unpickled.__name__)  # the program pickled an own object
             raise Unsupported(what) if own or not self._client.called else blamed_on_program(ValueError(what))
         # only from the test code's own frame: the standard library compiles too (namedtuple)
         if event == "compile" and self._client.called and _caller(1).f_globals is self._namespace:
@@ -573,9 +653,9 @@ _UNPICKLED: dict[str, tuple[str, ...]] = {
 
 def _same(client: Client, one: Any, other: Any) -> bool:
     """``one is other``, as if the tests and the program were one process; `Unsupported` where that is not known."""
-    if one is other or isinstance(one, Remote) != isinstance(other, Remote):
+    if one is other or isinstance(one, ProgramObject) != isinstance(other, ProgramObject):
         return one is other
-    if isinstance(one, Remote):
+    if isinstance(one, ProgramObject):
         return client.operate("is_", one, other) is True
     if client.is_new(one, other) or client.is_new(other, one):
         return False
@@ -594,14 +674,14 @@ def _replacements(client: Client) -> dict[str, Any]:
     """Built-in functions and operators of test code that a border between two processes would change."""
 
     def class_of(value: Any) -> Any:
-        if not isinstance(value, Remote):
+        if not isinstance(value, ProgramObject):
             return type(value)
         found = client.operate("type", value)
         # a program may claim that its object is an int
-        return found if isinstance(found, Remote) else Remote
+        return found if isinstance(found, ProgramObject) else ProgramObject
 
     def identity(value: Any) -> int:
-        if isinstance(value, (Remote, *MUTABLE)):
+        if isinstance(value, (ProgramObject, *MUTABLE)):
             raise Unsupported("id() of a value that may have crossed as a copy")
         return id(value)
 
@@ -629,7 +709,7 @@ def _refuse_introspection(namespace: TestNamespace) -> None:
 
         @functools.wraps(function)
         def call(*given: Any, **named: Any) -> Any:
-            stand_ins = [one for one in given if type(one) is Remote]
+            stand_ins = [one for one in given if type(one) is ProgramObject]
             # the standard library's own calls are not meant
             if stand_ins and _caller(1).f_globals is namespace and (always or is_named(stand_ins[0])):
                 raise Unsupported(f"{function.__name__}() of something of the program's")

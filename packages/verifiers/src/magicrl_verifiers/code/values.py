@@ -65,6 +65,19 @@ def _tuple(value: tuple[Any, ...], other: Hook | None) -> Any:
     return {"nt": [type(value).__name__, list(map(str, fields)), items]}
 
 
+_MAPPINGS = {kind.__name__: kind for kind in (collections.Counter, collections.OrderedDict, collections.defaultdict)}
+"""Kinds of dictionaries that stay what they are when they cross with a hook."""
+
+
+def _dict(value: dict[Any, Any], other: Hook | None) -> Any:
+    pairs = [_many(pair, other) for pair in dict.items(value)]
+    kind = type(value)
+    factory = value.default_factory if isinstance(value, collections.defaultdict) else None
+    if other is None or _MAPPINGS.get(kind.__name__) is not kind or not (factory is None or factory in PLAIN_TYPES):
+        return {"d": pairs}
+    return {"map": [kind.__name__, factory and factory.__name__, pairs]}
+
+
 _ENCODERS: dict[type, Callable[[Any, Hook | None], Any]] = {
     # a subclass gives its content by the base type's own methods, never by its own
     bool: lambda value, other: value,
@@ -73,13 +86,14 @@ _ENCODERS: dict[type, Callable[[Any, Hook | None], Any]] = {
     str: lambda value, other: str.__getitem__(value, slice(None)),
     list: lambda value, other: _many(list.__iter__(value), other),
     tuple: _tuple,
-    dict: lambda value, other: {"d": [_many(pair, other) for pair in dict.items(value)]},
+    dict: _dict,
     set: lambda value, other: {"s": _many(set.__iter__(value), other)},
     frozenset: lambda value, other: {"f": _many(frozenset.__iter__(value), other)},
     collections.deque: lambda value, other: {"q": _many(collections.deque.__iter__(value), other)},
     bytes: lambda value, other: {"b": bytes.__getitem__(value, slice(None)).decode("latin-1")},
     bytearray: lambda value, other: {"B": bytearray.__getitem__(value, slice(None)).decode("latin-1")},
     complex: lambda value, other: {"c": [complex.__add__(value, 0).real, complex.__add__(value, 0).imag]},
+    slice: lambda value, other: {"sl": _many((value.start, value.stop, value.step), other)},
     range: lambda value, other: {"r": [_int(part) for part in (value.start, value.stop, value.step)]},
     datetime.datetime: lambda value, other: {"datetime": datetime.datetime.isoformat(value)},
     datetime.date: lambda value, other: {"date": datetime.date.isoformat(value)},
@@ -114,12 +128,12 @@ def _encode_odd(value: Any, other: Hook | None) -> Any:
         try:
             return {"O": bool(value) is True}
         except Exception:  # noqa: BLE001 - the program's own __bool__
-            return refuse(value)
+            return refuse_rich(value)
     tag, items = node
     return {tag: _many(items, other)}
 
 
-def refuse(value: Any) -> NoReturn:
+def refuse_rich(value: Any) -> NoReturn:
     """A hook for `encode` that lets nothing pass but plain data."""
     raise NotPlainError(f"a value of type {type(value).__name__} is no plain data")
 
@@ -179,7 +193,7 @@ def decode(value: Any, other: Hook | None = None) -> Any:
 
 
 def decode_rich(tag: str, content: Any, other: Hook) -> Any:
-    """Return the named tuple or the array of a form that `encode` makes only with a hook.
+    """Return the named tuple, the array or the special dictionary of a form that `encode` makes only with a hook.
 
     Raises:
         ValueError: another tag.
@@ -188,6 +202,12 @@ def decode_rich(tag: str, content: Any, other: Hook) -> Any:
         return collections.namedtuple(content[0], content[1])(*_all(content[2], other))  # pyright: ignore[reportUntypedNamedTuple]
     if tag == "np":
         return _late("numpy", "array", _all(content[1], other), content[0])
+    if tag == "map":
+        kind: Any = _MAPPINGS[content[0]]
+        pairs = [(decode(key, other), decode(item, other)) for key, item in content[2]]
+        if kind is collections.defaultdict:
+            return kind(None if content[1] is None else _TYPES[content[1]], pairs)
+        return kind(dict(pairs))
     raise ValueError(f"unknown tag {tag!r:.40}")
 
 
@@ -216,6 +236,7 @@ _DECODERS: dict[str, Callable[[Any, Hook | None], Any]] = {
     "t": lambda items, other: tuple(_all(items, other)),
     "s": lambda items, other: set(_all(items, other)),
     "f": lambda items, other: frozenset(_all(items, other)),
+    "sl": lambda parts, other: slice(*_all(parts, other)),
     "d": lambda items, other: {decode(key, other): decode(item, other) for key, item in items},
     "b": lambda text, other: text.encode("latin-1"),
     "B": lambda text, other: bytearray(text.encode("latin-1")),

@@ -207,8 +207,12 @@ class _Reader:
     def _by_neighbours(self, at: int) -> str:
         """Return the mark of a value from its neighbours, else from its clause; empty if the value is given."""
         before, after, text = self._skip(at, -1, "filler"), at + 1, self._text(at)
-        if self._is(at, "nth"):
+        # "see equation (5)", and "5 would be right if ..."
+        numbered = self._is(at - 2, "label") and self._reads(at - 1, "(") and self._reads(after, ")")
+        if self._is(at, "nth") or numbered:
             return DENIED
+        if self._is(after, "would") and "condition" in self._roles(after, len(self._pieces)):
+            return DOUBTED
         if self._is(before, "sign"):
             # "10 minus 5" and "minus -5" are not the value -5
             if (
@@ -224,7 +228,9 @@ class _Reader:
         if self._is(before, "relation") and not result:
             self._keep_bound(at, before)
             return DOUBTED
-        operand = self._is(before, "before") and not result and not self._is_term(at)
+        # "half of $x$" may be part of a longer statement; "it is a factor of $x^2-1$" gives no value
+        subject = self._is_term(at) and (at + 1 < len(self._pieces) or len(self._values) > 1)
+        operand = self._is(before, "before") and not result and not subject
         if operand or (before - 1 in self._operands and self._reads(before, _JOINING)):
             self._operands.add(at)
             return DOUBTED
@@ -284,6 +290,9 @@ class _Reader:
         while start and not self._is(start - 1, "break"):
             start -= 1
         roles = self._roles(start, at)
+        # "Perhaps, 5": a hedge of one word reaches across its comma
+        if self._is(start - 2, "hedge") and (start == 2 or self._is(start - 3, "break")):
+            return DOUBTED
         if "condition" in roles:
             condition = max(one for one in range(start, at) if self._is(one, "condition"))
             # "the total if all are sold is 5" gives a value, "if all are 5" does not

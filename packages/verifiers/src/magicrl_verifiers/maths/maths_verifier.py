@@ -37,7 +37,7 @@ from magicrl_verifiers.maths.literals import (
     plain_number,
     polar,
 )
-from magicrl_verifiers.maths.notation import canonical, close_braces, congruence, letters_of
+from magicrl_verifiers.maths.notation import canonical_notation, close_braces, congruence, letters_of
 from magicrl_verifiers.maths.prose import final_answer
 from magicrl_verifiers.maths.quantities import singular
 from magicrl_verifiers.maths.reading import read
@@ -193,9 +193,12 @@ _NUMERALS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:[eE]|\\mathrm\{[eE]\})([+-]?\d{1,4})(?![\d.]|\w*_)")
 _EXPONENT_BEFORE_LETTER = re.compile(r"\d[eE][+-]?\d{1,4}[A-Za-z]")
+_MILLIONS = re.compile(r"-?\d{1,3}(?:,\d{3}){2,}")
 _LEADING_ZERO = re.compile(r"(?<!\d),0\d|\d,0\d")
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
+_IMPROPER = re.compile(r"(?<![\d.])\d+ ?\\frac ?(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))")
+"""A whole number before a fraction, which Math-Verify adds whatever the fraction is."""
 _MOST_WORDS = 3
 """Most words of a text for Math-Verify: of a sentence it reads one formula of several."""
 _SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
@@ -221,8 +224,8 @@ def readings(text: str, *, trusted: bool) -> Iterator[Shape]:
     joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
     # a reference answer 6e-10 may be 6e - 10 without spaces
     spellings = (joined, text, plain) if plain else (joined, text)
-    if joined != text and _LEADING_ZERO.search(text):
-        spellings = (joined,)  # 10,000 is no list: nobody writes an item 000
+    if joined != text and (_LEADING_ZERO.search(text) or (trusted and _MILLIONS.fullmatch(text))):
+        spellings = (joined,)  # 10,000 is no list: nobody writes an item 000; neither is the reference 1,234,567
     for spelling in dict.fromkeys(spellings):
         # 17 \bmod 5 is 2, and also the class of 2
         for one in (spelling, congruence(spelling)) if r"\bmod" in spelling else (spelling,):
@@ -276,6 +279,8 @@ def engine_may_judge(reference: str, answer: str) -> bool:
     sides = ((reference, True), (answer, False))
     if all(any(isinstance(one, Quantity) for one in readings(text, trusted=trusted)) for text, trusted in sides):
         return False  # undecided: Math-Verify would compare roundings
+    if any(int(match[1] or match[2]) >= int(match[3] or match[4]) for match in _IMPROPER.finditer(answer)):
+        return False
     left, right = lex(reference), lex(answer)
     if left is None or right is None or _unreadable(left) or _unreadable(right) or len(_words(left)) > _MOST_WORDS:
         return False
@@ -447,7 +452,7 @@ class MathsVerifier:
             if box is None and self._options.extract == "lenient":
                 reason = "the text denies or doubts its values"
             return make_verdict("no_answer", reason=reason, decided_by="extraction")
-        pairs = [(reference, canonical(close_braces(reference))) for reference in references]
+        pairs = [(reference, canonical_notation(close_braces(reference))) for reference in references]
         joint = joint_boxes(part) if box is not None else None
         try:
             with cpu_limit(STEPS_SECONDS):
@@ -470,7 +475,7 @@ class MathsVerifier:
 
     def _by_steps(self, pairs: list[tuple[str, str]], text: str) -> Verdict | None:
         """Run steps 1 to 3, which need no symbolic algebra; None if a reference answer stays undecided."""
-        spelled = canonical(text)
+        spelled = canonical_notation(text)
         references = [reference for _, reference in pairs]
         # cheap and sure steps first; a very long answer is only compared as a string
         for name, step in CHEAP_STEPS if len(spelled) <= MAX_PARSED_CHARS else CHEAP_STEPS[:1]:
@@ -488,7 +493,7 @@ class MathsVerifier:
     def _by_joint_boxes(self, pairs: list[tuple[str, str]], boxes: tuple[str, ...]) -> Verdict:
         """Judge several boxes in a row: the reference is a list of as many answers, or each box is right."""
         text = ", ".join(boxes)
-        spelled = canonical(text)
+        spelled = canonical_notation(text)
         lists = [reference for _, reference in pairs if _MAY_BE_LIST.search(reference)]
         short = len(spelled) <= MAX_PARSED_CHARS
         if short and any(same_list(reference, spelled, len(boxes)) for reference in lists):
@@ -501,7 +506,7 @@ class MathsVerifier:
 
     def _by_engine(self, pairs: list[tuple[str, str]], text: str, formula: bool) -> Verdict:
         """Run step 4: Math-Verify on undecided reference answers."""
-        spelled = canonical(text)
+        spelled = canonical_notation(text)
         seed_sympy(0)  # sympy tests some identities at random points: use the same ones for every item
         parsed = {reference: self._parse_reference(reference) for reference, _ in pairs}
         if not any(
@@ -541,7 +546,7 @@ class MathsVerifier:
         if reference not in self._references:
             try:
                 with cpu_limit(ENGINE_SECONDS):
-                    parsed = parse_formula(canonical(reference))
+                    parsed = parse_formula(canonical_notation(reference))
                     self._remember(reference, parsed if evaluates(parsed) else [])
             except CpuAlarm:
                 self._exhausting.add(reference)

@@ -113,7 +113,7 @@ _ANNOUNCED = re.compile(
     r"(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}\s*[:=]?\s*(?=.)",
     re.IGNORECASE,
 )
-_AFTER = re.compile(r"\s*(?:\\(?:checkmark|blacksquare|qed)(?![A-Za-z])|\\text\s*\{\s*\.\s*\})")
+_AFTER = re.compile(r"\s*(?:\\(?:checkmark|blacksquare|qed|square|Box|hfill)(?![A-Za-z])|\\text\s*\{\s*\.\s*\})")
 _QUOTES = ("**", "`", '"')
 
 
@@ -136,6 +136,7 @@ _LAYOUT: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]]
         ("\\", r"\{\s*\\(rm|bf|it|tt|sf)(?![A-Za-z])\s*([^{}]*)\}", r"{\\math\g<1>{\g<2>}}"),
         ("\\", r"\\(rm|bf|it|tt|sf) *(?=\{)", r"\\math\g<1>"),
         ("\\", r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}", ""),
+        ("\\math", r"\\(math(?:bf|rm|it|sf)) +([A-Za-z])(?![A-Za-z])", r"\\\g<1>{\g<2>}"),
         # two digits with a phantom between them are two numbers
         ("phantom", r"(?<=\d)\s*\\h?phantom\s*(?:\{[^{}]*\}|[-+\d])\s*(?=\d)", r"\\quad "),
         (
@@ -250,7 +251,7 @@ _BOARD = re.compile(
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
-def canonical(text: str) -> str:
+def canonical_notation(text: str) -> str:
     r"""Return the spelling in which answers are compared.
 
     Math delimiters, sizing, spacing commands, redundant outer braces, a final full stop and a ``\text{}`` around
@@ -258,7 +259,7 @@ def canonical(text: str) -> str:
     ``32, 349``, which is a list.
 
     Example:
-        >>> canonical(r"$\left( -\infty ,\, 5 \right]$.")
+        >>> canonical_notation(r"$\left( -\infty ,\, 5 \right]$.")
         '(-\\infty,5]'
     """
     text = _ENTITY.sub(lambda match: unescape(match[0]), text)  # x &le; 5

@@ -11,7 +11,7 @@ import re
 import unicodedata
 
 from magicrl_verifiers.maths.clauses import DENIED, DOUBTED, LATEX, MATH, read_clauses
-from magicrl_verifiers.maths.literals import leading_number
+from magicrl_verifiers.maths.literals import leading_number, part_of_one
 from magicrl_verifiers.maths.notation import plain_mathematics
 
 _ANSWER = (
@@ -66,6 +66,8 @@ _LISTED = re.compile(
 _CONNECTED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
 _DENIED = re.compile(r"\s*(?:\*\*)?(?:not|never|neither)\b|n[o'’]t\b", re.IGNORECASE)
 _EITHER = re.compile(r"\s*,?\s*(?:or|ou|oder|o|或|または)\s*", re.IGNORECASE)
+_DASH_AS_MINUS = re.compile(r"(?:(?<=[A-Za-z:=(] )|(?<=[:=(]))–(?=\d)")
+_FOR_ALL = re.compile(r"\s*,?\s*for (?:all|any|every|each)\b[^$]*")
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _MARKED = re.compile(f"[{DENIED}{DOUBTED}]")
 _STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
@@ -106,7 +108,8 @@ _NEGATED = re.compile(
     r"(?:\bnot|n['’]t(?:\s+be)?|\bcannot be|\bneither|\bnor|\bexclude|\beliminate|\brule out|\bnicht|\bkein|\bno es|"
     # Chinese: is not, by no means, not chosen (in both scripts)
     r"\u4e0d\u662f|\u5e76\u975e|\u4e0d\u9009|\u4e0d\u9078|n['’]est pas|\bnon è|\bnão é|\bне|नहीं|ليس|"
-    r"\binstead of|\brather than|\bexcept)\s*(?:the\s+)?(?:option|choice|answer)?\s*[\"'(*]*$",
+    r"\binstead of|\brather than|\bexcept|\b(?:anything|everything|all) but|\bother than|\bapart from)"
+    r"\s*(?:the\s+)?(?:option|choice|answer)?\s*[\"'(*]*$",
     re.IGNORECASE,
 )
 
@@ -135,6 +138,7 @@ def final_answer(text: str, *, choice: bool) -> str | None:
         return " or ".join(dict.fromkeys(_choice(text))) or None
     text = _STRUCK.sub("", text) if "~~" in text else text
     text = MATH.sub(_on_one_line, plain_mathematics(text))
+    text = _DASH_AS_MINUS.sub("-", text) if "–" in text else text
     if "####" in text and (closing := _CLOSING.search(text)) and (value := _first_value(closing["value"])) is not None:
         return value
     anchored = _anchored(text)
@@ -241,7 +245,9 @@ def _with_unit(part: str, value: re.Match[str]) -> str:
     """Return a number with the unit right after it."""
     unit = _UNIT_AFTER.match(part, value.end())
     if unit is None:
-        return value[0].strip()
+        word = re.match(r" ([a-z]+)", part[value.end() :])
+        halves = rf"\text{{ {word[1]}}}" if word and part_of_one(word[1], alone=True) and word[1][-1] == "s" else ""
+        return value[0].strip() + halves
     return rf"{value[0].strip()}\text{{ {unit['unit']}}}{unit['power'] or ''}" + (
         rf"\text{{{unit['per']}}}" if unit["per"] else ""
     )
@@ -304,6 +310,8 @@ def _value_of(sentence: str) -> str | None:
     if values and not (spans and _PERCENT.match(after)):
         return _plain_run(after, values)
     if spans:
+        while len(spans) > 1 and _FOR_ALL.fullmatch(part, spans[-2].end(), spans[-1].start()):
+            spans.pop()  # "$f(x) = 2x$ for all $x$"
         first = len(spans) - 1
         while first and _CONNECTED.fullmatch(part, spans[first - 1].end(), spans[first].start()):
             first -= 1
@@ -317,6 +325,9 @@ def _formula_around(part: str, value: re.Match[str]) -> str | None:
     before = _OPERANDS.search(part[max(0, start - 60) : start])
     if before is None and value[0][0] == "-":  # a minus sign between two numbers
         before = _OPERANDS.search(part[max(0, start - 60) : start + 1])
+    power = re.match(r"\)\s*(?:\^\s*\{?-?\w+\}?|!)", part[end:]) if part[start - 1 : start] == "(" else None
+    if power is not None:
+        return part[start - 1 : end + power.end()]  # (3/8)^2
     after = None if _UNIT_AFTER.match(part, end) else _OPERATED.match(part, end)
     if before is None and after is None:
         return None

@@ -493,6 +493,10 @@ def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Shape | None:
         return around
     if len(parts) == 3 and _is_subject(parts[1], parts):
         return RealSet((Bounds(parts[0], closed[0], parts[2], closed[1]),), _spelling(parts[1]))
+    if len(parts) == 3 and not parts[0].symbols | parts[2].symbols:
+        # -5 < x - 2 < 5
+        halves = complete(_solved(low, high, end) for low, high, end in zip(parts, parts[1:], closed, strict=False))
+        return Order(tuple(parts), tuple(relations)) if halves is None else joined_sets(halves, ["and"])
     return Order(tuple(parts), tuple(relations))
 
 
