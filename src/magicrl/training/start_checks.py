@@ -323,7 +323,7 @@ def check_references(key: str, problems: Sequence[Problem], sources: Sequence[So
         try:
             verifier_spec(problem.verifier).check_references(problem)
         except ValueError as error:
-            place = next((found for source in sources if (found := place_of(problem.id, source))), key)
+            place = next((found for source in sources if (found := source_place_of(problem.id, source))), key)
             raise ValueError(f"{place}: {error}") from None
 
 
