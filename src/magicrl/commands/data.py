@@ -1,4 +1,4 @@
-"""What the words of ``magicrl data`` mean: options to a pipeline, and tables of what it did."""
+"""``magicrl data``: run the data pipeline or one of its steps, and print what each step did."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from magicrl.pipeline.stats import Station, StepCounts
 
 
-data_app = App(name="data", help="From raw sources to a training mixture: import, clean, dedup, decontaminate, ...")
+data_app = App(name="data", help="Build a training mixture from raw sources: import, clean, dedup, decontaminate, ...")
 
 Inputs = Annotated[
     list[str],
@@ -35,7 +35,7 @@ Inputs = Annotated[
         help="A file, or the folder of another run or step (repeatable).",
     ),
 ]
-Output = Annotated[Path, Parameter(help="The run folder; the same command again goes on where it stopped.")]
+Output = Annotated[Path, Parameter(help="The run folder; the same command again continues where it stopped.")]
 Sets = Annotated[Overrides, Parameter(help="A setting of the step, KEY=VALUE (repeatable).")]
 Settings = Annotated[Path | None, Parameter(help="Take the step's settings from this pipeline; default: the defaults.")]
 StepName = Literal["clean", "dedup", "decontaminate", "difficulty", "judge", "mix"]

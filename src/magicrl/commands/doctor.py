@@ -1,7 +1,7 @@
-"""``magicrl doctor``: what of this machine a run would use, what each thing found means, and the line that mends it.
+"""``magicrl doctor``: check this machine for a run, with a command that fixes each problem.
 
-Nothing is asked of a network, and nothing measured but a product in two precisions. Nodes of a cluster are looked at by
-``magicrl cluster doctor`` (``distributed/doctor.py``), with the same kind of finding.
+It uses no network. The only measurement is a matrix product in two precisions. ``magicrl cluster doctor``
+(``distributed/doctor.py``) checks the nodes of a cluster and reports the same kind of finding.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from magicrl.planning.memory import GIB, host_memory
 from magicrl_verifiers.batch import usable_cores
 from magicrl_verifiers.code.sandbox import Sandbox, SandboxError, SandboxOptions
 
-cluster_app = App(name="cluster", help="Ray clusters: examine one before a run.")
+cluster_app = App(name="cluster", help="Check a Ray cluster before a run.")
 _COLOURS = {"ok": "green", "absent": "dim", "warning": "yellow", "trouble": "red"}
 EXTRAS = {
     "lora": "LoRA: [model.lora] of a recipe",
@@ -47,16 +47,16 @@ EXTRAS = {
     "verifiers": "environments of Prime Intellect's verifiers",
     "gym": 'reasoning-gym tasks (family = "reasoning_gym/TASK")',
 }
-"""What each optional extra is for; those that only developers need are left out."""
+"""Purpose of each optional extra, without those that only developers need."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FREE_DISK = (1 * GIB, 5 * GIB)
-"""Free bytes below which a run cannot be kept, and below which a small language model's run is tight."""
+"""Free bytes below which a run cannot be stored, and below which a run of a small language model may fill the disk."""
 _SWITCHES = ("kernel.apparmor_restrict_unprivileged_userns=0", "kernel.unprivileged_userns_clone=1")
-"""What Ubuntu and Debian have switched off for tier B."""
+"""Kernel settings that tier B needs, and that Ubuntu and Debian switch off."""
 
 
 def doctor(*, json: bool = False) -> int:
-    """Examine this machine: cores, memory, GPU, sandbox, packages, extras, browser, disk, and how to fix each.
+    """Check this machine: cores, memory, GPU, sandbox, packages, extras, browser, disk, each with a fix.
 
     Exit status: 0 a run can start here; 1 a line is marked trouble.
 
@@ -91,9 +91,9 @@ def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None,
     Parameters
     ----------
     recipe
-        A recipe with [cluster]: its address is used, and it is checked whether its parts fit the nodes.
+        A recipe with [cluster]: its address is used, and its parts are checked against the nodes.
     address
-        Of a running Ray: auto for the one of this node, else HOST:PORT; default: the recipe's, else auto.
+        Address of a running Ray cluster: auto for that of this node, or HOST:PORT; default: the recipe's, else auto.
     megabytes
         Size of the array that is copied to every node.
     """
@@ -131,7 +131,7 @@ def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None,
 
 
 def show(console: Console, finding: Finding) -> None:
-    """A finding, and under it, to be copied whole, the line that mends or brings what is not there."""
+    """Print a finding, and below it on one line the command that fixes it, so that it can be copied."""
     status, text = Text(f"{finding.status:8}", _COLOURS[finding.status]), Text(f"{finding.what}: {finding.text}")
     if console.is_terminal:
         row = Table.grid()
@@ -144,7 +144,7 @@ def show(console: Console, finding: Finding) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """One finding after another, in the order of a run's needs."""
+    """Yield the findings in the order in which a run needs the parts."""
     yield _python()
     yield _cores()
     yield _memory()
@@ -174,7 +174,7 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    """Beside the shipped recipes whose need was measured on a CPU."""
+    """Compare the memory with the need of the shipped recipes that were measured on a CPU."""
     here = host_memory()
     found = {name: re.fullmatch(r"([\d.]+) GiB, measured", stated_memory(p)) for name, p in shipped_recipes().items()}
     needs = {name: float(match[1]) for name, match in found.items() if match}
@@ -188,7 +188,7 @@ def _memory() -> Finding:
 
 
 def _torch() -> Iterator[Finding]:
-    """The build of torch, and the GPUs that it sees or does not."""
+    """Check torch's build and its GPUs."""
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a broken build raises what its libraries raise
@@ -206,7 +206,9 @@ def _torch() -> Iterator[Finding]:
     if torch.cuda.is_available():
         yield from (_gpu(torch.cuda.get_device_properties(number)) for number in range(torch.cuda.device_count()))
     elif card and torch.version.cuda is not None:
-        yield Finding("GPU", "trouble", "there is a driver, torch sees no device", "nvidia-smi (mend the driver first)")
+        yield Finding(
+            "GPU", "trouble", "there is a driver, but torch sees no device", "nvidia-smi (fix the driver first)"
+        )
     else:
         yield Finding("GPU", "ok", "none; training runs on the CPU")
 
@@ -224,14 +226,14 @@ def _kernels() -> Finding:
     from magicrl.models import cpu_kernels
 
     reason = cpu_kernels.missing()
-    told = "magicrl's own kernels" if reason is None else f"torch's alone, which are slower, since {reason}"
+    told = "magicrl's own kernels" if reason is None else f"torch's only, which are slower, because {reason}"
     if reason is not None and "compiler" in reason:
         return Finding("kernels on the CPU", "warning", told, "apt install g++")
     return Finding("kernels on the CPU", "ok", told)
 
 
 def allocator(maps: Path = Path("/proc/self/maps")) -> Finding:
-    """What gives this process its memory: the C library, or one that is kept in front of it."""
+    """Report the memory allocator: the C library's, or one that is preloaded."""
     loaded = maps.read_text()
     other = next((name for name in ("tcmalloc", "jemalloc", "mimalloc") if f"/lib{name}" in loaded), None)
     if other is not None:
@@ -244,7 +246,7 @@ def allocator(maps: Path = Path("/proc/self/maps")) -> Finding:
 
 def _gpu(device: Any) -> Finding:
     peak = peak_flops(device.name)
-    told = f"{peak / 1e12:.0f} TFLOP/s in bfloat16" if peak else "its speed is not known here: no MFU is told"
+    told = f"{peak / 1e12:.0f} TFLOP/s in bfloat16" if peak else "its peak speed is unknown: no MFU is reported"
     return Finding("GPU", "ok", f"{device.name}, {device.total_memory / GIB:.0f} GiB, {told}")
 
 
@@ -269,7 +271,7 @@ def _sandbox() -> Finding:
 
 
 def _packages() -> Finding:
-    """What magicrl always needs."""
+    """Check the required packages."""
     found = faults([r for r in _requirements("magicrl") if _asked(r, "")])
     if not found:
         return Finding("packages", "ok", "all that is needed, in the tested ranges")
@@ -277,7 +279,7 @@ def _packages() -> Finding:
 
 
 def _extra(name: str) -> Finding:
-    """Installed in the tested range, not installed, or of another version."""
+    """Check an extra: installed in the tested range, not installed, or of another version."""
     wanted = [r for r in _requirements("magicrl") if _asked(r, name) and not _asked(r, "")]
     found, what, line = faults(wanted), f"extra {name}", f"pip install 'magicrl[{name}]'"
     if not found:
@@ -292,12 +294,12 @@ def _requirements(distribution: str) -> list[Requirement]:
 
 
 def _asked(requirement: Requirement, extra: str) -> bool:
-    """Whether an installation with this extra ("": none) brings it here."""
+    """Return whether an installation with this extra ("" for none) includes the requirement on this machine."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def faults(requirements: Sequence[Requirement]) -> list[str]:
-    """What of these is not installed or of a version outside its range, with what their own extras bring."""
+    """Return the requirements that are missing or have a version outside their range, including those of extras."""
     found: list[str] = []
     for requirement in requirements:
         try:
@@ -316,14 +318,14 @@ def faults(requirements: Sequence[Requirement]) -> list[str]:
 def _browser() -> Finding:
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if found is not None:
-        return Finding("browser", "ok", f"{found}; for the browser tests and their pictures alone")
-    told = "none; reports open in any browser elsewhere, the browser tests are left out"
+        return Finding("browser", "ok", f"{found}; only for the browser tests and their screenshots")
+    told = "none; reports open in any browser on another machine, and the browser tests are skipped"
     return Finding("browser", "absent", told, "make browser (in the repository)")
 
 
 def _disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
-    told = f"{free / GIB:.1f} GiB free in {folder}; a checkpoint takes 12 bytes a parameter, and three are kept"
+    told = f"{free / GIB:.1f} GiB free in {folder}; a checkpoint takes 12 bytes per parameter, and three are kept"
     remedy = "--output FOLDER on another disk"
     if free < FREE_DISK[0] or not os.access(folder, os.W_OK):
         writable = "" if os.access(folder, os.W_OK) else "; it cannot be written"

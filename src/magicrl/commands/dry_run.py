@@ -34,21 +34,25 @@ BATCH, GROUP, PROBLEMS = 4, 2, 6
 
 
 def dry_run(recipe: Path | Mapping[str, Any], overrides: Overrides) -> int:
-    """Load the recipe, shrink it, run it in a folder that is removed. Returns the exit status.
+    """Load the recipe, shrink it, run it in a temporary folder, and return the exit status.
 
     Raises:
-        ValueError: what the run itself would say.
+        ValueError: As for the run itself.
     """
     from magicrl.training.recorder import NullObserver
     from magicrl.training.session import run_training
+    from magicrl.training.start_checks import check_packages
 
     console = Console(emoji=False, highlight=False)
     config = load_train_recipe(recipe, overrides)
-    make_trackers(config.logging.trackers)  # the run itself would end here without them
+    # before the minutes of the rehearsal: packages that the run itself needs
+    make_trackers(config.logging.trackers)
+    with placed_errors(recipe, overrides):
+        check_packages(config)
     with tempfile.TemporaryDirectory(prefix="magicrl-dry-") as name:
         folder = Path(name)
-        shrunk, told = shrink(config, folder)
-        for line in told:
+        shrunk, replaced = shrink(config, folder)
+        for line in replaced:
             console.print(f"dry run: {line}", soft_wrap=True, markup=False)
         with placed_errors(recipe, overrides), parts_of(shrunk) as parts:
             run_training(shrunk, folder / "run", NullObserver(), resume=False, parts=parts)
@@ -61,22 +65,22 @@ def dry_run(recipe: Path | Mapping[str, Any], overrides: Overrides) -> int:
 
 
 def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
-    """The recipe with a miniature and small batches, and what was replaced.
+    """Return the recipe with a miniature model and small batches, and a line for each replacement.
 
     Args:
-        config: the recipe.
-        folder: where the miniature and stand-in data are written.
+        config: The recipe.
+        folder: Folder for the miniature and the substitute data.
     """
     from magicrl.models.small_models import make_miniature
 
-    told: list[str] = []
+    replaced: list[str] = []
     tree = config.model_dump(mode="json")
     model, name = _architecture(config)
     start = make_miniature(model, folder / "model", max_context=CONTEXT)
-    told.append(f"model: random weights, {model['model_type']}, two layers, in place of {name}")
+    replaced.append(f"model: random weights, {model['model_type']}, two layers, in place of {name}")
     tree["run"] |= {"device": "cpu", "output": None, "expected_minutes": None, "threads": 1}
     tree["start"] = {"model": str(start)}
-    tree["data"] = _data(tree["data"], folder, told)
+    tree["data"] = _data(tree["data"], folder, replaced)
     if tree["reference"]["model"] is not None:
         tree["reference"]["model"] = str(start)
     if tree["model"]["lora"] is not None:
@@ -84,13 +88,15 @@ def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
     tree["rollout"] |= {"max_rows": 8, "memory_limit_mb": 64}
     if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         tree["rollout"]["engine"] = "in_process"
-        told.append("engine: in_process, since vLLM is not installed here")
+        replaced.append(
+            "engine: in_process, since vLLM is not installed here; the run itself needs pip install 'magicrl[vllm-gpu]'"
+        )
     tree["algorithm"] |= {"reject_zero_advantage": False, "refill": "none"}
-    told.append("no group is rejected: random weights solve nothing")
+    replaced.append("no group is rejected: random weights solve nothing")
     tree["stages"] = [_stage(stage) for stage in tree["stages"]]
     lengths = ", ".join(str(stage.max_tokens) for stage in config.stages)
-    told.append(f"stages: {TOKENS} tokens for {lengths}, {BATCH} x {GROUP} responses, a step each")
-    # the miniature's tokens are shorter than the recipe's: limits meant for those cut an observation to nothing
+    replaced.append(f"stages: {TOKENS} tokens for {lengths}, {BATCH} x {GROUP} responses, a step each")
+    # the miniature's tokens are shorter than the recipe's, so its limits would truncate an observation to nothing
     tree["environment"] |= {"max_turns": min(4, config.environment.max_turns), "max_observation_tokens": 32}
     tree["evaluation"] |= {"samples": 1, "validation_samples": 1, "pass_at": [], "max_tokens": TOKENS}
     tree["evaluation"]["temperatures"] = tree["evaluation"]["temperatures"][:1]
@@ -98,12 +104,12 @@ def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
     tree["checkpoint"]["every"] = 1
     tree["logging"]["trackers"] = []
     if config.cluster is not None:
-        tree["cluster"] = _cluster(tree["cluster"], told)
-    return TrainConfig.model_validate(tree), told
+        tree["cluster"] = _cluster(tree["cluster"], replaced)
+    return TrainConfig.model_validate(tree), replaced
 
 
 def _architecture(config: TrainConfig) -> tuple[dict[str, Any], str]:
-    """What ``config.json`` says of the start model, from a folder or from the models that the planner knows."""
+    """Return the contents of the initial model's ``config.json``, from its folder or from the planner's table."""
     from magicrl.planning.shapes import load_shape, shape_of_tiny
 
     name = start_model(config)
@@ -125,14 +131,14 @@ def _of_shape(shape: ModelShape) -> dict[str, Any]:
 
 
 def _stage(stage: dict[str, Any]) -> dict[str, Any]:
-    """A step of a stage with as many updates as the recipe's, as far as the batch allows."""
+    """Return a stage of one step with as many updates as in the recipe, as far as the batch allows."""
     mini = stage["mini_batch"]
     updates = 1 if mini is None else min(BATCH, -(-stage["rollout_batch"] // mini))
     small = {"max_tokens": TOKENS, "rollout_batch": BATCH, "group_size": GROUP, "min_steps": 1, "max_steps": 1}
     return stage | small | {"mini_batch": None if mini is None else BATCH // updates}
 
 
-def _data(data: dict[str, Any], folder: Path, told: list[str]) -> dict[str, Any]:
+def _data(data: dict[str, Any], folder: Path, replaced: list[str]) -> dict[str, Any]:
     stand_ins: list[str] = []
 
     def smaller(source: dict[str, Any], sets: int = 1) -> dict[str, Any]:
@@ -155,14 +161,14 @@ def _data(data: dict[str, Any], folder: Path, told: list[str]) -> dict[str, Any]
     data |= {"max_prompt_tokens": PROMPT, "holdout": 0}
     if data["difficulty_filter"] is not None:
         data["difficulty_filter"] = None
-        told.append("no difficulty filter: it would drop every problem that random weights fail")
+        replaced.append("no difficulty filter: it would drop every problem that random weights fail")
     if stand_ins:
-        told.append(f"data: {PROBLEMS} rows of the released schema in place of {', '.join(stand_ins)}")
+        replaced.append(f"data: {PROBLEMS} rows of the released schema in place of {', '.join(stand_ins)}")
     return data
 
 
 def _row(number: int, code: bool, difficulty_of: str | None) -> dict[str, Any]:
-    """A problem as the released parquet has it (RECIPE section 7)."""
+    """Return a problem in the columns of the released parquet file (RECIPE section 7)."""
     tests = {"inputs": [f"{number}\n"], "outputs": [f"{number + 1}\n"]}
     text = f"Read a number and print it plus one. Case {number}." if code else f"What is {number} + 1?"
     truth = json.dumps(tests) if code else json.dumps([str(number + 1)])
@@ -175,12 +181,12 @@ def _row(number: int, code: bool, difficulty_of: str | None) -> dict[str, Any]:
     }
 
 
-def _cluster(cluster: dict[str, Any], told: list[str]) -> dict[str, Any]:
+def _cluster(cluster: dict[str, Any], replaced: list[str]) -> dict[str, Any]:
     learner, rollout = cluster["learner"], cluster["rollout"]
     learner["sequence_parallel"] = min(2, learner["sequence_parallel"])
     learner["ranks"] = min(2, learner["ranks"])
     learner["shard_ranks"] = learner["shard_ranks"] and min(2, learner["shard_ranks"])
-    told.append(
+    replaced.append(
         f"cluster: a Ray of this machine, {learner['ranks']} ranks and {min(2, rollout['replicas'])} replicas on CPUs"
     )
     rollout |= {"replicas": min(2, rollout["replicas"]), "tensor_parallel": 1, "cpus": 0.5, "threads": 1}

@@ -1,6 +1,6 @@
 """``magicrl eval`` and ``magicrl.evaluate``: samples and scores of a model on benchmarks.
 
-``--run`` evaluates the checkpoints of a run in a process of its own, also while the run continues. It only reads the
+``--run`` evaluates the checkpoints of a run in a separate process, also while the run continues. It only reads the
 run's files and writes nothing into its folder, so it can be stopped, repeated or done on another machine.
 """
 
@@ -116,16 +116,16 @@ def evaluate(
         shard: I/N: only every N-th problem, beginning with the I-th (from 0). Shards share an output.
         preset: report: Table 13's settings; released-code: the same at temperature 0.6; study: the ablations' metric.
         samples: Samples per problem; default: the preset's, or 1.
-        temperature: Of sampling; default: the preset's, or 1. 0 is greedy.
+        temperature: Sampling temperature; default: the preset's, or 1. 0 is greedy.
         max_tokens: The response limit; default: the preset's, or 4096.
-        fresh_limits: Sample again at each of these response limits, e.g. 1024,2048, next to the curve that is cut from
-            one set.
-        seed: Of the sampling.
+        fresh_limits: Sample again at each of these response limits, e.g. 1024,2048, in addition to the curve that is
+            computed by truncating one set.
+        seed: Seed of the sampling.
         keep_tokens: Keep token ids and entropies with the samples.
         max_turns: Turns of a response to an environment; a response that is not done then is truncated.
         max_observation_tokens: Tokens of one reply of an environment; a longer one is truncated.
-        limit: The first so many problems of each benchmark.
-        limit_seed: Draw them at random with this seed in place of the first ones.
+        limit: Number of problems of each benchmark, from the first on.
+        limit_seed: Draw these at random with this seed instead.
         template: Text around each prompt in place of the benchmark's; holds {prompt}.
         fields: prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN for a file of another form (repeatable).
         reward: maths, exact, code or a custom reward (my_reward.py:score), in place of the benchmark's verifier.
@@ -143,16 +143,16 @@ def evaluate(
         device: Where the model runs.
         max_rows: Sequences that decode at once.
         memory_limit_mb: MiB of the key/value cache.
-        threads: Of torch; default: the cores this process may use.
+        threads: Number of torch's threads; default: the cores this process may use.
         pass_at: pass@k for these k, e.g. 1,4; default: powers of two.
         majority_at: maj@k for these k; default: the largest power of two.
         price_in: Price of a million prompt tokens, for the estimate and the account in results.json.
         price_out: Price of a million response tokens.
-        progress: True for the usual display, False for none, or a watcher.
+        progress: True for the usual display, False for none, or an observer.
 
     Raises:
         ValueError: an argument is wrong, the model or a benchmark cannot be used, or ``output`` holds another job.
-        KeyboardInterrupt: stopped by a person; every finished sample is kept.
+        KeyboardInterrupt: Stopped by the user; every finished sample is kept.
     """
     given = SimpleNamespace(**locals())
     _sample(

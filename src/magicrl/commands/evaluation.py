@@ -27,7 +27,7 @@ class Evaluation:
 
     @property
     def scores(self) -> pd.DataFrame:
-        """A row a benchmark: accuracy (and reward) with 95 % intervals, pass@k, maj@k, length, truncation."""
+        """Scores per benchmark: accuracy (and reward) with 95 % intervals, pass@k, maj@k, length, truncation."""
         import pandas as pd
 
         rows: list[dict[str, Any]] = []
@@ -43,7 +43,7 @@ class Evaluation:
         return pd.DataFrame(rows).set_index("benchmark")
 
     def samples(self, benchmark: str | None = None) -> pd.DataFrame:
-        """A row a judged response: problem, prompt, sample, text, outcome, score, tokens, ...
+        """Return one row per judged response: problem, prompt, sample, text, outcome, score, tokens, ...
 
         Args:
             benchmark: its name; default: the only one.

@@ -28,11 +28,11 @@ SILENCE_SECONDS = 10.0  # without a terminal, seconds between lines
 
 
 class EvalDisplay:
-    """Tells a person how an evaluation goes: a bar in a terminal, plain lines anywhere else.
+    """Display of an evaluation's progress: a bar in a terminal, plain lines elsewhere.
 
     Args:
-        console: where to write.
-        clock: seconds; a test puts its own here.
+        console: Output.
+        clock: Returns seconds; for tests.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class EvalDisplay:
     def cost(self, costs: Sequence[JobCost]) -> None:
         for cost in costs:
             done = cost.wanted - cost.missing
-            there = f"; {done} of them are there already" if done else ""
+            there = f"; {done} of them exist already" if done else ""
             paid = "" if cost.most_price is None else f", {money(cost.most_price)} at the prices given"
             self._line(
                 f"{cost.name}: {cost.problems} problems x {cost.samples} samples, {cost.wanted} in this call{there}; "
@@ -71,7 +71,9 @@ class EvalDisplay:
         self._line(f"note: {visible(text)}")
 
     def estimate(self, name: str, seconds: float, mean_tokens: float) -> None:
-        self._line(f"{name}: about {duration(seconds)} for the rest ({mean_tokens:.0f} tokens a response in the pilot)")
+        self._line(
+            f"{name}: about {duration(seconds)} for the rest ({mean_tokens:.0f} tokens per response in the pilot)"
+        )
 
     def sample(self, name: str, row: SampleRow) -> None:
         right, judged, tokens = self._counts.get(name, (0, 0, 0))
@@ -147,7 +149,7 @@ def show_results(path: Path, console: Console) -> None:
 
 
 def _show_fresh(benchmarks: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Samples drawn anew at other limits beside the long ones cut there."""
+    """Print samples with other limits next to the long samples truncated there."""
     columns = ("limit", "tokens", "anew", "95 % interval", "cut", "anew less cut")
     title = "Accuracy in per cent: samples drawn anew at a limit, and the long ones cut there"
     table = _table(title, "benchmark", columns)

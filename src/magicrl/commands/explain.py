@@ -20,6 +20,7 @@ from rich.table import Column, Table
 
 from magicrl.commands.given import PathText, in_python, path_text
 from magicrl.commands.options import as_command
+from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def explain(
     what_if: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Find the notable steps of a run; with a step, repeat it bit for bit and show what it changed.
+    """Find the notable steps of a run; with --step, repeat that step bit for bit and show what it changed.
 
     The run's files are read and never written.
 
@@ -58,7 +59,7 @@ def explain(
         What ``magicrl explain --json`` prints (docs/guides/preflight-and-explain.md#explain).
 
     Raises:
-        ValueError: an argument is wrong, or the run cannot be made again here; says why.
+        ValueError: An argument is wrong, or the run cannot be repeated here (with the reason).
 
     Example::
 
@@ -74,10 +75,10 @@ def explain(
 
 
 def found_steps(run: Path) -> dict[str, Any]:
-    """The steps worth looking at, and from where each can be made again.
+    """Return the notable steps, and the checkpoint from which each can be repeated.
 
     Raises:
-        ValueError: it is no run folder, or has no step yet.
+        ValueError: It is not a run folder, or has no step yet.
     """
     from magicrl.records import StepMetrics
     from magicrl.training.checkpoint import step_of
@@ -98,7 +99,7 @@ def found_steps(run: Path) -> dict[str, Any]:
 def explained(
     run: Path, step: int, what_if: Sequence[str], tell: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """A step made again and taken apart, as JSON values.
+    """Return a repeated step with the effect of each token, as JSON values.
 
     Raises:
         ValueError: an argument is wrong, or the run cannot be made again here; says why.
@@ -139,7 +140,7 @@ def explained(
 
 
 def _refuse_without_memory(repeated: Repeated) -> None:
-    """``ValueError`` where taking the step apart would be killed for want of memory; it says how the step came out."""
+    """Raise ``ValueError`` if the analysis needs more memory than is free, with whether the step is equal."""
     import psutil
 
     from magicrl.training.repeating import COPIES
@@ -149,13 +150,13 @@ def _refuse_without_memory(repeated: Repeated) -> None:
     if need > free:
         came = "equal to the recording" if repeated.equal else "NOT equal to the recording"
         raise ValueError(
-            f"step {repeated.metrics.step}, made again, is {came}; to take it apart needs about {need / 2**30:.0f} GiB "
-            f"beside what is in use, and {free / 2**30:.0f} GiB are free: end other processes, or use another machine"
+            f"step {repeated.metrics.step}, repeated, is {came}; its analysis needs about {need / 2**30:.0f} GiB more "
+            f"memory, and {free / 2**30:.0f} GiB are free: end other processes, or use another machine"
         )
 
 
 class _Changes(NamedTuple):
-    """Of every token's log-prob, of the mean entropy, and each group's gain."""
+    """Changes of every token's log-prob and of the mean entropy, and the gain of each group."""
 
     logprobs: Tensor
     entropy: float
@@ -163,7 +164,7 @@ class _Changes(NamedTuple):
 
 
 class _Measured:
-    """What really changed in the step's responses, against the weights before it."""
+    """Measured changes of the step's responses compared with the weights before the step."""
 
     def __init__(self, probe: PrecisePolicy, attributor: Attributor, before: Tensor) -> None:
         self._probe, self._of = probe, attributor
@@ -174,13 +175,13 @@ class _Measured:
         return self._probe.scores(self._of.samples, self._of.temperature)
 
     def changes(self, after: Tensor) -> _Changes:
-        """What the weights ``after`` changed."""
+        """Return the changes from the weights before the step to the weights ``after``."""
         logprobs, entropies = self._at(after)
         moved = logprobs - self.logprobs
         return _Changes(moved, self.mean(entropies - self.entropies), self._of.by_group(self._of.gain * moved))
 
     def mean(self, values: Tensor) -> float:
-        """Over the sampled tokens."""
+        """Return the mean over the sampled tokens."""
         return float(values[self._of.sampled].mean())
 
 
@@ -189,7 +190,7 @@ def _fields(named: Any) -> dict[str, Any]:
 
 
 def _update(repeated: Repeated, attributor: Attributor, measured: _Measured, changes: _Changes) -> dict[str, Any]:
-    """The step as a whole."""
+    """Return the facts of the whole step."""
     controls = repeated.updates[0][1] if repeated.updates else None
     return {
         "sgd_steps": len(repeated.updates),
@@ -204,7 +205,7 @@ def _update(repeated: Repeated, attributor: Attributor, measured: _Measured, cha
 
 
 def _groups(repeated: Repeated, attributor: Attributor, measured: _Measured, changes: _Changes) -> list[dict[str, Any]]:
-    """Every group with its responses, verdicts, advantages, and what each token did."""
+    """Return every group with its responses, verdicts, advantages and the effect of each token."""
     tokenizer = repeated.learner.tokenizer
     learned = {id(s.tokens): s.advantage for batch, _, _ in repeated.updates for s in batch.samples}
     columns = {"logprob": measured.logprobs, "change": changes.logprobs, "norm": attributor.norm}
@@ -250,7 +251,7 @@ def _varied(
     config: TrainConfig,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The step under other settings, against the step as it was."""
+    """Return the step with other settings, compared with the recorded step."""
     from magicrl.algorithms.attribution import cosine
     from magicrl.training.repeating import vary
 
@@ -293,7 +294,7 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
     )
     if page is not None and work.keywords.get("step") is None:
         raise RecipeError("--what-if and --page belong to a step; name one with --step")
-    found = work(progress=functools.partial(notes.print, style="dim", markup=False))
+    found = work(progress=progress_lines(notes))
     if json:
         sys.stdout.write(json_text.dumps(found, indent=None if "equal" in found else 1) + "\n")
     elif "equal" in found:
@@ -316,13 +317,13 @@ def _show_steps(found: dict[str, Any], console: Console) -> None:
     from magicrl_verifiers.progress import duration
 
     if not found["notable"]:
-        console.print(f"none of the {found['steps']} steps stands out; any is made again with --step", markup=False)
+        console.print(f"none of the {found['steps']} steps is notable; --step N repeats any of them", markup=False)
     for one in found["notable"]:
         console.print(f"step {one['step']}: {one['sign']}", style="bold", markup=False)
         count = one["step"] - one["from_checkpoint"]
         steps = "1 step" if count == 1 else f"{count} steps, {duration(one['seconds'])} of training"
         console.print(
-            f"  {one['why']}\n  made again from {checkpoint_name(one['from_checkpoint'])}: {steps}", markup=False
+            f"  {one['why']}\n  repeated from {checkpoint_name(one['from_checkpoint'])}: {steps}", markup=False
         )
     if found["notable"]:
         words = shlex.join(["magicrl", "explain", found["run"], "--step", str(found["notable"][0]["step"])])
@@ -330,12 +331,19 @@ def _show_steps(found: dict[str, Any], console: Console) -> None:
 
 
 def _show(found: dict[str, Any], console: Console) -> None:
-    from magicrl.reporting.command_pages import explain_figures, explain_verdict, group_rows, what_if_rows
-    from magicrl.reporting.wording import visible
+    from magicrl.reporting.command_pages import (
+        explain_figures,
+        explain_summary,
+        explain_verdict,
+        group_rows,
+        what_if_rows,
+    )
+    from magicrl.reporting.wording import print_prose, visible
 
-    console.print(explain_verdict(found), style="bold", markup=False)
+    print_prose(console, explain_summary(found), style="bold")
+    print_prose(console, explain_verdict(found), style="green" if found["equal"] else "bold red")
     for text in found["warnings"]:
-        console.print(visible(text), style="yellow", markup=False)
+        print_prose(console, visible(text), style="yellow")
     table = Table(show_header=False, box=None, pad_edge=False)
     for label, value in explain_figures(found):
         table.add_row(label, visible(value))
@@ -347,7 +355,7 @@ def _show(found: dict[str, Any], console: Console) -> None:
     if rows:
         console.print(table, markup=False)
     if rows[SHOWN:]:
-        console.print(f"and {len(rows) - SHOWN} groups more (--page, --json)", style="dim")
+        console.print(f"and {len(rows) - SHOWN} more groups (--page, --json)", style="dim")
     head, rows = what_if_rows(found)
     for row in rows:
         text = ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], row[1:], strict=True) if cell)

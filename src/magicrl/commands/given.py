@@ -1,7 +1,7 @@
-"""What is given in Python (dicts, functions, data frames), as the recipes and settings that everything else reads.
+"""Conversion of Python arguments (dicts, functions, data frames) to the recipes and settings of the other modules.
 
-A live object has no reference that another process could resolve. It gets one of this process
-(`magicrl.registry.live`), so that all the rest treats it like a name.
+A live object has no reference that another process could resolve. It gets a reference that is valid in this process
+(`magicrl.registry.live`), so that other modules treat it like a name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ that returns such records."""
 
 
 def given_recipe(recipe: Recipe) -> Path | Mapping[str, Any]:
-    """The recipe as the loader takes it. Raises ``ValueError`` for what is none."""
+    """Return the recipe as the loader accepts it. Raise ``ValueError`` for another type."""
     if isinstance(recipe, Mapping):
         return recipe
     if isinstance(recipe, str | os.PathLike):
@@ -146,7 +146,7 @@ def reward_reference(reward: Reward) -> str:
 
 
 def data_reference(name: str, data: Data) -> str:
-    """The data's path or hub name; a reference of this process for what was given live."""
+    """Return the data's path or hub name; for live data, a reference that is valid in this process."""
     if isinstance(data, str | os.PathLike):
         return str(cast("os.PathLike[str]", data))
     if callable(data):
@@ -174,7 +174,7 @@ def data_file(data: Data) -> str:
 
 
 def _rows(name: str, data: Any) -> list[Any]:
-    """The records of a data frame, a table or any other collection."""
+    """Return the records of a data frame, a table or another collection."""
     if hasattr(data, "to_pylist"):  # pyarrow
         return data.to_pylist()
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
@@ -195,10 +195,10 @@ def _rows(name: str, data: Any) -> list[Any]:
 
 
 def refuse_live_elsewhere(config: TrainConfig) -> None:
-    """Other machines have no object of this process.
+    """Refuse live objects on a cluster, whose other machines do not have them.
 
     Raises:
-        RecipeError: a recipe with ``[cluster]`` and a live object.
+        RecipeError: A recipe with ``[cluster]`` and a live object.
     """
     from magicrl.config.loader import live_parts
     from magicrl.registry import resolve
@@ -234,7 +234,7 @@ def _as_setting(found: re.Match[str]) -> str:
 
 @contextlib.contextmanager
 def in_python() -> Generator[None]:
-    """Errors raised inside name arguments of Python where they name options of a command."""
+    """Replace command line options by Python arguments in the messages of errors that are raised inside."""
     try:
         yield
     except (ValueError, RuntimeError) as error:
@@ -242,7 +242,7 @@ def in_python() -> Generator[None]:
             text = error.args[0]
             for option, argument in _PYTHON_WORDS.items():
                 text = text.replace(option, argument)
-            # a setting to write on the command line is an entry of ``settings`` in Python
+            # --set KEY=VALUE is an entry of ``settings`` in Python
             text = re.sub(r"--set ([\w.]+)=(\"[^\"]*\"|[^\s,;]+)", _as_setting, text)
             error.args = (text, *error.args[1:])
         raise

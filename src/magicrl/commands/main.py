@@ -17,21 +17,22 @@ from rich.console import Console
 import magicrl
 import magicrl_verifiers
 from magicrl.config.errors import RecipeError
+from magicrl.reporting.wording import print_prose
 from magicrl_verifiers import references
 from magicrl_verifiers.secrets import without_secrets
 
 COMMANDS = {
     "train": (
         "train:command",
-        "Train with MAGIC: supervised start if asked for, test, reinforcement learning in stages, test, report.",
+        "Train with MAGIC: optional SFT, evaluation, reinforcement learning in stages, evaluation, report.",
     ),
     "init": (
         "init:command",
-        "Look at your model and your problems for about a minute, and write a recipe that will learn from them.",
+        "Sample your model on a few of your problems for about a minute, and write a recipe that can learn from them.",
     ),
     "sft": (
         "train:sft",
-        "Make a start model by supervised training on demonstrations of generated tasks.",
+        "Make an initial model by supervised fine-tuning on demonstrations of generated tasks.",
     ),
     "eval": (
         "eval:command",
@@ -39,7 +40,7 @@ COMMANDS = {
     ),
     "recipes": (
         "recipes:recipes",
-        "List the shipped recipes; with a name, print that one, to be copied and changed.",
+        "List the shipped recipes; with a name, print that recipe, as a template for your own.",
     ),
     "report": (
         "report:report",
@@ -47,23 +48,23 @@ COMMANDS = {
     ),
     "watch": (
         "watch:watch",
-        "Show a run that another process is writing, until it ends; Ctrl-C leaves the run alone.",
+        "Show a run of another process until it ends; Ctrl-C does not stop the run.",
     ),
     "preflight": (
         "preflight:command",
-        "Check a run before it is started: can it learn, is the reward sound, does the template fit, is the rate sane.",
+        "Check a run before you spend compute on it: signal, reward, chat template, learning rate, time and memory.",
     ),
     "explain": (
         "explain:command",
-        "Find the notable steps of a run; with a step, repeat it bit for bit and show what it changed.",
+        "Find the notable steps of a run; with --step, repeat that step bit for bit and show what it changed.",
     ),
     "plan": (
         "plan:command",
-        "Predict memory, step time and hours of a recipe on given accelerators, and what more of them would buy.",
+        "Predict memory, step time and hours of a recipe on given accelerators, and the effect of more accelerators.",
     ),
     "runs": (
         "runs:runs",
-        "List runs: recipe, status, steps, best and last validation, test, start, and the settings that were changed.",
+        "List runs: recipe, status, steps, best and last validation, test score, start time and changed settings.",
     ),
     "push": (
         "push:push",
@@ -71,7 +72,7 @@ COMMANDS = {
     ),
     "doctor": (
         "doctor:doctor",
-        "Examine this machine: cores, memory, GPU, sandbox, packages, extras, browser, disk, and how to fix each.",
+        "Check this machine: cores, memory, GPU, sandbox, packages, extras, browser, disk, each with a fix.",
     ),
     "verify": (
         "verify:verify_app",
@@ -79,11 +80,11 @@ COMMANDS = {
     ),
     "data": (
         "data:data_app",
-        "From raw sources to a training mixture: import, clean, dedup, decontaminate, ...",
+        "Build a training mixture from raw sources: import, clean, dedup, decontaminate, ...",
     ),
     "cluster": (
         "doctor:cluster_app",
-        "Ray clusters: examine one before a run.",
+        "Check a Ray cluster before a run.",
     ),
 }
 """Function or group of each command, in the modules of this package, and its line in ``magicrl --help``."""
@@ -93,18 +94,16 @@ def make_app(*, listing: bool) -> App:
     """Return the command line.
 
     Args:
-        listing: for the list of all commands, which shows the lines of the table above and imports no command. Without
-            it the help of a command is its docstring.
+        listing: Show the lines of the table above as help, which imports no command. Without it, the help of a command
+            is its docstring.
     """
     app = App(
         name="magicrl",
         help="Reinforcement-learning post-training of reasoning models: the MAGIC recipe.",
         version_flags=["--version"],
-        suppress_keyboard_interrupt=False,  # `main` says what to do next
+        suppress_keyboard_interrupt=False,  # `main` prints how to continue
     )
-    app.register_install_completion_command(
-        help="Completion with Tab in this shell (bash, zsh, fish): written and switched on."
-    )
+    app.register_install_completion_command(help="Install completion with Tab for this shell (bash, zsh, fish).")
     for name, (place, line) in COMMANDS.items():
         app.command(f"magicrl.commands.{place}", name=name, **({"help": line} if listing else {}))
     return app
@@ -124,24 +123,25 @@ def main(command: App | None = None) -> None:
         command = command or make_app(listing=not words or words[0] in ("-h", "--help"))
         status = command(result_action="return_value")
     except KeyboardInterrupt as error:
-        errors.print("interrupted; what was done is kept, --resume continues a run", markup=False)
+        print_prose(errors, "interrupted; finished work is kept, and --resume continues a run")
         sys.exit(128 + getattr(error, "signal_number", signal.SIGINT))
     except (Exception, SystemExit) as error:
         frames = custom_frames(error)
         expected = isinstance(error, ValueError | FloatingPointError | RuntimeError | OSError)
         if not expected and not frames:
-            raise  # a fault of magicrl's own, or the end of the command line's own making
-        # Every expected failure is one of these and explains itself; a traceback would bury the sentence.
+            raise  # a bug of magicrl, or the command line's own exit
+        # The message of an expected failure explains it. A traceback would hide the message.
         if os.environ.get("MAGICRL_TRACEBACK"):
             errors.print(without_secrets(traceback.format_exc()), markup=False, soft_wrap=True, end="")
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        here = re.escape(str(Path.cwd()))  # paths as one would type them here
+        here = re.escape(str(Path.cwd()))  # paths as a user would type them here
         text = re.sub(rf"{here}(?![\w.-])", ".", re.sub(f"{here}{os.sep}", "", without_secrets(text)))
         if frames and not isinstance(error, RecipeError):
             part = references.part_of(frames[0].filename)
             text = f"{part}{type(error).__name__}: {text}\n{''.join(traceback.format_list(frames)).rstrip()}"
             text = without_secrets(text.replace(f"{Path.cwd()}{os.sep}", ""))
-        errors.print(f"magicrl: {text}", markup=False, soft_wrap=True)
+        for line in f"magicrl: {text}".splitlines():
+            print_prose(errors, line)
         sys.exit(2 if isinstance(error, RecipeError) else 1)
     sys.exit(status or 0)
 

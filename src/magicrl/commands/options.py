@@ -1,4 +1,4 @@
-"""Commands made of Python functions, and the types of options that commands share.
+"""Commands from Python functions, and option types that commands share.
 
 A function of the Python API is a command, too: `as_command` gives it the options of a terminal. Only light imports, so
 that ``--help`` is instant.

@@ -1,6 +1,6 @@
-"""``magicrl plan`` and ``magicrl.plan``: what a recipe needs and costs on given accelerators.
+"""``magicrl plan`` and ``magicrl.plan``: memory, time and cost of a recipe on given accelerators.
 
-The plan is made into JSON values once; text, ``--json`` and the plan's page show these.
+The plan is converted to JSON values once. Text, ``--json`` and the page show these values.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def plan(
     cost_per_gpu_hour: float | None = None,
     compare: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Predict memory, step time and hours of a recipe on given accelerators, and what more of them would buy.
+    """Predict memory, step time and hours of a recipe on given accelerators, and the effect of more accelerators.
 
     Args:
         recipe: The training recipe: a shipped name, a file, or in Python a dict.
@@ -119,7 +119,7 @@ GIB = 2.0**30
 
 
 def plan_facts(made: Plan, hours: float | None = None, price: float | None = None) -> dict[str, Any]:
-    """The plan as JSON values: seconds, GiB, hours; with a budget of ``hours``, and at a ``price`` of a GPU-hour."""
+    """Return the plan as JSON values (seconds, GiB, hours), with a budget of ``hours`` and a ``price`` per GPU-hour."""
     layout, hardware, placed = made.placed.layout, made.hardware, made.placed
     longest = max(made.stages, key=lambda stage: stage.hours).seconds
     sides = (
@@ -180,7 +180,7 @@ def _stated_facts(stated: Stated, planned_hours: float) -> dict[str, Any]:
 
 
 def _range(made: Plan, value: float) -> list[float]:
-    """The range around a planned time that held nine of ten measured steps."""
+    """Return the range around a planned time that contained nine of ten measured steps."""
     return [round(value / made.calibration.factor, 3), round(value * made.calibration.factor, 3)]
 
 
@@ -209,7 +209,7 @@ def _stage_facts(made: Plan, stage: StagePlan) -> dict[str, Any]:
 
 
 def _steps_within(made: Plan, hours: float) -> int:
-    """Steps of the recipe, stage after stage, that end within so many hours."""
+    """Return the number of the recipe's steps that end within ``hours``."""
     left, steps = hours * 3600, 0
     for stage in made.stages:
         fitting = min(stage.steps, int(left / stage.seconds))
@@ -221,7 +221,7 @@ def _steps_within(made: Plan, hours: float) -> int:
 
 
 def neighbours(config: TrainConfig, made: Plan) -> dict[str, Any]:
-    """Other numbers of accelerators at the plan's longest stage; null where nothing fits."""
+    """Return the step times of the plan's longest stage on other numbers of accelerators; null where nothing fits."""
     from magicrl.planning.planner import longest_stage, over_gpus
 
     index = longest_stage(made.stages)
@@ -243,7 +243,7 @@ def neighbours(config: TrainConfig, made: Plan) -> dict[str, Any]:
 def planned(
     recipe: Path | Mapping[str, Any], overrides: Overrides, model: str | None, gpu: str, options: Options
 ) -> tuple[TrainConfig, Plan]:
-    """The resolved recipe, and its plan on ``gpu``; ``model`` in place of its start model. Raises ``ValueError``."""
+    """Return the resolved recipe and its plan on ``gpu``; ``model`` replaces the recipe's. Raise ``ValueError``."""
     from magicrl.config.loader import load_train_recipe
     from magicrl.planning.hardware import load_hardware
     from magicrl.planning.planner import make_plan
@@ -251,19 +251,19 @@ def planned(
 
     config = load_train_recipe(recipe, overrides)
     if not (is_builtin("loss", config.algorithm.loss) and is_builtin("correction", config.algorithm.correction)):
-        from magicrl.training.start_checks import with_needed_reference  # torch: no built-in asks for a reference
+        from magicrl.training.start_checks import with_needed_reference  # imports torch; no built-in needs a reference
 
         config = with_needed_reference(config)
     start = model or start_model(config)
     shape = load_shape(start) if isinstance(start, str) else shape_of_tiny(start)
     made = make_plan(config, shape, load_hardware(gpu), options)
-    # the settings that a plan proposes have to be a valid recipe
+    # the settings that a plan proposes must form a valid recipe
     load_train_recipe(recipe, [*overrides, *(Override(k, v, f"--set {k}") for k, v in made.settings.items())])
     return config, made
 
 
 def start_model(config: TrainConfig) -> str | TinyModelConfig:
-    """The model that a run begins with: a folder or a name, or the settings of one that is made."""
+    """Return the initial model of a run: a folder or a name, or the settings of a tiny model that the run creates."""
     from magicrl.config.loader import load_start_recipe
 
     if config.start.model is not None:
@@ -286,7 +286,7 @@ def alternative(
     hours: float | None,
     price: float | None,
 ) -> dict[str, Any]:
-    """Facts of the plan with an alternative's settings; ``refused`` with the reason where it cannot be."""
+    """Return the plan's facts with the settings of an alternative, or ``refused`` with the reason."""
     changed, sets = options, list(overrides)
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
@@ -341,7 +341,10 @@ command = as_command(plan, _present)
 
 def _print(facts: dict[str, Any], console: Console) -> None:
     def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False)
+        print_prose(console, text)
+
+    from magicrl.reporting.command_pages import TIMES
+    from magicrl.reporting.wording import print_prose
 
     layout, memory = facts["layout"], facts["memory_gib"]
     say(f"{facts['model']}, {facts['parameters'] / 1e9:.3g}B parameters, on {facts['gpus']} x {facts['gpu']}")
@@ -349,14 +352,15 @@ def _print(facts: dict[str, Any], console: Console) -> None:
     sides = "in turn on all" if layout["colocated"] else split
     degrees = f"tensor parallel {layout['tensor_parallel']}, sequence parallel {layout['sequence_parallel']}"
     say(f"layout: {sides}; {degrees}")
-    say(f"settings: {' '.join(f'--set {one}' for one in facts['settings']) or 'as the recipe has them'}")
+    say(f"settings: {' '.join(f'--set {one}' for one in facts['settings']) or 'as in the recipe'}")
     for side in ("learner", "engine"):
         terms = ", ".join(f"{name} {value:.2f}" for name, value in memory[side].items() if value >= 0.005)
-        say(f"{side}, GiB of {memory['budget']:.1f} an accelerator: {terms}")
+        say(f"{side}, GiB of {memory['budget']:.1f} per accelerator: {terms}")
     say(f"fits: the learner's peak is {memory['learner_total']:.1f} GiB")
     console.print(_stage_table(facts, console.width))
+    say(TIMES)
     bounds = ", ".join(_seconds(stage["flops_bound_seconds"]) for stage in facts["stages"])
-    say(f"FLOPs at the data sheet's peak alone: {bounds} s a step")
+    say(f"lower bound from FLOPs at the data sheet's peak: {bounds} s per step")
     calibration = facts["calibration"]
     say(f"all stages: {_hours(facts)}, range {_span(facts['hours_90_percent'])} h")
     say(f"range: nine in ten are within a factor of {calibration['factor']:.2f}, from {calibration['factor_from']}")
@@ -364,33 +368,33 @@ def _print(facts: dict[str, Any], console: Console) -> None:
         say(f"cost: {facts['cost']:,.2f}")
     if "budget_hours" in facts:
         total = sum(stage["steps"] for stage in facts["stages"])
-        say(f"{facts['budget_hours']:g} h hold {facts['steps_in_budget']} of {total} steps")
+        say(f"{facts['budget_hours']:g} h are enough for {facts['steps_in_budget']} of {total} steps")
     if "stated" in facts:
         say(_stated_line(facts["stated"], facts["gpus"]))
     for change in facts["what_if"]:
         fits = change["seconds"] is not None
-        then = f"{change['seconds']:.4g} s a step, x {change['ratio']:.2f}" if fits else "does not fit"
+        then = f"{change['seconds']:.4g} s per step, x {change['ratio']:.2f}" if fits else "does not fit"
         say(f"with {change['change']}: {then}")
     for other in facts["compare"]:
         if "refused" in other:
             say(f"instead {other['change']}: refused: {other['refused']}")
             continue
         step = ", ".join(f"{stage['step_seconds']:.4g}" for stage in other["stages"])
-        say(f"instead {other['change']}: {step} s a step, {_hours(other)}")
+        say(f"instead {other['change']}: {step} s per step, {_hours(other)}")
     say(
-        f"efficiencies: {facts['calibration']['source']}. Lengths, survivors and prompts are assumed where not given; "
-        "what is not proven: docs/guides/planning.md"
+        f"efficiencies: {facts['calibration']['source']}. Lengths, kept groups and prompt lengths are assumed where "
+        "they were not given; limits of the predictions: docs/guides/planning.md"
     )
 
 
 def _stated_line(stated: dict[str, Any], gpus: int) -> str:
     if "ranks" not in stated:
-        return "as [cluster] states: its numbers do not go together"
+        return "as [cluster] states: its numbers contradict each other"
     idle = f", {gpus - stated['gpus']} idle" if gpus > stated["gpus"] else ""
     text = (
         f"as [cluster] states: {stated['ranks']} learner ranks (sequence parallel {stated['sequence_parallel']}, "
         f"{stated['learner_gib']:.1f} GiB each), {stated['replicas']} replicas of {stated['tensor_parallel']} "
-        f"({stated['engine_cache_gib']:.1f} GiB of cache an accelerator), {stated['gpus']} accelerators{idle}"
+        f"({stated['engine_cache_gib']:.1f} GiB of cache per accelerator), {stated['gpus']} accelerators{idle}"
     )
     if "hours" not in stated:
         return f"{text}: does not fit"
@@ -410,7 +414,7 @@ def _span(values: list[float]) -> str:
 
 
 def _stage_table(facts: dict[str, Any], width: int) -> Table:
-    names = ("T", "mean", "cut", "t_R s", "t_T s", "t_O s", "step s", "range", "batch", "h/1000", "steps", "h")
+    names = ("T", "mean", "truncated", "t_R s", "t_T s", "t_O s", "step s", "range", "batch", "h/1000", "steps", "h")
     rows: list[tuple[str, ...]] = []
     for stage in facts["stages"]:
         parts = ("rollout_seconds", "learn_seconds", "other_seconds", "step_seconds")
@@ -427,4 +431,4 @@ def _stage_table(facts: dict[str, Any], width: int) -> Table:
                 f"{stage['hours']:.3g}",
             )
         )
-    return figures(names, rows, width, least=76)
+    return figures(names, rows, width, least=82)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from magicrl.commands.given import Data, PathText, Recipe, Reward, Settings, given_recipe, in_python, overrides_of
 from magicrl.commands.options import as_command
+from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def preflight(
     samples: int = 256,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Check a run before it is started: can it learn, is the reward sound, does the template fit, is the rate sane.
+    """Check a run before you spend compute on it: signal, reward, chat template, learning rate, time and memory.
 
-    Samples from the start model, calls the reward and makes two training steps on a copy in memory. No run folder is
+    Samples from the initial model, calls the reward and makes two training steps on a copy in memory. No run folder is
     created.
 
     Args:
@@ -49,7 +50,8 @@ def preflight(
         model: As in train.
         data: As in train.
         reward: As in train.
-        minutes: Approximate time budget. A supervised start that does not exist yet is made in addition, and kept.
+        minutes: Approximate time budget. SFT of an initial model that does not exist yet comes in addition; the model
+            is kept.
         samples: Largest number of responses in the first measurement.
         progress: Called with a line of text at each measurement; default: not at all.
 
@@ -74,17 +76,17 @@ def preflight(
     config = load_train_recipe(given, overrides)
     if config.rollout.replay is not None or config.rollout.engine == "replay":
         raise RecipeError("recorded rollouts tell nothing of the start model; name another", key="rollout.engine")
-    # torch takes seconds to import: not before the recipe is known to be right
+    # torch takes seconds to import, so the recipe is read first
     from magicrl.commands.training import threads_kept
     from magicrl.training.assemble import LocalParts, build_run, set_threads, start_model_folder
     from magicrl.training.preflight import Budget, measure
     from magicrl.training.start_checks import check_run
 
-    # parts that the run has on other machines are measured on this one
+    # the parts on other machines are measured on this machine
     config = config.model_copy(update={"cluster": None})
     run = Path(config.run.output or f"runs/{config.run.name}")
     with placed_errors(given, overrides), threads_kept():
-        # next to the run, which may exist: a supervised start goes to where the run itself will look for it
+        # next to the run, which may exist: the SFT model is stored where the run itself looks for it
         ready = check_run(config, run.with_name(f".{run.name}-preflight"), resume=False)
         set_threads(config)
         with contextlib.closing(LocalParts(config).judge()) as judge:
@@ -113,8 +115,8 @@ def _document(name: str, facts: Facts) -> dict[str, Any]:
 def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, page: Path | None = None) -> int:
     """Print the findings.
 
-    Exit status: 0 sound; 3 something would keep the run from learning (it says what, and the setting that mends it);
-    1 the run would be refused; 2 the command line or the recipe is wrong.
+    Exit status: 0 sound; 3 something would keep the run from learning (with the setting that fixes it); 1 the run would
+    be refused; 2 the command line or the recipe is wrong.
 
     Example: magicrl preflight quickstart --set optimizer.learning_rate=3e-2
 
@@ -123,7 +125,7 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
         page: Also write a page to this file: one HTML file that needs no server.
     """
     notes = Console(emoji=False, stderr=True, highlight=False)
-    found = work(progress=functools.partial(notes.print, style="dim"))
+    found = work(progress=progress_lines(notes))
     from magicrl.reporting.command_pages import preflight_figures, preflight_verdict, write_preflight_page
     from magicrl.reporting.wording import visible
 

@@ -35,7 +35,7 @@ def report(
     Parameters
     ----------
     folders
-        One run folder, or several folders of magicrl train and magicrl eval; the first is what others are held against.
+        One run folder, or several folders of magicrl train and magicrl eval; the others are compared with the first.
     output
         The page; default: report.html in a single folder, comparison.html here for several.
     x
@@ -43,10 +43,10 @@ def report(
     group_by
         Settings whose values define the variants, e.g. entropy.target; default: all but seed and bookkeeping.
     serve
-        Show the page of one run on 127.0.0.1 instead of writing it; it re-reads itself while the run goes on. Ctrl-C
-        ends it and leaves the run alone.
+        Show the page of one run on 127.0.0.1 instead of writing it; it is reloaded while the run is in progress. Ctrl-C
+        ends the server, not the run.
     port
-        With --serve; 0 takes a free one.
+        Port of --serve; 0 for a free one.
     """
     console = Console(emoji=False, highlight=False, soft_wrap=True)
     if not folders:
@@ -71,7 +71,7 @@ def report(
 
 
 def serve_report(folders: Sequence[Path], port: int, console: Console) -> int:
-    """Show the page of the one run on the loopback until Ctrl-C.
+    """Serve the page of one run on the loopback interface until Ctrl-C.
 
     Raises:
         RecipeError: several folders.
@@ -85,5 +85,5 @@ def serve_report(folders: Sequence[Path], port: int, console: Console) -> int:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            return 0  # the way out, not an interruption of the run
+            return 0  # the normal way to end the server
     return 0

@@ -1,4 +1,4 @@
-"""What `magicrl.train` and ``magicrl train`` leave, as data frames and figures: `load_run`."""
+"""Results of a training run as data frames and figures: `load_run`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _LEFT_OUT = ("samples", "rollouts", "entropy")
-"""Blocks of a report with all of its texts: megabytes in a notebook, and there as data frames."""
+"""Sections with all responses, which a notebook omits: they are megabytes, and available as data frames."""
 _LONG = ("prompt_tokens", "tokens", "sampler_logprobs", "sampler_entropies", "version_spans")
-"""Columns of recorded rollouts with a number a token."""
+"""Columns of recorded rollouts with one number per token."""
 
 
 @in_python()
 def load_run(path: PathText) -> Run:
-    """The run in this folder, finished or not, as it is now.
+    """Return the run in this folder, finished or not.
 
     Raises:
         ValueError: no run folder, or a corrupt file in it.
@@ -33,7 +33,7 @@ def load_run(path: PathText) -> Run:
 
 
 class Run:
-    """A run as its folder tells it. A notebook shows its verdict, results and curves.
+    """A run, read from its folder. A notebook shows its verdict, results and curves.
 
     Args:
         recorded: the folder, read.
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """Folder of the trained model; there once the run has finished."""
+        """Folder of the trained model. It exists once the run has finished."""
         return self.path / "model"
 
     @property
@@ -64,24 +64,24 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """Did it learn? A sentence; empty before the run's end."""
+        """Answer to "did it learn?" in a sentence; empty before the run's end."""
         learning = self.recorded.learning
         return "" if learning is None else f"{learning.title}: {learning.reason}"
 
     @property
     def learned(self) -> bool | None:
-        """False where it went to its end and learned nothing; None before the end."""
+        """False if the run finished and the model learned nothing; None before the end."""
         learning = self.recorded.learning
         return None if learning is None else not learning.failed
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The recipe with every default written out. Its file, ``path / "config.toml"``, is one that `train` takes."""
+        """Recipe with all defaults. `train` accepts its file, ``path / "config.toml"``."""
         return self.recorded.config
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row a training step: ``stage``, then a column a metric (``train/accuracy/mean``, ...); index ``step``."""
+        """Metrics with one row per training step and one column per metric (``train/accuracy/mean``, ...)."""
         import pandas as pd
 
         rows = [{"step": row.step, "stage": row.stage, **row.values} for row in self.recorded.metrics]
@@ -89,14 +89,14 @@ class Run:
 
     @property
     def events(self) -> pd.DataFrame:
-        """A row an event: time, kind, message, step, and what else it holds."""
+        """Events, one row each: time, kind, message, step and further fields."""
         import pandas as pd
 
         return pd.DataFrame([dict(event) for event in self.recorded.events])
 
     @property
     def evaluations(self) -> pd.DataFrame:
-        """A row a test, set and temperature: accuracy (and reward) with 95 % intervals, length, truncation.
+        """Evaluations, one row per set and temperature: accuracy (and reward) with 95 % intervals, length, truncation.
 
         ``test`` is ``before``, ``after``, or ``step-N`` of `Training.evaluate`.
         """
@@ -104,11 +104,11 @@ class Run:
         return evaluation_rows(sorted(self.recorded.evaluations, key=lambda found: order.get(found.name, 1)))
 
     def rollouts(self, steps: Collection[int] | None = None, *, tokens: bool = False) -> pd.DataFrame:
-        """A row a recorded response: step, draw, sample, problem_id, text, reward, outcome, ...
+        """Return one row per recorded response: step, draw, sample, problem_id, text, reward, outcome, ...
 
         Args:
-            steps: only of these; default: every recorded one.
-            tokens: with token ids, log-probs and entropies, an array a response.
+            steps: Steps to read; default: all recorded ones.
+            tokens: Include token ids, log-probs and entropies, one array per response.
         """
         import pandas as pd
         import pyarrow.parquet as pq
@@ -125,7 +125,7 @@ class Run:
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def figures(self, group: str | None = None) -> Figures:
-        """The report's own charts, for a notebook.
+        """Return the report's charts for a notebook.
 
         Args:
             group: ``learning``, ``policy`` or ``time``; default: all.
@@ -161,7 +161,7 @@ class Figures:
 
 
 def framed(page: str, height: int = 640) -> str:
-    """A whole page inside a notebook's cell, its style and script kept to itself."""
+    """Return a page as an iframe, so that its style and script do not affect the notebook."""
     return (
         f'<iframe srcdoc="{html.escape(page, quote=True)}" sandbox="allow-scripts allow-downloads" '
         f'style="width:100%;height:{height}px;border:0"></iframe>'
@@ -169,7 +169,7 @@ def framed(page: str, height: int = 640) -> str:
 
 
 def evaluation_rows(evaluations: Iterable[SetEvaluation]) -> pd.DataFrame:
-    """A row an evaluation and temperature."""
+    """Return one row per evaluation and temperature."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""``magicrl runs``: the runs below a folder as a table, filtered, sorted, or two of them side by side."""
+"""``magicrl runs``: list the runs below a folder, filtered and sorted, or compare two of them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from magicrl.reporting.run_list import ListedRun
 
 SHOWN = 3
-"""Changed settings of a run in the table; the others are counted."""
+"""Maximum number of changed settings of a run in the table. The others are counted."""
 _WIDE = {"started": 110, "train": 100, "last": 100, "recipe": 84, "steps": 70, "test": 0, "best": 0}
-"""Columns, and how wide a terminal must be to show them."""
+"""Columns, and the smallest terminal width that shows them."""
 _STYLES = {"finished": "green", "running": "cyan", "stopped": "yellow", "failed": "red"}
 
 
@@ -34,7 +34,7 @@ def runs(
     compare: Annotated[tuple[str, str] | None, Parameter(negative=())] = None,
     json: bool = False,
 ) -> int:
-    """List runs: recipe, status, steps, best and last validation, test, start, and the settings that were changed.
+    """List runs: recipe, status, steps, best and last validation, test score, start time and changed settings.
 
     Exit status: 0; 1 a run folder cannot be read (it is named, the others are shown).
 
@@ -47,7 +47,7 @@ def runs(
     Parameters
     ----------
     folder
-        Where to look, with all folders below.
+        Folder to search, including all folders below it.
     where
         Only runs that meet NAME=VALUE, or != < <= > >= ~ (holds the text); NAME is a column (run, recipe, status,
         steps, best, last, train, test, verdict, started, seconds), a setting (entropy.target) or a metric
@@ -57,7 +57,7 @@ def runs(
     reverse
         The largest first.
     compare
-        Two runs, by name or folder: what each came to, and the settings that differ.
+        Two runs, by name or folder: their results and the settings that differ.
     json
         A JSON list instead of text.
     """
@@ -86,7 +86,7 @@ def runs(
 
 
 def _table(listed: Sequence[ListedRun], width: int) -> Table:
-    """As many columns as the terminal has room for; the changed settings last, folded."""
+    """Return a table with as many columns as fit into the terminal. The changed settings are last and are wrapped."""
     from magicrl.reporting.wording import visible
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -132,7 +132,7 @@ def _changed(run: ListedRun) -> str:
 
 
 def _side_by_side(pair: Sequence[ListedRun]) -> Table:
-    """What two runs came to, and the settings in which they differ, those that decide first."""
+    """Return the results of two runs and the settings that differ, those that define variants first."""
     from magicrl.reporting.run_list import COLUMNS
     from magicrl.reporting.variants import decides, setting_rows
     from magicrl.reporting.wording import visible

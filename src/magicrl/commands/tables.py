@@ -1,18 +1,41 @@
-"""Tables that stay readable in a narrow terminal."""
+"""Tables that stay readable in a narrow terminal, and lines of progress that stay few in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Callable, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+SILENCE_SECONDS = 10.0
+"""Least seconds between two lines of progress with the same words, where the output is no terminal."""
+
+
+def progress_lines(console: Console) -> Callable[[str], None]:
+    """Return a function that prints lines of progress, in which only numbers may differ (``step 12``).
+
+    A terminal shows every line. A file or a pipe gets the first line of each kind at once, and further ones at most
+    every ten seconds.
+    """
+    printed: dict[str, float] = {}
+
+    def show(text: str) -> None:
+        kind, now = re.sub(r"\d+", "", text), time.monotonic()
+        if console.is_terminal or now - printed.get(kind, -SILENCE_SECONDS) >= SILENCE_SECONDS:
+            printed[kind] = now
+            console.print(text, style="dim", markup=False, soft_wrap=True)
+
+    return show
+
 
 def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, least: int = 100) -> RenderableType:
-    """Rows of words: a table from ``least`` columns of the terminal on, below an entry a row with its other cells under
-    the first one."""
+    """Return a table if the terminal has at least ``least`` columns, else an entry per row with its cells below the
+    first one.
+    """
     if width >= least:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for place, column in enumerate(columns):
@@ -22,13 +45,12 @@ def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *
         return table
     lines: list[RenderableType] = []
     for first, *others in rows:
-        told = [Padding(Text(cell), (0, 0, 0, 2)) for cell in others if cell]
-        lines += [Text(first, "bold"), *told]
+        lines += [Text(first, "bold"), *(Padding(Text(cell), (0, 0, 0, 2)) for cell in others if cell)]
     return Group(*lines)
 
 
 def figures(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, least: int) -> Table:
-    """Rows of figures: a line a row where ``least`` columns of the terminal are there, else a column a row."""
+    """Return a table of numbers: a line per row in a terminal of at least ``least`` columns, else a column per row."""
     table = Table(box=None, pad_edge=False, collapse_padding=True, show_header=width >= least)
     if width >= least:
         for column in columns:

@@ -1,6 +1,6 @@
-"""``magicrl train`` and ``magicrl.train``: a recipe to a run, with a live display, a summary and the report.
+"""``magicrl train`` and ``magicrl.train``: train a recipe, with a live display, a summary and a report.
 
-``magicrl sft`` makes a start model.
+``magicrl sft`` makes an initial model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def train(
     resume: bool = False,
     progress: Progress = True,
 ) -> Run:
-    """Train with MAGIC: supervised start if asked for, test, reinforcement learning in stages, test, report.
+    """Train with MAGIC: optional SFT, evaluation, reinforcement learning in stages, evaluation, report.
 
     Args:
         recipe: The training recipe: a shipped name, a file, or in Python a dict; default: what init proposes
@@ -54,18 +54,18 @@ def train(
         data: Training problems in place of the recipe's; 100 of them are held out as the test (``data.holdout``). A
             file, a folder or a hub name; in Python also records, problems, a data frame, or a function that returns
             records.
-        reward: Judges every set of problems: ``exact``, ``maths``, ``code`` or ``file.py:function``; in Python also a
-            function ``(problem, response) -> score``, called in this process.
+        reward: Verifier or reward of every set of problems: ``exact``, ``maths``, ``code`` or ``file.py:function``; in
+            Python also a function ``(problem, response) -> score``, called in this process, or several.
         output: The run folder; default: ``run.output`` of the recipe, else ``runs/<run.name>``.
         resume: Continue the run in the output folder from its last checkpoint (from the start if there is none); with
             live data or a live reward, with the same.
         progress: True for the usual display, False for none, or a `RunObserver`.
 
     Raises:
-        ValueError: an argument, a setting, a file or the data cannot be used; nothing was computed then.
+        ValueError: An argument, a setting, a file or the data cannot be used. Nothing was computed.
         RuntimeError: training cannot continue (``TrainingStopped``).
         FloatingPointError: a loss or a gradient was not finite.
-        KeyboardInterrupt: stopped by a person; the step in progress is kept, and ``resume=True`` continues.
+        KeyboardInterrupt: Stopped by the user; the step in progress is kept, and ``resume=True`` continues.
     """
     if recipe is None:
         if model is None or data is None:
@@ -77,9 +77,7 @@ def train(
     made = prepared(given, overrides, output_folder(output), resume=resume)
     if progress is True:
         minutes = minutes_needed(made.config, given, overrides)
-        Console(emoji=False, highlight=False).print(
-            f"{made.config.run.name}: {minutes}everything is kept in {made.folder}"
-        )
+        Console(emoji=False, highlight=False).print(f"{made.config.run.name}: {minutes}results go to {made.folder}")
     with threads_kept():
         run_to_end(made, observed(made.config, progress))
     return load_run(made.folder)
@@ -88,14 +86,14 @@ def train(
 def _present(work: functools.partial[Run], *, dry_run: bool = False) -> int:
     """Print the results.
 
-    Exit status: 0 it learned, or its test cannot tell; 3 it went to its end and learned nothing (the terminal, the
-    report and run.json say why); 1 it stopped; 2 the command line or the recipe is wrong.
+    Exit status: 0 the model learned, or the evaluation cannot decide; 3 the run finished and the model learned nothing
+    (the terminal, the report and run.json give the reason); 1 it stopped; 2 the command line or the recipe is wrong.
 
     Example: magicrl train quickstart --set run.seed=1 --output runs/seed-1
 
     Args:
-        dry_run: Build everything with random weights of the same architecture and stand-in data, one step per stage, on
-            this machine's CPU; nothing is kept.
+        dry_run: Build everything with random weights of the same architecture and substitute data, and train one step
+            per stage on this machine's CPU. Nothing is kept.
     """
     if dry_run:
         from magicrl.commands import dry_run as rehearsal
@@ -106,8 +104,7 @@ def _present(work: functools.partial[Run], *, dry_run: bool = False) -> int:
         return rehearsal.dry_run(given_recipe(work.args[0]), overrides_of(**given))
     run = work()
     console = Console(emoji=False)
-    console.print(summary(run.recorded))
-    console.print(f"report: {run.report}")
+    console.print(summary(run.recorded, console.width), crop=False)
     return NOTHING_LEARNED if run.learned is False else 0
 
 
@@ -115,10 +112,10 @@ command = as_command(train, _present)
 
 
 def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overrides: GivenOverrides) -> str:
-    """``about 50 minutes on two CPU cores; ``: measured for a shipped recipe, else planned for this model and recipe.
+    """Return ``about 50 minutes on two CPU cores; ``: measured for a shipped recipe, else planned for this recipe.
 
-    Empty where the planner does not know the model, or an accelerator does the work; the display tells the time left
-    from the first step on.
+    Empty if the planner does not know the model, or with an accelerator. From the first step on, the display shows the
+    time left.
     """
     # a copy of a recipe may have been changed; what init has measured is of this machine
     measured = is_unchanged(recipe, overrides) or (not overrides and written_by_init(recipe))
@@ -135,11 +132,11 @@ def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overri
         return ""
     steps = sum(stage.max_steps for stage in config.stages)
     training = f"about {duration(plan.hours * 3600)} for at most {steps} training steps"
-    return f"{training} as planned on two CPU cores, beside the tests; "
+    return f"{training} as planned on two CPU cores, without evaluations; "
 
 
 def sft(recipe: Path, /, *, set_: Overrides = None, output: Path | None = None) -> int:
-    """Make a start model by supervised training on demonstrations of generated tasks.
+    """Make an initial model by supervised fine-tuning on demonstrations of generated tasks.
 
     Example: magicrl sft quickstart-sft --output runs/models/tiny
 

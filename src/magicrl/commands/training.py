@@ -1,8 +1,9 @@
-"""Runs from Python: `start` makes a run one step at a time. `prepared` and `watched` serve every run."""
+"""Runs in Python: `start` trains one step at a time. Every run begins with `prepared`."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -41,9 +42,11 @@ if TYPE_CHECKING:
     from magicrl.training.session import Session, StopRequest
     from magicrl.training.start_checks import Ready
 
+_log = logging.getLogger(__name__)
+
 Progress = bool | RunObserver
-"""True: told as the command tells it (a panel in a terminal, lines in a notebook or a file); False: nothing; or your
-own `RunObserver`."""
+"""``True`` for the display of the command (a panel in a terminal, lines in a notebook or a file), ``False`` for none,
+or a custom `RunObserver`."""
 
 
 @in_python()
@@ -58,9 +61,9 @@ def start(
     resume: bool = False,
     progress: Progress = False,
 ) -> Training:
-    """Build a run and test its start model, for a loop of one's own; the arguments are those of `train`.
+    """Build a run and evaluate its initial model, for a custom training loop. The arguments are those of `train`.
 
-    With every step made and then `Training.finish`, the run is the one that `train` makes, bit for bit.
+    All steps and then `Training.finish` give the same run as `train`, bit for bit.
 
     Example::
 
@@ -70,7 +73,7 @@ def start(
             finished = run.finish()
 
     Raises:
-        ValueError: as `train`.
+        ValueError: As for `train`.
     """
     overrides = overrides_of(settings, model=model, data=data, reward=reward)
     made = prepared(given_recipe(recipe), overrides, output_folder(output), resume=resume)
@@ -82,20 +85,20 @@ class Step:
     """One training step."""
 
     number: int
-    """From 1."""
+    """Number of the step, from 1."""
     stage: int
-    """From 0."""
+    """Number of the stage, from 0."""
     metrics: Mapping[str, float | int | str | None]
-    """Its line of ``metrics.jsonl``: ``train/accuracy/mean``, ``learner/loss``, ..."""
+    """Metrics as in ``metrics.jsonl``: ``train/accuracy/mean``, ``learner/loss``, ..."""
     groups: tuple[ScoredGroup, ...]
-    """Every group that was sampled, rejected ones too: problem, responses, verdicts, rewards."""
+    """All sampled groups, including rejected ones: problem, responses, verdicts, rewards."""
 
 
 class Training:
-    """A run that is made a step at a time; `start` gives it. It holds models and workers until it is closed.
+    """A run that trains one step at a time, returned by `start`. It keeps models and workers until it is closed.
 
-    A context manager: what leaves the block as an error is noted in ``run.json``, as for any run. Iterating makes the
-    steps that are left. ``path`` is the run folder.
+    As a context manager it records an error that leaves the block in ``run.json``, as every run does. Iteration trains
+    the remaining steps. ``path`` is the run folder.
     """
 
     path: Path
@@ -113,25 +116,25 @@ class Training:
 
     @property
     def steps_done(self) -> int:
-        """Training steps so far."""
+        """Number of training steps so far."""
         return self._open().steps_done
 
     @property
     def done(self) -> bool:
-        """Every stage has ended: there is no further step."""
+        """Whether every stage has ended, so that there is no further step."""
         return self._open().stage is None
 
     def step(self) -> Step:
-        """Make the next training step.
+        """Train the next step.
 
         Raises:
-            ValueError: every stage has ended (`done`), or the run is closed.
-            RuntimeError, FloatingPointError, KeyboardInterrupt: as `train`.
+            ValueError: Every stage has ended (`done`), or the run is closed.
+            RuntimeError, FloatingPointError, KeyboardInterrupt: As for `train`.
         """
         with self._working() as session:
             found = session.step()
         if found is None:
-            raise ValueError(f"every stage of {self.path} has ended; finish() tests and writes the model")
+            raise ValueError(f"every stage of {self.path} has ended; finish() evaluates and writes the model")
         metrics, groups = found
         return Step(number=metrics.step, stage=metrics.stage, metrics=metrics.values, groups=groups)
 
@@ -140,10 +143,10 @@ class Training:
             yield self.step()
 
     def evaluate(self) -> pd.DataFrame:
-        """Test the present weights on the recipe's test sets; the training is not disturbed.
+        """Evaluate the current weights on the recipe's test sets. This does not change the training.
 
         Returns:
-            A row a set and temperature, as `Run.evaluations` has them; also in the run folder.
+            A row per set and temperature, as in `Run.evaluations`. They are also in the run folder.
         """
         with self._working() as session:
             name = f"step-{session.steps_done:06d}"
@@ -151,12 +154,12 @@ class Training:
         return evaluation_rows(e for e in load_run(self.path).recorded.evaluations if e.name == name)
 
     def save(self) -> Path:
-        """Write a checkpoint of the whole state; returns its folder."""
+        """Write a checkpoint of the whole state and return its folder."""
         with self._working() as session:
             return session.save()
 
     def finish(self) -> Run:
-        """Test the trained weights, write model, verdict and report, close; also before every stage has ended."""
+        """Evaluate the trained weights, write model, verdict and report, and close, also if stages remain."""
         with self._working() as session:
             if session.stage is not None:
                 session.save()
@@ -166,7 +169,7 @@ class Training:
         return load_run(self.path)
 
     def close(self) -> None:
-        """End the workers. A run that is not finished stands as stopped, to be resumed from its last checkpoint."""
+        """End the workers. An unfinished run has the status ``stopped`` and can be resumed from its last checkpoint."""
         self._leave(None if self._finished else Closed("closed before the run's end"))
         if self._finished:
             write_run_page(self.path)
@@ -181,24 +184,24 @@ class Training:
             self._leave(error)
 
     def _leave(self, error: BaseException | None) -> None:
-        """End the run's context, with the error that ends it."""
+        """End the run's context with the error that ended the run."""
         if self._session is None:
             return
         self._session = None
         if error is None:
             self._held.__exit__(None, None, None)
             return
-        with contextlib.suppress(type(error)):  # whoever raised it goes on raising it
+        with contextlib.suppress(type(error)):  # the caller raises it
             self._held.__exit__(type(error), error, error.__traceback__)
 
     def _open(self) -> Session:
         if self._session is None:
-            raise ValueError(f"the run in {self.path} is closed; magicrl.start(..., resume=True) goes on with it")
+            raise ValueError(f"the run in {self.path} is closed; magicrl.start(..., resume=True) continues it")
         return self._session
 
     @contextmanager
     def _working(self) -> Generator[Session]:
-        """The session with this run's own threads and signals, for the length of a call: other runs have theirs."""
+        """Yield the session with this run's threads and signals for one call, since other runs have their own."""
         from magicrl.training.assemble import set_threads
 
         session = self._open()
@@ -212,12 +215,12 @@ class Training:
 
 
 class Closed(KeyboardInterrupt):
-    """A run was closed before its end: for `run.json`, which is to say so; nobody sees it raised."""
+    """The reason in ``run.json`` of a run that was closed before its end. It is never raised to the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A run that was looked at and may begin: nothing has been written yet."""
+    """A checked run that can start. Nothing has been written yet."""
 
     recipe: Path | Mapping[str, Any]
     overrides: Overrides
@@ -230,21 +233,23 @@ class Prepared:
 
 
 def prepared(recipe: Path | Mapping[str, Any], overrides: Overrides, output: Path | None, *, resume: bool) -> Prepared:
-    """Load the recipe and check everything.
+    """Load the recipe and run all checks.
 
     Raises:
-        ValueError: whatever a run can be refused for.
+        ValueError: A check failed.
     """
     config = load_train_recipe(recipe, overrides)
     folder = output or Path(config.run.output or f"runs/{config.run.name}")
     trackers = make_trackers(config.logging.trackers)
-    # torch takes seconds to import: not before the recipe is known to be right
+    # torch takes seconds to import, so the recipe is read first
     from magicrl.training.start_checks import check_run
 
     with placed_errors(recipe, overrides):
         refuse_live_elsewhere(config)
         parts = parts_of(config, folder)
         ready = check_run(config, folder, resume=resume)
+    if ready.policy is not None:
+        warn_of_toy_recipe(recipe, overrides, sum(p.numel() for p in ready.policy.model.parameters()))
     return Prepared(
         recipe=recipe,
         overrides=overrides,
@@ -257,12 +262,48 @@ def prepared(recipe: Path | Mapping[str, Any], overrides: Overrides, output: Pat
     )
 
 
+TOY_RATE = 20.0
+"""Ratio of a recipe's learning rate to the one that ``magicrl init`` proposes from which another model is in danger."""
+
+
+def warn_of_toy_recipe(recipe: Path | Mapping[str, Any], overrides: Overrides, parameters: int) -> None:
+    """Log a warning if a recipe for a tiny model was given another model, but not another learning rate.
+
+    Args:
+        recipe: the recipe without overrides.
+        overrides: its overrides.
+        parameters: number of parameters of the model that will be trained.
+    """
+    from magicrl.commands.plan import start_model
+    from magicrl.config.overrides import override_of
+    from magicrl.training.recipe_proposal import proposed_learning_rate
+
+    keys = {override_of(one).key for one in overrides}
+    if not keys & {"model", "start.model"} or "optimizer.learning_rate" in keys:
+        return
+    own = load_train_recipe(recipe)
+    proposed = proposed_learning_rate(parameters)
+    if isinstance(start_model(own), str) or own.optimizer.learning_rate < TOY_RATE * proposed:
+        return
+    _log.warning(
+        "the recipe %s is made for a tiny model: optimizer.learning_rate = %g is %.0f times the %g that magicrl init "
+        "proposes for %.3g million parameters, and T = %d may be too short. Write a recipe for your model: "
+        "magicrl init --model MODEL --data DATA",
+        own.run.name,
+        own.optimizer.learning_rate,
+        own.optimizer.learning_rate / proposed,
+        proposed,
+        parameters / 1e6,
+        own.stages[0].max_tokens,
+    )
+
+
 def run_to_end(made: Prepared, observer: AbstractContextManager[RunObserver]) -> Path:
-    """Make the run; one that stops leaves its report so far. Returns the report's page.
+    """Train to the end and return the report's path. A run that stops writes its report so far.
 
     Raises:
-        RecipeError: with its place, where only building found what is wrong.
-        RuntimeError, FloatingPointError, KeyboardInterrupt: as `train`.
+        RecipeError: Building the run found a wrong setting; the message has its place.
+        RuntimeError, FloatingPointError, KeyboardInterrupt: As for `train`.
     """
     from magicrl.training.session import StopRequest
 
@@ -273,7 +314,7 @@ def run_to_end(made: Prepared, observer: AbstractContextManager[RunObserver]) ->
 
 @contextmanager
 def session_of(made: Prepared, observer: AbstractContextManager[RunObserver], stop: StopRequest) -> Generator[Session]:
-    """The run's session with everything around it: parts elsewhere, observers, trackers, places of errors."""
+    """Yield the run's session, with the parts on other machines, observers, trackers and places of errors."""
     from magicrl.training.session import open_session
 
     with (
@@ -289,7 +330,7 @@ def session_of(made: Prepared, observer: AbstractContextManager[RunObserver], st
 
 @contextmanager
 def watched(made: Prepared, observer: AbstractContextManager[RunObserver]) -> Generator[RunObserver]:
-    """Who is told of the run: its observer and its trackers; where it stops, its report so far is written."""
+    """Yield an observer that forwards to the run's observer and trackers. If the run stops, write its report so far."""
     from magicrl.training.protocols import TrainingStopped
 
     shown: RunObserver = NullObserver()
@@ -303,22 +344,24 @@ def watched(made: Prepared, observer: AbstractContextManager[RunObserver]) -> Ge
             yield Observers(shown, mirror)
     except (KeyboardInterrupt, TrainingStopped, FloatingPointError):
         if (made.folder / "metrics.jsonl").exists():
-            with contextlib.suppress(ValueError):  # a full disk: why the run stopped is what matters
+            with contextlib.suppress(ValueError):  # a full disk must not hide why the run stopped
                 page = write_run_page(made.folder)
                 shown.event({"kind": "report so far", "message": str(page)})
         raise
 
 
 def display_of(config: TrainConfig, console: Console | None = None) -> LiveDisplay:
-    """The live display of a run of this recipe."""
+    """Return the live display of a run of this recipe."""
     steps = [stage.max_steps for stage in config.stages]
     return LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps)
 
 
 def parts_of(config: TrainConfig, output: Path | None = None) -> AbstractContextManager[LocalParts | None]:
-    """What makes the parts that live elsewhere: None for a recipe without ``[cluster]``.
+    """Return a context manager for the parts on other machines; its value is None for a recipe without ``[cluster]``.
 
-    ``output`` is the run's folder, where their workers' output is kept.
+    Args:
+        config: The recipe.
+        output: The run folder, which keeps the output of the workers.
     """
     if config.cluster is None:
         return nullcontext()
@@ -347,7 +390,7 @@ def output_folder(output: PathText | None) -> Path | None:
 
 @contextmanager
 def threads_kept() -> Generator[None]:
-    """torch's threads are the process's: a run sets its own, and the caller's are there again after it."""
+    """Restore torch's number of threads at the end. It belongs to the process, and a run sets its own."""
     import torch
 
     threads = torch.get_num_threads()

@@ -17,7 +17,7 @@ from rich.text import Text
 from magicrl.records import StepMetrics
 from magicrl.reporting.display import RunPanel, event_text, figure, start_panel
 from magicrl.reporting.read_folders import read_lines, read_metrics, read_run
-from magicrl.reporting.wording import visible
+from magicrl.reporting.wording import print_prose, visible
 from magicrl_verifiers.progress import duration
 
 LATEST_EVENTS = 6  # events before the present that are shown
@@ -31,7 +31,7 @@ def watch(
     interval: float = 1.0,
     console: Annotated[Console | None, Parameter(parse=False)] = None,
 ) -> int:
-    """Show a run that another process is writing, until it ends; Ctrl-C leaves the run alone.
+    """Show a run of another process until it ends; Ctrl-C does not stop the run.
 
     Example: magicrl watch runs/quickstart
 
@@ -51,21 +51,21 @@ def watch(
     if earlier > 0:
         console.print(f"({earlier} earlier events)", style="dim")
     for event in events[-LATEST_EVENTS:]:
-        _line(console, event_text(event))
+        print_prose(console, event_text(event))
     if once or seen.status != "running":
         _show_state(console, seen)
         return 0
     live = start_panel(console, lambda: seen.panel)
     try:
         if live is None and seen.panel.metrics is not None:
-            _line(console, Text(seen.panel.step_line()))
+            print_prose(console, Text(seen.panel.step_line()))
         _follow(console, seen, live, interval)
     except KeyboardInterrupt:
         return 0  # the way out, not an interruption of the run
     finally:
         if live is not None:
             live.stop()
-    _line(console, Text(seen.state()))
+    print_prose(console, Text(seen.state()))
     return 0
 
 
@@ -73,8 +73,8 @@ class WatchedRun:
     """A run folder as it grows.
 
     Attributes:
-        panel: the picture, drawn anew by ``news``.
-        status: as ``run.json`` has it: ``running``, ``finished``, ``stopped`` or ``failed``.
+        panel: Display, redrawn by ``news``.
+        status: Status in ``run.json``: ``running``, ``finished``, ``stopped`` or ``failed``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,7 +93,7 @@ class WatchedRun:
         return str(self._run.get("status", "unknown"))
 
     def news(self) -> tuple[Sequence[StepMetrics], list[dict[str, Any]]]:
-        """All steps if there are others than at the last call, and the events that were not yet given.
+        """Return all steps if any changed since the last call, and the events since then.
 
         Raises:
             RunFolderError: a corrupt line.
@@ -112,7 +112,7 @@ class WatchedRun:
         return steps, events
 
     def state(self) -> str:
-        """``quickstart: running, last step 12 s ago``, and what to do where the run stopped."""
+        """Return ``quickstart: running, last step 12 s ago``, and what to do if the run stopped."""
         words = f"{visible(self._name)}: {self.status}"
         if self.status == "finished":
             learning: object = self._run.get("learning")
@@ -130,7 +130,7 @@ class WatchedRun:
         return words
 
     def _elapsed(self) -> float | None:
-        """Seconds of the process that writes the run, or wrote it last."""
+        """Return the seconds of the process that writes the run, or wrote it last."""
         environments: list[Mapping[str, Any]] = self._run.get("environments") or [{}]
         began = _moment(environments[-1].get("started"))
         ended = datetime.now(tz=UTC) if self.status == "running" else _moment(self._run.get("ended"))
@@ -148,21 +148,17 @@ def _follow(console: Console, run: WatchedRun, live: Live | None, interval: floa
         time.sleep(interval)
         steps, events = run.news()
         for event in events:
-            _line(console, event_text(event))
+            print_prose(console, event_text(event))
         if live is None and steps:
-            _line(console, Text(run.panel.step_line()))
+            print_prose(console, Text(run.panel.step_line()))
 
 
 def _show_state(console: Console, run: WatchedRun) -> None:
     if console.is_terminal:
         console.print(run.panel)
     elif run.panel.metrics is not None:
-        _line(console, Text(run.panel.step_line()))
-    _line(console, Text(run.state()))
-
-
-def _line(console: Console, text: Text) -> None:
-    console.print(text, soft_wrap=True, highlight=False)
+        print_prose(console, Text(run.panel.step_line()))
+    print_prose(console, Text(run.state()))
 
 
 def _read_status(folder: Path, known: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -173,7 +169,7 @@ def _read_status(folder: Path, known: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _writer(folder: Path) -> int | None:
-    """The process that holds the folder, as it wrote itself down."""
+    """Return the id of the process that holds the folder, from its lock file."""
     try:
         return int((folder / ".lock").read_text().strip())
     except (OSError, ValueError):

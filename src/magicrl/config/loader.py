@@ -173,8 +173,9 @@ def _load(recipe: Recipe, overrides: Overrides, schema: type[Config], overrides_
     given = [override_of(override) for override in overrides]
     # Before the validation, so that an override is checked like the settings of the file.
     for override in given:
-        _apply_override(tree, override)
-    if schema is TrainConfig:  # after all overrides, which may name the run
+        off = override.value == "none" and _is_optional_table(schema, override.key)
+        _apply_override(tree, override._replace(value=None) if off else override)
+    if schema is TrainConfig:  # after all overrides: only then is it known whether the run is named
         _name_after_own(tree, given)
     try:
         return schema.model_validate(tree, context=counted_from(path, overrides_from))
@@ -223,6 +224,14 @@ def _explain_toml(path: Path, text: str, error: str) -> str:
         hint = "; every key needs a value, and text needs quotes"
     line = text.splitlines()[number - 1].strip()
     return f"{path}, line {number}: not valid TOML: {found.group(1)} at column {found.group(3)} of {line!r}{hint}"
+
+
+def _is_optional_table(schema: type[BaseModel], dotted: str) -> bool:
+    """Return whether the setting is a table that a recipe may leave out. ``--set KEY=none`` then removes it."""
+    parts: list[int | str] = [int(part) if part.isdigit() else part for part in dotted.split(".")]
+    fields = [table.model_fields.get(str(parts[-1])) for table in _tables(schema, parts[:-1])]
+    annotations = [field.annotation for field in fields if field is not None]
+    return any(type(None) in get_args(one) and _tables_in(one) for one in annotations)
 
 
 def _apply_override(tree: Tree, override: Override) -> None:
@@ -353,6 +362,8 @@ def _explain_one(schema: type[BaseModel], dotted: str, details: ErrorDetails) ->
     message = details["msg"].removeprefix("Value error, ")
     if kind in ("model_type", "dict_type"):
         message = f"must be a table, [{dotted}]"
+        if _is_optional_table(schema, dotted):
+            message += f"; --set {dotted}=none switches it off"
     elif kind == "too_short":
         message = f"needs at least {context.get('min_length', 1)} entry, each under [[{dotted}]]"
     value = details["input"]

@@ -323,7 +323,7 @@ class RecordReader:
         found = _one_of(present, names, used) or _one_of(tuple(row.record), names, used)
         if len(found) == 1:
             return found[0]
-        columns = ", ".join(map(str, row.record)) or "none"
+        columns = ", ".join(f"{name} ({_excerpt(value)})" for name, value in row.record.items()) or "none"
         meant = "problem" if what == "prompt" else "answer"
         if found:
             raise Unrecognised(
@@ -337,21 +337,29 @@ class RecordReader:
             remedy += " " + self.named("answer", self._guess(row, "answer", (guess,)) or "COLUMN")
         raise Unrecognised(
             f"{row.where}: no column of the {meant} is known. It has: {columns}. Remedy, if this is what they hold: "
-            f"{remedy}; else name others, or correct the row"
+            f"{remedy}{', with the name of the column for COLUMN' if 'COLUMN' in remedy else ''}; else name others, or "
+            "correct the row"
         )
 
     def _guess(self, row: Row, what: str, used: Sequence[str | None]) -> str | None:
-        """Return the column with the name nearest to a known one, else the longest text (shortest for an answer)."""
+        """Return the column whose name is nearest to a known one, else the longest text for the prompt, and the only
+        further column for the answer. None where it could be any of several: a wrong guess would be copied.
+        """
         known = catalogue().columns
         names = known.prompt if what == "prompt" else (*known.answer, *known.worked)
-        left = [name for name in map(str, row.record) if name not in used]
+        left = [name for name in map(str, row.record) if name not in used and name.lower() not in known.id]
         near = [name for name in left if difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)]
         if near:
             return near[0]
         sizes = {name: len(str(row.record[name])) for name in left if isinstance(row.record[name], str | int | float)}
-        if not sizes:
-            return None
-        return max(sizes, key=sizes.__getitem__) if what == "prompt" else min(sizes, key=sizes.__getitem__)
+        if what == "prompt" and sizes:
+            return max(sizes, key=sizes.__getitem__)
+        return next(iter(sizes)) if len(sizes) == 1 else None
+
+
+def _excerpt(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return repr(text if len(text) <= 24 else f"{text[:23]}…")
 
 
 def _one_of(present: Iterable[str], names: Sequence[str], used: Sequence[str | None] = ()) -> list[str]:

@@ -207,6 +207,7 @@ def describe_policy(
     head = model.get_output_embeddings()
     assert head is not None, "a causal LM has an output head"
     rows = int(head.weight.shape[0])
+    _check_vocabulary(tokenizer, rows, folder)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -217,6 +218,21 @@ def describe_policy(
         folder=folder,
         licence=licence or read_licence(Path(folder)),
     )
+
+
+def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, folder: str) -> None:
+    """Raise ``ValueError`` if the tokenizer's own vocabulary is larger than the model's; warn of added tokens."""
+    largest = max(tokenizer.get_vocab().values())
+    if largest < rows:
+        return
+    text = f"the tokenizer has tokens up to id {largest}, and the model has {rows}"
+    if tokenizer.vocab_size > rows:
+        raise ValueError(
+            f"model {folder}: {text}: they do not belong together; take tokenizer and weights from one model"
+        )
+    # Many published models have an added padding token without a row. It matters only where a text contains it.
+    names = [name for name, token in tokenizer.get_vocab().items() if token >= rows]
+    _log.warning("model %s: %s: a text with %s cannot be read by this model", folder, text, ", ".join(names[:3]))
 
 
 def save_policy(
@@ -391,7 +407,8 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     # In the order of `generate`: the generation config first.
     if stated is None:
         stated = getattr(model.config.get_text_config(), "eos_token_id", None)
-    named: list[Any] = stated if isinstance(stated, list) else [stated]
+    stated_ids: list[Any] = stated if isinstance(stated, list) else [stated]
+    named: list[Any] = stated_ids
     try:
         # All of them, because a base model with a chat template states another end token than that of its turns.
         named = [*named, tokenizer.eos_token_id, end_of_turn_token(tokenizer)]
@@ -406,6 +423,11 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     rows = int(cast(torch.nn.Embedding, model.get_input_embeddings()).weight.shape[0])
     for token in ends:
         if not isinstance(token, int) or not 0 <= token < rows:
+            if token == tokenizer.eos_token_id and token not in stated_ids:
+                raise ValueError(
+                    f"model {folder}: the tokenizer's end token {tokenizer.eos_token!r} has the id {token}, and the "
+                    f"model has {rows} tokens: they do not belong together; take tokenizer and weights from one model"
+                )
             raise ValueError(
                 f"model {folder}: end token {token!r} is none of its {rows} tokens; "
                 "correct eos_token_id in its generation_config.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -58,7 +59,9 @@ class PromptEncoder:
         turn = end_of_turn_token(tokenizer)
         end = turn if turn is not None else cast("int | None", tokenizer.eos_token_id)
         if end is None:
-            raise ValueError("the tokenizer has no end token; set eos_token in its tokenizer_config.json")
+            raise ValueError(
+                f"the tokenizer {tokenizer.name_or_path} has no end token; set eos_token in its tokenizer_config.json"
+            )
         self.end_token = end
         self._around = _chat_frame(tokenizer)
         self._symbols = _whole_words(tokenizer)
@@ -223,14 +226,25 @@ def end_of_turn_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     A chat model ends a response with it. It can differ from ``eos_token``, as in base models with a chat template.
 
     Raises:
-        ValueError: The template fails, or omits the user's message.
+        ValueError: The template fails, omits the user's message, or ends a turn with a control token that the tokenizer
+            does not have.
     """
     if _chat_frame(tokenizer) is None:
         return None
     rendered = _render(tokenizer, [("user", "?"), ("assistant", _MARK)])
     after = rendered.rpartition(_MARK)[2]
     tokens = cast("list[int]", tokenizer(after, add_special_tokens=False)["input_ids"])
-    return tokens[0] if tokens and tokenizer.convert_ids_to_tokens(tokens[0]) in _control_names(tokenizer) else None
+    name = str(tokenizer.convert_ids_to_tokens(tokens[0])) if tokens else ""
+    # The unknown token is a control token, too, but the text does not begin with its name.
+    if name in _control_names(tokenizer) and after.lstrip().startswith(name):
+        return tokens[0]
+    written = re.match(r"\s*(<\|[^|<>\s]{1,40}\|>)", after)
+    if written is not None and written[1] not in tokenizer.get_vocab():
+        raise ValueError(
+            f"the chat template ends a turn with {written[1]}, which is no token of this tokenizer, so no response "
+            "could end; use the model's own tokenizer and chat template, or remove chat_template"
+        )
+    return None
 
 
 def _answers(tokenizer: PreTrainedTokenizerBase, environment: str, tools: list[Any] | None) -> _Answers:

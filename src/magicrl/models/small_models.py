@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +29,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers import modeling_gguf_pytorch_utils as gguf_utils
 
 from magicrl.config.schema import TinyModelConfig
 from magicrl.models.loading import quiet_bars, save_policy
@@ -198,6 +201,17 @@ def find_gguf(package: str) -> Path:
     return files[0]
 
 
+@contextmanager
+def _bar_only_in_a_terminal() -> Generator[None]:
+    """Hide transformers' bar of the conversion in a file or a pipe, where it is one line of thousands of characters."""
+    original: Any = gguf_utils.tqdm
+    gguf_utils.tqdm = partial(original, disable=None)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        gguf_utils.tqdm = original
+
+
 def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the float32 model (with magicrl's attention) and the tokenizer from a package's GGUF file.
 
@@ -213,7 +227,7 @@ def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenize
     if not tokenizer.chat_template and {"<|im_start|>", "<|im_end|>"} <= tokenizer.get_vocab().keys():
         tokenizer.chat_template = CHATML  # the GGUF file carries none
         tokenizer.eos_token = "<|im_end|>"
-    with quiet_bars():
+    with quiet_bars(), _bar_only_in_a_terminal():
         read = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
     quantized = cast(PreTrainedModel, read)
     # The weights are float32 now, so the config must not describe them as quantised.

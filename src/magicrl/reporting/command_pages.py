@@ -17,6 +17,11 @@ Facts = Mapping[str, Any]
 
 # Plans.
 
+TIMES = (
+    "t_R: seconds to sample the responses of a step. t_T: seconds for its updates. t_O: seconds for everything else, "
+    "such as judging and data handling."
+)
+"""Definition of the times of a step, in the report's notation."""
 PLAN_LEFT = 136
 """Width reserved for the names of bars, in SVG units."""
 
@@ -88,7 +93,7 @@ def memory_views(facts: Facts) -> list[FigureView]:
 
 def _time_views(facts: Facts) -> list[FigureView]:
     """Return figures of the parts of each stage's step, and of the hours of 1000 steps."""
-    parts = (("rollout t_R", "rollout_seconds"), ("updates t_T", "learn_seconds"), ("other t_O", "other_seconds"))
+    parts = (("sampling t_R", "rollout_seconds"), ("updates t_T", "learn_seconds"), ("other t_O", "other_seconds"))
     several = len(facts["stages"]) > 1
     bars: list[Bar] = []
     hours: list[Bar] = []
@@ -97,8 +102,7 @@ def _time_views(facts: Facts) -> list[FigureView]:
         bars += [(name + label, stage[key], f"{number_text(stage[key])} s") for label, key in parts]
         value = stage["hours_per_1000_steps"]
         hours.append((f"{name}T = {stage['max_tokens']}", value, f"{number_text(value)} h"))
-    note = "Each part by itself on its accelerators"
-    note += "; with staleness the parts overlap." if facts["staleness"] else "; the parts follow each other."
+    note = f"{TIMES} " + ("With staleness the parts overlap." if facts["staleness"] else "The parts follow each other.")
     title = "Parts of a step, by stage" if several else "Parts of a step"
     whole, lengths = "Hours of 1000 steps, by stage", "At the stage's own T, D_R and lengths."
     return [
@@ -187,7 +191,7 @@ def gpu_chart(points: Sequence[Facts]) -> Chart:
         y_low=0.0,
         series=(
             Series(label="step, with its range", points=step, band=band, dots=True),
-            Series(label="rollout t_R", points=rollout, color=1, dots=True),
+            Series(label="sampling t_R", points=rollout, color=1, dots=True),
             Series(label="a + b/N through the ends", points=curve, color=4),
         ),
         x_name="accelerators",
@@ -199,6 +203,9 @@ def gpu_chart(points: Sequence[Facts]) -> Chart:
 
 
 # Preflight checks.
+
+SAMPLE_END = 80
+"""Characters of the sample answer that the terminal shows. The answer is at its end."""
 
 
 def write_preflight_page(found: Facts, output: Path, command: str = "") -> Path:
@@ -226,7 +233,16 @@ def write_preflight_page(found: Facts, output: Path, command: str = "") -> Path:
     blocks = [
         block("preflight", "Before the run", data),
         figures_block("measured", "Measured", [[view] for view in views]),
-        block("example", "A response", {"prompt": found["template"]["prompt"], "text": learnable["example"]}),
+        block(
+            "example",
+            "Sample answer",
+            {
+                "prompt": found["template"]["prompt"],
+                "text": learnable["example"],
+                "references": learnable["example_references"],
+                "verdict": learnable["example_verdict"],
+            },
+        ),
     ]
     head = [("seconds", f"{found['seconds']:.0f}"), ("findings", str(len(found["findings"])))]
     return write_page(render_page(found["recipe"], head, blocks, command, kind="preflight"), output)
@@ -275,6 +291,7 @@ def preflight_figures(found: Facts) -> list[tuple[str, str]]:
         shown.append(("gradient norm, entropy", f"{norm:.2g}, {entropy:.3g} nats per token"))
     elif update is not None:
         shown.append(("KL of one step", "not measured: no group of these steps had unequal rewards"))
+    shown.append(("sample answer", _sample_answer(learnable)))
     if cost is not None:
         steps = ", ".join(f"{value:.3g} s" for value in cost["step_seconds"])
         hours = duration(3600 * cost["hours"])
@@ -283,6 +300,15 @@ def preflight_figures(found: Facts) -> list[tuple[str, str]]:
         available = f"{cost['available_gib']:.1f} GiB"
         shown.append(("memory", f"{cost['peak_gib']:.1f} GiB here{planned}, of {available}"))
     return shown
+
+
+def _sample_answer(learnable: Facts) -> str:
+    """Return the end of the sample answer with its verdict and reference answer, in one line."""
+    text = " ".join(learnable["example"].split())
+    end = text if len(text) <= SAMPLE_END else f"… {text[-SAMPLE_END:]}"
+    references = " or ".join(learnable["example_references"])
+    against = f"; reference answer: {references}" if references else ""
+    return f"{end!r}: {learnable['example_verdict']}{against}"
 
 
 def _interval(estimate: Facts) -> str:
@@ -318,7 +344,16 @@ def write_explain_page(found: Facts, output: Path, command: str = "") -> Path:
     other_head, others = what_if_rows(found)
     what_if = {"head": other_head, "rows": others, "note": WHAT_IF} if others else None
     blocks = [
-        block("explain", "The step", {"verdict": explain_verdict(found), **found, "figures": explain_figures(found)}),
+        block(
+            "explain",
+            "The step",
+            {
+                "summary": explain_summary(found),
+                "verdict": explain_verdict(found),
+                **found,
+                "figures": explain_figures(found),
+            },
+        ),
         figures_block("tokens", "Tokens", [[view] for view in _token_bars(found)]),
         block("groups", "Groups", {"head": head, "rows": rows, "note": GROUPS}, "explain_table"),
         block("what_if", "What if", what_if, "explain_table"),
@@ -327,6 +362,23 @@ def write_explain_page(found: Facts, output: Path, command: str = "") -> Path:
     facts = [("step", str(found["step"])), ("seconds", f"{found['seconds']:.0f}")]
     title = f"{Path(str(found['run'])).name}, step {found['step']}"
     return write_page(render_page(title, facts, blocks, command, kind="a step"), output)
+
+
+def explain_summary(found: Facts) -> str:
+    """Return a sentence on what the step changed."""
+    update, groups = found["update"], found["groups"]
+    name = f"Step {found['step']}"
+    if not update["sgd_steps"]:
+        return f"{name} changed no weight: the responses to each of its {len(groups)} problems have equal rewards."
+    learned = [group for group in groups if group["learned_from"]]
+    better = sum(group["gain"] > 0 for group in learned)
+    count = "1 update" if update["sgd_steps"] == 1 else f"{update['sgd_steps']} updates"
+    change = update["entropy_change"]
+    return (
+        f"{name} made {count} with {len(learned)} of {len(groups)} groups: in {better} of these the better responses "
+        f"became more likely relative to the worse ones, and the entropy {'rose' if change > 0 else 'fell'} by "
+        f"{abs(change):.2g} to {update['entropy'] + change:.3g} nats per token."
+    )
 
 
 def explain_verdict(found: Facts) -> str:

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from magicrl.records import StepMetrics
-from magicrl.reporting.wording import number_text, percent, visible
+from magicrl.reporting.wording import number_text, percent, print_prose, visible
 from magicrl.training.diagnosis import ACCURACY, REWARD, Measure, measure_of
 from magicrl_verifiers.progress import TimeLeft, duration
 
@@ -420,7 +420,7 @@ class LiveDisplay:
 
     def _line(self, text: Text) -> None:
         self._last_line = self._clock()
-        self._console.print(text, soft_wrap=True, highlight=False)
+        print_prose(self._console, text)
 
 
 def start_panel(console: Console, panel: Callable[[], RunPanel]) -> Live | None:

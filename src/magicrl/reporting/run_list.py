@@ -70,8 +70,8 @@ class ListedRun:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings of its recipe."""
-        return leaves(self.recorded.config)
+        """All settings of its recipe. Paths are relative to the working directory where they are below it."""
+        return {key: from_here(value, self.recorded.path) for key, value in leaves(self.recorded.config).items()}
 
     def value(self, key: str) -> Any:
         """Return a column, a setting, or the last value of a metric; None where this run does not have it."""
@@ -145,8 +145,20 @@ def changed_settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
         else:
             keys = differing([base, table])
         # a missing setting was not changed: the run is of another version of magicrl
-        found.append({key: table[key] for key in keys if key in table and (decides(key) or key == "run.seed")})
+        shown = [key for key in keys if key in table and (decides(key) or key == "run.seed")]
+        found.append({key: from_here(table[key], run.path) for key in shown})
     return found
+
+
+def from_here(value: Any, folder: Path) -> Any:
+    """Return a path of a run's recipe, which is relative to the run folder, as a user types it in this folder.
+
+    Any other value is returned unchanged.
+    """
+    if not isinstance(value, str) or not value.startswith(("./", "../")):
+        return value
+    path = Path(os.path.normpath(folder.absolute() / value))
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _shipped_settings(run: RecordedRun) -> dict[str, Any] | None:

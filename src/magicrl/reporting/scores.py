@@ -226,12 +226,21 @@ def interval_rows(comparison: Comparison) -> list[IntervalRow]:
 
 # The summary in the terminal at the end of a run.
 
+TABLE_WIDTH = 80
+"""Smallest number of columns of a terminal in which the tables keep all of their numbers."""
 
-def summary(run: RecordedRun) -> RenderableType:
-    """Return a table per test set, the rise in words, the cost, and the paths of the outputs."""
+
+def summary(run: RecordedRun, width: int = 100) -> RenderableType:
+    """Return a table per test set, the rise in words, the cost, and the paths of the outputs.
+
+    Args:
+        run: a finished run.
+        width: columns of the terminal. A table that is wider is shown as one line per number.
+    """
     parts: list[RenderableType] = []
     for comparison in comparisons(run):
-        parts += [_score_table(comparison), *_rise_lines(comparison), _cost_table(comparison)]
+        parts += [_fitting(_score_table(comparison), width), *_rise_lines(comparison)]
+        parts.append(_fitting(_cost_table(comparison), width))
     if (learning := run.learning) is not None:
         style = "bold green" if learning.outcome == "learned" else "bold red" if learning.failed else "bold yellow"
         verdict = (visible(learning.title), style)
@@ -241,8 +250,24 @@ def summary(run: RecordedRun) -> RenderableType:
     for label, name in (("model", "model"), ("report", "report.html"), ("metrics", "metrics.jsonl")):
         path = run.path / name
         if path.exists():
-            parts.append(Text(f"{label:8}{path}"))
+            parts.append(Text(f"{label:8}{path}", overflow="ignore"))
     return Group(*parts)
+
+
+def _fitting(table: Table, width: int) -> RenderableType:
+    """Return the table, or its cells as lines below each row's name where the terminal is narrower than the table."""
+    if width >= TABLE_WIDTH:
+        return table
+    columns = [list(column.cells) for column in table.columns]
+    lines: list[RenderableType] = [Text(str(table.title), "bold")] if table.title else []
+    for name, *cells in zip(*columns, strict=True):
+        lines.append(Text(str(name) if str(name).startswith("pass@") else f"temperature {name}"))
+        for column, cell in zip(table.columns[1:], cells, strict=True):
+            if str(cell):
+                lines.append(
+                    Text(f"  {column.header}: ").append_text(cell if isinstance(cell, Text) else Text(str(cell)))
+                )
+    return Group(*lines)
 
 
 def _score_table(comparison: Comparison) -> Table:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 # second control block, direction marks and overrides, lone surrogates
 _UNSEEN = ((0x80, 0x9F), (0x200E, 0x200F), (0x202A, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
@@ -63,6 +68,30 @@ def moment(iso: str) -> str:
         return f"{datetime.fromisoformat(iso).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except ValueError:
         return iso
+
+
+def print_prose(console: Console, text: Text | str, **style: Any) -> None:
+    """Print a sentence: in a terminal broken between words, elsewhere (a file, a pipe) as one line.
+
+    A path or a command that is longer than a line stays whole, so that it can be copied.
+    """
+    for line in (Text(text) if isinstance(text, str) else text).split("\n", allow_blank=True):
+        pieces = line.divide(_breaks(line.plain, console.width)) if console.is_terminal else [line]
+        for piece in pieces:
+            piece.rstrip()
+            # Rich would break inside a long word, or cut the line
+            console.print(piece, no_wrap=True, overflow="ignore", crop=False, highlight=False, **style)
+
+
+def _breaks(text: str, width: int) -> list[int]:
+    """Return the positions where a line of at most ``width`` characters begins, except the first."""
+    found: list[int] = []
+    begin = 0
+    for word in re.finditer(r"\S+", text):
+        if word.end() - begin > width and word.start() > begin:
+            begin = word.start()
+            found.append(begin)
+    return found
 
 
 def visible(text: str) -> str:

@@ -235,8 +235,11 @@ class Diagnosis:
         return f"{self.message}. {self.remedy}"
 
 
-def diagnose(answers: SampledAnswers) -> Diagnosis:
-    """Return the cause of most failed answers, with advice against it and against every other frequent cause."""
+def diagnose(answers: SampledAnswers, *, forms_tried: bool = False) -> Diagnosis:
+    """Return the cause of most failed answers, with advice against it and against every other frequent cause.
+
+    With ``forms_tried`` several templates and both extractions were tried: no advice recommends them.
+    """
     if answers.mixed >= ENOUGH:
         return Diagnosis(cause="enough", message=_seen(answers), advice=())
     # More correct than wrong answers, and still few mixed groups: the problems are solved.
@@ -245,7 +248,7 @@ def diagnose(answers: SampledAnswers) -> Diagnosis:
         shares = answers.failures()
         first, *others = sorted(shares, key=lambda cause: -shares[cause])
         causes = [first, *(cause for cause in others if shares[cause] >= ENOUGH)]
-    advice = tuple(_advice(cause, answers) for cause in causes)
+    advice = tuple(_advice(cause, answers, forms_tried=forms_tried) for cause in causes)
     if causes[0] in ("all_right", "same_reward") or not may_be_found(answers):
         return Diagnosis(cause=causes[0], message=_seen(answers), advice=advice)
     return Diagnosis(cause=causes[0], message=_seen(answers), advice=(_advice_if_rare(answers), *advice), rare=True)
@@ -288,7 +291,12 @@ def _seen(answers: SampledAnswers) -> str:
     )
 
 
-def _advice(cause: Cause, answers: SampledAnswers) -> str:
+def _advice(cause: Cause, answers: SampledAnswers, *, forms_tried: bool) -> str:
+    if cause == "no_answer" and forms_tried:
+        return (
+            "With every template and extraction that was tried, answers end without an answer that the verifier can "
+            f"read: use {SUPERVISED_START}, or a model that was trained to follow instructions."
+        )
     if cause == "no_answer":
         return _advice_on_the_form(answers.judging)
     ending = f" If they do not end at any length, use {SUPERVISED_START}, or ask for brevity in the template."

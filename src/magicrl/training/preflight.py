@@ -28,7 +28,7 @@ from magicrl.planning.memory import GIB, host_memory, run_terms
 from magicrl.planning.planner import Options, make_plan
 from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.planning.workload import lengths_of_mean
-from magicrl.records import Problem, ScoredGroup, StepMetrics
+from magicrl.records import Problem, ScoredGroup, StepMetrics, Verdict
 from magicrl.training.assemble import Built, OwnedVerifiers
 from magicrl.training.diagnosis import SampledAnswers, judging_of
 from magicrl.training.learner import LocalLearner
@@ -85,6 +85,11 @@ class Learnable:
     lengths: tuple[int, ...]
     mean_length: float
     example: str
+    """Text of an answer."""
+    example_references: tuple[str, ...]
+    """Reference answers of its problem."""
+    example_verdict: str
+    """Outcome and status of its verdict; for a graded reward with the score."""
     constant: bool
     """Whether all complete answers with a verdict have the same reward."""
 
@@ -506,8 +511,15 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
         lengths=tuple(int(np.quantile(ended, q)) for q in (0.5, 0.95, 1.0)) if ended else (),
         mean_length=float(np.mean([c.num_sampled for c in completions])),
         example=completions[0].text,
+        example_references=problems[0].references,
+        example_verdict=_verdict_text(groups[0].verdicts[0]),
         constant=len(values) == 1,
     )
+
+
+def _verdict_text(verdict: Verdict) -> str:
+    text = f"{verdict.outcome.value.replace('_', ' ')} ({verdict.status.replace('_', ' ')})"
+    return text if verdict.score is None else f"{text}, score {verdict.score:.3g}"
 
 
 def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | None) -> TemplateFacts:

@@ -38,6 +38,7 @@ from magicrl.rollout.vllm_engine import check_engine_args, vllm_missing
 from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
 from magicrl.training.recorder import check_folder
 from magicrl.training.sft import demonstrated_keys, finished_model, start_policy, supervised_start, trial_batches
+from magicrl_verifiers.table import verifier_spec
 
 _log = logging.getLogger(__name__)
 
@@ -287,6 +288,15 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     data = load_data(config, encoder)
     if "judge" in data.verifiers():
         config.verifier.needed_judge()
+    for key, problems, sources in (
+        ("data.train", data.train, config.data.train),
+        ("data.validation", data.validation, config.data.validation),
+        *(
+            (f"data.test.{name}", found, (config.data.test[name],) if name in config.data.test else config.data.train)
+            for name, found in data.test.items()
+        ),
+    ):
+        check_references(key, problems, sources)
     _check_demonstrated(shown, data, config)
     tests = (p for problems in data.test.values() for p in problems)
     longest = max(encoder.length(p) for p in (*data.train, *data.validation, *tests))
@@ -305,6 +315,16 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
         counted = with_needed_reference(config)
         _check_memory("model", config.model, device, lambda model: run_terms(counted, model, shape, longest + observed))
     return Ready(data=data, policy=policy if config.start.model is not None and here else None)
+
+
+def check_references(key: str, problems: Sequence[Problem], sources: Sequence[SourceConfig]) -> None:
+    """Raise ``ValueError`` for the first problem that lacks what its verifier or reward needs: an answer, a column."""
+    for problem in problems:
+        try:
+            verifier_spec(problem.verifier).check_references(problem)
+        except ValueError as error:
+            place = next((found for source in sources if (found := source_place_of(problem.id, source))), key)
+            raise ValueError(f"{place}: {error}") from None
 
 
 def _check_demonstrated(keys: Collection[str], data: RunData, config: TrainConfig) -> None:
@@ -421,9 +441,14 @@ def with_needed_reference(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"reference": config.reference.model_copy(update={"mode": "monitor"})})
 
 
+def check_packages(config: TrainConfig) -> None:
+    """Raise ``RecipeError`` if PEFT is missing, which LoRA needs."""
+    _check_peft("model", config.model)
+
+
 def _check_packages(config: TrainConfig) -> None:
     """Check the optional packages that the recipe needs, except trackers."""
-    _check_peft("model", config.model)
+    check_packages(config)
     if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise vllm_missing(ImportError(name="vllm"))
     check_engine_args(config.rollout.vllm)

@@ -166,7 +166,7 @@ def test_a_run_left_early_is_resumed(toy_recipe: Path, tmp_path: Path, threads: 
     run.close()
     assert magicrl.load_run(run.path).status == "stopped"
     assert torch.get_num_threads() == threads, "the caller's"
-    with pytest.raises(ValueError, match=r"is closed; magicrl.start\(..., resume=True\) goes on with it"):
+    with pytest.raises(ValueError, match=r"is closed; magicrl.start\(..., resume=True\) continues it"):
         run.step()
     again = magicrl.start(toy_recipe, settings=SHORT, output=run.path, resume=True)
     assert again.steps_done == 1

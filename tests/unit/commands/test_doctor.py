@@ -46,7 +46,7 @@ def test_what_computes_bfloat16_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> N
     assert told("the processor lacks avx512f").status == "ok"
     lacking = told("there is no C++ compiler (g++ or clang++)")
     assert (lacking.status, lacking.remedy) == ("warning", "apt install g++")
-    assert lacking.text.startswith("torch's alone, which are slower, since there is no")
+    assert lacking.text.startswith("torch's only, which are slower, because there is no")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_an_evaluation_prints_cost_scores_and_place(
     assert "@2 " in said
     assert "results.json" in said
     assert call(words(model, problems, tmp_path / "a", "--limit", "5")) == 0
-    assert "10 of them are there already; at most 0 tokens" in capsys.readouterr().out
+    assert "10 of them exist already; at most 0 tokens" in capsys.readouterr().out
     assert call(words(model, problems, tmp_path / "b", "--limit", "5", "--seed", "1")) == 0
     assert call(["eval", "--merge", "--output", str(tmp_path / "b"), "--pass-at", "1"]) == 0
     assert list(json.loads((tmp_path / "b/results.json").read_text())["benchmarks"]["ones"]["pass_at"]) == ["1"]
@@ -216,7 +216,7 @@ def test_without_a_terminal_lines_come_now_and_then_and_at_the_end() -> None:
             display.sample("other", sample(right))
         display.progress("other", 2, 2)
     lines = out.getvalue().splitlines()
-    assert lines[0].endswith("6 in this call; 2 of them are there already; at most 400 tokens to generate")
+    assert lines[0].endswith("6 in this call; 2 of them exist already; at most 400 tokens to generate")
     assert lines[1] == "set: 4 of 6 samples, 50.0 % right in this call, 17 tokens/s"
     assert lines[2] == "set: 6 of 6 samples, 50.0 % right in this call, 11 tokens/s"
     assert lines[3] == "other: 2 of 2 samples, 100.0 % right in this call", "of those that were judged"

@@ -13,11 +13,12 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from rich.console import Console
 from toy_start import toy_sft
 
 import magicrl
 from magicrl.commands.given import model_text
-from magicrl.commands.init import _fitting, _read, beside
+from magicrl.commands.init import _fitting, _print_looks, _read, beside
 from magicrl.commands.init import command as run_init
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
@@ -28,7 +29,7 @@ from magicrl.models.loading import load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_miniature
 from magicrl.planning import memory
-from magicrl.training.diagnosis import NOTHING_LEARNED, SampledAnswers
+from magicrl.training.diagnosis import NOTHING_LEARNED, Judging, SampledAnswers, diagnose
 from magicrl.training.recipe_proposal import (
     Look,
     Setting,
@@ -106,6 +107,35 @@ def test_problems_that_cannot_teach_are_a_plain_no(toy: Path, tmp_path: Path) ->
     assert "Nothing to learn from" in told
     assert "right" in told
     assert not output.exists()
+
+
+def test_no_advice_recommends_what_init_has_tried() -> None:
+    """A model whose answers end without a readable answer, asked with every template and both extractions."""
+    answers = SampledAnswers(
+        groups=9, max_tokens=64, mixed=0.0, correct=0.0, truncated=0.0, answered=0.0, judging=Judging("box", "auto")
+    )
+    assert "lenient" in diagnose(answers).remedy
+    tried = diagnose(answers, forms_tried=True).remedy
+    assert "lenient" not in tried
+    assert "boxed" not in tried
+    assert "supervised start" in tried
+
+
+def test_a_reward_column_that_the_data_lacks_is_named_before_the_model_is_loaded(tmp_path: Path) -> None:
+    data = problems(tmp_path / "mine.jsonl")
+    (tmp_path / "own.py").write_text("def score(completions, rubric):\n    return [1.0 for _ in completions]\n")
+    with pytest.raises(ValueError, match=r"mine\.jsonl, line 1: reward score requires the column 'rubric'"):
+        magicrl.init(tmp_path / "no-model", data, reward=f"{tmp_path}/own.py:score", progress=False)
+
+
+@pytest.mark.parametrize("width", [60, 160])
+def test_the_table_of_templates_is_whole_in_a_narrow_terminal(width: int) -> None:
+    printed = io.StringIO()
+    console = Console(file=printed, width=width, force_terminal=True, color_system=None)
+    _print_looks(console, [look(0.2, (100, 120))])
+    words = " ".join(printed.getvalue().split())
+    assert "…" not in words
+    assert all(word in words for word in ("truncated", "20%", "110, 118, 120 of 256"))
 
 
 def test_answers_that_are_words_are_compared_exactly(tmp_path: Path) -> None:
@@ -224,7 +254,7 @@ def test_where_nothing_is_right_worked_solutions_are_a_start(tmp_path: Path) -> 
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     status, told = init(model, tmp_path / "mine.jsonl", tmp_path / "run.toml")
     assert status == 0, told
-    assert "a supervised start; 0 % of its own answers are right, and 40 problems have a solution" in told
+    assert "fine-tuning first, because 0 % of its answers are correct, and 40 problems have a worked solution" in told
     config, start = load_train_recipe(tmp_path / "run.toml"), load_sft_recipe(tmp_path / "run-start.toml")
     assert config.start.sft == str(tmp_path / "run-start.toml")
     assert start.phases[0].holdout == config.data.holdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from transformers import AutoConfig, AutoTokenizer
 from magicrl.commands.main import app
 from magicrl.commands.plan import planned
 from magicrl.commands.train import minutes_needed
+from magicrl.commands.training import warn_of_toy_recipe
+from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.paths import FOLDER, find_recipe
 from magicrl.models.small_models import make_byte_tokenizer, make_miniature
@@ -85,6 +88,29 @@ def test_any_text_is_read(tmp_path: Path) -> None:
 def _saved(folder: Path) -> object:
     make_byte_tokenizer(64).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
+
+
+def test_a_toy_recipe_with_another_model_warns(caplog: pytest.LogCaptureFixture) -> None:
+    recipe, large = find_recipe(Path("tiny")), 135_000_000
+    warn_of_toy_recipe(recipe, ["model=./mine"], large)
+    (record,) = caplog.records
+    assert "250 times the 2e-05 that magicrl init proposes for 135 million parameters" in record.getMessage()
+    assert "magicrl init --model MODEL --data DATA" in record.getMessage()
+    caplog.clear()
+    warn_of_toy_recipe(recipe, ["model=./mine", "optimizer.learning_rate=1e-5"], large)  # somebody chose it
+    warn_of_toy_recipe(recipe, ["data=mine.jsonl"], large)  # its own model
+    warn_of_toy_recipe(find_recipe(Path("smollm2")), ["model=./mine"], large)  # no toy
+    assert not caplog.records
+
+
+def test_a_dry_run_names_a_missing_package_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name in ("peft", "vllm") else found(name))
+    with pytest.raises(RecipeError, match=r"model\.lora: .*needs PEFT.*pip install 'magicrl\[lora\]'"):
+        dry_run(RECIPES / "smollm2.toml", capsys, "--set", "model.lora.rank=8")
+    assert "dry run:" not in capsys.readouterr().out
 
 
 def said(recipe: Path, *overrides: str) -> str:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 from magicrl.commands.main import app
+from magicrl.commands.recipes import fits_here
+from magicrl.commands.tables import progress_lines
+from magicrl.reporting.wording import print_prose
 
 WIDTHS = (60, 80, 160)
 
@@ -28,8 +34,7 @@ def test_lists_fit_and_keep_their_names(
     monkeypatch.setenv("COLUMNS", str(width))
     assert app(command.split(), result_action="return_value") == 0
     lines = capsys.readouterr().out.splitlines()
-    # the closing sentence of recipes is a line to copy from, not a row
-    assert max(len(line) for line in lines if "magicrl recipes NAME" not in line) <= width
+    assert max(len(line) for line in lines) <= width
     assert all(any(line.startswith(name) for line in lines) for name in names)
 
 
@@ -43,3 +48,46 @@ def test_a_plan_has_every_figure_whole(
     told = capsys.readouterr().out
     assert "…" not in told
     assert all(name in told for name in ("step s", "range", "h/1000"))
+    assert "t_R: seconds to sample" in told
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_sentence_in_a_terminal_is_broken_between_words(width: int) -> None:
+    sentence, path = "the policy moves towards random tokens " * 6, "/runs/" + "a" * 90
+    for terminal in (True, False):
+        printed = io.StringIO()
+        print_prose(Console(file=printed, width=width, force_terminal=terminal, color_system=None), sentence + path)
+        lines = printed.getvalue().splitlines()
+        assert path in printed.getvalue(), "a path to copy stays whole"
+        assert (len(lines) > 1) == terminal, "a line of a log file is one line"
+        if terminal:
+            assert all(len(line.rstrip()) <= width for line in lines if path not in line)
+            assert {word for line in lines for word in line.split()} == {*sentence.split(), path}
+
+
+def test_progress_in_a_file_has_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed, now = io.StringIO(), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    show = progress_lines(Console(file=printed, width=80))
+    for step in range(40):
+        show(f"step {step}")
+        now[0] += 1.0
+    show("what each token did")
+    assert printed.getvalue().splitlines() == ["step 0", "step 10", "step 20", "step 30", "what each token did"]
+
+
+def test_recipes_for_this_machine_come_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("magicrl.commands.recipes.host_memory", lambda: 4 * 2**30)
+    monkeypatch.setattr("magicrl.commands.recipes.gpu_memory", lambda: 0.0)
+    assert app(["recipes"], result_action="return_value") == 0
+    shown = capsys.readouterr().out
+    here, _, others = shown.partition("Other machines")
+    assert "train quickstart" in here
+    for name in ("train smollm2\n", "train skywork/or1-7b", "train deepseek/1.5b-gpu", "train smollm2-cluster"):
+        assert name in others
+        assert name not in here
+    assert fits_here("8.8 GiB, measured", cluster=False) is False
+    monkeypatch.setattr("magicrl.commands.recipes.gpu_memory", lambda: 85e9)
+    assert fits_here("one GPU of 80 GB", cluster=False)

@@ -398,3 +398,15 @@ def test_parts_that_share_gpus_or_hand_weights_over_directly_must_match(
     assert load_train_recipe(write(tmp_path, text)).cluster is not None
     with pytest.raises(RecipeError, match=words):
         load_train_recipe(write(tmp_path, text.replace(*changed)))
+
+
+def test_an_optional_table_is_switched_off_from_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(GOOD + "\n[data.difficulty_filter]\nsamples = 4\n")
+    assert load_train_recipe(path).data.difficulty_filter is not None
+    assert load_train_recipe(path, ["data.difficulty_filter=none"]).data.difficulty_filter is None
+    with pytest.raises(RecipeError, match=r"--set data\.difficulty_filter=none switches it off"):
+        load_train_recipe(path, ["data.difficulty_filter=off"])
+    with pytest.raises(RecipeError, match="must be a table") as found:
+        load_train_recipe(path, ["optimizer=none"])
+    assert "switches it off" not in str(found.value)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from error_making import RECIPE, Case, Desk, sections, seen
+from error_making import PROBLEMS, RECIPE, Case, Desk, sections, seen
 
 from magicrl.config.loader import load_train_recipe, to_toml
 from magicrl.training.diagnosis import NOTHING_LEARNED
@@ -178,3 +180,55 @@ def test_foreign_lines_and_damaged_tests_of_a_resumed_run(desk: Desk, tmp_path: 
     (tmp_path / "run" / "evaluations" / "before-exam.json").write_text('{"set": ')
     with pytest.raises(ValueError, match=r"before-exam\.json is damaged .*delete it to run that evaluation again"):
         folder.read_evaluation("before-exam")
+
+
+def test_the_remedy_that_switches_a_table_off_works(desk: Desk, tmp_path: Path) -> None:
+    wrong, right = tmp_path / "wrong", tmp_path / "right"
+    wrong.mkdir()
+    _, text = seen(Case(set=["data.difficulty_filter=off"]), desk, wrong)
+    remedy = re.search(r"--set (\S+=none) switches it off", text)
+    assert remedy is not None
+    assert quiet(Case(set=[remedy[1]]), desk, right)["status"] == "finished"
+
+
+def test_the_remedy_with_a_placeholder_works_with_the_columns_name(desk: Desk, tmp_path: Path) -> None:
+    rows = [
+        {"nr": n, "aufgabe": row["problem"], "loesung": row["answer"], "quelle": f"book {n}"}
+        for n, row in enumerate(PROBLEMS)
+    ]
+    wrong = Case(write={"problems.jsonl": rows})
+    (tmp_path / "wrong").mkdir()
+    _, text = seen(wrong, desk, tmp_path / "wrong")
+    sets = [word.replace("COLUMN,", "loesung") for word in re.findall(r"--set (\S+)", text)]
+    assert sets == ["data.train.0.fields.prompt=aufgabe", "data.train.0.fields.answer=loesung"]
+    assert quiet(replace(wrong, set=sets), desk, tmp_path / "right")["status"] == "finished"
+
+
+COMMANDS = {
+    "train": ["train", "recipe.toml", "--output", "run"],
+    "preflight": ["preflight", "recipe.toml"],
+    "init": ["init", "--model", "start", "--data", "problems.jsonl", "--output", "new.toml"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"eos_token": None}, "the tokenizer start has no end token; set eos_token in its tokenizer_config.json"),
+        ({"eos_token": "<|other|>"}, "do not belong together"),
+        (
+            {"chat_template": "{% for m in messages %}{{ m.content }} <|im_end|> {% endfor %}"},
+            "no token of this tokenizer",
+        ),
+    ],
+)
+def test_init_preflight_and_train_refuse_the_same_tokenizers(
+    change: dict[str, object], says: str, command: str, desk: Desk, tmp_path: Path
+) -> None:
+    many = [{"problem": f"L {a} {b} 3 0 1 0 0 0 0 :", "answer": "1"} for a in range(4) for b in range(4)]
+    case = Case(arguments=COMMANDS[command], edit={"start/tokenizer_config.json": change}, problems=many)
+    status, text = seen(case, desk, tmp_path)
+    assert status == 1
+    assert says in text
+    assert not (tmp_path / "new.toml").exists()

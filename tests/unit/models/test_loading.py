@@ -33,6 +33,9 @@ def folder(tmp_path: Path) -> Path:
     return save_policy(model, tokenizer, tmp_path / "model")
 
 
+LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
 def edit(file: Path, **changes: object) -> None:
     content = json.loads(file.read_text())
     content.update(changes)
@@ -165,3 +168,22 @@ def test_smollm2_from_its_package(tmp_path: Path) -> None:
     out = plain.generate(torch.tensor(prompt.tolist())[None], max_new_tokens=24, do_sample=False)
     assert "Paris" in tokenizer.decode(out[0, len(prompt) :])
     assert AutoTokenizer.from_pretrained(folder).chat_template == tokenizer.chat_template
+
+
+def test_a_tokenizer_that_is_larger_than_the_model_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_miniature(LLAMA, tmp_path / "mini", max_context=64)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    added = {
+        "id": 260,
+        "content": "<|pad2|>",
+        "special": True,
+        **dict.fromkeys(("single_word", "lstrip", "rstrip"), False),
+    }
+    more = tokenizer | {"added_tokens": [*tokenizer["added_tokens"], added | {"normalized": False}]}
+    (folder / "tokenizer.json").write_text(json.dumps(more))
+    assert load_policy(folder).valid_vocab == 260
+    assert "a text with <|pad2|> cannot be read by this model" in caplog.text, "one added token: a warning"
+    tokenizer["model"]["vocab"] |= {f"word{n}": 260 + n for n in range(40)}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match="tokens up to id 299, and the model has 260: they do not belong together"):
+        load_policy(folder)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magicrl.reporting.command_pages import group_rows, write_explain_page
+from magicrl.reporting.command_pages import explain_summary, group_rows, write_explain_page
 
 from .conftest import HOSTILE
 from .test_run_page import asks_for_nothing
@@ -46,6 +46,17 @@ def test_groups_are_listed_by_the_size_of_their_share(found: dict[str, Any]) -> 
         {"group": "2", "problem": "second", "mean reward": "1", "norm": "-2", "gain": "+0.5"},
         {"group": "1", "problem": "first", "mean reward": "1", "norm": "+1", "gain": "+0.5"},
     ]
+
+
+def test_the_page_begins_with_what_the_step_did(found: dict[str, Any], tmp_path: Path) -> None:
+    found["update"]["entropy_change"] = -0.02
+    text = "Step 3 made 1 update with 2 of 3 groups: in 2 of these the better responses became more likely relative to"
+    assert explain_summary(found).startswith(text)
+    assert explain_summary(found).endswith("the entropy fell by 0.02 to 0.48 nats per token.")
+    page = write_explain_page(found, tmp_path / "page.html").read_text()
+    assert page.index(text) < page.index("equal to the recording")
+    found["update"]["sgd_steps"] = 0
+    assert explain_summary(found).startswith("Step 3 changed no weight")
 
 
 def test_tokens_stay_text_and_are_as_dark_as_their_share(found: dict[str, Any], tmp_path: Path) -> None:

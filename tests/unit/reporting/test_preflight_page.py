@@ -20,7 +20,7 @@ def found() -> dict[str, Any]:
     answers = {"groups": 8, "max_tokens": 24, "truncated": 0.125, "answered": 0.75}
     learnable = {
         "answers": answers, "group_size": 4, "lengths": [5, 9, 24], "pass_1": SHARE, "pass_all": SHARE, "signal": SHARE,
-        "example": HOSTILE,
+        "example": HOSTILE, "example_references": ["<b>37</b>"], "example_verdict": "wrong (not equal)",
     }  # fmt: skip
     reward = {
         "references": 40, "unread": 3, "consensus": 10, "against": 2, "second": {},
@@ -38,6 +38,7 @@ def test_the_figures_are_those_of_the_labels(found: dict[str, Any]) -> None:
     assert figures["pass@1"] == "50.0 % (95 %: 25.0 % to 75.0 %)"
     assert figures["truncated"] == "12.5 % at T = 24"
     assert figures["problems × responses"] == "8 × 4"
+    assert figures["sample answer"].endswith(": wrong (not equal); reference answer: <b>37</b>")
 
 
 def test_one_finding_that_stops_makes_the_recipe_unsound(found: dict[str, Any], tmp_path: Path) -> None:
@@ -49,3 +50,5 @@ def test_one_finding_that_stops_makes_the_recipe_unsound(found: dict[str, Any], 
     page = write_preflight_page(stopped, tmp_path / "page.html").read_text()
     assert asks_for_nothing(page).count("script") == 2, "an answer of the model stays text"
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "answer: wrong (not equal)" in page
+    assert "&lt;b&gt;37&lt;/b&gt;" in page

@@ -170,3 +170,16 @@ def test_a_page_is_made_anew_only_where_the_run_has_written(run_folder: Path) ->
     assert report.refresh() is not page, "a test that was written in between"
     with pytest.raises(ValueError, match="no such folder"):
         LiveReport(run_folder / "nowhere")
+
+
+def test_paths_are_shown_as_they_are_typed_here(
+    tmp_path: Path, make_run: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = make_run("mine")
+    config = load_train_recipe(Path("quickstart"), ["model=./models/mine", "data=/elsewhere/problems.jsonl"])
+    (folder / "config.toml").write_text(to_toml(config, folder.absolute()))
+    (folder / "run.json").write_text(json.dumps({"schema_version": 1, "name": "quickstart", "status": "stopped"}))
+    ((run,), _) = run_list.list_runs(Path())
+    assert run.changed["start.model"] == run.settings["start.model"] == "models/mine"
+    assert run.changed["data.train.0.path"] == "/elsewhere/problems.jsonl"

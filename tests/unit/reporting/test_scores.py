@@ -76,7 +76,7 @@ def grade(folder: Path) -> None:
 
 def printed(folder: Path, width: int = 80) -> str:
     out = io.StringIO()
-    Console(file=out, width=width).print(summary(read_run(folder)))
+    Console(file=out, width=width).print(summary(read_run(folder), width), crop=False)
     return out.getvalue()
 
 
@@ -89,8 +89,16 @@ def test_the_summary_fits_a_terminal_and_says_what_matters(run_folder: Path) -> 
     assert "compared with the initial checkpoint's best" in " ".join(text.split())
     assert "pass@16" in text
     assert "40 training steps in 1 min 10 s (finished)" in text
-    assert "report.html" in text.replace("\n", "").replace(" ", "")  # a long path wraps
+    assert f"report  {run_folder / 'report.html'}\n" in text, "a path to copy stays whole"
     assert "…" not in text, "nothing was cut off"
+
+
+def test_a_narrow_terminal_gets_every_number_on_a_line_of_its_own(run_folder: Path) -> None:
+    text = printed(run_folder, width=60)
+    assert max(len(line) for line in text.splitlines() if not line.startswith("metrics")) <= 60
+    assert "temperature 1\n  before: 46.0 (43.0–49.0)\n  after: 90.0 (87.0–93.0)\n  rise in points: +44.0" in text
+    assert "\npass@16, " in text
+    assert "  truncated: " in text
 
 
 def test_the_summary_of_a_run_without_tests_is_short(run_folder: Path) -> None:

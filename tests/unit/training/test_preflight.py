@@ -58,6 +58,8 @@ SOUND = Facts(
         lengths=(20, 40, 48),
         mean_length=25.0,
         example="= 3",
+        example_references=("3",),
+        example_verdict="correct (equal)",
         constant=False,
     ),
     longer=LongerAnswers(max_tokens=384, truncated=0.0, correct=0.4, length=90),
