@@ -204,12 +204,13 @@ def find_gguf(package: str) -> Path:
 @contextmanager
 def _bar_only_in_a_terminal() -> Generator[None]:
     """Hide transformers' bar of the conversion in a file or a pipe, where it is one line of thousands of characters."""
-    original: Any = gguf_utils.tqdm
-    gguf_utils.tqdm = partial(original, disable=None)  # pyright: ignore[reportAttributeAccessIssue]
+    module = cast(Any, gguf_utils)
+    original = module.tqdm
+    module.tqdm = partial(original, disable=None)
     try:
         yield
     finally:
-        gguf_utils.tqdm = original
+        module.tqdm = original
 
 
 def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
