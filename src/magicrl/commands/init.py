@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from magicrl.commands.given import Data, PathText, Reward, data_file, in_python, model_text, reward_reference
@@ -460,7 +459,10 @@ def _print_looks(console: Console, looks: Sequence[Look]) -> None:
         cells = (look.way.extract, *(f"{share:.0%}" for share in shares), f"{lengths}{answers.max_tokens}")
         rows.append((repr(look.way.template), *cells))
         table.add_row(*rows[-1])
-    if not console.is_terminal or Measurement.get(console, console.options, table).maximum <= console.width:
+    if (
+        not console.is_terminal
+        or console.measure(table, options=console.options.update(max_width=10_000)).maximum <= console.width
+    ):
         console.print(table, markup=False, soft_wrap=True)
         return
     for template, *cells in rows:

@@ -318,8 +318,11 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
 
 
 def check_references(key: str, problems: Sequence[Problem], sources: Sequence[SourceConfig]) -> None:
-    """Raise ``ValueError`` for the first problem that lacks what its verifier or reward needs: an answer, a column."""
-    for problem in problems:
+    """Raise ``ValueError`` for the first problem that lacks what its verifier or reward needs: an answer, a column.
+
+    An environment rewards its own problems, which need no reference answer.
+    """
+    for problem in (problem for problem in problems if problem.environment is None):
         try:
             verifier_spec(problem.verifier).check_references(problem)
         except ValueError as error:

@@ -14,7 +14,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.engines import make_engine
-from magicrl.training.assemble import make_engine as make_training_engine
+from magicrl.training.assemble import make_training_engine
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "engine.py"
 

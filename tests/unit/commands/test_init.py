@@ -174,9 +174,8 @@ def test_an_answer_that_is_right_once_in_hundreds_is_looked_for(toy: Path, tmp_p
     assert status == 0, told
     assert "one update at a learning rate of" in told
     recipe = (tmp_path / "run.toml").read_text()
-    assert re.search(
-        r"learning_rate = \S+  # by the size of the model, \S+, at which an update has a KL of \S+", recipe
-    )
+    comment = r"# by the size of the model: \S+; there, an update has a KL of \S+"
+    assert re.search(rf"learning_rate = \S+  {comment}", recipe)
 
 
 def test_the_kl_of_an_update_grows_with_the_square_of_the_rate(toy: Path) -> None:

@@ -121,7 +121,10 @@ def test_what_is_rejected_is_told_with_place_and_reason(tmp_path: Path) -> None:
 
 def test_what_is_offered_can_be_write_lines(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "own.jsonl", [{"Frage": "2 + 3?", "Text": "", "Lösung": "5"}])
-    with pytest.raises(ValueError, match=r"It has: Frage, Text, Lösung\. .*\.fields\.prompt=Frage --set data\."):
+    with pytest.raises(
+        ValueError,
+        match=r"It has: Frage \('2 \+ 3\?'\), Text \(''\), Lösung \('5'\)\. .*\.fields\.prompt=Frage --set data\.",
+    ):
         load_problems(SourceConfig(path=str(path)))
     fields = FieldMapping(prompt="Frage")
     with pytest.raises(ValueError, match=r"no column of the answer is known.*fields\.answer=Text;"):

@@ -238,7 +238,8 @@ def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
     [
         (
             {"frage": "?", "answer": "1"},
-            r"no column of the problem is known\. It has: frage, answer\..*--set data\.train\.0\.fields\.prompt=fr",
+            r"no column of the problem is known\. It has: frage \('\?'\), answer \('1'\)\."
+            r".*--set data\.train\.0\.fields\.prompt=fr",
         ),
         ({"problems": "?", "answer": "1"}, r"no column of the problem is known.*fields\.prompt=problems;"),
         (

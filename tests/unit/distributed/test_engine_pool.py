@@ -86,9 +86,9 @@ def encoder(policy: Any) -> Any:
 @pytest.fixture(scope="module")
 def alone(recipe: TrainConfig, policy: Any, weights: dict[str, torch.Tensor]) -> Tokens:
     """What one engine in this process samples."""
-    from magicrl.training.assemble import make_engine
+    from magicrl.training.assemble import make_training_engine
 
-    engine = make_engine(recipe, recipe.start.model or "", encoder(policy))
+    engine = make_training_engine(recipe, recipe.start.model or "", encoder(policy))
     engine.load_weights(weights, 1)
     engine.submit(requests(range(12)))
     return by_place(engine.finished_samples())

@@ -18,7 +18,7 @@ from magicrl.distributed.cluster_parts import make_replica_engine
 from magicrl.distributed.replica import Replica
 from magicrl.distributed.tensors import pack, unpack
 from magicrl.records import RolloutRequest
-from magicrl.training.assemble import make_engine
+from magicrl.training.assemble import make_training_engine
 from magicrl.training.start_checks import check_run
 
 
@@ -44,7 +44,7 @@ def engine(make_recipe: Callable[..., TrainConfig]) -> Any:
 
     recipe = make_recipe()
     start = recipe.start.model or ""
-    return make_engine(recipe, start, PromptEncoder(described_model(start).tokenizer, 64))
+    return make_training_engine(recipe, start, PromptEncoder(described_model(start).tokenizer, 64))
 
 
 class Driven:

@@ -104,7 +104,7 @@ def test_rows_that_cannot_be_used_are_set_aside_with_their_place(tmp_path: Path)
     loaded = load_benchmark(parse_asked(str(file)), Reading())
     assert len(loaded.problems) == 1
     assert [note.split(":")[0] for note in loaded.set_aside] == [f"{file}, line 1", f"{file}, line 3"]
-    assert "no column of the problem is known. It has: text." in loaded.set_aside[1]
+    assert "no column of the problem is known. It has: text ('?')." in loaded.set_aside[1]
     write_lines(file, rows[:1])
     with pytest.raises(ValueError, match="no problem can be used"):
         load(str(file))

@@ -32,7 +32,7 @@ from magicrl.config.schema import TrainConfig
 from magicrl.models.loading import described_model
 from magicrl.models.loading import load_policy
 from magicrl.models.prompts import PromptEncoder
-from magicrl.training.assemble import make_engine, make_learner
+from magicrl.training.assemble import make_training_engine, make_learner
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import run_training
 from vllm_samples import row, rows, sample_request, scored
@@ -43,7 +43,7 @@ config = TrainConfig.model_validate(given["recipe"])
 start = config.start.model
 policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
 learner = make_learner(config, policy)
-engine = make_engine(config, start, PromptEncoder(described_model(start).tokenizer, 64))
+engine = make_training_engine(config, start, PromptEncoder(described_model(start).tokenizer, 64))
 generations = [{name: w.clone() * (1 + 0.05 * n) for name, w in learner.weights().items()} for n in range(3)]
 
 def prompt(draw):
