@@ -41,14 +41,14 @@ def dry_run(recipe: Path | Mapping[str, Any], overrides: Overrides) -> int:
     """
     from magicrl.training.recorder import NullObserver
     from magicrl.training.session import run_training
-    from magicrl.training.start_checks import check_packages
+    from magicrl.training.start_checks import check_peft
 
     console = Console(emoji=False, highlight=False)
     config = load_train_recipe(recipe, overrides)
     # before the minutes of the rehearsal: packages that the run itself needs
     make_trackers(config.logging.trackers)
     with placed_errors(recipe, overrides):
-        check_packages(config)
+        check_peft("model", config.model)
     with tempfile.TemporaryDirectory(prefix="magicrl-dry-") as name:
         folder = Path(name)
         shrunk, replaced = shrink(config, folder)

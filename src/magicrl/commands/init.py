@@ -459,10 +459,8 @@ def _print_looks(console: Console, looks: Sequence[Look]) -> None:
         cells = (look.way.extract, *(f"{share:.0%}" for share in shares), f"{lengths}{answers.max_tokens}")
         rows.append((repr(look.way.template), *cells))
         table.add_row(*rows[-1])
-    if (
-        not console.is_terminal
-        or console.measure(table, options=console.options.update(max_width=10_000)).maximum <= console.width
-    ):
+    needed = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+    if not console.is_terminal or needed <= console.width:
         console.print(table, markup=False, soft_wrap=True)
         return
     for template, *cells in rows:

@@ -222,8 +222,12 @@ def _check_prompts(
                     f"{limit} ({len(lengths)} of {len(problems)} prompts are too long, the longest has "
                     f"{max(lengths)}); raise the limit, {remedy}"
                 )
-            place = next((found for source in sources if (found := source_place_of(problem.id, source))), key)
-            raise ValueError(f"{place}: problem {problem.id!r}: {reason}") from None
+            raise ValueError(f"{_place(problem, sources, key)}: problem {problem.id!r}: {reason}") from None
+
+
+def _place(problem: Problem, sources: Sequence[SourceConfig], key: str) -> str:
+    """Return the file and line of a problem, or the setting ``key`` if no source is a file."""
+    return next((found for source in sources if (found := source_place_of(problem.id, source))), key)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,8 +330,7 @@ def check_references(key: str, problems: Sequence[Problem], sources: Sequence[So
         try:
             verifier_spec(problem.verifier).check_references(problem)
         except ValueError as error:
-            place = next((found for source in sources if (found := source_place_of(problem.id, source))), key)
-            raise ValueError(f"{place}: {error}") from None
+            raise ValueError(f"{_place(problem, sources, key)}: {error}") from None
 
 
 def _check_demonstrated(keys: Collection[str], data: RunData, config: TrainConfig) -> None:
@@ -357,7 +360,7 @@ def check_sft(config: SftConfig, output: Path) -> LoadedModel:
     if made is not None:
         # The model exists already: only the model itself can be unusable.
         return load_policy(made)
-    _check_peft("training", config.training)
+    check_peft("training", config.training)
     with under("run.device"):
         device = resolve_device(config.run.device)
     policy = start_policy(config, output)
@@ -444,20 +447,16 @@ def with_needed_reference(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"reference": config.reference.model_copy(update={"mode": "monitor"})})
 
 
-def check_packages(config: TrainConfig) -> None:
-    """Raise ``RecipeError`` if PEFT is missing, which LoRA needs."""
-    _check_peft("model", config.model)
-
-
 def _check_packages(config: TrainConfig) -> None:
     """Check the optional packages that the recipe needs, except trackers."""
-    check_packages(config)
+    check_peft("model", config.model)
     if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise vllm_missing(ImportError(name="vllm"))
     check_engine_args(config.rollout.vllm)
 
 
-def _check_peft(section: str, model: ModelConfig) -> None:
+def check_peft(section: str, model: ModelConfig) -> None:
+    """Raise ``RecipeError`` if the model of this section has LoRA, and PEFT is not installed."""
     if model.lora is not None and importlib.util.find_spec("peft") is None:
         raise RecipeError("needs PEFT, which is not installed: pip install 'magicrl[lora]'", key=f"{section}.lora")
 
