@@ -353,7 +353,7 @@ def test_a_cluster_with_another_token_is_named_with_the_remedy(tmp_path: Path) -
         home.mkdir(parents=True)
     (head / ".ray" / "auth_token").write_text("0" * 64)
     options = ["--include-dashboard=false", "--num-cpus=0", "--object-store-memory=80000000"]
-    start = ["ray", "start", "--head", "--block", *options]
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *options]
     port = str(free_port())
     started = subprocess.Popen([*start, f"--port={port}"], env=os.environ | {"HOME": str(head)}, start_new_session=True)
     try:
