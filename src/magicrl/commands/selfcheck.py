@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
+import logging
 import shlex
 import sys
 import tempfile
@@ -86,6 +87,8 @@ def selfcheck(
         "checks": [],
     }
     console.print(f"{_head(document)}\n", markup=False)
+    # The checks provoke failures, and what magicrl says of each is part of no line.
+    logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="magicrl-selfcheck-") as folder:
         from magicrl.selfcheck.setup import Setup
 
@@ -101,6 +104,7 @@ def selfcheck(
                 console.print(f"{asked}: {row['figure']} [{row['seconds']} s]", markup=False)
                 if row["against"]:
                     console.print(f"{'':8}against: {row['against']}", markup=False)
+    logging.disable(logging.NOTSET)
     write_atomically(output, json.dumps(document, indent=1) + "\n")
     if page is not None:
         from magicrl.selfcheck.page import page_of

@@ -64,7 +64,7 @@ def outcome_of(setup: Setup, name: str) -> dict[str, Any]:
     verifier = reward if reward == "exact" else f"{file}:{reward}"
     # A truncated answer has no reward, so the test measures what training may reach.
     measured = "exact" if reward == "exact" else f"{file}:threes"
-    test = f"{{held_out = {{path = '{setup.problems}', verifier = '{measured}'}}}}"
+    test = f"{{held_out = {{path = '{setup.problems.with_name('test.jsonl')}', verifier = '{measured}'}}}}"
     folder = f"learning {name}"
     try:
         run = setup.train(

@@ -108,7 +108,7 @@ def tiny_model() -> PreTrainedModel:
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return in_own_precision(LlamaForCausalLM(config).to(torch.float64))
+        return in_own_precision(LlamaForCausalLM(config).double())
 
 
 def random_case(loss: str, seed: int, number: int) -> Case:

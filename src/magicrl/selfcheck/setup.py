@@ -122,11 +122,12 @@ class Setup:
 
     @cached_property
     def problems(self) -> Path:
-        """JSON Lines of 40 problems of the starting model's task."""
+        """JSON Lines of 40 problems of the starting model's task; ``test.jsonl`` next to it holds 20 others."""
+        made = unique_problems(make_running_sum(), seed=self.seed + 1, split="train", count=60, levels=[2])
+        rows = [json.dumps({"problem": one.prompt, "answer": one.references[0]}) + "\n" for one in made]
         path = self.folder / "problems.jsonl"
-        made = unique_problems(make_running_sum(), seed=self.seed + 1, split="train", count=40, levels=[2])
-        rows = [{"id": one.id, "problem": one.prompt, "answer": one.references[0]} for one in made]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        path.write_text("".join(rows[:40]), encoding="utf-8")
+        path.with_name("test.jsonl").write_text("".join(rows[40:]), encoding="utf-8")
         return path
 
     @cached_property
@@ -157,5 +158,5 @@ def relative_error(found: Iterable[Tensor], expected: Sequence[Tensor]) -> float
 
 
 def worst(errors: Iterable[float]) -> float:
-    """Return the largest error, or NaN if one is NaN."""
-    return float(torch.tensor(list(errors), dtype=torch.float64).max())
+    """Return the largest error, or NaN if one is NaN. 0 for none."""
+    return float(torch.tensor([0.0, *errors], dtype=torch.float64).max())

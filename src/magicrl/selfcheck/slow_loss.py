@@ -95,7 +95,7 @@ def reference_loss(
             if response.group != group:
                 continue
             inner = torch.zeros((), dtype=torch.float64)
-            length = int(response.mask.sum())
+            length = max(1, int(response.mask.sum()))
             for objective in _token_objectives(
                 name, response, logprobs, entropies, clip_low=clip_low, clip_high=clip_high, correction=correction,
                 cap=cap, alpha=alpha, beta=beta,
@@ -131,6 +131,8 @@ def _token_objectives(
 ) -> list[Tensor]:
     """Return for each loss token: corrected policy term + alpha * H - beta * k3."""
     steps = [t for t in range(len(logprobs)) if bool(response.mask[t])]
+    if not steps:
+        return []
     log_ratios = [logprobs[t] - response.old[t] for t in steps]
     geometric = torch.exp(sum(log_ratios[1:], start=log_ratios[0]) / len(steps))
     objectives: list[Tensor] = []

@@ -7,7 +7,7 @@ everything else is TRL's. The checks only observe. A difference of definition is
 from __future__ import annotations
 
 import copy
-import importlib.metadata
+import importlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +27,7 @@ from magicrl.selfcheck.slow_loss import Response, reference_advantages, referenc
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # silences a warning that rollout_func may change
 
-from trl import GRPOConfig, GRPOTrainer
-
-NAME = f"TRL {importlib.metadata.version('trl')}"
+trl: Any = importlib.import_module("trl")  # after the setting that it reads, and without its partial types
 TOLERANCE = 1e-5
 GROUPS, MEMBERS, T = 4, 4, 16
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -98,6 +96,7 @@ def gradient_error(setup: Setup, name: str) -> float:
     vocabulary, end = len(tokenizer), tokenizer.eos_token_id
     given = random_responses(rng, vocabulary, end)
     watch = Watch()
+    before = copy.deepcopy(model).requires_grad_(False)  # first: the trainer replaces the model's forward
     trainer = make_trainer(
         setup,
         model,
@@ -107,9 +106,8 @@ def gradient_error(setup: Setup, name: str) -> float:
         num_iterations=2,
         max_completion_length=T,
         learning_rate=3e-3,
-        **{"scale_rewards": "group", **settings},
+        **settings,
     )
-    before = copy.deepcopy(model).requires_grad_(False)
     trainer.train()
     assert len(watch.gradients) == 2, "TRL made another number of updates"
     return worst(
@@ -183,7 +181,7 @@ def expected(
     return [torch.zeros_like(found[name]) if (g := found[name].grad) is None else g for name in names]
 
 
-def starting_model(setup: Setup, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
+def starting_model(setup: Setup, dtype: torch.dtype) -> tuple[Any, Any]:
     """Return the starting model in ``dtype``, and its tokenizer."""
     with quiet_bars():
         model = AutoModelForCausalLM.from_pretrained(setup.start, local_files_only=True, dtype=dtype)
@@ -200,7 +198,7 @@ def make_trainer(
     rewards: Callable[..., Any] | None = None,
     folder: str = "trl",
     **settings: Any,
-) -> GRPOTrainer:
+) -> Any:
     """Return TRL's trainer. With ``given`` it trains on these responses, else it samples with transformers."""
     accumulate = settings.pop("gradient_accumulation_steps", 1)
     rows = [json.loads(line) for line in setup.problems.read_text(encoding="utf-8").splitlines()]
@@ -222,8 +220,8 @@ def make_trainer(
         "save_strategy": "no",
         "logging_strategy": "no",
     }
-    config = GRPOConfig(**options | settings)
-    trainer = GRPOTrainer(
+    config = trl.GRPOConfig(**options | settings)
+    trainer = trl.GRPOTrainer(
         model=model,
         reward_funcs=rewards or _given_rewards,
         args=config,
