@@ -26,10 +26,10 @@ from magicrl.files import write_atomically
 CHECKS = {
     "loss": ("the loss is the formula", "loss:check_loss"),
     "agreement": ("sampler and learner agree", "agreement:check_agreement"),
-    "resume": ("a killed run continues bit for bit", "resume:check_resume"),
     "judging": ("what was not judged is never a 0", "judging:check_judging"),
     "verifiers": ("verifiers accept no wrong answer", "verifiers:check_verifiers"),
     "learning": ("it says when nothing was learned", "learning:check_learning"),
+    "resume": ("a killed run continues bit for bit", "resume:check_resume"),
 }
 """Promise of each check, and its function in `magicrl.selfcheck`."""
 PEERS = {
@@ -63,7 +63,7 @@ def selfcheck(
     Parameters
     ----------
     only
-        A check (repeatable): loss, agreement, resume, judging, verifiers, learning. Default: all.
+        A check (repeatable): loss, agreement, judging, verifiers, learning, resume. Default: all.
     quick
         Fewer cases and kills: about a minute.
     peers
@@ -99,13 +99,13 @@ def selfcheck(
                 rows.append(_peer_row(setup, name))
             for row in rows:
                 document["checks"].append(row)
+                write_atomically(output, json.dumps(document, indent=1) + "\n")  # an interrupted run keeps its lines
                 console.print(f"{row['status']:8}", style=COLOURS[row["status"]], end="")
                 asked = row["promise"] if row["peer"] is None else f"{row['promise']}, {row['peer']}"
                 console.print(f"{asked}: {row['figure']} [{row['seconds']} s]", markup=False)
                 if row["against"]:
                     console.print(f"{'':8}against: {row['against']}", markup=False)
     logging.disable(logging.NOTSET)
-    write_atomically(output, json.dumps(document, indent=1) + "\n")
     if page is not None:
         from magicrl.selfcheck.page import page_of
 

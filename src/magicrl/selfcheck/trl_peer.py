@@ -33,7 +33,7 @@ GROUPS, MEMBERS, T = 4, 4, 16
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "DAPO": ("dapo", {"loss_type": "dapo"}, {}),
     "DAPO, 4 micro-batches": ("dapo", {"loss_type": "dapo", "gradient_accumulation_steps": 4}, {}),
-    "DAPO, KL 0.1": ("dapo", {"loss_type": "dapo", "beta": 0.1}, {"beta": 0.1}),
+    "DAPO, KL 0.1": ("dapo", {"loss_type": "dapo", "beta": 0.1, "use_bias_correction_kl": False}, {"beta": 0.1}),
     "DAPO, entropy 0.03": ("dapo", {"loss_type": "dapo", "entropy_coef": 0.03}, {"alpha": 0.03}),
     "DAPO, truncated masked": ("dapo", {"loss_type": "dapo", "mask_truncated_completions": True}, {"masked": True}),
     "GRPO": ("grpo", {"loss_type": "grpo"}, {}),
@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Dr. GRPO": ("dr_grpo", {"loss_type": "dr_grpo", "scale_rewards": "none"}, {}),
     "CISPO": ("cispo", {"loss_type": "cispo", "epsilon_high": 5.0}, {"clip_low": 1.0, "clip_high": 4.0}),
     "SAPO": ("sapo", {"loss_type": "sapo"}, {}),
+    "DAPO, KL 0.1, TRL's default": ("dapo", {"loss_type": "dapo", "beta": 0.1}, {"beta": 0.1}),
     "DAPO, entropy 0.03, 4 micro-batches": (
         "dapo",
         {"loss_type": "dapo", "entropy_coef": 0.03, "gradient_accumulation_steps": 4},
@@ -50,6 +51,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 """Row of `slow_loss`, TRL's settings, and what the reference is told beside the defaults."""
 DEFINED: Mapping[str, str] = {
+    "DAPO, KL 0.1, TRL's default": "TRL documents that it multiplies k3 by the importance ratio by default",
     "DAPO, entropy 0.03, 4 micro-batches": "TRL documents its entropy bonus as a mean over each micro-batch",
 }
 """Cases whose difference is a matter of definition."""
