@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from magicrl.reporting.command_pages import explain_summary, group_rows, write_explain_page
+from magicrl.commands.explain import explain_summary, group_rows, write_explain_page
 
-from .conftest import HOSTILE
-from .test_run_page import asks_for_nothing
+from ..reporting.conftest import HOSTILE
+from ..reporting.test_run_page import asks_for_nothing
 
 
 def group(problem: str, *, text: str = "7", norm: float = 1.0, learned: bool = True) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from magicrl.reporting.command_pages import preflight_figures, preflight_verdict, write_preflight_page
+from magicrl.commands.preflight import preflight_figures, preflight_verdict, write_preflight_page
 
-from .conftest import HOSTILE
-from .test_run_page import asks_for_nothing
+from ..reporting.conftest import HOSTILE
+from ..reporting.test_run_page import asks_for_nothing
 
 SHARE = {"mean": 0.5, "low": 0.25, "high": 0.75}
 
