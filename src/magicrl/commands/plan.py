@@ -144,7 +144,7 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
             "budget": round(hardware.budget / GIB, 2),
             "learner": {name: round(value / GIB, 3) for name, value in placed.learner.terms().items()},
             "learner_total": round(placed.learner.total / GIB, 2),
-            "engine": {name: round(value / GIB, 3) for name, value in placed.engine.terms().items()},
+            "engine": {name: round(value / GIB, 3) for name, value in placed.engine.items()},
             "fits": placed.fits,
         },
         "stages": [_stage_facts(made, stage) for stage in made.stages],
@@ -176,7 +176,7 @@ def _stated_facts(stated: Stated, planned_hours: float) -> dict[str, Any]:
             "replicas": layout.replicas,
             "tensor_parallel": layout.tensor_parallel,
             "learner_gib": round(stated.placed.learner.total / GIB, 2),
-            "engine_cache_gib": round(stated.placed.engine.cache / GIB, 2),
+            "engine_cache_gib": round(stated.placed.layout.cache_bytes / GIB, 2),
         }
     if stated.seconds is not None:
         hours = stated.seconds / 3600
