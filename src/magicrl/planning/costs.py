@@ -251,7 +251,7 @@ def load_calibration(hardware: str, hidden: int) -> Efficiency:
     own = {name: table for name, table in tables.items() if table["hardware"] == hardware}
     candidates = own or {name: table for name, table in tables.items() if table["hardware"] == "gpu"}
     name, table = min(candidates.items(), key=lambda item: abs(log(item[1]["hidden"] / hidden)))
-    return Efficiency(**{f.name: table[f.name] for f in fields(Efficiency) if f.name in table} | {"name": name})
+    return Efficiency(name=name, **{f.name: table[f.name] for f in fields(Efficiency) if f.name in table})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
