@@ -67,7 +67,7 @@ def test_names_and_weights() -> None:
         ("maths + nan * exact", "must begin with a weight"),
         ("maths + inf * exact", "must begin with a weight"),
         ("maths + 0.5 * maths", "a reward is named twice"),
-        ("maths + 0.5 * exat", "unknown reward 'exat'; did you mean 'exact'"),
+        ("maths + 0.5 * exac", "unknown reward 'exac'; did you mean 'exact'"),
     ],
 )
 def test_wrong_weights_and_names_are_refused(reference: str, error: str) -> None:
