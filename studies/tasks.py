@@ -16,7 +16,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from magicrl.config.schema import SourceConfig
 from magicrl.data.gym_tasks import GymTask, usable_tasks
