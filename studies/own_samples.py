@@ -1,6 +1,6 @@
 """Supervised baseline of the showcase: rejection-sampling SFT on the correct responses of each step's kept groups.
 
-    magicrl train family --set algorithm.advantage=studies/own_samples.py:correct_only
+magicrl train family --set algorithm.advantage=studies/own_samples.py:correct_only
 """
 
 from __future__ import annotations

@@ -12,10 +12,12 @@ import contextlib
 import json
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from magicrl.config.schema import SourceConfig
 from magicrl.data.gym_tasks import GymTask, usable_tasks
@@ -102,13 +104,18 @@ def screen(files: Mapping[str, str], work: Path) -> None:
         pass_at=[SAMPLES],
         progress=False,
     )
-    rows = {name: {"left_out": reason} for name, reason in found.items() if isinstance(reason, str)}
+    rows: dict[str, dict[str, Any]] = {
+        name: {"left_out": reason} for name, reason in found.items() if isinstance(reason, str)
+    }
     for name, measured in result.recorded.benchmarks.items():
-        rights = result.samples(name).groupby("problem")["correct"].mean()
+        frame = result.samples(name)
+        outcomes: defaultdict[str, set[bool]] = defaultdict(set)
+        for problem, right in zip(frame["problem"].tolist(), frame["correct"].tolist(), strict=True):
+            outcomes[str(problem)].add(bool(right))
         rows[name] = {
             "accuracy": round(measured.accuracy.mean, 4),
             "found": round(measured.pass_at[SAMPLES].mean, 4),
-            "mixed": round(float(((rights > 0) & (rights < 1)).mean()), 4),
+            "mixed": round(sum(len(found) == 2 for found in outcomes.values()) / len(outcomes), 4),
             "length": round(measured.length.mean, 1),
             "truncated": round(measured.truncation.mean, 3),
         }
