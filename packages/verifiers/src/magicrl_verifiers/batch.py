@@ -147,7 +147,7 @@ def judge_file(
 
 
 def count_lines(path: Path) -> int:
-    """Lines that are not blank."""
+    """Return the number of lines that are not blank."""
     with path.open("rb") as file:
         return sum(bool(raw.strip()) for raw in file)
 
@@ -191,7 +191,7 @@ def verify_file(
         verifier: a built-in one, or a reward of the user's as `magicrl.registry` finds it.
         workers: worker processes; default: the cores this process may use.
         judge: settings of the verifier ``judge``.
-        tell: called with the lines that are judged, and all.
+        tell: receives the number of judged lines and of all lines.
 
     Raises:
         ValueError: an unknown verifier, an empty input, or input and output are the same file.
@@ -225,7 +225,7 @@ def verify_rows(
     time_limit: float,
     memory_limit_mb: int,
 ) -> list[Verdict]:
-    """The verdicts of rows as `verify_file` has them on its lines, in their order.
+    """Return the verdicts of rows as `verify_file` has them on its lines, in their order.
 
     Raises:
         ValueError: an unknown verifier, or a row that cannot be read; nothing was judged.
@@ -239,12 +239,12 @@ def verify_rows(
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _objects(path: Path) -> Iterator[tuple[Any, str, dict[str, Any] | ValueError]]:
-    """Id (else number), place and object of every line that is not blank; what is wrong with one that is no object."""
+    """Yield id (else number), place and object of every line that is not blank; for no object the error."""
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if not raw.strip():
@@ -264,7 +264,7 @@ def _objects(path: Path) -> Iterator[tuple[Any, str, dict[str, Any] | ValueError
 
 
 def objects(path: Path) -> Iterator[tuple[dict[str, Any], Any, str]]:
-    """The objects of a JSON Lines file, each with its id (its line's number if it has none) and its place.
+    """Yield the objects of a JSON Lines file, each with its id (its line's number if it has none) and its place.
 
     Blank lines are skipped.
 
@@ -341,7 +341,7 @@ def verify_code_file(
 
     Args:
         explain: add ``reason``, a sentence for a person.
-        tell: called with the lines that are judged, and all.
+        tell: receives the number of judged lines and of all lines.
 
     Raises:
         ValueError: an empty input, or input and output are the same file.

@@ -89,7 +89,7 @@ def check_reference(kind: str, reference: str, builtins: Builtins = _NONE) -> st
 
 
 def _checked(kind: str, reference: str, builtins: Builtins) -> tuple[str, str]:
-    """`check_reference`, and the module or file and the attribute that it found."""
+    """Run `check_reference`; return the module or file and the attribute that it found."""
     if reference.startswith(LIVE):
         if reference not in _live:
             raise ValueError(

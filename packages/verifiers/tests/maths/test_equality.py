@@ -54,7 +54,7 @@ TREES = st.recursive(
 
 
 def reference(tree: Expr) -> mpmath.mpf:
-    """The value to 60 digits, in mpmath; a ValueError where there is none in the reals."""
+    """Return the value to 60 digits, in mpmath; a ValueError where there is none in the reals."""
     if tree.op == "num":
         return mpmath.mpf(tree.value.numerator) / tree.value.denominator
     if tree.op == "const":

@@ -67,5 +67,5 @@ def _problem(verifier: str, given: Any) -> Problem:
 
 
 def _text(completion: Any) -> str:
-    """A completion's text: of a conversation the last message."""
+    """Return a completion's text: of a conversation the last message."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
