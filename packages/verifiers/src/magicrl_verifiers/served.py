@@ -205,8 +205,9 @@ class Transport:
                 headers["Authorization"] = f"Bearer {self._key}"
             limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self._settings.concurrency)
             timeout = httpx2.Timeout(self._settings.attempt_seconds, connect=_CONNECT_SECONDS, pool=None)
-            # with a custom transport httpx reads no proxy from the environment
-            direct = None if _proxied() else httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEP_ALIVE)
+            # with a custom transport httpx would not read a proxy, and its exceptions, from the environment
+            proxied = any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ)
+            direct = None if proxied else httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEP_ALIVE)
             self._client = httpx2.AsyncClient(headers=headers, timeout=timeout, limits=limits, transport=direct)
         return self._client
 
@@ -280,11 +281,6 @@ class Transport:
         if status in (400, 405, 413, 422):
             return "a field it does not take is left out with extra = {name: None}; dialect and mode may fit it better"
         return "see the server's log"
-
-
-def _proxied() -> bool:
-    """Return whether the environment names a proxy, which httpx then reads with its exceptions."""
-    return any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ)
 
 
 def _error_of(response: httpx2.Response) -> tuple[str, str]:

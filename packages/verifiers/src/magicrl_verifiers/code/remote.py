@@ -74,7 +74,8 @@ class Files:
         # a file where a folder is wanted, a name too long, no room: the other side sees it missing
         for path in filter(_below, reversed(gone if isinstance(gone, list) else [])):
             with contextlib.suppress(OSError, ValueError):
-                self._remove(f"{self._folder}/{path}")
+                gone_path = f"{self._folder}/{path}"
+                (rmdir if stat.S_ISDIR(lstat(gone_path).st_mode) else remove)(gone_path)
         for path, content in (new if isinstance(new, dict) else {}).items():
             if _below(path) and (content is None or isinstance(content, str)):
                 with contextlib.suppress(OSError, ValueError):
@@ -109,9 +110,6 @@ class Files:
             values.write_all(fd, content.encode("latin-1"))
         finally:
             close(fd)
-
-    def _remove(self, path: str) -> None:
-        (rmdir if stat.S_ISDIR(lstat(path).st_mode) else remove)(path)
 
 
 def _below(path: Any) -> bool:

@@ -459,7 +459,7 @@ def _comparison(tests: Mapping[str, Any]) -> tuple[float | None, int | None]:
         if compare.get("kind") == "inplace" and fields["in_place"] is None:
             fields["in_place"] = compare.get("arg", 0)
     tolerance = _given(fields, "float_tolerance", lambda v: _is_number(v) and v >= 0, "a number of at least 0")
-    return tolerance, _given(fields, "in_place", _is_index, "the index of an argument")
+    return tolerance, _given(fields, "in_place", lambda v: type(v) is int and v >= 0, "the index of an argument")
 
 
 def _given(tests: Mapping[str, Any], name: str, fits: Callable[[Any], bool], what: str) -> Any:
@@ -489,7 +489,3 @@ def _list(tests: Mapping[str, Any], name: str) -> list[Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_index(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

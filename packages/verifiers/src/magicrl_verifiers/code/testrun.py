@@ -540,7 +540,9 @@ def run_tests(
                 raise
         namespace.ledger.ended()
         namespace.ledger.loaded()
-        _check(namespace, details["check"])
+        if (check := details["check"]) is not None:  # the test code leaves this call to its harness
+            candidate = namespace[check] if check.isidentifier() else ProgramObject(client, {"name": check})
+            namespace["check"](candidate)
         own = {name: one for name, one in namespace.items() if type(one) is not ProgramObject}
         error = _collect(own, namespace.ledger, codes[-1])
     except BaseException as raised:  # noqa: BLE001 - the report says what it was
@@ -549,13 +551,6 @@ def run_tests(
     if said == "held":
         said, reason = namespace.ledger.nothing_done(codes[-1]) or (said, reason)
     return {"said": said, "reason": reason[:400]}
-
-
-def _check(namespace: TestNamespace, check: str | None) -> None:
-    """Call ``check`` with the program's function, where the test code leaves that to its harness."""
-    if check is not None:
-        candidate = namespace[check] if check.isidentifier() else ProgramObject(namespace.client, {"name": check})
-        namespace["check"](candidate)
 
 
 def _judged(error: BaseException | None, client: Client) -> tuple[str, str]:
