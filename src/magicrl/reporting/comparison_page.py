@@ -130,14 +130,10 @@ def write_comparison_page(
     facts += [("samples", f"{samples:,}")] if samples else []
     facts += [("left out", str(len(left_out)))] if left_out else []
     names = [run.name for run in runs] or [name for evaluation in evaluations for name in evaluation.benchmarks]
-    page = render_page(_title(names), facts, blocks, command, "comparison" if runs else "evaluation")
-    write_page(page, output)
-    return left_out
-
-
-def _title(names: Sequence[str]) -> str:
     distinct = list(dict.fromkeys(names))
-    return " · ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
+    title = " · ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
+    write_page(render_page(title, facts, blocks, command, "comparison" if runs else "evaluation"), output)
+    return left_out
 
 
 def comparison_blocks(variants: Sequence[Variant], axis: Axis) -> list[PageBlock | None]:
@@ -146,10 +142,15 @@ def comparison_blocks(variants: Sequence[Variant], axis: Axis) -> list[PageBlock
     runs = [run for variant in variants for run in variant.runs]
     labels = dict(zip((run.path for run in runs), path_labels([run.path for run in runs]), strict=True))
     browsers = variant_browsers(variants)
+    # a column per variant with all values of its runs
+    settings = iter(run_settings(runs))
+    rows = setting_rows([[next(settings) for _ in variant.runs] for variant in variants], decides)
+    without = [labels[run.path] for run in runs if not run.config]
+    differ = {"variants": [variant.name for variant in variants], "rows": rows, "without": without}
     return [
         block("variants", "Variants", {"rows": _variant_rows(variants), "notes": _notes(variants, axes, labels)}),
         _score_block(variants),
-        _settings(variants, labels),
+        block("settings", "Settings that differ", differ if rows or without else None),
         *_figures(variants, axes, axis),
         block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None),
         _runs(variants, labels),
@@ -212,30 +213,21 @@ def _notes(variants: Sequence[Variant], axes: VariantAxes, labels: Mapping[Path,
 
 def _score_block(variants: Sequence[Variant]) -> PageBlock | None:
     scores = variant_scores(variants)
-    names = list(dict.fromkeys(score.set_name for score in scores))
+    names = list(dict.fromkeys(score["set_name"] for score in scores))
     sets: list[dict[str, Any]] = []
     for i, name in enumerate(names, start=1):
-        of_set = [score for score in scores if score.set_name == name]
+        of_set = [score for score in scores if score["set_name"] == name]
+        measure = of_set[0]["measure"]
         view = intervals_view(
             "test" if len(names) == 1 else f"test_{i}",
-            f"{of_set[0].measure.name.capitalize()} at temperature {temperature_text(of_set[0].temperature)}",
-            [IntervalRow(variant.variant, variant.before, variant.after) for variant in of_set[0].variants],
+            f"{measure.name.capitalize()} at temperature {temperature_text(of_set[0]['temperature'])}",
+            [IntervalRow(row["variant"], row["before"], row["after"]) for row in of_set[0]["variants"]],
             "Mean over a variant's runs, with 95 % intervals over problems.",
-            measure=of_set[0].measure,
+            measure=measure,
         )
         sets.append({"name": name, "view": view, "scores": of_set})
     signs = [variant_swatch(i) for i in range(len(variants))]
     return block("variant_scores", "Test scores", {"sets": sets, "signs": signs} if sets else None)
-
-
-def _settings(variants: Sequence[Variant], labels: Mapping[Path, str]) -> PageBlock | None:
-    """Return the settings that differ between runs, a column per variant with all values of its runs."""
-    runs = [run for variant in variants for run in variant.runs]
-    settings = iter(run_settings(runs))
-    rows = setting_rows([[next(settings) for _ in variant.runs] for variant in variants], decides)
-    without = [labels[run.path] for run in runs if not run.config]
-    data = {"variants": [variant.name for variant in variants], "rows": rows, "without": without}
-    return block("settings", "Settings that differ", data if rows or without else None)
 
 
 def _figures(variants: Sequence[Variant], axes: VariantAxes, axis: Axis) -> list[PageBlock]:
@@ -261,6 +253,14 @@ def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> PageBlock 
     sets = list(dict.fromkeys(name for variant in variants for run in variant.runs for name in run.sets))
     measure = measure_of([row for variant in variants for run in variant.runs for row in run.metrics])
     rows: list[dict[str, Any]] = []
+
+    def final_test(run: RecordedRun, set_name: str) -> str:
+        evaluation = run.evaluation("after", set_name)
+        if evaluation is None or not (scores := evaluation.temperatures):
+            return "–"
+        last = scores[max(scores)]
+        return REWARD.value(last.reward.mean) if last.reward else ACCURACY.value(last.accuracy.mean)
+
     for slot, variant in enumerate(variants):
         for run in variant.runs:
             tokens, wall, hours = (max(positions(run, axis).values(), default=None) for axis in AXES[1:])
@@ -281,7 +281,7 @@ def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> PageBlock 
                     "entropy": run.last_mean("entropy/exact/mean", "entropy/sampled/mean"),
                     "truncation": run.last_mean("train/truncation/ratio"),
                     "length": run.last_mean("length/mean"),
-                    "tests": [_final_test(run, name) for name in sets],
+                    "tests": [final_test(run, name) for name in sets],
                     "commit": commit[:10] + plus + rest,
                     "path": str(run.path),
                 }
@@ -291,27 +291,18 @@ def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> PageBlock 
     return block("runs", "Runs", data)
 
 
-def _final_test(run: RecordedRun, set_name: str) -> str:
-    evaluation = run.evaluation("after", set_name)
-    if evaluation is None or not (scores := evaluation.temperatures):
-        return "–"
-    last = scores[max(scores)]
-    return REWARD.value(last.reward.mean) if last.reward else ACCURACY.value(last.accuracy.mean)
-
-
 def compared_view(compared: ComparedChart, axis: Axis) -> FigureView:
     """Return one figure with a drawing per x axis. ``axis`` is shown first."""
-    shown = chart_view(compared.charts.get(axis) or next(iter(compared.charts.values())))
+    metric, _, charts = compared
+    shown = chart_view(charts.get(axis) or next(iter(charts.values())))
     drawings: list[Markup] = []
-    for key, chart in compared.charts.items():
+    for key, chart in charts.items():
         marked = f'<svg data-axis="{key}"{"" if key == axis else " hidden"} '
         drawings.append(Markup(str(draw(chart)).replace("<svg ", marked, 1)))
-    none = Markup(
-        f'<p class="note no-axis"{" hidden" if axis in compared.charts else ""}>No variant recorded this x axis.</p>'
-    )
+    none = Markup(f'<p class="note no-axis"{" hidden" if axis in charts else ""}>No variant recorded this x axis.</p>')
     # the page's script reads the values for CSV and crosshair from `curve_values`
     svg = Markup("").join([*drawings, none])
-    return replace(shown, name=compared.metric.compared, svg=svg, csv="", hover=None)
+    return replace(shown, name=metric.compared, svg=svg, csv="", hover=None)
 
 
 def curve_values(variants: Sequence[Variant], axes: VariantAxes, figures: Sequence[ComparedChart]) -> dict[str, Any]:
@@ -325,22 +316,22 @@ def curve_values(variants: Sequence[Variant], axes: VariantAxes, figures: Sequen
 
     charts: dict[str, Any] = {}
     curves: dict[str, list[dict[str, Any]]] = {}
-    for figure in figures:
-        key = figure.metric.compared
+    for metric, of_variants, drawn in figures:
+        key = metric.compared
         curves[key] = []
-        for slot, (variant, curve) in enumerate(zip(variants, figure.curves, strict=True)):
-            if curve.points:
-                steps, means, lows, highs, runs = zip(*curve.points, strict=True)
+        for slot, (variant, (common, tails)) in enumerate(zip(variants, of_variants, strict=True)):
+            if common:
+                steps, means, lows, highs, runs = zip(*common, strict=True)
                 at: dict[Axis, Mapping[float, float]] = {a: axes.variants[a][slot] for a in axes.names}
                 entry = {"label": variant.name, "color": slot % len(PALETTE), "runs": runs[0], "x": x_lists(at, steps)}
                 ends = {"low": _digits(lows), "high": _digits(highs)} if max(runs) > 1 else {}
                 curves[key].append(entry | {"y": _digits(means)} | ends)
-            for run, points in curve.tails:
+            for run, points in tails:
                 steps, values = zip(*points, strict=True)
                 at = {a: axes.runs[a][slot][run] for a in axes.names}
                 tail = {"label": tail_label(variant, run), "alone": True, "runs": 1}
                 curves[key].append(tail | {"x": x_lists(at, steps), "y": _digits(values)})
-        for axis, chart in figure.charts.items():
+        for axis, chart in drawn.items():
             charts[chart.key] = hover_data(chart) | {"curves": key, "axis": axis}
     words = {axis: "step" if axis == "steps" else name for axis, name in axes.names.items()}
     return {**charts, "#x": [list(values) for values in lists], "#curves": curves, "#axes": words}
@@ -379,33 +370,27 @@ def evaluation_names(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
     """Return a name for each evaluation: its model, and the differing settings where a model occurs several times."""
     models = [e.model for e in evaluations]
     distinct = list(dict.fromkeys(models))
-    short = dict(zip(distinct, path_labels([_named(model) for model in distinct]), strict=True))
+    paths = [Path(model) for model in distinct]
+    for i, path in enumerate(paths):  # the model of a run is named by the run folder
+        while path.name in ("model", "run") and path.parent.name:
+            path = path.parent
+        paths[i] = path
+    short = dict(zip(distinct, path_labels(paths), strict=True))
     names = [short[model] for model in models]
     for model in distinct:
         members = [i for i, other in enumerate(models) if other == model]
         if len(members) > 1:
-            tables = [_settings_of(evaluations[i]) for i in members]
+            tables: list[dict[str, Any]] = []
+            for i in members:  # the settings that determined the samples, without problems, seed and checksums
+                first = next(iter(evaluations[i].benchmarks.values()), None)
+                flat = {} if first is None else leaves({**first.settings, "samples": first.samples})
+                other = ("problems.", "benchmark", "sampling.seed", "engine.model")
+                tables.append({k: v for k, v in flat.items() if not (k.startswith(other) or k.endswith("sha256"))})
             folders = path_labels([evaluations[i].path for i in members])
             suffixes = setting_names(tables) if differing(tables) else folders
             for i, suffix in zip(members, suffixes, strict=True):
                 names[i] = f"{short[model]}, {suffix}"
     return names
-
-
-def _named(model: str) -> Path:
-    """Return a model's path; for the model of a run, the run folder."""
-    path = Path(model)
-    while path.name in ("model", "run") and path.parent.name:
-        path = path.parent
-    return path
-
-
-def _settings_of(evaluation: RecordedEvaluation) -> dict[str, Any]:
-    """Return the settings that determined the samples, except problems, seed and the checksums of the weights."""
-    first = next(iter(evaluation.benchmarks.values()), None)
-    flat = {} if first is None else leaves({**first.settings, "samples": first.samples})
-    left_out = ("problems.", "benchmark", "sampling.seed", "engine.model")
-    return {k: v for k, v in flat.items() if not k.startswith(left_out) and not k.endswith("sha256")}
 
 
 def _scores(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> PageBlock | None:

@@ -7,11 +7,11 @@ limited number of them, selected so that every kind of outcome is included, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -70,20 +70,13 @@ class BrowsedProblem:
         return len(self.prompt) + sum(len(text) for text in texts)
 
 
-class SampleBrowser(NamedTuple):
-    """The problems of one set on a page, in the order of the set."""
+def browser(name: str, columns: Sequence[str], problems: Sequence[BrowsedProblem], *, note: str = "") -> dict[str, Any]:
+    """Return the data of the template that shows one set, in the order of the set.
 
-    name: str
-    columns: tuple[str, ...]
-    items: tuple[BrowsedProblem, ...]
-    total: int  # problems before selection
-    counts: Mapping[Kind, int]  # problems of each kind, before selection
-    kind_words: Mapping[Kind, str]  # labels of the filter, for the kinds that occur
-    note: str = ""  # how the outcome of a column follows from several samples; empty where each has one
-
-
-def browser(name: str, columns: Sequence[str], problems: Sequence[BrowsedProblem], *, note: str = "") -> SampleBrowser:
-    """Return the browser of one set, with at most ``MOST_PROBLEMS`` problems and ``MOST_CHARACTERS`` characters."""
+    It has at most ``MOST_PROBLEMS`` problems and ``MOST_CHARACTERS`` characters. ``total`` and ``counts`` (by kind) are
+    the problems before this selection, ``kind_words`` the labels of the filter for the kinds that occur. ``note`` says
+    how the outcome of a column follows from several samples.
+    """
     counts: dict[Kind, int] = {kind: sum(kind in problem.kinds for problem in problems) for kind in KINDS}
     words: dict[Kind, str] = {kind: kind.replace("_", " ") for kind in KINDS[2:]}
     if len(columns) > 1:  # lost and won need two columns
@@ -92,7 +85,15 @@ def browser(name: str, columns: Sequence[str], problems: Sequence[BrowsedProblem
         lost, won = moved.format("right", first, "wrong", others), moved.format("wrong", first, "right", others)
         words = {"lost": lost, "won": won, **words}
     occurring: dict[Kind, str] = {kind: text for kind, text in words.items() if counts[kind]}
-    return SampleBrowser(name, tuple(columns), tuple(chosen(problems)), len(problems), counts, occurring, note)
+    return {
+        "name": name,
+        "columns": tuple(columns),
+        "problems": chosen(problems),
+        "total": len(problems),
+        "counts": counts,
+        "kind_words": occurring,
+        "note": note,
+    }
 
 
 def outcome_kinds(columns: Sequence[Column]) -> frozenset[Kind]:
@@ -102,7 +103,8 @@ def outcome_kinds(columns: Sequence[Column]) -> frozenset[Kind]:
     one is not. ``won``: the opposite.
     """
     every = [response for column in columns for response in column]
-    verdicts = [_right(column) for column in columns] or [None]
+    judged = [[r.correct for r in column if r.outcome in ("correct", "wrong")] for column in columns]
+    verdicts = [2 * sum(right) >= len(right) if right else None for right in judged] or [None]
     first, others = verdicts[0], verdicts[1:]
     present: dict[Kind, bool] = {
         "wrong": any(response.outcome == "wrong" and not response.truncated for response in every),
@@ -113,11 +115,6 @@ def outcome_kinds(columns: Sequence[Column]) -> frozenset[Kind]:
         "won": first is False and True in others,
     }
     return frozenset(kind for kind, found in present.items() if found)
-
-
-def _right(responses: Column) -> bool | None:
-    judged = [response.correct for response in responses if response.outcome in ("correct", "wrong")]
-    return 2 * sum(judged) >= len(judged) if judged else None
 
 
 def chosen(problems: Sequence[BrowsedProblem]) -> list[BrowsedProblem]:
@@ -148,39 +145,32 @@ def clipped(text: str) -> str:
 # The test sets of training runs: before and after training, or the variants of a comparison.
 
 
-def run_browsers(run: RecordedRun) -> list[SampleBrowser]:
+def run_browsers(run: RecordedRun) -> list[dict[str, Any]]:
     """Return a browser per test set with the responses before and after training."""
-    browsers: list[SampleBrowser] = []
+    browsers: list[dict[str, Any]] = []
     for comparison in comparisons(run):
-        old, new = _by_id(comparison.before), _by_id(comparison.after)
-        problems = [
-            _before_and_after(
-                new.get(key) or old[key], *(side[key].responses if key in side else {} for side in (old, new))
-            )
-            for key in dict.fromkeys([*old, *new])
-        ]
+        sides = _by_id(comparison.before), _by_id(comparison.after)
+        problems: list[BrowsedProblem] = []
+        for key in dict.fromkeys([*sides[0], *sides[1]]):
+            old, new = (side[key].responses if key in side else {} for side in sides)
+            pairs = [(t, *pair) for t in sorted({*old, *new}) for pair in zip_longest(old.get(t, ()), new.get(t, ()))]
+            # each temperature has its own kinds
+            kinds = (outcome_kinds([[a] if a else [], [b] if b else []]) for _, a, b in pairs)
+            columns = [[a for _, a, _ in pairs if a is not None], [b for _, _, b in pairs if b is not None]]
+            rows = [(f"Temperature {temperature_text(t)}", (a, b)) for t, a, b in pairs]
+            problem = sides[1].get(key) or sides[0][key]
+            problems.append(_browsed(problem, columns, rows, frozenset[Kind]().union(*kinds)))
         if problems:
             browsers.append(browser(comparison.set_name, ("before", "after"), problems))
     return browsers
 
 
-def _before_and_after(
-    problem: EvaluatedProblem, old: Mapping[float, Column], new: Mapping[float, Column]
-) -> BrowsedProblem:
-    """Return one test problem with its responses by temperature. Each temperature has its own kinds."""
-    pairs = [(t, *pair) for t in sorted({*old, *new}) for pair in zip_longest(old.get(t, ()), new.get(t, ()))]
-    kinds = (outcome_kinds([[a] if a else [], [b] if b else []]) for _, a, b in pairs)
-    columns = [[a for _, a, _ in pairs if a is not None], [b for _, _, b in pairs if b is not None]]
-    rows = [(f"Temperature {temperature_text(t)}", (a, b)) for t, a, b in pairs]
-    return _browsed(problem, columns, rows, frozenset[Kind]().union(*kinds))
-
-
-def variant_browsers(variants: Sequence[Variant]) -> list[SampleBrowser]:
+def variant_browsers(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """Return a browser per test set with responses at the temperature of training.
 
     The columns are the initial checkpoint of the first variant, and the first evaluated run of each variant.
     """
-    browsers: list[SampleBrowser] = []
+    browsers: list[dict[str, Any]] = []
     for name in dict.fromkeys(name for variant in variants for run in variant.runs for name in run.sets):
         columns = [("initial checkpoint", [run.evaluation("before", name) for run in variants[0].runs])]
         columns += [(v.name, [run.evaluation("after", name) for run in v.runs]) for v in variants]
@@ -237,12 +227,12 @@ def _by_id(evaluation: SetEvaluation | None) -> dict[str, EvaluatedProblem]:
 # Evaluations: one column per evaluation, one browser per benchmark.
 
 
-def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> list[SampleBrowser]:
+def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return a browser per benchmark whose folders have problems and samples.
 
     Problems are matched by their id, so that evaluations of different problems have no common rows.
     """
-    found: list[SampleBrowser] = []
+    found: list[dict[str, Any]] = []
     for benchmark, results in by_benchmark(evaluations).items():
         shown = results[:MOST_COLUMNS]
         known: dict[str, AskedProblem] = {}
@@ -299,18 +289,9 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-class TextPiece(NamedTuple):
-    """Neighbouring tokens of one colour, or an observation of an environment.
-
-    ``level`` is 0 (below 0.1 nats) to 4, ``nats`` the entropy of a single token.
-    """
-
-    text: str
-    level: int
-    nats: float | None
-    observed: bool = False
-
-
+TextPiece: TypeAlias = tuple[str, int, float | None, bool]
+"""Text of neighbouring tokens of one colour: the text, its level from 0 (below 0.1 nats) to 4, the entropy of a single
+token, and whether it is an observation of an environment."""
 Rollout: TypeAlias = dict[str, Any]
 """A row of the recording with the additional fields that ``_rollout`` computes for the page."""
 
@@ -324,13 +305,26 @@ def shown_rollouts(run: RecordedRun) -> list[list[Rollout]]:
     files = {path.stem.removeprefix("step-"): path for path in (run.path / "rollouts").glob("step-*.parquet")}
     paths = {int(digits): path for digits, path in files.items() if digits.isdigit()}
     tokenizer = run_tokenizer(run)
-    return [_step_rollouts(step, paths[step], tokenizer) for step in rollout_steps(run, sorted(paths))]
+    found: list[list[Rollout]] = []
+    for step in rollout_steps(run, sorted(paths)):
+        path = paths[step]
+        try:
+            available = pq.read_schema(path).names  # older recordings have no episodes
+            columns = [name for name in _COLUMNS if name in available or name != "episode"]
+            rows = cast("list[dict[str, Any]]", pq.read_table(path, columns=columns).to_pylist())
+        except (pa.ArrowException, OSError) as error:
+            raise RunFolderError(f"{path}: no recording of rollouts: {error}; remove the file") from None
+        groups = {draw: list(group) for draw, group in groupby(rows, key=lambda row: row["draw"])}
+        found.append(
+            [_rollout(step, why, row, groups[row["draw"]], tokenizer) for why, row in _selected_rollouts(rows)]
+        )
+    return found
 
 
 def rollout_steps(run: RecordedRun, recorded: Sequence[int]) -> list[int]:
     """Select the first and last recorded step of each stage, at most ``MOST_ROLLOUT_STEPS``; of a single stage also
     its middle step."""
-    stages = [[step for step in recorded if s.first_step <= step <= s.last_step] for s in run.stages]
+    stages = [[step for step in recorded if first <= step <= last] for _, first, last, _ in run.stages]
     inside = [steps for steps in stages if steps]
     selected = {step for steps in inside for step in (steps[0], steps[-1])}
     if len(inside) == 1 and len(selected) == 2:
@@ -351,17 +345,6 @@ def run_tokenizer(run: RecordedRun) -> Tokenizer | None:
             except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a broken file
                 raise RunFolderError(f"{path}: no tokenizer: {error}") from None
     return None
-
-
-def _step_rollouts(step: int, path: Path, tokenizer: Tokenizer | None) -> list[Rollout]:
-    try:
-        available = pq.read_schema(path).names  # older recordings have no episodes
-        columns = [name for name in _COLUMNS if name in available or name != "episode"]
-        rows = cast("list[dict[str, Any]]", pq.read_table(path, columns=columns).to_pylist())
-    except (pa.ArrowException, OSError) as error:
-        raise RunFolderError(f"{path}: no recording of rollouts: {error}; remove the file") from None
-    groups = {draw: list(group) for draw, group in groupby(rows, key=lambda row: row["draw"])}
-    return [_rollout(step, why, row, groups[row["draw"]], tokenizer) for why, row in _selected_rollouts(rows)]
 
 
 def _selected_rollouts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -385,13 +368,17 @@ def _rollout(
     tokens = cast("list[int]", row["tokens"])
     entropies = cast("list[float] | None", row["sampler_entropies"])
     observed = observed_spans(row.get("episode"))
-    shown = _token_texts(tokenizer, tokens[:MOST_TOKENS]) if tokenizer is not None else None
+    shown: list[str] | None = None
+    if tokenizer is not None:
+        # a token that ends inside a character is empty, and the next one has the character
+        stream = DecodeStream(skip_special_tokens=False)
+        shown = [str(stream.step(tokenizer, token) or "") for token in tokens[:MOST_TOKENS]]
     if shown is not None and (entropies is not None or observed):
         pieces = coloured_pieces(shown, entropies or [0.0] * len(tokens), observed)
         words = f"{len(tokens) - MOST_TOKENS} more tokens" if len(tokens) > MOST_TOKENS else ""
     else:
         text = str(row["text"])
-        pieces = (TextPiece(visible(text[:MOST_ROLLOUT_CHARACTERS]), 0, None),)
+        pieces = [(visible(text[:MOST_ROLLOUT_CHARACTERS]), 0, None, False)]
         words = f"{len(text) - MOST_ROLLOUT_CHARACTERS} more characters" if len(text) > MOST_ROLLOUT_CHARACTERS else ""
     prompt = cast("list[int]", row["prompt_tokens"])[-MOST_TOKENS:]
     return {
@@ -411,12 +398,6 @@ def _rollout(
     }
 
 
-def _token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
-    """Return a text per token. A token that ends inside a character is empty, and the next one has the character."""
-    stream = DecodeStream(skip_special_tokens=False)
-    return [str(stream.step(tokenizer, token) or "") for token in ids]
-
-
 def observed_spans(episode: str | None) -> list[tuple[int, int]]:
     """Return ``(first token, number of tokens)`` of each observation in a recording's column ``episode``."""
     return [] if episode is None else [(first, count) for first, count in json.loads(episode)["observed"]]
@@ -424,7 +405,7 @@ def observed_spans(episode: str | None) -> list[tuple[int, int]]:
 
 def coloured_pieces(
     texts: Sequence[str], entropies: Sequence[float], observed: Sequence[tuple[int, int]] = ()
-) -> tuple[TextPiece, ...]:
+) -> list[TextPiece]:
     """Join neighbouring tokens of low entropy, and tokens of an observation, into pieces of text.
 
     Every other token is a piece with its entropy. All pieces together have at most ``MOST_ROLLOUT_CHARACTERS``, since
@@ -444,11 +425,11 @@ def coloured_pieces(
         level = sum(nats >= edge for edge in LEVELS)
         if not shown:
             continue
-        piece = TextPiece(shown, level, nats if level else None, place in answered)
-        if level == 0 and pieces and pieces[-1][1:] == piece[1:]:
-            piece = piece._replace(text=pieces.pop().text + shown)
-        pieces.append(piece)
-    return tuple(pieces)
+        kind = (level, nats if level else None, place in answered)
+        if level == 0 and pieces and pieces[-1][1:] == kind:
+            shown = pieces.pop()[0] + shown
+        pieces.append((shown, *kind))
+    return pieces
 
 
 def _mean_entropy(row: Mapping[str, Any]) -> float | None:
