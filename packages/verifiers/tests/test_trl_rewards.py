@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,6 +101,12 @@ def test_a_missing_column_is_named() -> None:
 
     with pytest.raises(ValueError, match="reward needs requires the column 'rubric', and the data has kind, solution"):
         RewardFunction("own", [needs]).check(PROBLEM)
+
+    def all_columns(completions: list[str], rubric: list[str], **columns: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    with pytest.raises(ValueError, match="and the data has no columns but prompt and answer: rename"):
+        RewardFunction("own", all_columns).check(replace(PROBLEM, extra={}))
     RewardFunction("own", lambda problem, response: 1.0).check(PROBLEM)
 
 

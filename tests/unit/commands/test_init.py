@@ -18,8 +18,9 @@ from toy_start import toy_sft
 
 import magicrl
 from magicrl.commands.given import model_text
-from magicrl.commands.init import _fitting, _print_looks, _read, beside
+from magicrl.commands.init import _fitting, _print_looks, _read, _report, beside
 from magicrl.commands.init import command as run_init
+from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.config.schema import ModelConfig
@@ -310,6 +311,51 @@ def test_smollm2_without_its_package_names_the_remedy(monkeypatch: pytest.Monkey
         model_text("smollm2")
     (tmp_path / "smollm2").mkdir()
     assert model_text("smollm2") == "smollm2", "a folder of that name is meant"
+
+
+def test_a_small_model_has_no_entropy_control(toy: Path, tmp_path: Path) -> None:
+    status, _ = init(toy, problems(tmp_path / "mine.jsonl"), tmp_path / "run.toml")
+    assert status == 0
+    assert load_train_recipe(tmp_path / "run.toml").entropy.controller == "none", "docs/guides/what-to-set.md"
+
+
+@pytest.mark.parametrize("option", ["--reward", "--verifier"])
+def test_the_verifier_is_an_option(option: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, output = problems(tmp_path / "mine.jsonl"), tmp_path / "run.toml"
+    words = ["init", "--model", toy, "--data", data, "--output", output, "--minutes", "1", option, "exact"]
+    assert app([str(word) for word in words], result_action="return_value") == 0
+    assert "judged as exact" in capsys.readouterr().out
+    assert load_train_recipe(output).data.train[0].verifier == "exact"
+
+
+def test_wrong_arguments_are_named_once_and_without_a_place_in_the_data(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = problems(Path("mine.jsonl"))
+    Path("own.py").write_text("def score(problem, response):\n    return 1.0\n")
+    with pytest.raises(ValueError, match=r"^reward 'own.py:scor'.*did you mean 'score'\?"):
+        magicrl.init(toy, mine, reward="own.py:scor", progress=False)
+    with pytest.raises(ValueError, match=r"line 1: no field 'nosuch'. It has: [^:]*: --prompt COLUMN, or correct the row$"):
+        magicrl.init(toy, mine, prompt="nosuch", progress=False)
+    with pytest.raises(RecipeError, match=r"^folder: the folder holds no data file"):
+        Path("folder").mkdir()
+        magicrl.init(toy, "folder", progress=False)
+
+
+def test_the_last_turn_is_named_as_the_answer_and_a_template_is_needed_first(toy: Path, tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]
+    data = tmp_path / "chats.jsonl"
+    data.write_text(20 * (json.dumps({"messages": turns}) + "\n"))
+    console = Console(file=io.StringIO(), width=200)
+    policy = load_policy(toy)
+    _report(console, _read(str(data), None, None), policy, PromptEncoder(policy.tokenizer, policy.max_context))
+    assert "(prompt = messages, answer = the last assistant turn; judged as maths)" in console.file.getvalue()
+    data.write_text(20 * (json.dumps({"messages": [{"role": "system", "content": "Add."}, *turns]}) + "\n"))
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), pytest.raises(ValueError, match="the model has no chat template"):
+        run_init(model=str(toy), data=str(data), output=tmp_path / "run.toml")
+    assert "tokens" not in shown.getvalue(), "what cannot be rendered has no length"
 
 
 def test_columns_that_are_not_used_are_named(toy: Path, tmp_path: Path) -> None:

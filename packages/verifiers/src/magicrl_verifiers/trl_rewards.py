@@ -85,7 +85,7 @@ class TrlReward:
         known = {*_GIVEN, "completion_ids", "trainer_state", *columns}
         missing = [one.name for one in self._named if one.default is one.empty and one.name not in known]
         if missing:
-            has = ", ".join(columns) or "none"
+            has = ", ".join(problem.extra) or "no columns but prompt and answer"
             raise ValueError(
                 f"reward {self.__name__} requires the column {missing[0]!r}, and the data has {has}: rename the "
                 "parameter or the column"
