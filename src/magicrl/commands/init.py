@@ -268,7 +268,7 @@ def _look(
     longest = max(encoder.length(with_template(problem, way)) for problem in chosen for way in ways)
     limit = max(8, min(look.affordable_limit(chosen[0]), policy.max_context - longest))
     looks: list[Look] = []
-    print_prose(console, f"sampling answers to {len(chosen)} problems with up to {len(ways)} templates ...", style="dim")
+    print_prose(console, f"sampling {len(chosen)} problems with up to {len(ways)} templates ...", style="dim")
     for template in ways:
         looks += look.ask(chosen, template, max_tokens=limit)
         if max(item.answers.mixed for item in looks) >= 0.5:

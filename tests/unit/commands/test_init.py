@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -32,6 +33,7 @@ from magicrl.models.small_models import make_miniature
 from magicrl.planning import memory
 from magicrl.training.diagnosis import NOTHING_LEARNED, Judging, SampledAnswers, diagnose
 from magicrl.training.recipe_proposal import (
+    BOXED,
     Look,
     Setting,
     Speed,
@@ -129,11 +131,13 @@ def test_a_reward_column_that_the_data_lacks_is_named_before_the_model_is_loaded
         magicrl.init(tmp_path / "no-model", data, reward=f"{tmp_path}/own.py:score", progress=False)
 
 
-@pytest.mark.parametrize("width", [60, 160])
-def test_the_table_of_templates_is_whole_in_a_narrow_terminal(width: int) -> None:
+@pytest.mark.parametrize(("width", "terminal"), [(60, True), (160, True), (80, False)])
+def test_the_table_of_templates_is_whole_in_a_narrow_terminal_and_in_a_file(width: int, terminal: bool) -> None:
     printed = io.StringIO()
-    console = Console(file=printed, width=width, force_terminal=True, color_system=None)
-    _print_looks(console, [look(0.2, (100, 120))])
+    console = Console(file=printed, width=width, force_terminal=terminal, color_system=None)
+    boxed = dataclasses.replace(look(0.2, (100, 120)), way=Way(template=BOXED, extract="box"))
+    _print_looks(console, [boxed])
+    assert repr(BOXED) in printed.getvalue(), "the template is on one line"
     words = " ".join(printed.getvalue().split())
     assert "…" not in words
     assert all(word in words for word in ("truncated", "20%", "110, 118, 120 of 256"))
@@ -334,12 +338,13 @@ def test_wrong_arguments_are_named_once_and_without_a_place_in_the_data(
     monkeypatch.chdir(tmp_path)
     mine = problems(Path("mine.jsonl"))
     Path("own.py").write_text("def score(problem, response):\n    return 1.0\n")
-    with pytest.raises(ValueError, match=r"^reward 'own.py:scor'.*did you mean 'score'\?"):
+    with pytest.raises(ValueError, match=r"^reward '[^']*own.py:scor'.*did you mean 'score'\?"):
         magicrl.init(toy, mine, reward="own.py:scor", progress=False)
-    with pytest.raises(ValueError, match=r"line 1: no field 'nosuch'. It has: [^:]*: --prompt COLUMN, or correct the row$"):
+    once = r"line 1: no field 'nosuch'. It has: [^:]*: --prompt COLUMN, or correct the row$"
+    with pytest.raises(ValueError, match=once):
         magicrl.init(toy, mine, prompt="nosuch", progress=False)
+    Path("folder").mkdir()
     with pytest.raises(RecipeError, match=r"^folder: the folder holds no data file"):
-        Path("folder").mkdir()
         magicrl.init(toy, "folder", progress=False)
 
 
