@@ -132,7 +132,7 @@ def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overri
         return ""
     steps = sum(stage.max_steps for stage in config.stages)
     # the planner counts products, which are not what takes the time of a very small model
-    time_needed = f"about {duration(seconds)}" if (seconds := plan.hours * 3600) >= 60 else "a minute or less"
+    time_needed = f"about {duration(plan.hours * 3600)}" if plan.hours >= 1 / 60 else "a minute or less"
     training = f"{time_needed} for at most {steps} training steps"
     return f"{training} as planned on two CPU cores, without evaluations; "
 
