@@ -17,9 +17,11 @@ import json
 import logging
 import math
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +44,8 @@ SILENT_SECONDS = 30.0
 _STALL_FACTOR = 10.0
 _MIN_STALL_SECONDS = 10.0
 MAX_REASON = 300
+_OTHERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"))
+"""Files whose lines are no part of a user's code."""
 
 _PROBLEM = TypeAdapter(Problem)
 _GIVEN = ("prompts", "completions")
@@ -187,7 +191,9 @@ class RewardFunction:
             scores = batch_scores(returned, count) if self.settings.batched else [returned]
             return [self._verdict(score, seconds / max(1, count)) for score in scores]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what a user's code returned may be anything, too
-            return [self.failed(problem, f"{type(error).__name__}: {error}", seconds)] * count
+            frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OTHERS)]
+            place = f" ({Path(frames[0].filename).name}, line {frames[0].lineno})" if frames else ""
+            return [self.failed(problem, f"{type(error).__name__}: {error}{place}", seconds)] * count
 
     def _verdict(self, returned: Any, seconds: float) -> Verdict:
         """Return the verdict for one returned score; raise TypeError or ValueError if it is no score."""
@@ -239,7 +245,7 @@ class Failures:
 def number(name: str, value: Any) -> float:
     """Return ``value`` as a finite float; raise TypeError or ValueError, with its ``name``, if it is none."""
     # float("0.5") would work, and hide that the function returns text
-    if isinstance(value, str) or value is None:
+    if isinstance(value, str) or value is None or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, got {value!r:.60}")
     number = float(value)
     if not math.isfinite(number):
@@ -317,7 +323,7 @@ class TrlReward:
         known = {*_GIVEN, "completion_ids", "trainer_state", *columns}
         missing = [one.name for one in self._named if one.default is one.empty and one.name not in known]
         if missing:
-            has = ", ".join(columns) or "none"
+            has = ", ".join(problem.extra) or "no columns but prompt and answer"
             raise ValueError(
                 f"reward {self.__name__} requires the column {missing[0]!r}, and the data has {has}: rename the "
                 "parameter or the column"
@@ -350,7 +356,7 @@ class TrlReward:
             given = {one.name: given[one.name] for one in self._named if one.name in given}
         if any(one.name == "trainer_state" and one.default is one.empty for one in self._named):
             given["trainer_state"] = None
-        return list(self.__wrapped__(**given))
+        return batch_scores(self.__wrapped__(**given), len(completions))
 
     def _columns(self, problem: Problem) -> dict[str, Any]:
         """Return the columns of the record, and the reference answer under the names that the function takes."""
@@ -368,7 +374,9 @@ def batch_scores(returned: Any, count: int) -> list[Any]:
     Raises:
         TypeError: It does not hold one score for each response.
     """
-    scores: list[Any] = list(returned)
+    if isinstance(returned, str) or not isinstance(returned, Iterable):
+        raise TypeError(f"a batched reward must return a list of {count} scores, got {returned!r:.60}")
+    scores = list(cast("Iterable[Any]", returned))
     if len(scores) != count:
         raise TypeError(f"a batched reward must return {count} scores, got {len(scores)}")
     return scores
