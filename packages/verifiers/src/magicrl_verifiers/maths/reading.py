@@ -37,8 +37,8 @@ from magicrl_verifiers.maths.answers import (
 )
 from magicrl_verifiers.maths.equality import same_value
 from magicrl_verifiers.maths.formulas import parse
-from magicrl_verifiers.maths.lexer import ELLIPSES, Token, lex
 from magicrl_verifiers.maths.literals import plain_word, word_set
+from magicrl_verifiers.maths.notation import ELLIPSES, Token, lex
 from magicrl_verifiers.maths.phrases import (
     NOTHING,
     Declared,

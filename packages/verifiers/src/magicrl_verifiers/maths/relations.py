@@ -32,8 +32,8 @@ from magicrl_verifiers.maths.answers import (
 )
 from magicrl_verifiers.maths.equality import linear, number_value, quadratic, same_value
 from magicrl_verifiers.maths.formulas import parse
-from magicrl_verifiers.maths.lexer import Token
 from magicrl_verifiers.maths.literals import word_set
+from magicrl_verifiers.maths.notation import Token
 from magicrl_verifiers.maths.phrases import depths, split_at
 from magicrl_verifiers.maths.quantities import added
 
