@@ -269,7 +269,7 @@ def dedup_figures(base: Mapping[str, str], half: str, each: int, misses: list[An
     documents += [Document(f"+{i}", text, (0.0,)) for i, (_, _, text) in enumerate(copies + others)]
     began = time.process_time()
     with tempfile.TemporaryDirectory(prefix="lookalikes-") as folder:
-        found = find_duplicates(documents, DedupSettings(), folder=Path(folder)).by_id
+        found, _ = find_duplicates(documents, DedupSettings(), folder=Path(folder))
     seconds = time.process_time() - began
     kept = [found[f"+{i}"].kept if f"+{i}" in found else None for i in range(len(copies + others))]
     last = {name: found[name].kept if name in found else name for name in base}
@@ -344,7 +344,7 @@ def by_hand_figures(data: Path) -> dict[str, Any]:
     tests = {"tests": [Document(name, base[name]) for name in sorted(own)]}
     settings = DecontaminationSettings()
     with tempfile.TemporaryDirectory(prefix="lookalikes-") as folder:
-        found = find_duplicates(documents, DedupSettings(), folder=Path(folder) / "dedup").by_id
+        found, _ = find_duplicates(documents, DedupSettings(), folder=Path(folder) / "dedup")
         hits = list(find_contamination(documents[len(few) :], tests, settings, folder=Path(folder) / "hits"))
     kept = {name: found[name].kept if name in found else name for name in own}
     gone = [found[f"+{i}"].kept if f"+{i}" in found else None for i in range(len(plants))]

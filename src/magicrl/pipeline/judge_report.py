@@ -42,6 +42,12 @@ def report_of(judgements: Iterable[Judgement], settings: JudgingSettings) -> dic
         histogram[judgement.keeps] += 1
         kept += judgement.keep
         undecided += not judgement.decided
+    between: dict[str, float | None] = {}
+    for first, second in combinations(names, 2):
+        pairs = zip(by_judge[first], by_judge[second], strict=True)
+        # the share of problems on which the majorities of two judges agree, without ties
+        same = [(a[0] > a[1]) == (b[0] > b[1]) for a, b in pairs if a[0] != a[1] and b[0] != b[1]]
+        between[f"{first} / {second}"] = sum(same) / len(same) if same else None
     return {
         "problems": len(together),
         "kept": kept,
@@ -55,17 +61,8 @@ def report_of(judgements: Iterable[Judgement], settings: JudgingSettings) -> dic
             judge.shown_name: _of_judge(judge, sums[judge.shown_name], by_judge[judge.shown_name])
             for judge in settings.judges
         },
-        "between_judges": {
-            f"{first} / {second}": _majorities_agree(zip(by_judge[first], by_judge[second], strict=True))
-            for first, second in combinations(names, 2)
-        },
+        "between_judges": between,
     }
-
-
-def _majorities_agree(pairs: Iterable[tuple[tuple[int, int], tuple[int, int]]]) -> float | None:
-    """Return the share of problems on which the majorities of two judges agree. Ties are left out."""
-    same = [(a[0] > a[1]) == (b[0] > b[1]) for a, b in pairs if a[0] != a[1] and b[0] != b[1]]
-    return sum(same) / len(same) if same else None
 
 
 def _of_judge(judge: VotingJudge, sums: Mapping[str, int], counts: Collection[tuple[int, int]]) -> dict[str, Any]:

@@ -49,7 +49,12 @@ class Judge(PipelineStep[JudgeStep]):
 
         def judged() -> Iterator[Judgement]:
             for judgement in judge_problems(_problems(parts), settings, folder=folder.work):
-                lines.append(json.dumps(_line(judgement)) + "\n")
+                # counts, and the reasons of the first vote against the problem
+                line: dict[str, Any] = {
+                    name: getattr(judgement, name) for name in ("problem", "keep", "keeps", "valid")
+                }
+                line["reasons"] = next((vote.reasons for vote in judgement.votes if vote.keep is False), "")[:500]
+                lines.append(json.dumps(line) + "\n")
                 context.watcher.progress(self.use, len(lines), total, "problems")
                 yield judgement
 
@@ -87,15 +92,3 @@ def _problems(parts: Sequence[Part]) -> Iterator[Document]:
     for part in parts:
         for row in read_part(part.path, ["id", "problem"]).to_pylist():
             yield Document(id=row["id"], text=row["problem"])
-
-
-def _line(judgement: Judgement) -> dict[str, Any]:
-    """Return the counts of a judgement and the reasons of the first vote against the problem."""
-    against = next((vote.reasons for vote in judgement.votes if vote.keep is False), "")
-    return {
-        "problem": judgement.problem,
-        "keep": judgement.keep,
-        "keeps": judgement.keeps,
-        "valid": judgement.valid,
-        "reasons": against[:500],
-    }
