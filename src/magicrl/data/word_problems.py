@@ -95,7 +95,8 @@ def evaluate_steps(steps: Sequence[str], slip: tuple[int, int] | None = None) ->
     done: list[SolutionStep] = []
     for index, step in enumerate(steps):
         left, operator, right = step.split(" ")
-        a, b = (_operand(word, done) for word in (left, right))
+        named = [(word, _REFERENCE.fullmatch(word)) for word in (left, right)]
+        a, b = (int(word) if found is None else done[int(found[1])].value for word, found in named)
         if operator == "/" and a % b:
             assert slip is not None
             return None
@@ -104,11 +105,6 @@ def evaluate_steps(steps: Sequence[str], slip: tuple[int, int] | None = None) ->
             return None
         done.append(SolutionStep(operator=operator, left=a, right=b, value=value))
     return done
-
-
-def _operand(word: str, done: Sequence[SolutionStep]) -> int:
-    reference = _REFERENCE.fullmatch(word)
-    return done[int(reference[1])].value if reference else int(word)
 
 
 def expression(steps: Sequence[str]) -> str:
@@ -195,7 +191,11 @@ def _body(
 ) -> str:
     parts: list[str] = []
     if rng.random() < style.plans:
-        parts.append(_plan(steps, rng))
+        if rng.random() < 0.7:
+            parts.append(_pick("plans", rng).format(e=expression(steps)))
+        else:
+            numbers = [word for step in steps for word in step.split(" ")[::2] if word.isdigit()]
+            parts.append(_pick("lists", rng).format(e=", ".join(numbers[:-1]) + " and " + numbers[-1]))
     for index, step in enumerate(solution):
         kind = "first_leads" if index == 0 else "last_leads" if index == len(solution) - 1 else "later_leads"
         lead = _pick(kind, rng)
@@ -215,13 +215,6 @@ def _body(
             inverse = _INVERSES[step.operator].format(l=step.left, r=step.right, v=step.value)
             parts.append(_pick("checks", rng).format(e=inverse))
     return " ".join(parts)
-
-
-def _plan(steps: Sequence[str], rng: np.random.Generator) -> str:
-    if rng.random() < 0.7:
-        return _pick("plans", rng).format(e=expression(steps))
-    numbers = [word for step in steps for word in step.split(" ")[::2] if word.isdigit()]
-    return _pick("lists", rng).format(e=", ".join(numbers[:-1]) + " and " + numbers[-1])
 
 
 def _equation(step: SolutionStep, style: ChainStyle, rng: np.random.Generator) -> str:
