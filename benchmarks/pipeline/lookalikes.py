@@ -4,10 +4,10 @@
     python -m benchmarks.pipeline.lookalikes --data ... --half development --misses runs/x.jsonl --output runs/x.json
 
 The rows of `lookalikes.toml` and the functions below make copies and look-alikes of real problems, at most one of each
-problem, which are put among the problems of their set. Rows and problems are split into two halves by hashes: pipeline
-code was developed with the development half only, later with both. The rows of `lookalikes_fresh.toml` are a third set,
-whose misses were not read while the rules were made. All rows are by one author, and mechanical. The texts of
-`lookalikes_by_hand.toml` were edited one by one by another author, before the rules were read.
+problem, which are put among the problems of their set. Rows and problems are split into two halves by hashes. The
+misses of both halves were read while the rules were made. The rows of `lookalikes_fresh.toml` are a third set, whose
+misses were not read. All rows are mechanical, and their authors knew the rules. The texts of `lookalikes_by_hand.toml`
+were edited one by one by another author, before the rules were read.
 
 Dedup: recall is the share of copies that are dropped for their original. Precision: of the planted texts that are
 dropped, the share that are such copies. Decontamination: share of the copies of test problems that are dropped.
@@ -166,7 +166,7 @@ def added_step(text: str, rng: random.Random) -> str | None:
     return text[:start] + step + text[start:] if start else None
 
 
-_OF_SIGNS = ("dollars_after", "usd", "delimiters", "display")
+_OF_SIGNS = ("dollars_after", "usd", "usd_after", "two_places", "delimiters", "display")
 
 
 def _filled(form: str, match: re.Match[str]) -> str:

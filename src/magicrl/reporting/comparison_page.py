@@ -490,7 +490,8 @@ def _table13(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) ->
     for evaluation, name in zip(evaluations, names, strict=True):
         scores = {s: evaluation.benchmarks[s] for s in TABLE13_SETS if s in evaluation.benchmarks}
         if scores:
-            row = {"model": name} | {s: 100 * result.accuracy.mean for s, result in scores.items()}
+            row: dict[str, Any] = {"model": name, **dict.fromkeys(TABLE13_SETS)}
+            row |= {s: 100 * result.accuracy.mean for s, result in scores.items()}
             differs = {s: ", ".join(result.table13.get("differs") or ()) for s, result in scores.items()}
             own.append(
                 {
