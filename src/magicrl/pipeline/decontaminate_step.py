@@ -143,7 +143,7 @@ def _quoted(text: str) -> str:
 
 CHUNK = 2048
 _FITTED = 200_000  # documents whose words the hashed embedder counts; more would not change which words are rare
-_VERSION = 6
+_VERSION = 7
 # a text contains a test problem if it has this share of its n-grams and is longer by this factor
 _WHOLE, _LONGER = 0.9, 1.3
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")

@@ -222,7 +222,7 @@ def _near_rows(vectors: Matrix, similarity: float) -> Iterable[tuple[int, Number
             yield int(row) + first, columns, scores[row, columns]
 
 
-_VERSION = 5  # raised whenever the same documents and settings would give different files
+_VERSION = 6  # raised whenever the same documents and settings would give different files
 _ORDER: tuple[Stage, ...] = (
     "exact",
     "disguised",

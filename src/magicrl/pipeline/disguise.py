@@ -75,7 +75,7 @@ _ENDS = 100  # characters at either end that are searched for surrounding text
 _PRONOUNS = listed("he she him his her hers himself herself")
 _SIGNS = listed("+ * / ^ = < > <= >= != % sqrt !")
 _ADDRESS = WORDS.address
-_SPEAKER = listed("i me my please help anyone someone ideas idea")
+_SPEAKER = listed("i me my please help anyone someone ideas idea hint hints tip tips suggestions thoughts")
 _READER = listed("you your following below above here")
 _TASKS = listed("find determine compute calculate evaluate")
 _PEOPLE = listed("he they their them")
@@ -99,6 +99,8 @@ _RULES = listed("all calculator calculators allowed one only")
 _INTRODUCING = listed(
     "teacher teachers student students pupil tutor professor instructor mentor i my me us our please you your explain"
 )
+_POINTING = listed("this these following one below")
+_DECIDING = WORDS.counted | listed("how many much which what who whose where when why")
 _CIRCUMSTANCES = re.compile(
     r"\b\d+[- ](?:years?|minutes?|mins?|seconds?|hours?|marks?|points?)\b|\b(?:grade|class|year|level)\s?\d+"
 )
@@ -153,11 +155,18 @@ def _says_nothing(part: str) -> bool:
 
 
 def _introduces(part: str) -> bool:
-    """Return whether words to or about a reader lead with a colon to the problem: *A student asks their teacher:*."""
-    if not part.rstrip().endswith(":") or any(sign.isdigit() for sign in _CIRCUMSTANCES.sub("", part)):
+    """Return whether words to or about a reader lead with a colon to the problem: *A student asks their teacher:*.
+
+    Words that only point to it must be ones that decide nothing, unlike *Which of these is even:*.
+    """
+    bare = _CIRCUMSTANCES.sub("", part)
+    if not part.rstrip().endswith(":") or any(sign.isdigit() for sign in bare):
         return False
-    told = set(_tokens([part])[0])
-    return not (_INTRODUCING.isdisjoint(told) or told & _SIGNS or any(token.startswith("qz") for token in told))
+    told = set(_tokens([bare])[0])
+    if told & _SIGNS or any(token.startswith("qz") for token in told):
+        return False
+    points = not _POINTING.isdisjoint(told) and not any(token in _DECIDING or poles_of(token) for token in told)
+    return not _INTRODUCING.isdisjoint(told) or (points and {token for token in told if token.isalpha()} <= _FRAME)
 
 
 def _may_speak(text: str) -> bool:
