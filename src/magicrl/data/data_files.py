@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.config.errors import RecipeError
+from magicrl.config.paths import DATA_FILES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,13 +280,9 @@ def _records(batch: Any) -> Iterator[Any]:
                 yield error
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = {
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}
-KINDS = tuple(_READERS)  # suffixes of the files that are read
+_READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = dict(
+    zip(DATA_FILES, (_read_jsonl, _read_json, _read_csv, _read_parquet), strict=True)
+)
 
 
 def read_hub(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +19,9 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from magicrl.config.errors import RecipeError, under
+from magicrl.config.paths import is_hub_name
 from magicrl.config.schema import FieldMapping, SourceConfig
-from magicrl.data.data_files import KINDS, BadRow, Row, read_place
+from magicrl.data.data_files import BadRow, Row, read_place
 from magicrl.data.families import Split, check_options, make_family, unique_problems
 from magicrl.data.schemas import OFFER, Quarantined, Read, RecordReader, Template, catalogue
 from magicrl.records import Problem
@@ -88,10 +88,6 @@ def _uniform(name: str, purpose: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-"""Pattern of a hub name, ``owner/name``."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """Location of records: a path, a hub dataset, or a custom function.
@@ -122,10 +118,8 @@ class Place:
             >>> Place.of("openai/gsm8k").hub
             'openai/gsm8k'
         """
-        path = Path(text).expanduser()
         name = str(text)
-        hub = HUB_NAME.fullmatch(name) and not path.exists() and path.suffix.lower() not in KINDS
-        return Place(hub=name) if hub else Place(path=path)
+        return Place(hub=name) if is_hub_name(name) else Place(path=Path(text).expanduser())
 
     @staticmethod
     def called(kind: str, reference: str, options: Mapping[str, Any]) -> Place:

@@ -53,8 +53,9 @@ _TURN = re.compile(
     r"(?![\s\S]*\b(?:minute|second|hour|time)))"
     r"|^(?:\s*(?i:difficulty|topic|subject|source|date|today's date|category|tags?|id|grade|unit|lesson|total):"
     r"\s[^.\n$:]{1,40}[.\n;])+"
+    r"|^\s*[(\[][A-Z][^()\[\]\n$=]{0,40}\b(?:19|20)\d\d[)\]]\s|\s[(\[][A-Z][^()\[\]\n$=]{0,40}\b(?:19|20)\d\d[)\]]\s*\Z"
     r"|^\s*\[[^\[\]\n$=]{0,60}\]\s*\n|^\s*[A-Z][A-Za-z ]{0,40}#\s?\d+\s*[:.)\]-]+\s"
-    rf"|^\W*(?:{_LABEL}\W{{0,3}}\d[\d.]*[a-z]?(?:\s?(?:of|/)\s?\d+)?[\s,;]*)+"
+    rf"|^\W*(?:[A-Za-z][A-Za-z ]{{0,30}},\s)?(?:{_LABEL}\W{{0,3}}\d[\d.]*[a-z]?(?:\s?(?:of|/)\s?\d+)?[\s,;]*)+"
     r"(?:[(\[]\d+ (?:points?|marks?|pts)[)\]])?(?:[.):\]]+\s|\n)|^\s*\(?\d{1,4}[.)]\s+(?=[A-Z$\\])"
     r"|(?:^|(?<=[.:?!\n]\s))(?i:please|kindly|your (?:task|job|goal) is to|(?:can|could|would) you(?: please)?"
     r"|we (?:want|need|wish|would like|are asked) to)\s"
@@ -126,7 +127,8 @@ def problem_of(text: str) -> str:
         'Find $x$ if $x + 3 = 5$.'
     """
     ends = text if len(text) <= 2 * _ENDS else f"{text[:_ENDS]} {text[-_ENDS:]}"
-    seen = _may_speak(ends) or "<|" in text or "#" in ends or ":" in ends or text.startswith(("[", "You have "))
+    seen = _may_speak(ends) or "<|" in text or "#" in ends or ":" in ends or text.startswith(("[", "(", "You have "))
+    seen = seen or text.rstrip()[-1:] in (")", "]")
     if not seen and not text.lstrip("( ")[:1].isdigit():
         return text
     if "\\" in text:

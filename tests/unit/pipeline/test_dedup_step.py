@@ -139,7 +139,7 @@ def test_a_killed_call_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: py
     held = many(60)
     whole = run(held, tmp_path / "whole")
     assert sum(one.stage == "exact" for one in whole) == 30
-    for place in ("bands_of", "link_near", "make_embedder", "_clusters"):
+    for place in ("bands_of", "link_near", "make_embedder", "Duplicate"):
         with monkeypatch.context() as patch:
             patch.setattr(dedup_step, place, stopped)
             with pytest.raises(KeyboardInterrupt):
