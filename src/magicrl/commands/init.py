@@ -29,6 +29,7 @@ from magicrl.registry import check
 from magicrl.reporting.wording import print_prose
 from magicrl.training.diagnosis import EXPLORES, NOTHING_LEARNED
 from magicrl_verifiers.progress import duration
+from magicrl_verifiers.several import each_name
 
 if TYPE_CHECKING:
     from magicrl.models.loading import LoadedModel
@@ -130,8 +131,12 @@ def init(
 
 def _absolute(reference: str) -> str:
     """Return a reward's reference with the whole path of its file: the recipe may be in another folder."""
-    where, separator, name = reference.rpartition(":")
-    return f"{Path(where).expanduser().absolute()}{separator}{name}" if where.endswith(".py") else reference
+
+    def absolute(name: str) -> str:
+        where, separator, attribute = name.rpartition(":")
+        return f"{Path(where).expanduser().absolute()}{separator}{attribute}" if where.endswith(".py") else name
+
+    return each_name(reference, absolute)
 
 
 def _present(work: functools.partial[dict[str, Any]]) -> int:

@@ -211,6 +211,10 @@ def preflight_figures(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("truncated", f"{percent(answers['truncated'])} at T = {answers['max_tokens']}"),
         ("tokens of ended responses", ", ".join(map(str, lengths)) + " (median, 95 %, longest)" if lengths else "–"),
     ]
+    for name, part in learnable["rewards"].items():
+        failed = f", {percent(part['not_judged'])} not judged" if part["not_judged"] else ""
+        text = f"mean {part['mean']:.3g}, unequal in {percent(part['signal'])} of the groups{failed}"
+        shown.append((f"reward {name}, weight {part['weight']:g}", text))
     if found["longer"]:
         longer = found["longer"]
         shown.append((f"with T = {longer['max_tokens']}", f"{percent(longer['truncated'])} truncated"))

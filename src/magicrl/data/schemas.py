@@ -20,6 +20,7 @@ from magicrl.records import Message, Problem, prompt_key
 from magicrl.registry import is_builtin
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
 from magicrl_verifiers.extraction import last_box
+from magicrl_verifiers.several import reward_names
 
 _ROLES = {
     "system": "system",
@@ -268,7 +269,7 @@ class RecordReader:
         prompt = (own.prompt,) if isinstance(own.prompt, str) else own.prompt
         if prompt is None:
             prompt = (self._column(row, present, "prompt", known.columns.prompt),)
-        if self.verifier == "code" and own.answer is not None:
+        if reward_names(self.verifier)[0] == "code" and own.answer is not None:
             schema = Schema(prompt=prompt, answer=own.answer, code="given")
             return f"{', '.join(prompt)}, {own.answer}", self._completed(schema, present)
         worked = False

@@ -18,6 +18,7 @@ from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.statistics import Difference, paired_scores
 from magicrl.records import Problem, StepMetrics
 from magicrl_verifiers.records import Extract, Reasoning
+from magicrl_verifiers.several import reward_names
 
 Cause: TypeAlias = Literal["enough", "truncated", "no_answer", "all_wrong", "all_right", "same_reward"]
 
@@ -120,7 +121,7 @@ ANY_JUDGING = Judging()
 
 def judging_of(verifier: VerifierConfig, problems: Iterable[Problem]) -> Judging:
     """Return the settings that apply to these problems. Code and custom rewards have none."""
-    read = any(problem.verifier in ("maths", "exact") for problem in problems)
+    read = any(reward_names(problem.verifier)[0] in ("maths", "exact") for problem in problems)
     return Judging(verifier.extract, verifier.reasoning) if read else ANY_JUDGING
 
 

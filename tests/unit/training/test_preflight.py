@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,12 @@ def answers(signal: list[float], **changed: Any) -> Facts:
     return replace(SOUND, learnable=learnable)
 
 
+def several(**parts: Mapping[str, float]) -> Facts:
+    """The sound facts with several rewards."""
+    return replace(SOUND, learnable=replace(SOUND.learnable, rewards=parts))
+
+
+PART = {"weight": 1.0, "mean": 0.5, "signal": 0.4, "not_judged": 0.0}
 NONE, RARE = [0.0] * 32, [1.0, *[0.0] * 47]
 STEP: dict[str, Any] = {"groups_per_step": 16}
 CHANCE = replace(NEIGHBOUR, own=0.1, skill=replace(RISE, mean=0.01, low=-0.02, high=0.04))
@@ -139,6 +145,11 @@ EARNED = SOUND.reward.earned
             ),
             {"never_ends": "stop"},
         ),
+        # each of several rewards has to judge and to distinguish responses, unless it is only logged
+        (several(maths=PART, brief=PART | {"weight": 0.2, "not_judged": 0.9}), {}),
+        (several(maths=PART, brief=PART | {"signal": 0.0}), {"reward_without_signal": "warning"}),
+        (several(maths=PART, brief=PART | {"signal": 0.0, "weight": 0.0}), {}),
+        (several(maths=PART, brief=PART | {"signal": 0.0, "not_judged": 1.0}), {"reward_never_judges": "stop"}),
         # enough groups teach, but most answers are cut and a larger T gives twice as many right ones
         (
             replace(

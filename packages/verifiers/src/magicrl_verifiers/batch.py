@@ -314,6 +314,7 @@ def _row(verdict: Verdict) -> dict[str, Any]:
         "decided_by": verdict.decided_by,
         "seconds": round(verdict.seconds, 4),
         **graded,
+        **({"rewards": {name: score for name, (_, score) in verdict.parts.items()}} if verdict.parts else {}),
         **({"reason": verdict.reason} if verdict.status == "reward_failed" else {}),
     }
 

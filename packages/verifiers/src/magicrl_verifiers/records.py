@@ -192,6 +192,7 @@ class Verdict:
         seconds: wall-clock seconds the judgement took.
         score: what a graded reward gives the response; None: 1 for a correct one, else 0.
         metrics: further numbers of a graded reward, averaged over a step.
+        parts: weight and score of each reward, if there are several (`several`); a score of None is not judged.
     """
 
     outcome: Outcome
@@ -202,6 +203,7 @@ class Verdict:
     seconds: float = 0.0
     score: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    parts: Mapping[str, tuple[float, float | None]] = field(default_factory=dict[str, tuple[float, float | None]])
 
     @property
     def correct(self) -> bool:
