@@ -111,11 +111,16 @@ REMARKS = [
     ("Example 7.\n", " [3 marks]"),
     ("Return \\(\\boxed{x}\\), where x is your answer.\n---\n", ""),
     ("Your task is to ", "\nExplain your solution as if to a ten-year-old."),
+    ("Answer this in under 3 minutes: ", ""),
+    ("Winter exam, problem 8. ", ""),
+    ("(HMMT 2019) ", ""),
+    ("", " [Putnam 1987]"),
 ]
 NO_REMARKS = [
     "You have 5 exams, and 3 problems in each exam. How many are there?",
     "Find the number of solutions of\n$x^2 = 4$.",
     "What comes next:\n2, 4, 8, 16",
+    "Find the least of these: $x$, $x + 1$, $2x$.",
     "Tom says that his answer is 12. What is half of it?",
     "What is 20/7? Round your answer to 3 decimal places.",
     "A box holds 3 pens. The answer is $x$. Find $x$.",
