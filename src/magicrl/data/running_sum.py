@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
 
 import numpy as np
@@ -51,29 +50,17 @@ ASK = ":"
 Shares: TypeAlias = dict[int, float]
 Ramble: TypeAlias = Literal["none", "run", "tail"]
 
-_LEVELS: Shares = {2: 0.3, 3: 0.1, 4: 0.2, 5: 0.08, 6: 0.12, 7: 0.06, 8: 0.07, 9: 0.07}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Preset:
-    stops: Shares
-    levels: Shares
-    ramble: Ramble
-
-
-_VERBOSE: dict[Ramble, float] = {"none": 0.0, "run": 0.35, "tail": 0.75}
-_PRESETS: dict[str, _Preset] = {
-    "first": _Preset(stops={2: 0.62, 4: 0.21, 6: 0.10, 9: 0.07}, levels=_LEVELS, ramble="run"),
-    "stages": _Preset(stops={2: 0.68, 4: 0.17, 6: 0.08, 9: 0.07}, levels=_LEVELS, ramble="tail"),
-    "ladder": _Preset(
-        stops={2: 0.97, 5: 0.0285, 9: 0.0015},
-        levels={2: 0.4, 4: 0.15, 5: 0.15, 7: 0.1, 8: 0.1, 9: 0.1},
-        ramble="none",
-    ),
+_STOPS: dict[str, Shares] = {
+    "first": {2: 0.62, 4: 0.21, 6: 0.10, 9: 0.07},
+    "stages": {2: 0.68, 4: 0.17, 6: 0.08, 9: 0.07},
+    "ladder": {2: 0.97, 5: 0.0285, 9: 0.0015},
+    "skill": {2: 0.5, 3: 0.16, 4: 0.10, 5: 0.07, 6: 0.05, 7: 0.04, 8: 0.04, 9: 0.04},
 }
-_SKILL = _Preset(
-    stops={2: 0.5, 3: 0.16, 4: 0.10, 5: 0.07, 6: 0.05, 7: 0.04, 8: 0.04, 9: 0.04}, levels=_LEVELS, ramble="none"
-)
+"""Shares of the strategies, by variant or phase."""
+_LEVELS: Shares = {2: 0.3, 3: 0.1, 4: 0.2, 5: 0.08, 6: 0.12, 7: 0.06, 8: 0.07, 9: 0.07}
+_LADDER_LEVELS: Shares = {2: 0.4, 4: 0.15, 5: 0.15, 7: 0.1, 8: 0.1, 9: 0.1}
+_RAMBLES: dict[str, Ramble] = {"first": "run", "stages": "tail", "ladder": "none", "skill": "none"}
+_VERBOSE: dict[Ramble, float] = {"none": 0.0, "run": 0.35, "tail": 0.75}
 
 
 def parse_shares(text: str) -> Shares:
@@ -130,18 +117,20 @@ class RunningSumOptions(FamilyOptions):
         return self
 
     @property
-    def preset(self) -> _Preset:
-        return _SKILL if self.phase == "skill" else _PRESETS[self.variant]
+    def preset(self) -> str:
+        return "skill" if self.phase == "skill" else self.variant
 
     def stop_shares(self) -> Shares:
-        return self.preset.stops if self.stops is None else parse_shares(self.stops)
+        return _STOPS[self.preset] if self.stops is None else parse_shares(self.stops)
 
     def levels(self) -> Shares:
-        return self.preset.levels if self.level_shares is None else parse_shares(self.level_shares)
+        if self.level_shares is not None:
+            return parse_shares(self.level_shares)
+        return _LADDER_LEVELS if self.preset == "ladder" else _LEVELS
 
     def rambling(self) -> tuple[Ramble, float]:
         """Return the kind of rambling and the share of the demonstrations that have it."""
-        kind = self.ramble or self.preset.ramble
+        kind = self.ramble or _RAMBLES[self.preset]
         return kind, _VERBOSE[kind] if self.verbose is None else self.verbose
 
 
@@ -164,11 +153,6 @@ def split_of(operands: Sequence[int]) -> Split:
     if bucket < 3:
         return "train"
     return "validation" if bucket == 3 else "test"
-
-
-def level_of(operands: Sequence[int]) -> int:
-    """Return how many operands an answer must add: the place of the last non-zero one, at least 2."""
-    return max([2, *(place for place, digit in enumerate(operands, start=1) if digit)])
 
 
 def parse_prompt(prompt: str) -> list[int]:

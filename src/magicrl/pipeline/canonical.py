@@ -272,16 +272,13 @@ def _spoken(tokens: Sequence[str], place: int) -> tuple[int, int]:
             value = max(value, 1) * _SCALES[token]
             if value >= 1000:
                 total, value = total + value, 0
-        elif not (token == "-" and tens and 0 < CARDINALS.get(after, 0) < 10) and not _joins(tokens, place):
+        # the hyphen of twenty-five, and the word of two hundred and fifty
+        elif not (token == "-" and tens and 0 < CARDINALS.get(after, 0) < 10) and not (
+            token == "and" and tokens[place - 1] in _SCALES and after in CARDINALS
+        ):
             break
         place += 1
     return total + value, place
-
-
-def _joins(tokens: Sequence[str], place: int) -> bool:
-    """Return whether this *and* is inside a number: *two hundred and fifty*."""
-    around = place + 1 < len(tokens) and tokens[place - 1] in _SCALES and tokens[place + 1] in CARDINALS
-    return tokens[place] == "and" and around
 
 
 def canonical_text(text: str) -> str:
