@@ -522,20 +522,19 @@ class _RowReader:
 
     def _statement(self) -> str:
         """Return the text of the prompt, with several columns joined as sentences."""
-        texts = [self._text(name) for name in self.schema.prompt]
+        texts: list[str] = []
+        for name in self.schema.prompt:
+            value = self._value(name, "prompt")
+            if not isinstance(value, str):
+                remedy = f"put it in quotes, or name another column: {self.reader.named('prompt')}"
+                raise self._error(name, f"must be text, got {type(value).__name__} ({str(value)[:40]!r})", remedy)
+            if not value.strip():
+                raise self._error(name, "is empty", "remove the row or correct it")
+            texts.append(self._whole(name, value))
         if len(texts) == 1:
             return texts[0]
         ended = [text if text.endswith((".", "?", "!", ":", ",")) else text + "." for text in map(str.strip, texts)]
         return " ".join([*ended[:-1], texts[-1].strip()])
-
-    def _text(self, name: str) -> str:
-        value = self._value(name, "prompt")
-        if not isinstance(value, str):
-            remedy = f"put it in quotes, or name another column: {self.reader.named('prompt')}"
-            raise self._error(name, f"must be text, got {type(value).__name__} ({str(value)[:40]!r})", remedy)
-        if not value.strip():
-            raise self._error(name, "is empty", "remove the row or correct it")
-        return self._whole(name, value)
 
     def _whole(self, name: str, text: str) -> str:
         """Return ``text``, or raise if it has a lone surrogate, which JSON allows but no tokenizer reads."""

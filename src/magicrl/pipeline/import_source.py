@@ -75,7 +75,10 @@ class EntryReader:
         if is_entry(row.record):
             return entry_of(row.record)
         self._check_wanted(row.record)
-        read = self._read(row) if given is None else self._given(row, given)
+        try:
+            read = self._reader.read(row) if given is None else self._given(row, given)
+        except Quarantined as error:
+            raise ValueError(f"{row.where}: {error}") from None
         source, problem = self.source, read.problem
         ability: Ability = "code" if problem.verifier == "code" else "math"
         if source.ability is not None and source.ability != ability:
@@ -104,12 +107,6 @@ class EntryReader:
             difficulty={str(name): int(count) for name, count in pairs if count is not None},
             notes=read.notes,
         )
-
-    def _read(self, row: Row) -> Read:
-        try:
-            return self._reader.read(row)
-        except Quarantined as error:
-            raise ValueError(f"{row.where}: {error}") from None
 
     def _given(self, row: Row, problem: Problem) -> Read:
         if problem.verifier not in ("maths", "code") or not problem.references:
