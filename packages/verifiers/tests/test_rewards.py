@@ -189,7 +189,7 @@ def test_an_isolated_call_is_killed_at_its_limits_and_judges_nothing(
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("raises", "KeyError: 'a'"),
+        ("raises", "KeyError: 'a' (mine.py, line "),
         ("forgets", "must be a number, got None"),
         ("infinite", "must be finite"),
         ("short_list", "must return 2 scores, got 1"),

@@ -17,8 +17,10 @@ import json
 import logging
 import math
 import sys
+import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -43,6 +45,8 @@ SILENT_SECONDS = 30.0
 _STALL_FACTOR = 10.0
 _MIN_STALL_SECONDS = 10.0
 MAX_REASON = 300
+_OTHERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"))
+"""Files whose lines are no part of a user's code."""
 
 _PROBLEM = TypeAdapter(Problem)
 
@@ -185,7 +189,9 @@ class RewardFunction:
             scores = batch_scores(returned, count) if self.settings.batched else [returned]
             return [self._verdict(score, seconds / max(1, count)) for score in scores]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what a user's code returned may be anything, too
-            return [self.failed(problem, f"{type(error).__name__}: {error}", seconds)] * count
+            frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OTHERS)]
+            place = f" ({Path(frames[0].filename).name}, line {frames[0].lineno})" if frames else ""
+            return [self.failed(problem, f"{type(error).__name__}: {error}{place}", seconds)] * count
 
     def _verdict(self, returned: Any, seconds: float) -> Verdict:
         """Return the verdict for one returned score; raise TypeError or ValueError if it is no score."""
@@ -237,7 +243,7 @@ class Failures:
 def number(name: str, value: Any) -> float:
     """Return ``value`` as a finite float; raise TypeError or ValueError, with its ``name``, if it is none."""
     # float("0.5") would work, and hide that the function returns text
-    if isinstance(value, str) or value is None:
+    if isinstance(value, str) or value is None or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, got {value!r:.60}")
     number = float(value)
     if not math.isfinite(number):

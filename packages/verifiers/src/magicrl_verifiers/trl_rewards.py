@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from magicrl_verifiers.records import Problem
@@ -85,7 +85,7 @@ class TrlReward:
         known = {*_GIVEN, "completion_ids", "trainer_state", *columns}
         missing = [one.name for one in self._named if one.default is one.empty and one.name not in known]
         if missing:
-            has = ", ".join(columns) or "none"
+            has = ", ".join(problem.extra) or "no columns but prompt and answer"
             raise ValueError(
                 f"reward {self.__name__} requires the column {missing[0]!r}, and the data has {has}: rename the "
                 "parameter or the column"
@@ -118,7 +118,7 @@ class TrlReward:
             given = {one.name: given[one.name] for one in self._named if one.name in given}
         if any(one.name == "trainer_state" and one.default is one.empty for one in self._named):
             given["trainer_state"] = None
-        return list(self.__wrapped__(**given))
+        return batch_scores(self.__wrapped__(**given), len(completions))
 
     def _columns(self, problem: Problem) -> dict[str, Any]:
         """Return the columns of the problem's record, and the reference answer under the names that are asked for."""
@@ -136,7 +136,9 @@ def batch_scores(returned: Any, count: int) -> list[Any]:
     Raises:
         TypeError: It does not hold one score for each response.
     """
-    scores: list[Any] = list(returned)
+    if isinstance(returned, str) or not isinstance(returned, Iterable):
+        raise TypeError(f"a batched reward must return a list of {count} scores, got {returned!r:.60}")
+    scores = list(cast("Iterable[Any]", returned))
     if len(scores) != count:
         raise TypeError(f"a batched reward must return {count} scores, got {len(scores)}")
     return scores
