@@ -192,9 +192,9 @@ def test_an_import_that_was_killed_reads_only_the_records_it_had_not(
     read: list[int] = []
     really = EntryReader.entry
 
-    def entry(self: EntryReader, row: Any) -> Any:
+    def entry(self: EntryReader, row: Any, given: Any) -> Any:
         read.append(row.index)
-        return really(self, row)
+        return really(self, row, given)
 
     monkeypatch.setattr(EntryReader, "entry", entry)
     run(tree)
