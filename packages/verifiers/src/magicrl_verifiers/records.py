@@ -173,7 +173,7 @@ def renamed_argument(old: str, new: str) -> Callable[[Function], Function]:
 Problem.__init__ = renamed_argument("golds", "references")(Problem.__init__)
 
 
-def check_references(problem: Problem) -> None:
+def require_references(problem: Problem) -> None:
     """Raise ValueError for a problem without a reference answer (for code, without tests)."""
     if not problem.references:
         raise ValueError(f"problem {problem.id!r} has no reference answer (a code problem: no tests); give it one")

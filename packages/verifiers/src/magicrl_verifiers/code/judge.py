@@ -37,7 +37,7 @@ from magicrl_verifiers.code.sandbox import (
 from magicrl_verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError, parse_suite
 from magicrl_verifiers.code.values import present_cpu
 from magicrl_verifiers.extraction import answer_part
-from magicrl_verifiers.records import OUTCOME_OF_STATUS, JudgeOptions, Problem, Reasoning, Verdict, check_references
+from magicrl_verifiers.records import OUTCOME_OF_STATUS, JudgeOptions, Problem, Reasoning, Verdict, require_references
 from magicrl_verifiers.workers import (
     Closing,
     Exhausted,
@@ -558,7 +558,7 @@ class CodePool(WorkerPool):
             ValueError: the problem has no tests.
             RuntimeError: the pool is closed.
         """
-        check_references(problem)
+        require_references(problem)
         return super().submit(problem, responses, bare=bare)
 
     def result(self, ticket: Ticket) -> tuple[CodeVerdict, ...]:

@@ -567,7 +567,7 @@ def _unequal(parts: Sequence[Expr]) -> RealSet | None:
     return None
 
 
-def joined(items: Sequence[Shape], separators: Sequence[str], *, trusted: bool) -> Shape | None:
+def join_items(items: Sequence[Shape], separators: Sequence[str], *, trusted: bool) -> Shape | None:
     """Join the items of a list: a union of sets of numbers, several answers, or one name with several values."""
     if len(items) > 1 and (apart := unequal(items[0], items[1:])) is not None:
         return apart
