@@ -1,19 +1,16 @@
-"""Screening of tasks for the showcase: ``python -m studies.tasks screen`` and ``... recipe TASK``.
+"""Screening of tasks for the showcase: ``python -m studies.tasks NAME=FILE ...``.
 
-``screen`` samples the published model on every usable task of reasoning-gym and on the files given as ``NAME=FILE``,
-and writes one row per task to ``studies/results/showcase/screening.json``. ``recipe`` prints the recipe of a task:
-``family`` with other data.
+Samples the published model on every usable task of reasoning-gym and on the files, and writes one row per task to
+``studies/results/showcase/screening.json``.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
-import signal
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,51 +20,18 @@ from magicrl.config.schema import SourceConfig
 from magicrl.data.gym_tasks import GymTask, usable_tasks
 from magicrl.data.sources import load_problems
 from magicrl.records import Problem
+from studies.showcase import RESULTS
 
-ROOT = Path(__file__).resolve().parents[1]
-FILE = ROOT / "studies" / "results" / "showcase" / "screening.json"
 TEMPLATE = "{prompt}\n\nRespond only with the final answer."
 PROBLEMS, SAMPLES, SEED, TOKENS = 16, 8, 90, 16
 LONGEST_PROMPT, LONGEST_ANSWER = 1_500, 24
 """Characters. Longer prompts cost too much, and longer answers do not fit the response limit."""
-SECONDS = 10
-"""Time to generate the problems of a task. codeio and acre need more."""
-
-
-class TooSlow(BaseException):
-    """A task that does not generate its problems in time. Tasks catch every ``Exception``."""
-
-
-@contextlib.contextmanager
-def time_limit() -> Generator[None]:
-    """Raise `TooSlow` in the block after `SECONDS`."""
-
-    def stop(*_: object) -> None:
-        raise TooSlow
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def asked(task: str) -> list[Problem] | str:
-    """Return the problems of a task that are sampled, or the reason why it is left out."""
-    try:
-        with time_limit():
-            found = list(islice(GymTask(task).stream(seed=SEED, split="validation"), PROBLEMS))
-    except TooSlow:
-        return f"needs more than {SECONDS} s for its problems"
-    return suitable(found)
+SLOW = ("acre", "futoshiki", "puzzle24", "zebra_puzzles")
+"""Tasks that need more than 10 s on the loaded machine to generate their problems."""
 
 
 def suitable(problems: Sequence[Problem]) -> list[Problem] | str:
     """Return the problems with the template around their prompts, or the reason why they are left out."""
-    if len(problems) < PROBLEMS:
-        return f"has only {len(problems)} validation problems"
     if any(not p.references for p in problems):
         return "has no reference answers"
     if (longest := max(len(p.prompt) for p in problems)) > LONGEST_PROMPT:
@@ -77,8 +41,8 @@ def suitable(problems: Sequence[Problem]) -> list[Problem] | str:
     return [replace(p, prompt=TEMPLATE.replace("{prompt}", p.prompt)) for p in problems]
 
 
-def screen(files: Mapping[str, str], work: Path) -> None:
-    """Sample the published model on all tasks in one evaluation, and write a row for each."""
+def screen(files: Mapping[str, str], work: Path) -> dict[str, Any]:
+    """Sample the published model on all tasks in one evaluation, and return a row for each."""
     import magicrl
 
     found: dict[str, list[Problem] | str] = {
@@ -86,7 +50,8 @@ def screen(files: Mapping[str, str], work: Path) -> None:
         for name, file in files.items()
     }
     for task in usable_tasks():
-        found[task] = asked(task)
+        stream = GymTask(task).stream(seed=SEED, split="validation")
+        found[task] = "problems are slow to generate" if task in SLOW else suitable(list(islice(stream, PROBLEMS)))
     clock = time.process_time()
     result = magicrl.evaluate(
         "smollm2",
@@ -119,20 +84,9 @@ def screen(files: Mapping[str, str], work: Path) -> None:
             "length": round(measured.length.mean, 1),
             "truncated": round(measured.truncation.mean, 3),
         }
-    document = {"cpu_seconds": round(time.process_time() - clock), "rows": rows}
-    FILE.write_text(json.dumps(document, indent=0) + "\n", encoding="utf-8")
-
-
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    screening = commands.add_parser("screen")
-    screening.add_argument("files", nargs="*", help="NAME=FILE")
-    screening.add_argument("--work", type=Path, default=Path("runs/screening"))
-    given = parser.parse_args()
-    screen(dict(text.split("=", 1) for text in given.files), given.work)
+    return {"cpu_seconds": round(time.process_time() - clock), "rows": rows}
 
 
 if __name__ == "__main__":
-    main()
+    document = screen(dict(text.split("=", 1) for text in sys.argv[1:]), Path("runs/screening"))
+    (RESULTS / "screening.json").write_text(json.dumps(document, indent=0) + "\n", encoding="utf-8")

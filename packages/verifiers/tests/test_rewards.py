@@ -228,7 +228,7 @@ def test_what_is_no_reward_is_refused(file: Path) -> None:
 
 
 def group(*given: float | None, right_from: float = 1.0, cut: tuple[int, ...] = ()) -> ScoredGroup:
-    """A group whose responses were given these scores; None: it failed."""
+    """Return a group whose responses have these scores; None is a failed reward."""
     completions = tuple(
         Completion(
             tokens=frozen_tokens([1]),

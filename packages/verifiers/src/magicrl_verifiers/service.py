@@ -111,7 +111,7 @@ class VerifierPool(JudgingPool):
         return Ticket(problem, [judged])
 
     def judge(self, problem: Problem, responses: Sequence[str]) -> tuple[Verdict, ...]:
-        """`submit` and `result` in one."""
+        """Submit the responses and wait for their verdicts."""
         return self.result(self.submit(problem, responses))
 
     def warm_up(self, verifiers: Iterable[str] = ("maths",)) -> None:
@@ -152,11 +152,11 @@ class VerifierPool(JudgingPool):
         return {key: value for served in self._served.values() for key, value in served.totals().items()}
 
     def observations(self) -> dict[str, float]:
-        """The same since the last call, as metrics."""
+        """Return the requests since the last call as metrics."""
         return {key: value for served in self._served.values() for key, value in served.since().items()}
 
     def spans(self) -> list[Any]:
-        """Nothing: waiting for verdicts is in the step's own timeline."""
+        """Return nothing: waiting for verdicts is in the step's own timeline."""
         return []
 
     def _check_open(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from magicrl_verifiers.records import Judge, JudgeOptions, Problem, check_references
+from magicrl_verifiers.records import Judge, JudgeOptions, Problem, require_references
 from magicrl_verifiers.references import LIVE, resolve_reference
 from magicrl_verifiers.several import reward_terms
 
@@ -47,7 +47,7 @@ class VerifierSpec:
     def check_references(self, problem: Problem) -> None:
         """Raise ValueError for a problem without the reference answer that this verifier needs."""
         if self.needs_reference:
-            check_references(problem)
+            require_references(problem)
         if self.check_problem is not None:
             self.check_problem(problem)
         for part in self.parts:
