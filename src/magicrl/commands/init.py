@@ -286,13 +286,9 @@ def _look(
     # Where the model tries many answers, one that is right in hundreds is enough to learn from: look for it.
     others, rounds = [read.problems[i] for i in order[PROBLEMS:]] or chosen, 0
     explores = (best.answers.entropy or 0.0) >= EXPLORES
-    while (
-        explores
-        and best.answers.mixed == 0
-        and best.answers.correct == 0
-        and rounds < ROUNDS
-        and look.seconds < SECONDS
-    ):
+    while explores and not best.answers.mixed and not best.answers.correct and rounds < ROUNDS:
+        if look.seconds >= SECONDS:
+            break
         asked = [others[i % len(others)] for i in range(rounds * RARE, (rounds + 1) * RARE)]
         rounds += 1
         limit = best.answers.max_tokens
