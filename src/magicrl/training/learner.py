@@ -22,11 +22,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.config.schema import AdamWConfig, ModelConfig
-from magicrl.models.adapter_files import ADAPTER
+from magicrl.models.adapters import ADAPTER, LoraAdapters
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products
 from magicrl.models.scorer import PolicyScorer, scorer_settings
 from magicrl.records import FloatArray, TrainBatch, TrainSample
-from magicrl.training.adapters import LoraAdapters
 from magicrl.training.objective import LearnerSettings, MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
 
@@ -186,7 +185,7 @@ class LocalLearner:
         return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
 
     def adapters(self) -> Mapping[str, Any]:
-        """Return only the LoRA adapters, by PEFT's names; see `magicrl.models.adapter_files`."""
+        """Return only the LoRA adapters, by PEFT's names; see `magicrl.models.adapters`."""
         assert self._lora is not None, "without LoRA there are no adapters"
         return self._lora.tensors()
 

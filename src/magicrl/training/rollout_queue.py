@@ -23,9 +23,8 @@ from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.job import Encode
 from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, ScoredGroup
-from magicrl.rollout.judging import Submitted, submit_completions, verdicts_of
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.rollout.requests import pack_completions, unpack_completions
+from magicrl.rollout.requests import Submitted, pack_completions, submit_completions, unpack_completions, verdicts_of
 from magicrl.training.metrics import StepClock
 from magicrl_verifiers.records import VerifierService
 

@@ -26,7 +26,7 @@ from magicrl.distributed.learner.launchers import Launcher, LearnerLost, RankGro
 from magicrl.distributed.learner.rank import RankUpdate, Share
 from magicrl.distributed.learner.sharding import RankSettings, WrittenShard
 from magicrl.distributed.tensors import pack, unpack
-from magicrl.models.adapter_files import ADAPTER, write_adapters
+from magicrl.models.adapters import ADAPTER, write_adapters
 from magicrl.models.loading import LoadedModel, save_policy
 from magicrl.models.packing import check_samples, families
 from magicrl.planning.memory import learner_state, shards_by_default
