@@ -26,8 +26,8 @@ from magicrl.models.adapters import ADAPTER, LoraAdapters
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products
 from magicrl.models.scorer import PolicyScorer, scorer_settings
 from magicrl.records import FloatArray, TrainBatch, TrainSample
-from magicrl.training.objective import LearnerSettings, MicroBatch, Objective, not_finite_loss, not_finite_weights
-from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
+from magicrl.training.objective import LearnerSettings, Objective, not_finite_loss, not_finite_weights
+from magicrl.training.protocols import Controls, NotFiniteError
 
 
 class LocalLearner:
@@ -89,7 +89,7 @@ class LocalLearner:
         """Return the peak memory of this process so far in MiB, including an engine in it."""
         return peak_mb(self.scorer.device)
 
-    def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
+    def update(self, batch: TrainBatch, controls: Controls) -> dict[str, float]:
         """Make one update from the mini-batch; see ``Learner.update``.
 
         Raises:
@@ -114,7 +114,7 @@ class LocalLearner:
         if not self._optimizer.weights_are_finite():
             raise NotFiniteError(not_finite_weights(self.version, controls.learning_rate), None)
         further = {"grad_norm": norm, "learning_rate": controls.learning_rate, **self._optimizer.loss_scale.metrics()}
-        return UpdateMetrics(values={**values, **further})
+        return {**values, **further}
 
     def _culprit(self, batch: TrainBatch, controls: Controls, statistics: Mapping[str, Any]) -> tuple[int, int] | None:
         """Return (group, sample) of the first sample whose own loss or gradient is not finite. Spoils the gradients."""
@@ -157,7 +157,7 @@ class LocalLearner:
             Sums over these samples. Those of other shares add to them.
         """
         jobs = (
-            MicroBatch([samples[i] for i in members], weights[members], packed)
+            ([samples[i] for i in members], weights[members], packed)
             for members, packed in self.scorer.micro_batches(samples)
         )
         head = self.scorer.head.weight

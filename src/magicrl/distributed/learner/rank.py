@@ -325,7 +325,7 @@ class LearnerRank:
             for members, batch in self._scorer.micro_batches(samples):
                 given = [samples[i] for i in members] or [NOTHING]
                 own = weights[members] if members else torch.zeros(1, dtype=torch.float64)
-                yield MicroBatch(given, own, batch)
+                yield given, own, batch
 
         own = self._objective.accumulate(
             self._scorer, jobs(), controls, statistics=share.statistics, loss_scale=loss_scale
