@@ -187,23 +187,6 @@ def entropy_controller(config: EntropyConfig) -> EntropyController:
     )
 
 
-def not_finite_loss(name: str, value: float, update: int) -> str:
-    """Return the error text for an update whose ``name`` (the loss, the gradient norm) is not finite."""
-    return (
-        f"the {name} of update {update} is {value}; weights and optimizer are unchanged. "
-        "Resume from the last checkpoint with a lower optimizer.learning_rate or entropy coefficient. "
-        'If the first update fails, check the model with model.dtype = "float32"'
-    )
-
-
-def not_finite_weights(update: int, learning_rate: float) -> str:
-    """Return the error text for an update that gave weights that are not finite."""
-    return (
-        f"update {update} gave weights that are not finite, with a learning rate of {learning_rate:g}; this step is "
-        "in no checkpoint. Resume from the last one with a lower optimizer.learning_rate"
-    )
-
-
 def loss_inputs(
     samples: Sequence[TrainSample], response_lengths: Sequence[int], logprobs: Tensor, entropies: Tensor
 ) -> tuple[LossInputs, Tensor]:

@@ -49,6 +49,11 @@ class NotFiniteError(FloatingPointError):
         super().__init__(message)
         self.culprit = culprit
 
+    @classmethod
+    def of(cls, message: str, samples: Sequence[TrainSample], culprit: int | None) -> NotFiniteError:
+        """Return the error of a mini-batch of which the sample with index ``culprit`` causes it."""
+        return cls(message, None if culprit is None else (samples[culprit].group_index, samples[culprit].sample_index))
+
 
 @runtime_checkable
 class Learner(Protocol):

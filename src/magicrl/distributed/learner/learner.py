@@ -513,8 +513,7 @@ class DistributedLearner:
         self._version = first.version
         self.last = tuple(answers)
         if first.failure is not None:
-            sample = None if first.culprit is None else batch.samples[first.culprit]
-            raise NotFiniteError(first.failure, None if sample is None else (sample.group_index, sample.sample_index))
+            raise NotFiniteError.of(first.failure, batch.samples, first.culprit)
         return first.values
 
     def _set_base(self, state: State) -> None:
