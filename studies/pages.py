@@ -219,11 +219,11 @@ ENTROPY_ARMS = ("0", "6", "8", "9")
 
 def curve_series(arm: str, slot: int, rows: Sequence[Result], name: str) -> Series:
     """Return a variant's curve: the mean over its runs and, of several runs, a band from lowest to highest."""
-    curve = variant_curve([smoothed(_points(row, name), ()) for row in rows])
+    points, _ = variant_curve([smoothed(_points(row, name), ()) for row in rows])
     return Series(
         label=arm,
-        points=tuple((p.step, p.mean) for p in curve.points),
-        band=tuple((p.step, p.low, p.high) for p in curve.points) if len(rows) > 1 else (),
+        points=tuple((step, mean) for step, mean, *_ in points),
+        band=tuple((step, low, high) for step, _, low, high, _ in points) if len(rows) > 1 else (),
         color=slot % 6,
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.records import StepMetrics
-from magicrl.reporting.charts import Chart, Mark, Series, Unit, draw
+from magicrl.reporting.charts import Chart, Series, Unit, draw
 from magicrl.training.health import findings_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +66,7 @@ def picture(rule: str) -> str:
         for slot, (key, label) in enumerate(lines)
     )
     high = 1.0 if unit == "percent" and rule != "clip_share_high" else None
-    marks = (Mark(float(spoke), "told here"),)
+    marks = ((float(spoke), "told here"),)
     chart = Chart(key=rule, title=title, series=series, unit=unit, y_low=0.0, y_high=high, marks=marks, compact=True)
     return str(draw(chart, alone=True))
 

@@ -174,17 +174,16 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     calibration = load_calibration("H100-80G", 3584)
-    efficiency = calibration.efficiency
     rows: list[dict[str, Any]] = []
     residuals: list[tuple[str, float]] = []
     for row in ROWS:
-        plan, bound = predicted(row, efficiency)
+        plan, bound = predicted(row, calibration)
         mode = f"{row.staleness} stale" if row.staleness else "synchronous"
         name = f"{row.model}, {row.gpus} x {row.hardware}, {mode}, {row.part}"
         rows.append(line(row.system, row.source, name, row.seconds, plan, bound) | {"setting": asdict(row)})
         if row.part == "step":
             residuals.append((row.system, log(plan / row.seconds)))
-    rows += [micro_batch(*one, efficiency) for one in MICRO_BATCHES]
+    rows += [micro_batch(*one, calibration) for one in MICRO_BATCHES]
     factor = factor_of([one for _, one in residuals])
     by_system: dict[str, str] = {}
     for system in dict.fromkeys(name for name, _ in residuals):

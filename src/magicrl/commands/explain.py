@@ -11,7 +11,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,10 @@ from magicrl.commands.given import PathText, in_python, path_text
 from magicrl.commands.options import as_command
 from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
+from magicrl.reporting.charts import Bar, FigureView, bars_view
+from magicrl.reporting.page import block, figures_block, render_page, write_page
+from magicrl.reporting.wording import checkpoint_name, number_text, print_prose, visible
+from magicrl_verifiers.progress import duration
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -302,8 +306,6 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
     else:
         _show_steps(found, console)
     if page is not None:
-        from magicrl.reporting.command_pages import write_explain_page
-
         written = write_explain_page(found, page, "magicrl " + shlex.join(sys.argv[1:]))
         notes.print(f"page: {written}", markup=False, soft_wrap=True)
     return 0 if found.get("equal", True) else NOT_EQUAL
@@ -313,9 +315,6 @@ command = as_command(explain, _present)
 
 
 def _show_steps(found: dict[str, Any], console: Console) -> None:
-    from magicrl.reporting.wording import checkpoint_name
-    from magicrl_verifiers.progress import duration
-
     if not found["notable"]:
         console.print(f"none of the {found['steps']} steps is notable; --step N repeats any of them", markup=False)
     for one in found["notable"]:
@@ -331,15 +330,6 @@ def _show_steps(found: dict[str, Any], console: Console) -> None:
 
 
 def _show(found: dict[str, Any], console: Console) -> None:
-    from magicrl.reporting.command_pages import (
-        explain_figures,
-        explain_summary,
-        explain_verdict,
-        group_rows,
-        what_if_rows,
-    )
-    from magicrl.reporting.wording import print_prose, visible
-
     print_prose(console, explain_summary(found), style="bold")
     print_prose(console, explain_verdict(found), style="green" if found["equal"] else "bold red")
     for text in found["warnings"]:
@@ -360,3 +350,185 @@ def _show(found: dict[str, Any], console: Console) -> None:
     for row in rows:
         text = ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], row[1:], strict=True) if cell)
         console.print(f"{visible(row[0])}: {text}", markup=False)
+
+
+# The page.
+
+MOST_BARS = 24
+MOST_TOKENS = 40_000
+"""Maximum number of tokens on the page. The responses of further groups are only in the JSON."""
+EDGES = (0.02, 0.1, 0.3, 0.6)
+"""Bounds of the colours of tokens, as shares of the largest absolute value."""
+
+GROUPS = (
+    "The gain of a group is how far the tokens of its better responses rose over those of its worse ones: the sum of "
+    "(reward - mean reward) × change of log-prob, per token of the group. The norm is the group's share of the norm of "
+    "the gradient."
+)
+WHAT_IF = (
+    "The same responses with the same weights and optimizer moments. Cosines compare the change of the weights with "
+    "that of the recorded step: the whole change, and without the parts from momentum and weight decay."
+)
+
+
+def write_explain_page(found: Mapping[str, Any], output: Path, command: str = "") -> Path:
+    """Write the page of a repeated step (``magicrl explain --step N --json``) and return its path.
+
+    Raises:
+        ValueError: the page cannot be written.
+    """
+    head, rows = group_rows(found)
+    other_head, others = what_if_rows(found)
+    what_if = {"head": other_head, "rows": others, "note": WHAT_IF} if others else None
+    blocks = [
+        block(
+            "explain",
+            "The step",
+            {
+                "summary": explain_summary(found),
+                "verdict": explain_verdict(found),
+                **found,
+                "figures": explain_figures(found),
+            },
+        ),
+        figures_block("tokens", "Tokens", [[view] for view in _token_bars(found)]),
+        block("groups", "Groups", {"head": head, "rows": rows, "note": GROUPS}, "explain_table"),
+        block("what_if", "What if", what_if, "explain_table"),
+        block("responses", "Responses", {"groups": _shown_groups(found)}, "explain_responses"),
+    ]
+    facts = [("step", str(found["step"])), ("seconds", f"{found['seconds']:.0f}")]
+    title = f"{Path(str(found['run'])).name}, step {found['step']}"
+    return write_page(render_page(title, facts, blocks, command, kind="a step"), output)
+
+
+def explain_summary(found: Mapping[str, Any]) -> str:
+    """Return a sentence on what the step changed."""
+    update, groups = found["update"], found["groups"]
+    name = f"Step {found['step']}"
+    if not update["sgd_steps"]:
+        return f"{name} changed no weight: the responses to each of its {len(groups)} problems have equal rewards."
+    learned = [group for group in groups if group["learned_from"]]
+    better = sum(group["gain"] > 0 for group in learned)
+    count = "1 update" if update["sgd_steps"] == 1 else f"{update['sgd_steps']} updates"
+    change = update["entropy_change"]
+    return (
+        f"{name} made {count} with {len(learned)} of {len(groups)} groups: in {better} of these the better responses "
+        f"became more likely relative to the worse ones, and the entropy {'rose' if change > 0 else 'fell'} by "
+        f"{abs(change):.2g} to {update['entropy'] + change:.3g} nats per token."
+    )
+
+
+def explain_verdict(found: Mapping[str, Any]) -> str:
+    """Return a sentence on whether the repeated step equals the recorded one."""
+    compared = [check for check in found["checks"] if check["equal"] is not None]
+    names = ", ".join(check["name"] for check in compared)
+    if found["equal"]:
+        return f"Step {found['step']} repeated: equal to the recording bit for bit ({names})."
+    wrong = [f"{c['name']}" + (f" ({c['note']})" if c["note"] else "") for c in compared if not c["equal"]]
+    return f"Step {found['step']} repeated: NOT equal to the recording, by {'; '.join(wrong)}."
+
+
+def explain_figures(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures as (label, value)."""
+    update = found["update"]
+    shown = [("repeated from", checkpoint_name(found["from_checkpoint"]))]
+    for check in found["checks"]:
+        if check["equal"] is None:
+            value = f"not compared: {check['note']}"
+        elif check["equal"]:
+            value = f"equal, SHA-256 {check['recorded'][:16]}"
+        else:
+            value = f"NOT equal: {check['recorded'][:16]} recorded, {check['repeated'][:16]} repeated"
+        shown.append((check["name"], value))
+    if not update["sgd_steps"]:
+        return [*shown, ("update", "none: every group was rejected")]
+    norms = ", ".join(f"{n['recorded']:.4g} ({n['float64']:.4g} in float64)" for n in update["grad_norms"][:4])
+    steps = f"{update['sgd_steps']}, rate {update['learning_rate']:.3g}, alpha {number_text(update['alpha'])}"
+    return [
+        *shown,
+        ("SGD steps", steps),
+        ("gradient norm", norms + (" ..." if update["grad_norms"][4:] else "")),
+        ("change of the weights", f"{update['norm']:.3g}; by this step's gradient {update['own_norm']:.3g}"),
+        ("entropy", f"{update['entropy']:.4g} nats per token, {update['entropy_change']:+.2g}"),
+    ]
+
+
+def group_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of a table of the groups with a gradient or a gain, the largest gradient first."""
+    head = ["group", "problem", "mean reward", "norm", "gain"]
+    rows: list[list[str]] = []
+    groups = found["groups"]
+    for at in sorted(range(len(groups)), key=lambda i: -abs(groups[i]["norm"])):
+        group = groups[at]
+        if not (group["learned_from"] or group["gain"]):
+            continue
+        rewards = [response["reward"] for response in group["responses"]]
+        mean = number_text(sum(rewards) / len(rewards), 2)
+        figures = [f"{group[key]:+.2g}" for key in ("norm", "gain")]
+        rows.append([str(at + 1), str(group["problem"]), mean, *figures])
+    return head, rows
+
+
+def what_if_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of a table of the recorded step and of the step under other settings."""
+    update, gains = found["update"], [group["gain"] for group in found["groups"]]
+    head = ["settings", "groups", "alpha", "clipped", "cosine", "own cosine", "change", "own", "entropy", "gain"]
+    head.append("most changed group")
+    learned = str(sum(group["learned_from"] for group in found["groups"]))
+    recorded = ["as recorded", learned, number_text(update["alpha"]), "", "", "", f"{update['norm']:.3g}"]
+    recorded += [f"{update['own_norm']:.3g}", f"{update['entropy_change']:+.2g}", f"{sum(gains):+.2g}", ""]
+    rows = [recorded] if found["what_if"] else []
+    for other in found["what_if"]:
+        differences = [one - was for one, was in zip(other["gains"], gains, strict=True)]
+        at = max(range(len(gains)), key=lambda i: abs(differences[i]))
+        row = [other["what_if"], str(other["trained"]), number_text(other["alpha"]), number_text(other["clip_ratio"])]
+        row += ["–" if other[key] is None else f"{other[key]:.4f}" for key in ("cosine", "own_cosine")]
+        row += [f"{other['norm']:.3g}", f"{other['own_norm']:.3g}", f"{other['entropy_change']:+.2g}"]
+        row += [f"{sum(other['gains']):+.2g}", f"{at + 1} ({differences[at]:+.2g})"]
+        rows.append(row)
+    return head, rows
+
+
+def _token_bars(found: Mapping[str, Any]) -> list[FigureView]:
+    """Return a figure of the vocabulary's tokens with the largest shares of the gradient's norm."""
+    sums: dict[str, tuple[float, int]] = {}
+    for group in found["groups"]:
+        for response in group["responses"]:
+            for text, value in zip(response["tokens"], response["norm"], strict=True):
+                total, count = sums.get(text, (0.0, 0))
+                sums[text] = total + value, count + 1
+    largest = sorted(sums.items(), key=lambda item: -abs(item[1][0]))[:MOST_BARS]
+    bars: list[Bar] = [
+        (visible(text[:40]).replace("\n", "⏎").replace(" ", "␣"), abs(total), f"{total:+.2g}, {count} times")
+        for text, (total, count) in largest
+        if total
+    ]
+    note = "Length: absolute value. After a bar: the value, and how often the token was sampled."
+    title = "Share of the gradient's norm by token"
+    return [bars_view("tokens_norm", title, "absolute sum", bars, note, left=140)] if bars else []
+
+
+def _shown_groups(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return as many groups with coloured tokens as fit on the page, those with a gradient first."""
+    largest = max((abs(v) for g in found["groups"] for r in g["responses"] for v in r["norm"]), default=0.0) or 1.0
+    left, shown = MOST_TOKENS, list[dict[str, Any]]()
+    order = sorted(range(len(found["groups"])), key=lambda i: -found["groups"][i]["learned_from"])
+    for at in order:
+        group = found["groups"][at]
+        left -= sum(len(response["tokens"]) for response in group["responses"])
+        if left < 0:
+            break
+        responses: list[dict[str, Any]] = []
+        for response in group["responses"]:
+            columns: Sequence[Sequence[Any]] = [response[k] for k in ("tokens", "norm", "logprob", "change")]
+            pieces = [
+                {
+                    "text": visible(text),
+                    "level": sum(abs(norm) >= edge * largest for edge in EDGES),
+                    "words": f"norm {norm:+.2g}, log-prob {logprob:.3g} {change:+.2g}",
+                }
+                for text, norm, logprob, change in zip(*columns, strict=True)
+            ]
+            responses.append({**response, "pieces": pieces})
+        shown.append({**group, "number": at + 1, "responses": responses})
+    return shown

@@ -299,18 +299,19 @@ def _fitting(policy: LoadedModel, read: _Data, encoder: PromptEncoder, parameter
 
     A small model is trained in float32, a larger one in bfloat16, unless this CPU is faster in float32 and it fits.
     """
-    from magicrl.models.cpu_kernels import bfloat16_speed
+    from magicrl.models.cpu_kernels import bfloat16_speeds
     from magicrl.planning.costs import BF16
     from magicrl.planning.memory import GIB, host_memory, learner_terms
     from magicrl.planning.shapes import shape_from_config
     from magicrl.training.recipe_proposal import SMALL
 
-    slow = policy.model.device.type == "cpu" and bfloat16_speed() < 1
-    wanted: list[DType] = ["float32", "bfloat16"] if slow else ["float32" if parameters < SMALL else "bfloat16"]
+    small: DType = "float32" if parameters < SMALL else "bfloat16"
     try:
         shape = shape_from_config(policy.model.config.to_dict(), policy.folder)
     except ValueError:
-        return ModelConfig(dtype=wanted[0], micro_batch_tokens=2048, head_chunk_tokens=256)
+        return ModelConfig(dtype=small, micro_batch_tokens=2048, head_chunk_tokens=256)
+    slow = policy.model.device.type == "cpu" and max(bfloat16_speeds(shape.hidden, shape.intermediate)) < 1
+    wanted: list[DType] = ["float32", "bfloat16"] if slow else [small]
     longest = max(encoder.length(problem) for problem in read.problems) + 2 * FIRST_LIMIT
     least = 0.0
     for dtype, tokens in product(wanted, MICRO_BATCHES):

@@ -101,6 +101,7 @@ def make_app(*, listing: bool) -> App:
         name="magicrl",
         help="Reinforcement-learning post-training of reasoning models: the MAGIC recipe.",
         version_flags=["--version"],
+        help_format="plaintext" if listing else None,  # without importing a Markdown renderer
         suppress_keyboard_interrupt=False,  # `main` prints how to continue
     )
     app.register_install_completion_command(help="Install completion with Tab for this shell (bash, zsh, fish).")

@@ -7,10 +7,10 @@ import functools
 import json as json_text
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,9 +19,10 @@ from magicrl.commands.given import Data, PathText, Recipe, Reward, Settings, giv
 from magicrl.commands.options import as_command
 from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
-
-if TYPE_CHECKING:
-    from magicrl.training.preflight import Facts
+from magicrl.reporting.charts import bars_view
+from magicrl.reporting.page import block, figures_block, render_page, write_page
+from magicrl.reporting.wording import percent, visible
+from magicrl_verifiers.progress import duration
 
 UNSOUND = 3
 """Exit status if something would keep the run from learning; ``magicrl train`` has the same for such a run."""
@@ -80,6 +81,7 @@ def preflight(
     from magicrl.commands.training import threads_kept
     from magicrl.training.assemble import LocalParts, build_run, set_threads, start_model_folder
     from magicrl.training.preflight import Budget, measure
+    from magicrl.training.preflight_rules import preflight_findings
     from magicrl.training.start_checks import check_run
 
     # the parts on other machines are measured on this machine
@@ -95,17 +97,10 @@ def preflight(
             built = build_run(config, ready, start)
             with contextlib.closing(built.engine):
                 facts = measure(config, built, judge, Budget(60 * minutes, samples), progress or (lambda _: None))
-    return _document(config.run.name, facts)
-
-
-def _document(name: str, facts: Facts) -> dict[str, Any]:
-    from magicrl.training.preflight_rules import preflight_findings
-
-    found = preflight_findings(facts)
-    values = asdict(facts)
+    found, values = preflight_findings(facts), asdict(facts)
     values["learnable"]["answers"].pop("judging")
     return {
-        "recipe": name,
+        "recipe": config.run.name,
         "sound": all(item.severity != "stop" for item in found),
         "findings": [item.as_dict() for item in found],
         **values,
@@ -126,9 +121,6 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
     """
     notes = Console(emoji=False, stderr=True, highlight=False)
     found = work(progress=progress_lines(notes))
-    from magicrl.reporting.command_pages import preflight_figures, preflight_verdict, write_preflight_page
-    from magicrl.reporting.wording import visible
-
     if json:
         sys.stdout.write(json_text.dumps(found, indent=1) + "\n")
     else:
@@ -148,3 +140,111 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
 
 
 command = as_command(preflight, _present)
+
+
+# The page.
+
+SAMPLE_END = 80
+"""Characters of the sample answer that the terminal shows. The answer is at its end."""
+
+
+def write_preflight_page(found: Mapping[str, Any], output: Path, command: str = "") -> Path:
+    """Write the page of a preflight check (``magicrl preflight --json``) and return its path.
+
+    Raises:
+        ValueError: the page cannot be written.
+    """
+    learnable = found["learnable"]
+    answers = learnable["answers"]
+    shares = [
+        ("right (pass@1)", learnable["pass_1"]["mean"]),
+        (f"pass@{learnable['group_size']}", learnable["pass_all"]["mean"]),
+        ("groups with unequal rewards", learnable["signal"]["mean"]),
+        ("readable answers", answers["answered"] or 0.0),
+        (f"truncated at T = {answers['max_tokens']}", answers["truncated"]),
+    ]
+    bars = [(name, value, percent(value)) for name, value in shares]
+    paid = [(kind, max(0.0, value), f"{value:.2g}") for kind, value in found["reward"]["earned"].items()]
+    views = [bars_view("answers", "Responses of the initial model", "share", bars, "", unit="percent", left=220)]
+    if paid:
+        note = "Mean reward of constructed responses."
+        views.append(bars_view("reward", "Reward by kind of response", "reward", paid, note, color=1, left=220))
+    data = {"findings": found["findings"], "figures": preflight_figures(found), "verdict": preflight_verdict(found)}
+    blocks = [
+        block("preflight", "Before the run", data),
+        figures_block("measured", "Measured", [[view] for view in views]),
+        block(
+            "example",
+            "Sample answer",
+            {
+                "prompt": found["template"]["prompt"],
+                "text": learnable["example"],
+                "references": learnable["example_references"],
+                "verdict": learnable["example_verdict"],
+            },
+        ),
+    ]
+    head = [("seconds", f"{found['seconds']:.0f}"), ("findings", str(len(found["findings"])))]
+    return write_page(render_page(found["recipe"], head, blocks, command, kind="preflight"), output)
+
+
+def preflight_verdict(found: Mapping[str, Any]) -> str:
+    """Return the verdict in a sentence."""
+    stops = [item["name"].replace("_", " ") for item in found["findings"] if item["severity"] == "stop"]
+    if stops:
+        return f"Not sound: {', '.join(stops)}. With this recipe the run would learn little or nothing."
+    warned = len(found["findings"])
+    warnings = f", {warned} {'warning' if warned == 1 else 'warnings'}" if warned else ""
+    return f"Sound: nothing was found that would keep the run from learning{warnings}."
+
+
+def preflight_figures(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures as (label, value)."""
+    learnable, reward, update, cost = (found[key] for key in ("learnable", "reward", "update", "cost"))
+    answers = learnable["answers"]
+    lengths = learnable["lengths"]
+    shown = [
+        ("problems × responses", f"{answers['groups']} × {learnable['group_size']}"),
+        ("pass@1", _interval(learnable["pass_1"])),
+        (f"pass@{learnable['group_size']}", _interval(learnable["pass_all"])),
+        ("groups with unequal rewards", _interval(learnable["signal"])),
+        ("truncated", f"{percent(answers['truncated'])} at T = {answers['max_tokens']}"),
+        ("tokens of ended responses", ", ".join(map(str, lengths)) + " (median, 95 %, longest)" if lengths else "–"),
+    ]
+    if found["longer"]:
+        longer = found["longer"]
+        shown.append((f"with T = {longer['max_tokens']}", f"{percent(longer['truncated'])} truncated"))
+    if reward["references"]:
+        shown.append(("reference answers read", f"{reward['references'] - reward['unread']} of {reward['references']}"))
+    if reward["consensus"]:
+        against = (
+            f"{reward['against']} of {reward['consensus']} (these include wrong references, and habits of the model)"
+        )
+        shown.append(("answers agree, but not with the reference answer", against))
+    shown += [(f"same verdict by {name}", percent(value)) for name, value in reward["second"].items()]
+    shown.append(("end token", found["template"]["end"]))
+    if found["template"]["system"]:
+        shown.append(("system prompt of the template", found["template"]["system"]))
+    if update is not None and update["kl"] is not None:
+        shown.append(("KL of one step", f"{update['kl']:.2g} nats per token ({update['prompts']} prompts)"))
+        norm, entropy = update["grad_norm"], update["entropy"][0]
+        shown.append(("gradient norm, entropy", f"{norm:.2g}, {entropy:.3g} nats per token"))
+    elif update is not None:
+        shown.append(("KL of one step", "not measured: no group of these steps had unequal rewards"))
+    text = " ".join(learnable["example"].split())
+    end = text if len(text) <= SAMPLE_END else f"… {text[-SAMPLE_END:]}"
+    references = " or ".join(learnable["example_references"])
+    against = f"; reference answer: {references}" if references else ""
+    shown.append(("sample answer", f"{end!r}: {learnable['example_verdict']}{against}"))
+    if cost is not None:
+        steps = ", ".join(f"{value:.3g} s" for value in cost["step_seconds"])
+        hours = duration(3600 * cost["hours"])
+        shown.append(("time, predicted", f"{hours} without evaluations; a step by stage: {steps}"))
+        planned = "" if cost["planned_gib"] is None else f", {cost['planned_gib']:.1f} planned for the run"
+        available = f"{cost['available_gib']:.1f} GiB"
+        shown.append(("memory", f"{cost['peak_gib']:.1f} GiB here{planned}, of {available}"))
+    return shown
+
+
+def _interval(estimate: Mapping[str, Any]) -> str:
+    return f"{percent(estimate['mean'])} (95 %: {percent(estimate['low'])} to {percent(estimate['high'])})"

@@ -3,7 +3,7 @@
 The machine's C++ compiler builds them on first use, in seconds, in ``magicrl/kernels`` in ``$XDG_CACHE_HOME`` or
 ``~/.cache``, under a digest of source and flags. If that folder is not writable, each process builds its own. Without a
 compiler or the instructions, torch computes these parts with other rounding, and the log and ``magicrl doctor`` say so.
-Matrix products are always torch's. Their fastest precision is measured (`bfloat16_speed`).
+Matrix products are always torch's. Their fastest precision is measured (`bfloat16_speeds`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import shutil
+import statistics
 import subprocess
 import tempfile
 import time
@@ -29,7 +30,10 @@ _FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", *(f"-m{name.replace('_', '')}" for name in _FEATURES))
 _COMPILER_TIMEOUT = 120.0  # seconds; the compiler usually takes two
 _VECTOR = 32  # numbers of a bfloat16 vector; widths must be multiples of it
-_SIDE = 256  # size of the timed matrix products: larger ones take seconds where bfloat16 is emulated
+_BOTH = (torch.float32, torch.bfloat16)
+_WIDEST = 2048  # of the timed products: wider ones take seconds and have the same ratio
+_FACTORS = 500_000_000  # multiplications that are timed together, at least a millisecond
+_EMULATED = 0.05  # ratio below which the processor has no bfloat16 products of its own
 _PART = 16  # rows of one prompt that are computed together, over all threads
 _log = logging.getLogger(__name__)
 
@@ -65,20 +69,43 @@ def has_kernels(dtype: torch.dtype, device: torch.device, width: int | None) -> 
 
 
 @functools.cache
-def bfloat16_speed() -> float:
-    """Return how many times faster than in float32 this CPU multiplies matrices in bfloat16. Takes at most 0.1 s.
+def bfloat16_speeds(width: int = 576, inner: int = 1536) -> tuple[float, float]:
+    """Return how many times faster than in float32 one thread multiplies matrices in bfloat16.
 
     The processor's flags do not say: with AVX512-BF16 and without AMX, an EPYC is twice as fast and a Xeon half as
-    fast.
+    fast. CPU time of one thread counts, so that a busy machine gives the same answer. Takes about 0.2 s.
+
+    Args:
+        width: Hidden size of the model; the default is SmolLM2-135M's.
+        inner: Width of its feed-forward layers.
+
+    Returns:
+        The ratio for products of 64 rows, as in decoding, and of 1,024 rows, as in training.
     """
-    least: dict[torch.dtype, float] = {}
-    factors = {dtype: torch.ones(_SIDE, _SIDE, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
-    for _ in range(5):  # in turns; the minimum counts, because other work only adds time
-        for dtype, factor in factors.items():
-            begun = time.perf_counter()
-            torch.mm(factor, factor)
-            least[dtype] = min(time.perf_counter() - begun, least.get(dtype, float("inf")))
-    return least[torch.float32] / least[torch.bfloat16]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        few, many = (_bfloat16_speed(rows, min(width, _WIDEST), min(inner, _WIDEST)) for rows in (64, 1024))
+    finally:
+        torch.set_num_threads(threads)
+    return few, many
+
+
+def _bfloat16_speed(rows: int, width: int, inner: int) -> float:
+    """Return the median of three ratios; the first if bfloat16 is emulated, where three would take seconds."""
+    operands = {dtype: (torch.ones(rows, width, dtype=dtype), torch.ones(width, inner, dtype=dtype)) for dtype in _BOTH}
+    products = max(1, _FACTORS // (rows * width * inner))
+    ratios: list[float] = []
+    while len(ratios) < 3 and not (ratios and ratios[-1] < _EMULATED):
+        taken = []
+        for dtype in _BOTH:
+            torch.mm(*operands[dtype])  # the first product of a shape prepares its kernel
+            begun = time.thread_time()
+            for _ in range(products):
+                torch.mm(*operands[dtype])
+            taken.append(time.thread_time() - begun)
+        ratios.append(taken[0] / taken[1])
+    return statistics.median(ratios)
 
 
 @functools.cache

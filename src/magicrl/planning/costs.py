@@ -29,7 +29,7 @@ ALL_REDUCE_LATENCY = 10e-6  # seconds of one small all-reduce inside a node
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Efficiency:
-    """Fractions of the peaks that are reached, and the overhead of the host."""
+    """Fractions of the peaks that are reached, the overhead of the host, and the error of plans that use them."""
 
     kv: float  # share of the memory bandwidth when reading keys and values, including scheduling of a sequence
     step_overhead: float  # seconds per decode step, independent of its batch
@@ -41,6 +41,10 @@ class Efficiency:
     # seconds of a sequence's token in a decode step in addition to arithmetic and memory (sampling, bookkeeping, small
     # products); the reason why a narrow model's step becomes slower with its batch
     row: float = 0.0
+    name: str = ""  # of the table in ``calibration.toml``
+    source: str = ""  # data that the values were fitted on
+    factor: float = 1.0  # nine of ten measured steps were within this factor of the plan
+    factor_from: str = ""  # steps that the factor was measured on
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,30 +245,13 @@ def weight_sync_seconds(system: System, gpus: int) -> float:
     return BF16 * system.shape.parameters / system.collective_bandwidth(gpus)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Calibration:
-    """Efficiencies, and the error of plans that use them."""
-
-    name: str  # of the table
-    efficiency: Efficiency
-    source: str  # data that the values were fitted on
-    factor: float  # nine of ten measured steps were within this factor of the plan
-    factor_from: str  # steps that the factor was measured on
-
-
-def load_calibration(hardware: str, hidden: int) -> Calibration:
+def load_calibration(hardware: str, hidden: int) -> Efficiency:
     """Return the efficiencies of an accelerator nearest to a model's width, or else the published ones."""
     tables = shipped_table("planning/calibration.toml", dict[str, dict[str, Any]])
     own = {name: table for name, table in tables.items() if table["hardware"] == hardware}
     candidates = own or {name: table for name, table in tables.items() if table["hardware"] == "gpu"}
     name, table = min(candidates.items(), key=lambda item: abs(log(item[1]["hidden"] / hidden)))
-    return Calibration(
-        name=name,
-        efficiency=Efficiency(**{f.name: table[f.name] for f in fields(Efficiency) if f.name in table}),
-        source=table["source"],
-        factor=table["factor"],
-        factor_from=table["factor_from"],
-    )
+    return Efficiency(name=name, **{f.name: table[f.name] for f in fields(Efficiency) if f.name in table})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,14 +8,13 @@ accelerators. The layout of a recipe's ``[cluster]`` (``Stated``) is checked, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from magicrl.config.cluster_schema import ClusterConfig, LearnerPlacement, RolloutPlacement
 from magicrl.planning.costs import BF16, FLOAT32, Exchange, kv_capacity
 from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.memory import (
-    EngineMemory,
     LearnerMemory,
     LearnerSetup,
     beside_ranks,
@@ -51,7 +50,7 @@ class Placed:
 
     layout: Layout
     learner: LearnerMemory  # bytes on one of the learner's accelerators, by term
-    engine: EngineMemory  # bytes on one of the engine's accelerators
+    engine: Mapping[str, float]  # bytes on one of the engine's accelerators, by term
     missing: float  # missing bytes of the worse side; 0 or less where both fit
 
     @property
@@ -123,14 +122,14 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
     setup = replace(demand, gpus=shards, sequence_parallel=sp)
     learner = learner_memory(shape, setup, hardware.runtime)
     engine = engine_memory(shape, hardware, tp, learner.resident if colocated else 0.0)
-    engine = replace(engine, cache=min(engine.cache, demand.cache_limit))
+    engine["cache"] = min(engine["cache"], demand.cache_limit)
     layout = Layout(
         rollout_gpus=rollout_gpus,
         tensor_parallel=tp,
         learner_gpus=learner_gpus,
         sequence_parallel=sp,
         colocated=colocated,
-        cache_bytes=engine.cache,
+        cache_bytes=engine["cache"],
         rows=demand.rows,
         micro_batch_tokens=demand.micro_batch_tokens,
         checkpointing=demand.checkpointing,
@@ -138,7 +137,7 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
         offload=demand.offload_optimizer,
         exchange=Exchange(shards=setup.gpus, reduce_bytes=setup.reduce_bytes, reduce_once=setup.reduce_once),
     )
-    short = cache_short(demand, engine, tp)
+    short = cache_short(demand, layout.cache_bytes, tp)
     return Placed(layout=layout, learner=learner, engine=engine, missing=max(_learner_short(learner, hardware), short))
 
 
@@ -158,12 +157,12 @@ def default_shards(demand: Demand, learner_gpus: int, *, colocated: bool) -> int
     )
 
 
-def cache_short(demand: Demand, engine: EngineMemory, tensor_parallel: int) -> float:
-    """Return the missing bytes on each accelerator of a replica for the longest sample in its cache, else 0."""
+def cache_short(demand: Demand, cache: float, tensor_parallel: int) -> float:
+    """Return the missing bytes on each accelerator of a replica for the longest sample in its ``cache``, else 0."""
     shape = demand.shape
-    if kv_capacity(shape, engine.cache, tensor_parallel) >= demand.longest:
+    if kv_capacity(shape, cache, tensor_parallel) >= demand.longest:
         return 0.0
-    return demand.longest * shape.kv_bytes_per_token() / min(tensor_parallel, shape.kv_heads) - engine.cache
+    return demand.longest * shape.kv_bytes_per_token() / min(tensor_parallel, shape.kv_heads) - cache
 
 
 def refusal(demand: Demand, gpus: int, ways: Iterable[str]) -> str:
@@ -187,8 +186,10 @@ def refusal(demand: Demand, gpus: int, ways: Iterable[str]) -> str:
     )
 
 
-def _lacking(who: str, short: float, memory: LearnerMemory | EngineMemory, needed: Demand, ways: Iterable[str]) -> str:
-    terms = memory.terms()
+def _lacking(
+    who: str, short: float, memory: LearnerMemory | Mapping[str, float], needed: Demand, ways: Iterable[str]
+) -> str:
+    terms = memory.terms() if isinstance(memory, LearnerMemory) else memory
     shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in terms.items() if abs(value) >= 0.05 * GIB)
     if isinstance(memory, LearnerMemory) and memory.host > needed.hardware.host_memory:
         there = needed.hardware.host_memory / GIB
@@ -280,7 +281,7 @@ def _short_learner(needed: Demand, placed: Placed) -> float:
 
 
 def _short_cache(needed: Demand, placed: Placed) -> float:
-    return cache_short(needed, placed.engine, placed.layout.tensor_parallel)
+    return cache_short(needed, placed.layout.cache_bytes, placed.layout.tensor_parallel)
 
 
 def _ways(needed: Demand, cluster: ClusterConfig, short: Callable[[Demand, Placed], float]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import psutil
 
@@ -81,13 +81,9 @@ class LearnerMemory:
         return {name: value for name, value in asdict(self).items() if name != "host"}
 
 
-class Transient(NamedTuple):
-    """Bytes that an accelerator needs only at one point of a micro-batch, with the terms of `LearnerMemory`."""
-
-    gathered: float
-    reduced: float
-    activations: float
-    head: float
+Transient: TypeAlias = tuple[float, float, float, float]
+"""Bytes that an accelerator needs only at one point of a micro-batch: the terms ``gathered``, ``reduced``,
+``activations`` and ``head`` of `LearnerMemory`."""
 
 
 def _micro_batch(shape: ModelShape, setup: LearnerSetup) -> tuple[float, float, float]:
@@ -122,13 +118,13 @@ def unit_transients(shape: ModelShape, setup: LearnerSetup) -> list[Transient]:
     back = setup.reduce_bytes + (FLOAT32 if setup.reduce_bytes != FLOAT32 else 0.0)
     sending = (BF16 + setup.reduce_bytes + back / setup.gpus) * trained_ends
     found = [
-        Transient(BF16 * (ends + layer), BF16 * trained_ends + summed, inputs, logits),
-        Transient(whole + 2 * BF16 * layer, max(last, inner) + summed, activations, 0.0),
+        (BF16 * (ends + layer), BF16 * trained_ends + summed, inputs, logits),
+        (whole + 2 * BF16 * layer, max(last, inner) + summed, activations, 0.0),
     ]
     if not shape.tied:
-        return [*found, Transient(BF16 * layer, sending + summed, inputs, 0.0)]
+        return [*found, (BF16 * layer, sending + summed, inputs, 0.0)]
     adding = 3 * BF16 * trained_ends + sent * trained_layer  # the head's gradient, the embedding's and their sum
-    return [*found, Transient(whole, adding + summed, 0.0, 0.0), Transient(0.0, sending + summed, 0.0, 0.0)]
+    return [*found, (whole, adding + summed, 0.0, 0.0), (0.0, sending + summed, 0.0, 0.0)]
 
 
 def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> LearnerMemory:
@@ -147,9 +143,9 @@ def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> Le
     shard = trained / setup.gpus
     if setup.gpus == 1:
         _, activations, logits = _micro_batch(shape, setup)
-        fullest = Transient(BF16 * trained, 0.0, activations, logits)
+        gathered, reduced = BF16 * trained, 0.0
     else:
-        fullest = max(unit_transients(shape, setup), key=sum)
+        gathered, reduced, activations, logits = max(unit_transients(shape, setup), key=sum)
     shards = {
         "master": FLOAT32 * shard,
         "gradients": FLOAT32 * shard,
@@ -160,30 +156,23 @@ def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> Le
     host = 0.0
     if setup.offload_optimizer:
         unit = max(float(shape.vocabulary * shape.hidden), float(shape.layer_parameters))
-        fullest = fullest._replace(gathered=fullest.gathered + FLOAT32 * unit / setup.gpus)
+        gathered += FLOAT32 * unit / setup.gpus
         host, shards = sum(shards.values()), dict.fromkeys(shards, 0.0)
-    return LearnerMemory(**shards, **fullest._asdict(), runtime=runtime, host=host)
+    return LearnerMemory(
+        **shards, gathered=gathered, reduced=reduced, activations=activations, head=logits, runtime=runtime, host=host
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineMemory:
-    """Bytes on one accelerator while it generates."""
+def engine_memory(shape: ModelShape, hardware: Hardware, tensor_parallel: int, learner: float) -> dict[str, float]:
+    """Return the bytes by term on one accelerator while it generates, next to the learner's resident bytes.
 
-    weights: float  # bf16, divided by the tensor-parallel degree
-    learner: float  # the learner's resident bytes (0 where the engine has its own accelerators)
-    runtime: float  # contexts and buffers, unless included in ``learner``
-    cache: float  # remaining bytes for keys and values; negative if nothing remains
-
-    def terms(self) -> dict[str, float]:
-        """Return the bytes by term."""
-        return asdict(self)
-
-
-def engine_memory(shape: ModelShape, hardware: Hardware, tensor_parallel: int, learner: float) -> EngineMemory:
-    """Return the engine's memory next to the learner's resident bytes. The cache is the rest of the budget."""
+    ``weights`` are bf16, divided by the tensor-parallel degree. ``cache`` is the rest of the budget, for keys and
+    values; it is negative if nothing remains.
+    """
     weights = BF16 * shape.parameters / tensor_parallel
     own = 0.0 if learner else hardware.runtime  # else included in the learner's resident bytes
-    return EngineMemory(weights=weights, learner=learner, runtime=own, cache=hardware.budget - weights - learner - own)
+    cache = hardware.budget - weights - learner - own
+    return {"weights": weights, "learner": learner, "runtime": own, "cache": cache}
 
 
 _NODE_SHARE = 0.25
@@ -335,7 +324,13 @@ def beside_ranks(nodes: Sequence[NodeRoom], ranks: int) -> list[NodeRoom] | None
     """
     left = list(nodes)
     usable = (index for index, node in enumerate(nodes) if _ranks_in(node))
-    for index in sorted(usable, key=lambda index: (-_share_left(nodes[index]), index)):
+
+    def share_left(index: int) -> float:
+        node = nodes[index]
+        cpus = 1.0 if math.isinf(node.cpus) else (node.cpus - RANK_CPUS) / node.cpus
+        return (node.gpus - 1) / node.gpus + cpus
+
+    for index in sorted(usable, key=lambda index: (-share_left(index), index)):
         taken = min(ranks, _ranks_in(left[index]))
         left[index] = NodeRoom(gpus=left[index].gpus - taken, cpus=left[index].cpus - taken * RANK_CPUS)
         ranks -= taken
@@ -383,16 +378,19 @@ def placement_fault(nodes: Sequence[NodeRoom], cluster: ClusterConfig) -> str | 
     enough = next((count for count in fewer if held(count) >= wanted), None)
     if enough is not None:
         ways.append(f"cluster.learner.ranks = {enough}")
-    ways += _more_nodes(nodes, lambda among: held(ranks, among) >= wanted)
+    best = max(nodes, key=lambda node: (node.gpus, node.cpus))
+    added = (count for count in range(1, _MOST_NODES + 1) if held(ranks, [*nodes, *[best] * count]) >= wanted)
+    count = next(added, None)
+    ways.append(
+        "nodes with more CPUs, or smaller cluster.rollout.cpus"
+        if count is None
+        else f"{count} more {'node' if count == 1 else 'nodes'} of {best.gpus:g} GPUs"
+    )
     return f"{fault}. Any one of these would make it fit: {'; '.join(ways)}"
 
 
 def _ranks_in(node: NodeRoom) -> int:
     return math.floor(min(node.gpus, node.cpus / RANK_CPUS))
-
-
-def _share_left(node: NodeRoom) -> float:
-    return (node.gpus - 1) / node.gpus + (1.0 if math.isinf(node.cpus) else (node.cpus - RANK_CPUS) / node.cpus)
 
 
 def _room_text(nodes: Sequence[NodeRoom]) -> str:
@@ -402,12 +400,3 @@ def _room_text(nodes: Sequence[NodeRoom]) -> str:
         for node, count in Counter(nodes).items()
     )
     return f"there are nodes of {', '.join(words)} GPUs"
-
-
-def _more_nodes(nodes: Sequence[NodeRoom], fits: Callable[[Sequence[NodeRoom]], bool]) -> list[str]:
-    """Return the smallest sufficient number of additional nodes like the largest, or the advice to use more CPUs."""
-    largest = max(nodes, key=lambda node: (node.gpus, node.cpus))
-    for count in range(1, _MOST_NODES + 1):
-        if fits([*nodes, *[largest] * count]):
-            return [f"{count} more {'node' if count == 1 else 'nodes'} of {largest.gpus:g} GPUs"]
-    return ["nodes with more CPUs, or smaller cluster.rollout.cpus"]

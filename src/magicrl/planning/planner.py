@@ -9,7 +9,7 @@ from math import ceil, floor
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.model_schema import LoraConfig
 from magicrl.config.schema import StageConfig, TrainConfig
-from magicrl.planning.costs import Calibration, System, forward_flops, load_calibration
+from magicrl.planning.costs import Efficiency, System, forward_flops, load_calibration
 from magicrl.planning.hardware import Hardware
 from magicrl.planning.layouts import Demand, Placed, Stated, check_stated, default_shards, fitting_layouts, refusal
 from magicrl.planning.shapes import ModelShape
@@ -17,7 +17,6 @@ from magicrl.planning.workload import (
     KEPT,
     Layout,
     Lengths,
-    Measured,
     StepTime,
     Workload,
     lengths_of_mean,
@@ -42,7 +41,8 @@ class Options:
     prompt: int | None = None  # mean prompt tokens; None: 256, or T if that is less
     # share of groups that are kept after rejection; None: that of ``measured``, or 0.6 where the recipe rejects
     kept: float | None = None
-    measured: Measured | None = None  # lengths and kept groups of an existing run instead of assumed ones
+    # lengths and share of kept groups of an existing run (`read_measured`) instead of assumed ones
+    measured: tuple[Lengths, float] | None = None
     other: float | None = None  # seconds per response outside rollout and GPU passes; None: from the calibration
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Plan:
     shape: ModelShape
     hardware: Hardware
     options: Options
-    calibration: Calibration
+    calibration: Efficiency
     placed: Placed
     stages: tuple[StagePlan, ...]
     what_if: Mapping[str, float | None]  # by change the seconds of the longest stage's step; None: does not fit
@@ -101,7 +101,7 @@ class Plan:
 def stage_lengths(stage: StageConfig, longest: int, options: Options) -> Lengths:
     """Return the lengths for a stage's T: measured, with the given mean at the recipe's largest T, or assumed."""
     if options.measured is not None:
-        return options.measured.lengths.at(stage.max_tokens)
+        return options.measured[0].at(stage.max_tokens)
     if options.mean_length is not None:
         return lengths_of_mean(options.mean_length, longest).at(stage.max_tokens)
     if longest >= LONG_CONTEXT:
@@ -116,7 +116,7 @@ def workload(config: TrainConfig, stage: StageConfig, options: Options, lengths:
     """
     mini = stage.mini_batch or stage.rollout_batch
     sgd_steps = max(1, ceil(stage.rollout_batch / mini)) * config.algorithm.reuse
-    seen = options.measured.kept if options.measured is not None else KEPT
+    seen = options.measured[1] if options.measured is not None else KEPT
     return Workload(
         lengths=lengths,
         prompt=options.prompt or min(PROMPT, stage.max_tokens, config.data.max_prompt_tokens),
@@ -196,7 +196,7 @@ def recipe_settings(config: TrainConfig, needed: Demand, placed: Placed, stalene
     if needed.hardware.gpus_per_node > 1 and (layout.gpus > 1 or config.cluster is not None):
         lag = 0 if layout.colocated else staleness
         default = learner.shard_ranks or default_shards(needed, layout.learner_gpus, colocated=layout.colocated)
-        share = floor(100 * (placed.engine.weights + layout.cache_bytes) / needed.hardware.memory) / 100
+        share = floor(100 * (placed.engine["weights"] + layout.cache_bytes) / needed.hardware.memory) / 100
         vllm = config.rollout.vllm
         found |= {
             "cluster.learner.ranks": (learner.ranks, layout.learner_gpus),
@@ -278,8 +278,8 @@ def make_plan(
     """
     calibration = load_calibration(hardware.name, shape.hidden)
     if options.other is not None:
-        calibration = replace(calibration, efficiency=replace(calibration.efficiency, other=options.other))
-    system, needed = System(shape, hardware, calibration.efficiency), demand(config, shape, hardware, options)
+        calibration = replace(calibration, other=options.other)
+    system, needed = System(shape, hardware, calibration), demand(config, shape, hardware, options)
     longest = max(stage.max_tokens for stage in config.stages)
     job = [
         (workload(config.in_stage(i), stage, options, stage_lengths(stage, longest, options)), stage.max_steps)
@@ -293,6 +293,11 @@ def make_plan(
     for work, steps in job:
         parts, seconds = timing(system, work, placed.layout, options.staleness)
         stages.append(StagePlan(work=work, steps=steps, parts=parts, seconds=seconds))
+    stated = None
+    if config.cluster is not None and not hardware.name.startswith("cpu"):
+        stated = check_stated(needed, config.cluster, options.gpus)
+        if stated.fits and stated.placed is not None:
+            stated = replace(stated, seconds=total_seconds(system, job, stated.placed.layout, options.staleness))
     return Plan(
         shape=shape,
         hardware=hardware,
@@ -302,18 +307,8 @@ def make_plan(
         stages=tuple(stages),
         what_if=_what_if(needed, system, options, stages[longest_stage(stages)].work) if what_if else {},
         settings=recipe_settings(config, needed, placed, options.staleness),
-        stated=_stated(config, needed, system, options, job),
+        stated=stated,
     )
-
-
-def _stated(config: TrainConfig, needed: Demand, system: System, options: Options, job: Job) -> Stated | None:
-    """Return the checked ``[cluster]`` of the recipe, with its time where it fits."""
-    if config.cluster is None or needed.hardware.name.startswith("cpu"):
-        return None
-    found = check_stated(needed, config.cluster, options.gpus)
-    if not found.fits or found.placed is None:
-        return found
-    return replace(found, seconds=total_seconds(system, job, found.placed.layout, options.staleness))
 
 
 def _what_if(needed: Demand, system: System, options: Options, work: Workload) -> Mapping[str, float | None]:
@@ -348,7 +343,7 @@ def over_gpus(config: TrainConfig, plan: Plan) -> dict[int, StagePlan | None]:
     None where nothing fits.
     """
     now, options = plan.stages[longest_stage(plan.stages)], plan.options
-    system = System(plan.shape, plan.hardware, plan.calibration.efficiency)
+    system = System(plan.shape, plan.hardware, plan.calibration)
     counts = {round(options.gpus * f) for f in (0.25, 0.5, 1, 2, 4, 8) if options.gpus * f >= 1}
     found: dict[int, StagePlan | None] = {options.gpus: now}
     for count in (counts - {options.gpus}) if plan.hardware.gpus_per_node > 1 else ():

@@ -109,16 +109,8 @@ def reasoning_lengths(limit: int) -> Lengths:
 WINDOW = 20  # number of last steps to average over
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """Measurements of a run's last steps."""
-
-    lengths: Lengths  # for the T of those steps
-    kept: float  # share of the groups used in training
-
-
-def read_measured(folder: Path) -> Measured:
-    """Read the last steps of a run folder.
+def read_measured(folder: Path) -> tuple[Lengths, float]:
+    """Return the lengths of the last steps of a run folder, and the share of the groups used in training.
 
     Raises:
         ValueError: no metrics, or no step.
@@ -138,7 +130,7 @@ def read_measured(folder: Path) -> Measured:
     inside = 0 < median < ninth < limit  # a decile at T does not determine the spread
     sigma = min(2.0, max(0.05, log(ninth / median) / NORMAL.inv_cdf(0.9))) if inside else SIGMA
     lengths = lengths_of_mean(min(mean["length/mean"], 0.99 * limit), limit, sigma)
-    return Measured(lengths=lengths, kept=min(1.0, max(mean["groups/trained"] / mean["groups/sampled"], 0.01)))
+    return lengths, min(1.0, max(mean["groups/trained"] / mean["groups/sampled"], 0.01))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,8 @@ Unit: TypeAlias = Literal["percent", "number", "seconds"]
 Sign: TypeAlias = Literal["line", "area", "dot", "diamond", "limit", "target"]
 Bar: TypeAlias = tuple[str, float, str]
 """Name, value, and the text after the bar."""
+Mark: TypeAlias = tuple[float, str]
+"""x and label of a vertical line, for example where a stage began."""
 
 WIDTH = 460
 """Width of every drawing in SVG units. The page scales it to its card."""
@@ -418,13 +420,6 @@ class Series:
     dots: bool = False  # draw each point as well, for series that are not measured at every step
 
 
-class Mark(NamedTuple):
-    """A vertical line with a label, for example where a stage began."""
-
-    x: float
-    label: str
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
     """A chart over the training steps or another x."""
@@ -452,18 +447,29 @@ class Chart:
         return not any(series.points for series in self.series)
 
 
-class PlotArea(NamedTuple):
+class PlotArea:
     """The plot area of a chart in SVG units, and its data range."""
 
-    x_low: float
-    x_high: float
-    y_ticks: tuple[float, ...]
-    height: int
-    x_log: bool = False
-
-    @property
-    def bottom(self) -> float:
-        return self.height - BOTTOM
+    def __init__(self, chart: Chart) -> None:
+        series = stacked(chart.series) if chart.stacked else chart.series
+        xs = [x for s in series for x, _ in s.points] or [0.0, 1.0]
+        ys = [y for s in series for _, y in s.points]
+        ys += [value for s in series for _, low, high in s.band for value in (low, high)]
+        ys = ys or [0.0, 1.0]
+        if chart.target is not None:
+            ys.append(chart.target[0])
+        low = min(ys) if chart.y_low is None else chart.y_low
+        high = max(ys) if chart.y_high is None else chart.y_high
+        if high - low < 1e-12:
+            room = 0.01 if chart.unit == "percent" else 1.0
+            low, high = (low, low + room) if chart.y_low is not None else (low - room / 2, low + room / 2)
+        x_low, x_high = chart.x_range or (min(xs), max(xs))
+        if x_high <= x_low:
+            x_low, x_high = (x_low / 1.5, x_high * 1.5) if chart.x_log else (x_low - 0.5, x_high + 0.5)
+        self.x_low, self.x_high, self.x_log = x_low, x_high, chart.x_log
+        self.y_ticks = nice_ticks(low, high, 3 if chart.compact else 5)
+        self.height = COMPACT if chart.compact else TALL
+        self.bottom = self.height - BOTTOM
 
     def x(self, value: float) -> float:
         low, high = self.x_low, self.x_high
@@ -474,26 +480,6 @@ class PlotArea(NamedTuple):
     def y(self, value: float) -> float:
         share = (value - self.y_ticks[0]) / (self.y_ticks[-1] - self.y_ticks[0])
         return self.bottom - min(1.0, max(0.0, share)) * (self.bottom - TOP)
-
-
-def area_of(chart: Chart) -> PlotArea:
-    """Return the plot area of a chart."""
-    series = stacked(chart.series) if chart.stacked else chart.series
-    xs = [x for s in series for x, _ in s.points] or [0.0, 1.0]
-    ys = [y for s in series for _, y in s.points] + [v for s in series for _, low, high in s.band for v in (low, high)]
-    ys = ys or [0.0, 1.0]
-    if chart.target is not None:
-        ys.append(chart.target[0])
-    low = min(ys) if chart.y_low is None else chart.y_low
-    high = max(ys) if chart.y_high is None else chart.y_high
-    if high - low < 1e-12:
-        room = 0.01 if chart.unit == "percent" else 1.0
-        low, high = (low, low + room) if chart.y_low is not None else (low - room / 2, low + room / 2)
-    x_low, x_high = chart.x_range or (min(xs), max(xs))
-    if x_high <= x_low:
-        x_low, x_high = (x_low / 1.5, x_high * 1.5) if chart.x_log else (x_low - 0.5, x_high + 0.5)
-    ticks = tuple(nice_ticks(low, high, 3 if chart.compact else 5))
-    return PlotArea(x_low, x_high, ticks, COMPACT if chart.compact else TALL, chart.x_log)
 
 
 def chart_view(chart: Chart) -> FigureView:
@@ -509,7 +495,7 @@ def chart_view(chart: Chart) -> FigureView:
         name=chart.key,
         title=chart.title,
         svg=draw(chart),
-        frame=picture_file(chart.title, area_of(chart).height, entries),
+        frame=picture_file(chart.title, PlotArea(chart).height, entries),
         legend=() if alike else tuple((swatch(entry), entry.label) for entry in entries),
         csv=_link(to_csv(chart)),
         note=chart.note,
@@ -520,7 +506,7 @@ def chart_view(chart: Chart) -> FigureView:
 
 def hover_data(chart: Chart) -> dict[str, Any]:
     """Return the x range and the units for the crosshair. Charts of one ``group`` share their crosshair."""
-    frame = area_of(chart)
+    frame = PlotArea(chart)
     sides = {"left": LEFT, "right": WIDTH - RIGHT, "width": WIDTH, "bottom": frame.bottom}
     words = {"unit": chart.unit, "word": chart.x_word, "log": chart.x_log, "group": chart.x_word}
     return sides | {"low": frame.x_low, "high": frame.x_high} | words
@@ -558,7 +544,7 @@ def to_csv(chart: Chart) -> str:
 
 def draw(chart: Chart, *, alone: bool = False) -> Markup:
     """Return the chart as an ``<svg>`` element; with ``alone`` as a file with colours, title and legend."""
-    frame, entries = area_of(chart), legend(chart)
+    frame, entries = PlotArea(chart), legend(chart)
     parts = _axes(frame, chart) + _marks(frame, chart.marks)
     dashes = {entry.label: entry.dash for entry in entries}
     if chart.stacked:
@@ -647,7 +633,14 @@ def _axes(frame: PlotArea, chart: Chart) -> list[str]:
         y = frame.y(tick)
         parts.append(line("grid", (LEFT, right), (y, y)))
         parts.append(text(LEFT - 6, round(y + 4, 1), tick_label(tick, chart.unit), "end"))
-    for tick in _x_ticks(frame, chart):
+    ticks = nice_ticks(frame.x_low, frame.x_high, 5)
+    kept = [t for t in ticks if frame.x_low <= t <= frame.x_high and (t == int(t) or not chart.x_whole)]
+    if chart.x_ticks:  # fixed ticks are thinned from the right until they have room
+        kept = []
+        for tick in sorted(chart.x_ticks, reverse=True):
+            if not kept or frame.x(kept[-1]) - frame.x(tick) >= 5 * LETTER:
+                kept.append(tick)
+    for tick in sorted(kept):
         x = frame.x(tick)
         # response limits above ten thousand tokens in their usual form: 32768 as 32k
         words = f"{tick / 1024:g}k" if tick >= 10_000 and tick % 1024 == 0 else f"{tick:g}"
@@ -657,27 +650,15 @@ def _axes(frame: PlotArea, chart: Chart) -> list[str]:
     return parts
 
 
-def _x_ticks(frame: PlotArea, chart: Chart) -> list[float]:
-    """Return the ticks inside the axis. Fixed ticks are thinned from the right until they have room."""
-    if not chart.x_ticks:
-        ticks = nice_ticks(frame.x_low, frame.x_high, 5)
-        return [t for t in ticks if frame.x_low <= t <= frame.x_high and (t == int(t) or not chart.x_whole)]
-    kept: list[float] = []
-    for tick in sorted(chart.x_ticks, reverse=True):
-        if not kept or frame.x(kept[-1]) - frame.x(tick) >= 5 * LETTER:
-            kept.append(tick)
-    return kept[::-1]
-
-
 def _marks(frame: PlotArea, marks: Sequence[Mark]) -> list[str]:
     """Return a line per mark, with as long a label as its neighbours leave room for."""
     parts: list[str] = []
     taken = float(LEFT)
-    for i, mark in enumerate(marks):
-        x = frame.x(mark.x)
-        room = frame.x(marks[i + 1].x) if i + 1 < len(marks) else float(WIDTH)
+    for i, (at, words) in enumerate(marks):
+        x = frame.x(at)
+        room = frame.x(marks[i + 1][0]) if i + 1 < len(marks) else float(WIDTH)
         parts.append(line("mark", (x, x), (TOP - 12, frame.bottom)))
-        for label in (mark.label, mark.label.partition(":")[0]):
+        for label in (words, words.partition(":")[0]):
             width = LETTER * len(label) + 4
             right, left = x + width <= room, x - width >= taken
             if right or left:

@@ -212,16 +212,17 @@ def _notes(variants: Sequence[Variant], axes: VariantAxes, labels: Mapping[Path,
 
 def _score_block(variants: Sequence[Variant]) -> PageBlock | None:
     scores = variant_scores(variants)
-    names = list(dict.fromkeys(score.set_name for score in scores))
+    names = list(dict.fromkeys(score["set_name"] for score in scores))
     sets: list[dict[str, Any]] = []
     for i, name in enumerate(names, start=1):
-        of_set = [score for score in scores if score.set_name == name]
+        of_set = [score for score in scores if score["set_name"] == name]
+        measure = of_set[0]["measure"]
         view = intervals_view(
             "test" if len(names) == 1 else f"test_{i}",
-            f"{of_set[0].measure.name.capitalize()} at temperature {temperature_text(of_set[0].temperature)}",
-            [IntervalRow(variant.variant, variant.before, variant.after) for variant in of_set[0].variants],
+            f"{measure.name.capitalize()} at temperature {temperature_text(of_set[0]['temperature'])}",
+            [IntervalRow(row["variant"], row["before"], row["after"]) for row in of_set[0]["variants"]],
             "Mean over a variant's runs, with 95 % intervals over problems.",
-            measure=of_set[0].measure,
+            measure=measure,
         )
         sets.append({"name": name, "view": view, "scores": of_set})
     signs = [variant_swatch(i) for i in range(len(variants))]
@@ -301,17 +302,16 @@ def _final_test(run: RecordedRun, set_name: str) -> str:
 
 def compared_view(compared: ComparedChart, axis: Axis) -> FigureView:
     """Return one figure with a drawing per x axis. ``axis`` is shown first."""
-    shown = chart_view(compared.charts.get(axis) or next(iter(compared.charts.values())))
+    metric, _, charts = compared
+    shown = chart_view(charts.get(axis) or next(iter(charts.values())))
     drawings: list[Markup] = []
-    for key, chart in compared.charts.items():
+    for key, chart in charts.items():
         marked = f'<svg data-axis="{key}"{"" if key == axis else " hidden"} '
         drawings.append(Markup(str(draw(chart)).replace("<svg ", marked, 1)))
-    none = Markup(
-        f'<p class="note no-axis"{" hidden" if axis in compared.charts else ""}>No variant recorded this x axis.</p>'
-    )
+    none = Markup(f'<p class="note no-axis"{" hidden" if axis in charts else ""}>No variant recorded this x axis.</p>')
     # the page's script reads the values for CSV and crosshair from `curve_values`
     svg = Markup("").join([*drawings, none])
-    return replace(shown, name=compared.metric.compared, svg=svg, csv="", hover=None)
+    return replace(shown, name=metric.compared, svg=svg, csv="", hover=None)
 
 
 def curve_values(variants: Sequence[Variant], axes: VariantAxes, figures: Sequence[ComparedChart]) -> dict[str, Any]:
@@ -325,22 +325,22 @@ def curve_values(variants: Sequence[Variant], axes: VariantAxes, figures: Sequen
 
     charts: dict[str, Any] = {}
     curves: dict[str, list[dict[str, Any]]] = {}
-    for figure in figures:
-        key = figure.metric.compared
+    for metric, of_variants, drawn in figures:
+        key = metric.compared
         curves[key] = []
-        for slot, (variant, curve) in enumerate(zip(variants, figure.curves, strict=True)):
-            if curve.points:
-                steps, means, lows, highs, runs = zip(*curve.points, strict=True)
+        for slot, (variant, (common, tails)) in enumerate(zip(variants, of_variants, strict=True)):
+            if common:
+                steps, means, lows, highs, runs = zip(*common, strict=True)
                 at: dict[Axis, Mapping[float, float]] = {a: axes.variants[a][slot] for a in axes.names}
                 entry = {"label": variant.name, "color": slot % len(PALETTE), "runs": runs[0], "x": x_lists(at, steps)}
                 ends = {"low": _digits(lows), "high": _digits(highs)} if max(runs) > 1 else {}
                 curves[key].append(entry | {"y": _digits(means)} | ends)
-            for run, points in curve.tails:
+            for run, points in tails:
                 steps, values = zip(*points, strict=True)
                 at = {a: axes.runs[a][slot][run] for a in axes.names}
                 tail = {"label": tail_label(variant, run), "alone": True, "runs": 1}
                 curves[key].append(tail | {"x": x_lists(at, steps), "y": _digits(values)})
-        for axis, chart in figure.charts.items():
+        for axis, chart in drawn.items():
             charts[chart.key] = hover_data(chart) | {"curves": key, "axis": axis}
     words = {axis: "step" if axis == "steps" else name for axis, name in axes.names.items()}
     return {**charts, "#x": [list(values) for values in lists], "#curves": curves, "#axes": words}

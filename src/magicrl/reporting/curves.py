@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from pydantic import BeforeValidator
@@ -96,34 +96,27 @@ METRICS = LEARNING, POLICY, TIME = shipped_table(
 )["groups"]
 
 
-class FigureGroup(NamedTuple):
-    """The charts of one run under one heading."""
+def figure_groups(run: RecordedRun) -> list[tuple[MetricGroup, list[tuple[Chart, ...]], str]]:
+    """Return by group the panels of charts that the run has data for, and a note.
 
-    key: str
-    title: str
-    panels: tuple[tuple[Chart, ...], ...]
-    note: str = ""
-
-
-def figure_groups(run: RecordedRun) -> tuple[FigureGroup, ...]:
-    """Return every chart that the run has data for, with its stage marks and a common x axis."""
-    found: list[FigureGroup] = []
+    The charts have the run's stage marks and a common x axis.
+    """
+    found: list[tuple[MetricGroup, list[tuple[Chart, ...]], str]] = []
     for group in METRICS:
         charts = [tuple(_chart(run, figure, group.metrics) for figure in panel) for panel in group.panels]
         panels = [tuple(chart for chart in panel if not chart.empty) for panel in charts]
-        if shown := tuple(panel for panel in panels if panel):
+        if shown := [panel for panel in panels if panel]:
             left_out = group.key == "policy" and not {"ratio", "clip"} & {chart.key for p in shown for chart in p}
             note = ON_POLICY if left_out and run.points("learner/ratio_mean") else ""
-            found.append(FigureGroup(group.key, group.title, shown, note))
-    return tuple(found)
+            found.append((group, shown, note))
+    return found
 
 
 def stage_marks(run: RecordedRun) -> tuple[Mark, ...]:
     """Return a mark where each stage after the first began, labelled with its T."""
     stages = list(enumerate(run.stages, start=1))[1:]
     return tuple(
-        Mark(float(s.first_step), f"stage {i}" + ("" if s.max_tokens is None else f": T = {s.max_tokens}"))
-        for i, s in stages
+        (float(first), f"stage {i}" + ("" if limit is None else f": T = {limit}")) for i, (_, first, _, limit) in stages
     )
 
 
@@ -171,7 +164,7 @@ def _series(run: RecordedRun, metric: Metric) -> tuple[Series, ...]:
     if metric.unlike is not None and points == run.points(metric.unlike):
         return ()
     if metric.look == "smooth":
-        return with_running_mean(metric.label, points, metric.color, [mark.x for mark in stage_marks(run)])
+        return with_running_mean(metric.label, points, metric.color, [x for x, _ in stage_marks(run)])
     band, dots = _band(run, metric, points), metric.look == "dots"
     style = "steps" if metric.look == "steps" else "line"
     return (Series(label=metric.label, points=points, color=metric.color, style=style, dots=dots, band=band),)
@@ -252,25 +245,11 @@ def with_running_mean(label: str, points: Points, color: int, breaks: Sequence[f
 # Comparisons: one line per variant.
 
 
-class VariantPoint(NamedTuple):
-    """One training step of a variant: the mean, the smallest and the largest value of its runs."""
-
-    step: float
-    mean: float
-    low: float
-    high: float
-    runs: int
-
-
-class VariantCurve(NamedTuple):
-    """One metric of a variant.
-
-    ``points`` has the steps that all its runs have. ``tails`` has (index, points) of each run that is longer than the
-    shortest, from the last common step on.
-    """
-
-    points: tuple[VariantPoint, ...]
-    tails: tuple[tuple[int, Points], ...]
+VariantPoint: TypeAlias = tuple[float, float, float, float, int]
+"""One training step of a variant: step, mean, smallest and largest value of its runs, and the number of runs."""
+VariantCurve: TypeAlias = tuple[Sequence[VariantPoint], Sequence[tuple[int, Points]]]
+"""One metric of a variant: the steps that all its runs have, and (index, points) of each run that is longer than the
+shortest, from the last common step on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,13 +262,9 @@ class VariantAxes:
     variants: Mapping[Axis, Sequence[Mapping[float, float]]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ComparedChart:
-    """One metric of all variants."""
-
-    metric: Metric
-    curves: tuple[VariantCurve, ...]  # one per variant; empty where no run of the variant has the metric
-    charts: Mapping[Axis, Chart]  # over each x axis that at least one variant has
+ComparedChart: TypeAlias = tuple[Metric, Sequence[VariantCurve], Mapping[Axis, Chart]]
+"""One metric of all variants: a curve per variant (empty where no run has the metric), and a chart over each x axis
+that at least one variant has."""
 
 
 def compared_charts(variants: Sequence[Variant], metrics: Sequence[Metric], axes: VariantAxes) -> list[ComparedChart]:
@@ -307,19 +282,19 @@ def compared_charts(variants: Sequence[Variant], metrics: Sequence[Metric], axes
             continue
         if not metric.exact:
             of_variants = [
-                [smoothed(points, [mark.x for mark in m]) for points, m in zip(runs, ms, strict=True)]
+                [smoothed(points, [x for x, _ in m]) for points, m in zip(runs, ms, strict=True)]
                 for runs, ms in zip(of_variants, marks, strict=True)
             ]
         shown = [y for runs in of_variants for run in runs for _, y in run]
         if metric.silent is not None and all(y == metric.silent for y in shown):
             continue
-        curves = tuple(variant_curve(runs) for runs in of_variants)
-        if any(curve.points for curve in curves):
+        curves = [variant_curve(runs) for runs in of_variants]
+        if any(points for points, _ in curves):
             charts: dict[Axis, Chart] = {}
             for axis in axes.names:
                 chart = _compared_chart(variants, metric, curves, axes, axis, common)
                 charts |= {} if chart.empty else {axis: chart}
-            found.append(ComparedChart(metric=metric, curves=curves, charts=charts))
+            found.append((metric, curves, charts))
     return found
 
 
@@ -333,13 +308,14 @@ def _compared_chart(
 ) -> Chart:
     lines: list[Series] = []
     tails: list[Series] = []
-    for slot, (variant, curve) in enumerate(zip(variants, curves, strict=True)):
+    for slot, (variant, (every, beyond_common)) in enumerate(zip(variants, curves, strict=True)):
         at, color = axes.variants[axis][slot], slot % len(PALETTE)
-        points = [point for point in curve.points if point.step in at]
-        mean = tuple((at[p.step], p.mean) for p in points)
-        band = tuple((at[p.step], p.low, p.high) for p in points) if any(p.runs > 1 for p in points) else ()
+        points = [point for point in every if point[0] in at]
+        mean = tuple((at[step], value) for step, value, *_ in points)
+        several = any(runs > 1 for *_, runs in points)
+        band = tuple((at[step], low, high) for step, _, low, high, _ in points) if several else ()
         lines.append(Series(label=variant.name, points=mean, band=band, color=color, dots=metric.look == "dots"))
-        for run, values in curve.tails:
+        for run, values in beyond_common:
             own = axes.runs[axis][slot][run]
             beyond = tuple((own[x], y) for x, y in values if x in own)
             tails.append(Series(label=tail_label(variant, run), points=beyond, color=color, style="faint"))
@@ -379,13 +355,13 @@ def variant_curve(runs: Sequence[Points]) -> VariantCurve:
     points: list[VariantPoint] = []
     for step in evenly(common, MOST_POINTS):
         values = [table[step] for table in tables.values()]
-        points.append(VariantPoint(step, sum(values) / len(values), min(values), max(values), len(values)))
+        points.append((step, sum(values) / len(values), min(values), max(values), len(values)))
     tails: list[tuple[int, Points]] = []
     for i, table in tables.items():
         beyond = [step for step in sorted(table) if not common or step >= common[-1]]
         if len(beyond) > 1:
             tails.append((i, tuple((step, table[step]) for step in evenly(beyond, MOST_POINTS))))
-    return VariantCurve(tuple(points), tuple(tails))
+    return points, tails
 
 
 def positions(run: RecordedRun, axis: Axis) -> dict[float, float]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -116,15 +116,6 @@ class Learning(_Document):
         return self.outcome not in SUCCESS
 
 
-class StageSpan(NamedTuple):
-    """First and last training step of a stage, and its T (None if it was not recorded)."""
-
-    stage: int
-    first_step: int
-    last_step: int
-    max_tokens: int | None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRun:
     """The contents of a run folder."""
@@ -207,14 +198,14 @@ class RecordedRun:
         return measure_of(self.metrics)
 
     @property
-    def stages(self) -> tuple[StageSpan, ...]:
-        """The stages of the recorded steps."""
-        spans: list[StageSpan] = []
+    def stages(self) -> list[tuple[int, int, int, int | None]]:
+        """Number, first and last step, and T (None if it was not recorded) of each stage of the recorded steps."""
+        spans: list[tuple[int, int, int, int | None]] = []
         for stage, group in groupby(self.metrics, key=lambda row: row.stage):
             rows = list(group)
             limits = [int(t) for row in rows if isinstance(t := row.values.get("stage/max_tokens"), (int, float))]
-            spans.append(StageSpan(stage, rows[0].step, rows[-1].step, limits[-1] if limits else None))
-        return tuple(spans)
+            spans.append((stage, rows[0].step, rows[-1].step, limits[-1] if limits else None))
+        return spans
 
 
 def read_run(folder: Path) -> RecordedRun:

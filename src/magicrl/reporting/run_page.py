@@ -33,7 +33,7 @@ from magicrl.reporting.charts import (
     text,
     x_grid,
 )
-from magicrl.reporting.curves import FigureGroup, figure_groups, stage_marks, steps_range, with_running_mean
+from magicrl.reporting.curves import MetricGroup, figure_groups, stage_marks, steps_range, with_running_mean
 from magicrl.reporting.page import PageBlock, block, figures_block, render_page, write_page
 from magicrl.reporting.read_folders import RecordedRun, RunFolderError, read_lines, read_run
 from magicrl.reporting.samples import LEVELS, MOST_PROBLEMS, run_browsers, shown_rollouts
@@ -92,7 +92,7 @@ def run_blocks(run: RecordedRun) -> tuple[PageBlock, ...]:
         block("verdict", "Did it learn?", run_verdict(run)),
         block("headline", "Result", headline(run)),
         block("health", "Health", {"findings": findings, "steps": len(run.metrics), "rules": RULES}),
-        *(_figures(run, group) for group in figure_groups(run)),
+        *(_figures(run, group, panels, note) for group, panels, note in figure_groups(run)),
         _stages(run),
         block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None),
         block("rollouts", "Rollouts", {"steps": rollouts, "levels": LEVELS} if rollouts else None),
@@ -103,8 +103,8 @@ def run_blocks(run: RecordedRun) -> tuple[PageBlock, ...]:
     return tuple(block for block in blocks if block is not None)
 
 
-def _figures(run: RecordedRun, group: FigureGroup) -> PageBlock:
-    panels = [[chart_view(chart) for chart in panel] for panel in group.panels]
+def _figures(run: RecordedRun, group: MetricGroup, charts: Sequence[Sequence[Chart]], note: str) -> PageBlock:
+    panels = [[chart_view(chart) for chart in panel] for panel in charts]
     if group.key == "time" and (spans := read_timeline(run.path / "timeline.jsonl")):
         idle = idle_shares(run, spans)
         if rows := timeline_rows(run, spans):
@@ -112,28 +112,29 @@ def _figures(run: RecordedRun, group: FigureGroup) -> PageBlock:
         panels.append([chart_view(idle_chart(run, idle))])
         if len(idle) > 1:
             panels[-1].append(idle_bars(idle))
-    return figures_block(group.key, group.title, panels, group.note)
+    return figures_block(group.key, group.title, panels, note)
 
 
 def _stages(run: RecordedRun) -> PageBlock | None:
     configured = cast("list[dict[str, Any]]", run.config.get("stages") or [])
     rows: list[dict[str, Any]] = []
     key = f"train/{run.measure.key}/mean"
-    for span in run.stages:
-        steps = [row for row in run.metrics if span.first_step <= row.step <= span.last_step]
-        recipe = configured[span.stage] if 0 <= span.stage < len(configured) else {}
-        ended = next((e for e in run.events if e.get("kind") == "stage_end" and e.get("step") == span.last_step), {})
+    for stage, first_step, last_step, limit in run.stages:
+        steps = [row for row in run.metrics if first_step <= row.step <= last_step]
+        recipe = configured[stage] if 0 <= stage < len(configured) else {}
+        ended = next((e for e in run.events if e.get("kind") == "stage_end" and e.get("step") == last_step), {})
         first, last = _numbers(steps[:5], key), _numbers(steps[-5:], key)
         rows.append(
             {
-                "span": span,
+                "steps": f"{first_step}–{last_step}",
+                "limit": recipe.get("max_tokens", "–") if limit is None else limit,
                 "recipe": recipe,
                 "own": ", ".join(f"{stage_setting_name(key)} {recipe[key]}" for key in STAGE_SETTINGS if key in recipe),
                 "first": mean(first) if first else None,
                 "last": mean(last) if last else None,
                 "seconds": sum(_numbers(steps, "time/step")),
                 "tokens": sum(_numbers(steps, "tokens/sampled")),
-                "ended": str(ended.get("message", "")).removeprefix(f"stage {span.stage + 1} ended "),
+                "ended": str(ended.get("message", "")).removeprefix(f"stage {stage + 1} ended "),
             }
         )
     return block("stages", "Stages", {"rows": rows, "measure": run.measure} if rows else None)
@@ -246,8 +247,8 @@ def timeline_rows(run: RecordedRun, spans: Sequence[TimelineSpan]) -> list[tuple
     by_step = _by_step(spans)
     ends = {step: max(span.end for span in inside) for step, inside in by_step.items()}
     chosen: dict[int, str] = {}
-    for stage in run.stages:
-        length = {step: end for step, end in ends.items() if stage.first_step <= step <= stage.last_step}
+    for _, first, last, _ in run.stages:
+        length = {step: end for step, end in ends.items() if first <= step <= last}
         if length:
             middle = median(length.values())
             chosen.setdefault(min(length, key=lambda step: abs(length[step] - middle)), "typical")
@@ -381,7 +382,7 @@ def idle_chart(run: RecordedRun, shares: Mapping[str, Points]) -> Chart:
         note += " One process does everything in turn: the rest is bookkeeping."
     elif len(shares) > most:
         note += f" The {most} most idle of {len(shares)} workers."
-    breaks = [mark.x for mark in marks]
+    breaks = [x for x, _ in marks]
     drawn = [with_running_mean(w, points, i, breaks) for i, (w, points) in enumerate(list(shares.items())[:most])]
     return Chart(
         key="idle",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -70,20 +70,13 @@ class BrowsedProblem:
         return len(self.prompt) + sum(len(text) for text in texts)
 
 
-class SampleBrowser(NamedTuple):
-    """The problems of one set on a page, in the order of the set."""
+def browser(name: str, columns: Sequence[str], problems: Sequence[BrowsedProblem], *, note: str = "") -> dict[str, Any]:
+    """Return the data of the template that shows one set, in the order of the set.
 
-    name: str
-    columns: tuple[str, ...]
-    items: tuple[BrowsedProblem, ...]
-    total: int  # problems before selection
-    counts: Mapping[Kind, int]  # problems of each kind, before selection
-    kind_words: Mapping[Kind, str]  # labels of the filter, for the kinds that occur
-    note: str = ""  # how the outcome of a column follows from several samples; empty where each has one
-
-
-def browser(name: str, columns: Sequence[str], problems: Sequence[BrowsedProblem], *, note: str = "") -> SampleBrowser:
-    """Return the browser of one set, with at most ``MOST_PROBLEMS`` problems and ``MOST_CHARACTERS`` characters."""
+    It has at most ``MOST_PROBLEMS`` problems and ``MOST_CHARACTERS`` characters. ``total`` and ``counts`` (by kind) are
+    the problems before this selection, ``kind_words`` the labels of the filter for the kinds that occur. ``note`` says
+    how the outcome of a column follows from several samples.
+    """
     counts: dict[Kind, int] = {kind: sum(kind in problem.kinds for problem in problems) for kind in KINDS}
     words: dict[Kind, str] = {kind: kind.replace("_", " ") for kind in KINDS[2:]}
     if len(columns) > 1:  # lost and won need two columns
@@ -92,7 +85,15 @@ def browser(name: str, columns: Sequence[str], problems: Sequence[BrowsedProblem
         lost, won = moved.format("right", first, "wrong", others), moved.format("wrong", first, "right", others)
         words = {"lost": lost, "won": won, **words}
     occurring: dict[Kind, str] = {kind: text for kind, text in words.items() if counts[kind]}
-    return SampleBrowser(name, tuple(columns), tuple(chosen(problems)), len(problems), counts, occurring, note)
+    return {
+        "name": name,
+        "columns": tuple(columns),
+        "problems": chosen(problems),
+        "total": len(problems),
+        "counts": counts,
+        "kind_words": occurring,
+        "note": note,
+    }
 
 
 def outcome_kinds(columns: Sequence[Column]) -> frozenset[Kind]:
@@ -148,9 +149,9 @@ def clipped(text: str) -> str:
 # The test sets of training runs: before and after training, or the variants of a comparison.
 
 
-def run_browsers(run: RecordedRun) -> list[SampleBrowser]:
+def run_browsers(run: RecordedRun) -> list[dict[str, Any]]:
     """Return a browser per test set with the responses before and after training."""
-    browsers: list[SampleBrowser] = []
+    browsers: list[dict[str, Any]] = []
     for comparison in comparisons(run):
         old, new = _by_id(comparison.before), _by_id(comparison.after)
         problems = [
@@ -175,12 +176,12 @@ def _before_and_after(
     return _browsed(problem, columns, rows, frozenset[Kind]().union(*kinds))
 
 
-def variant_browsers(variants: Sequence[Variant]) -> list[SampleBrowser]:
+def variant_browsers(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """Return a browser per test set with responses at the temperature of training.
 
     The columns are the initial checkpoint of the first variant, and the first evaluated run of each variant.
     """
-    browsers: list[SampleBrowser] = []
+    browsers: list[dict[str, Any]] = []
     for name in dict.fromkeys(name for variant in variants for run in variant.runs for name in run.sets):
         columns = [("initial checkpoint", [run.evaluation("before", name) for run in variants[0].runs])]
         columns += [(v.name, [run.evaluation("after", name) for run in v.runs]) for v in variants]
@@ -237,12 +238,12 @@ def _by_id(evaluation: SetEvaluation | None) -> dict[str, EvaluatedProblem]:
 # Evaluations: one column per evaluation, one browser per benchmark.
 
 
-def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> list[SampleBrowser]:
+def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return a browser per benchmark whose folders have problems and samples.
 
     Problems are matched by their id, so that evaluations of different problems have no common rows.
     """
-    found: list[SampleBrowser] = []
+    found: list[dict[str, Any]] = []
     for benchmark, results in by_benchmark(evaluations).items():
         shown = results[:MOST_COLUMNS]
         known: dict[str, AskedProblem] = {}
@@ -299,18 +300,9 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-class TextPiece(NamedTuple):
-    """Neighbouring tokens of one colour, or an observation of an environment.
-
-    ``level`` is 0 (below 0.1 nats) to 4, ``nats`` the entropy of a single token.
-    """
-
-    text: str
-    level: int
-    nats: float | None
-    observed: bool = False
-
-
+TextPiece: TypeAlias = tuple[str, int, float | None, bool]
+"""Text of neighbouring tokens of one colour: the text, its level from 0 (below 0.1 nats) to 4, the entropy of a single
+token, and whether it is an observation of an environment."""
 Rollout: TypeAlias = dict[str, Any]
 """A row of the recording with the additional fields that ``_rollout`` computes for the page."""
 
@@ -330,7 +322,7 @@ def shown_rollouts(run: RecordedRun) -> list[list[Rollout]]:
 def rollout_steps(run: RecordedRun, recorded: Sequence[int]) -> list[int]:
     """Select the first and last recorded step of each stage, at most ``MOST_ROLLOUT_STEPS``; of a single stage also
     its middle step."""
-    stages = [[step for step in recorded if s.first_step <= step <= s.last_step] for s in run.stages]
+    stages = [[step for step in recorded if first <= step <= last] for _, first, last, _ in run.stages]
     inside = [steps for steps in stages if steps]
     selected = {step for steps in inside for step in (steps[0], steps[-1])}
     if len(inside) == 1 and len(selected) == 2:
@@ -391,7 +383,7 @@ def _rollout(
         words = f"{len(tokens) - MOST_TOKENS} more tokens" if len(tokens) > MOST_TOKENS else ""
     else:
         text = str(row["text"])
-        pieces = (TextPiece(visible(text[:MOST_ROLLOUT_CHARACTERS]), 0, None),)
+        pieces = [(visible(text[:MOST_ROLLOUT_CHARACTERS]), 0, None, False)]
         words = f"{len(text) - MOST_ROLLOUT_CHARACTERS} more characters" if len(text) > MOST_ROLLOUT_CHARACTERS else ""
     prompt = cast("list[int]", row["prompt_tokens"])[-MOST_TOKENS:]
     return {
@@ -424,7 +416,7 @@ def observed_spans(episode: str | None) -> list[tuple[int, int]]:
 
 def coloured_pieces(
     texts: Sequence[str], entropies: Sequence[float], observed: Sequence[tuple[int, int]] = ()
-) -> tuple[TextPiece, ...]:
+) -> list[TextPiece]:
     """Join neighbouring tokens of low entropy, and tokens of an observation, into pieces of text.
 
     Every other token is a piece with its entropy. All pieces together have at most ``MOST_ROLLOUT_CHARACTERS``, since
@@ -444,11 +436,11 @@ def coloured_pieces(
         level = sum(nats >= edge for edge in LEVELS)
         if not shown:
             continue
-        piece = TextPiece(shown, level, nats if level else None, place in answered)
-        if level == 0 and pieces and pieces[-1][1:] == piece[1:]:
-            piece = piece._replace(text=pieces.pop().text + shown)
-        pieces.append(piece)
-    return tuple(pieces)
+        kind = (level, nats if level else None, place in answered)
+        if level == 0 and pieces and pieces[-1][1:] == kind:
+            shown = pieces.pop()[0] + shown
+        pieces.append((shown, *kind))
+    return pieces
 
 
 def _mean_entropy(row: Mapping[str, Any]) -> float | None:

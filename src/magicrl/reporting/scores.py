@@ -8,7 +8,6 @@ models. The effect of the seed shows in the smallest and the largest difference 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,7 +19,7 @@ from rich.text import Text
 
 from magicrl.evaluation.statistics import mean_of, paired_difference, paired_scores, share
 from magicrl.reporting.charts import IntervalRow, intervals_view
-from magicrl.reporting.read_folders import Interval, RecordedRun, SetEvaluation, TemperatureScore
+from magicrl.reporting.read_folders import Interval, RecordedRun, TemperatureScore
 from magicrl.reporting.variants import Variant
 from magicrl.reporting.wording import number_text, percent, temperature_text, visible
 from magicrl.training.diagnosis import ACCURACY, REWARD, Measure, measure_of
@@ -47,24 +46,17 @@ class ScorePair(NamedTuple):
         return None if self.before is None or self.after is None else rise(self.before, self.after, self.measure)
 
 
-class Comparison(NamedTuple):
-    """A test set before and after training. Either may be missing while a run is in progress."""
+class Comparison:
+    """A test set of a run before and after training. Either may be missing while the run is in progress."""
 
-    set_name: str
-    before: SetEvaluation | None
-    after: SetEvaluation | None
-
-    @property
-    def measure(self) -> Measure:
-        """The measure of the scores: accuracy or mean reward."""
-        tests = [side for side in (self.before, self.after) if side is not None]
-        return measure_of(rewards=[score.reward for test in tests for score in test.temperatures.values()])
-
-    @property
-    def pairs(self) -> tuple[ScorePair, ...]:
-        """One pair per temperature, ascending."""
+    def __init__(self, run: RecordedRun, set_name: str) -> None:
+        self.set_name = set_name
+        self.before, self.after = (run.evaluation(name, set_name) for name in ("before", "after"))
         old, new = ({} if side is None else side.temperatures for side in (self.before, self.after))
-        return tuple(ScorePair(t, old.get(t), new.get(t), self.measure) for t in sorted({*old, *new}))
+        self.measure = measure_of(rewards=[score.reward for side in (old, new) for score in side.values()])
+        """The measure of the scores: accuracy or mean reward."""
+        self.pairs = tuple(ScorePair(t, old.get(t), new.get(t), self.measure) for t in sorted({*old, *new}))
+        """One pair per temperature, ascending."""
 
     @property
     def initial_best(self) -> tuple[float, Interval] | None:
@@ -117,7 +109,7 @@ def rise(before: TemperatureScore, after: TemperatureScore, measure: Measure = A
 
 def comparisons(run: RecordedRun) -> tuple[Comparison, ...]:
     """Return one comparison per test set, in the order of ``run.sets``."""
-    return tuple(Comparison(name, run.evaluation("before", name), run.evaluation("after", name)) for name in run.sets)
+    return tuple(Comparison(run, name) for name in run.sets)
 
 
 def run_verdict(run: RecordedRun) -> dict[str, Any] | None:
@@ -348,39 +340,22 @@ Spread: TypeAlias = tuple[float, float]
 """Smallest and largest value over the runs of a variant."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VariantScore:
-    """One variant on one test set at one temperature. Intervals are over problems; None: not measured."""
-
-    variant: str
-    before: Interval | None  # mean over the variant's runs and problems
-    after: Interval | None
-    spread: Spread | None  # of ``after`` over the runs
-    rise: Interval | None  # after minus before, paired by problem
-    against: Interval | None  # minus the first variant after training, paired by problem; None for the first variant
-    against_spread: Spread | None  # of that difference over the runs, against the first variant's mean
-    unpaired: str  # why there is no paired difference; empty where there is one, and for the first variant
-    tested: int  # runs with an evaluation after training
-    runs: int
-    problems: int
-    samples: int  # per problem
-
-
-class SetScores(NamedTuple):
-    """All variants on one test set at one temperature."""
-
-    set_name: str
-    temperature: float
-    variants: tuple[VariantScore, ...]
-    measure: Measure
-
-
 _Tested: TypeAlias = Sequence[tuple[RecordedRun, TemperatureScore]]
 
 
-def variant_scores(variants: Sequence[Variant]) -> tuple[SetScores, ...]:
-    """Return the scores of every test set of any run; temperatures in descending order, that of training first."""
-    found: list[SetScores] = []
+def variant_scores(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """Return the scores of every test set of any run; temperatures in descending order, that of training first.
+
+    Each has ``set_name``, ``temperature``, ``measure`` and in ``variants`` for each variant (intervals are over
+    problems, None where it was not measured):
+
+    - ``before``, ``after``: means over the variant's runs and problems; ``spread`` of ``after`` over the runs;
+    - ``rise``: after minus before, paired by problem;
+    - ``against``: after training, minus the first variant, paired by problem, with its ``against_spread`` over the
+      runs; ``unpaired`` says why there is none, and is empty for the first variant;
+    - ``tested``: runs with an evaluation after training; ``runs``, ``problems``, and ``samples`` per problem.
+    """
+    found: list[dict[str, Any]] = []
     for name in dict.fromkeys(name for variant in variants for run in variant.runs for name in run.sets):
         tests = [e for variant in variants for run in variant.runs for e in run.evaluations if e.set_name == name]
         for at in sorted({t for e in tests for t in e.temperatures}, reverse=True):
@@ -395,8 +370,8 @@ def variant_scores(variants: Sequence[Variant]) -> tuple[SetScores, ...]:
                 _score(variant, name, before[i], after[i], after[0] if i else None, measure)
                 for i, variant in enumerate(variants)
             ]
-            found.append(SetScores(name, at, tuple(rows), measure))
-    return tuple(found)
+            found.append({"set_name": name, "temperature": at, "variants": rows, "measure": measure})
+    return found
 
 
 def _tested(variant: Variant, which: str, set_name: str, temperature: float) -> _Tested:
@@ -406,7 +381,7 @@ def _tested(variant: Variant, which: str, set_name: str, temperature: float) -> 
 
 def _score(
     variant: Variant, set_name: str, before: _Tested, after: _Tested, first: _Tested | None, measure: Measure
-) -> VariantScore:
+) -> dict[str, Any]:
     """Return one variant's scores; ``first`` has the first variant's after training, None for that variant itself."""
     against: Interval | None = None
     spread: Spread | None = None
@@ -427,20 +402,20 @@ def _score(
         means = mean_per_problem(new, measure), mean_per_problem(old, measure)
         change = _paired(*means, _clusters([*old, *new]), measure)
     newest = next(iter((*new, *old)), None)
-    return VariantScore(
-        variant=variant.name,
-        before=_mean_score(old, measure),
-        after=_mean_score(new, measure),
-        spread=_spread([interval.mean for score in new if (interval := score.score(measure)) is not None]),
-        rise=change,
-        against=against,
-        against_spread=spread,
-        unpaired=why,
-        tested=len(after),
-        runs=len(variant.runs),
-        problems=newest.problems if newest else 0,
-        samples=newest.samples if newest else 0,
-    )
+    return {
+        "variant": variant.name,
+        "before": _mean_score(old, measure),
+        "after": _mean_score(new, measure),
+        "spread": _spread([interval.mean for score in new if (interval := score.score(measure)) is not None]),
+        "rise": change,
+        "against": against,
+        "against_spread": spread,
+        "unpaired": why,
+        "tested": len(after),
+        "runs": len(variant.runs),
+        "problems": newest.problems if newest else 0,
+        "samples": newest.samples if newest else 0,
+    }
 
 
 def _spread(values: Sequence[float]) -> Spread | None:

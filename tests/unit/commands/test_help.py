@@ -66,8 +66,12 @@ def test_the_list_of_commands_says_what_their_help_says() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    heavy = "torch numpy pandas pydantic jinja2 pyarrow datasets transformers"
-    program = f"import sys, magicrl.commands.main; print(sorted(set('{heavy}'.split()) & set(sys.modules)))"
+    heavy = "torch numpy pandas pydantic jinja2 pyarrow datasets transformers rich.markdown"
+    program = (
+        "import sys; from magicrl.commands.main import make_app; sys.stdout = sys.stderr; "
+        "make_app(listing=True)('--help', result_action='return_value'); sys.stdout = sys.__stdout__; "
+        f"print(sorted(set('{heavy}'.split()) & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
 

@@ -92,7 +92,7 @@ def test_a_larger_model_is_in_the_precision_that_this_cpu_is_faster_in_where_it_
     def needs(settings: ModelConfig, *_: object, **__: object) -> dict[str, float]:
         return {"all": 1.0 if fits or settings.dtype == "bfloat16" else 1e18}
 
-    monkeypatch.setattr(cpu_kernels, "bfloat16_speed", lambda: speed)
+    monkeypatch.setattr(cpu_kernels, "bfloat16_speeds", lambda *_: (speed, speed / 2))
     monkeypatch.setattr(memory, "learner_terms", needs)
     policy = load_policy(toy)
     read = _read(str(problems(tmp_path / "mine.jsonl")), None, None)

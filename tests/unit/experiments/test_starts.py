@@ -206,6 +206,8 @@ def test_the_quick_form_runs_and_is_told(tmp_path: Path) -> None:
     report = ["report", *suite, "--scale", "quick", "--output", str(pages)]
     assert app(report, result_action="return_value") == 0
     told = (pages / "index.md").read_text()
-    assert re.search(r" runs, \d+ CPU minutes\. \d+ undecided, \d+ not run", told), "two starts decide nothing"
+    assert re.search(r": undecided \d+, not run \d+ .*runs at scale `quick`, \d+ CPU minutes\.", told), (
+        "two starts decide nothing"
+    )
     assert "pass@16" in (pages / "starts.md").read_text()
     assert "pass@2" not in (pages / "20.md").read_text(), "columns are those of the study"

@@ -31,12 +31,28 @@ def anew() -> Iterator[None]:
     cpu_kernels._found.cache_clear()
 
 
-def test_how_many_times_as_fast_bfloat16_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    # float32's products take 4, 3, 3, ... seconds, bfloat16's 2, 1.5, 1.5, ...: the least of each count
-    readings = np.cumsum([time for round in (4.0, 3.0, 3.0, 3.0, 3.0) for time in (0, round, 0, round / 2)])
+@pytest.mark.parametrize(
+    ("ratios", "speeds"), [([4, 2, 3, 7, 1, 6], (3, 6)), ([0.01, 5, 4, 3], (0.01, 4))], ids=["median", "emulated"]
+)
+def test_speed_of_bfloat16(ratios: list[float], speeds: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock by which each round's float32 products take that ratio of seconds and bfloat16's one second."""
+    readings = np.cumsum([seconds for ratio in ratios for seconds in (0, ratio, 0, 1)])
     clock = iter([float(reading) for reading in readings])
-    monkeypatch.setattr(cpu_kernels.time, "perf_counter", lambda: next(clock))
-    assert cpu_kernels.bfloat16_speed.__wrapped__() == 2
+    threads: list[int] = []
+
+    def thread_time() -> float:
+        threads.append(torch.get_num_threads())
+        return next(clock)
+
+    monkeypatch.setattr(cpu_kernels.time, "thread_time", thread_time)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert cpu_kernels.bfloat16_speeds.__wrapped__(64, 64) == pytest.approx(speeds)
+        assert torch.get_num_threads() == 2, "the caller's threads are restored"
+    finally:
+        torch.set_num_threads(before)
+    assert set(threads) == {1}
 
 
 class Step:

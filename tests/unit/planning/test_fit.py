@@ -30,7 +30,7 @@ def test_shipped_calibration_gives_the_committed_figures() -> None:
     assert calibration.name == "published"
     for row, line in zip(rows(), FIGURES["rows"], strict=True):
         assert line["row"] == row.name
-        assert predict(row, calibration.efficiency) == pytest.approx(line["predicted_seconds"], rel=0.005)
+        assert predict(row, calibration) == pytest.approx(line["predicted_seconds"], rel=0.005)
     # Claims of the documentation about rows that nothing was fitted on.
     middle = [line for line in FIGURES["rows"] if line["row"] in ("T9 64 GPUs", "T9 128 GPUs")]
     assert all(abs(line["error"]) < 0.03 and not line["fitted"] for line in middle)

@@ -61,7 +61,7 @@ def test_the_cache_is_no_larger_than_the_recipe_allows() -> None:
     small = replace(THIRTY_TWO, shape=load_shape("SmolLM2-135M"), longest=2048, cache_limit=limit)
     (placed,) = candidates(small, 1)
     assert placed.fits
-    assert placed.engine.cache == placed.layout.cache_bytes == limit
+    assert placed.engine["cache"] == placed.layout.cache_bytes == limit
 
 
 def test_a_refusal_says_what_is_missing() -> None:
@@ -116,7 +116,7 @@ def test_layouts_use_every_accelerator_and_divide_the_heads() -> None:
         assert placed.fits == (placed.missing <= 0)
         if placed.fits:
             assert placed.learner.total <= THIRTY_TWO.hardware.budget
-            assert placed.engine.cache > 0
+            assert placed.engine["cache"] > 0
     one = candidates(replace(THIRTY_TWO, shape=load_shape("SmolLM2-135M")), 1)
     assert [placed.layout.colocated for placed in one] == [True]
 
@@ -227,12 +227,12 @@ def test_colocated_replicas_need_no_accelerators_and_live_beside_the_learners_st
     parts = {"learner": {"ranks": 16}, "rollout": {"replicas": 16, "colocated": True}}
     assert check_stated(demand(CONFIG, SEVEN, H800, Options(gpus=16)), cluster(**parts), 16).needs == 16
     placed = placed_of(parts, 16)
-    assert placed.engine.learner == placed.learner.resident > 0
+    assert placed.engine["learner"] == placed.learner.resident > 0
     split = placed_of({"learner": {"ranks": 16}, "rollout": {"replicas": 16}}, 32)
-    assert split.engine.cache > placed.engine.cache
+    assert split.engine["cache"] > placed.engine["cache"]
     spared = placed_of(parts | {"learner": {"ranks": 16, "offload_optimizer": True}}, 16)
     # master weights and moments, 12 bytes per parameter over 16 ranks
-    assert (spared.engine.cache - placed.engine.cache) / GIB == pytest.approx(12 * SEVEN.parameters / 16 / GIB)
+    assert (spared.engine["cache"] - placed.engine["cache"]) / GIB == pytest.approx(12 * SEVEN.parameters / 16 / GIB)
 
 
 def test_colocated_the_remedies_name_both_sides() -> None:

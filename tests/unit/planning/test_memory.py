@@ -78,21 +78,22 @@ def test_what_is_whole_in_a_backward_pass_by_hand() -> None:
     """Bytes by the order of FSDP2: `tests/unit/distributed/learner/test_unit_memory.py` holds it against FSDP2
     itself."""
     setup = LearnerSetup(gpus=4, micro_batch_tokens=1, longest=1, checkpointing=False, head_chunk_tokens=1)
+    # gathered, reduced, activations, head
     head, layers, sending = unit_transients(SMALL, setup)
-    assert (head.gathered, head.reduced, head.head) == (2 * 32 + 2 * 168, 2 * 32, 3 * 4 * 8)
+    assert (head[0], head[1], head[3]) == (2 * 32 + 2 * 168, 2 * 32, 3 * 4 * 8)
     # Two layers. The last one's gradient exists together with the head's send buffer, an inner one's with a layer's.
-    assert (layers.gathered, layers.reduced) == (4 * 168, max(4 * 32 + 2 * 168, (2 + 4) * 168))
-    assert (sending.gathered, sending.reduced) == (2 * 168, 2 * 32 + 4 * 32 * 1.25)
+    assert layers[:2] == (4 * 168, max(4 * 32 + 2 * 168, (2 + 4) * 168))
+    assert sending[:2] == (2 * 168, 2 * 32 + 4 * 32 * 1.25)
     _, layers, adding, sending = unit_transients(replace(SMALL, tied=True), setup)
-    assert (layers.gathered, layers.reduced) == (2 * 32 + 4 * 168, 2 * 32 + (2 + 4) * 168)
-    assert (adding.gathered, adding.reduced) == (2 * 32, 3 * 2 * 32 + 4 * 168)
-    assert (sending.gathered, sending.reduced) == (0, 2 * 32 + 4 * 32 * 1.25)
+    assert layers[:2] == (2 * 32 + 4 * 168, 2 * 32 + (2 + 4) * 168)
+    assert adding[:2] == (2 * 32, 3 * 2 * 32 + 4 * 168)
+    assert sending[:2] == (0, 2 * 32 + 4 * 32 * 1.25)
     narrow = unit_transients(SMALL, replace(setup, reduce_bytes=2.0))
-    assert narrow[2].reduced == 2 * 32 + 2 * 32 + (2 + 4) * 32 / 4
+    assert narrow[2][1] == 2 * 32 + 2 * 32 + (2 + 4) * 32 / 4
     once = unit_transients(SMALL, replace(setup, reduce_once=True))
-    assert once[0].reduced == 2 * 32 + 4 * SMALL.parameters
+    assert once[0][1] == 2 * 32 + 4 * SMALL.parameters
     adapted = unit_transients(SMALL, replace(setup, adapters=10))
-    assert [moment.reduced for moment in adapted] == [0, (2 + 4) * 5, 0]
+    assert [moment[1] for moment in adapted] == [0, (2 + 4) * 5, 0]
 
 
 def test_a_node_holds_a_copy_where_its_state_takes_a_quarter() -> None:
@@ -129,8 +130,8 @@ def test_memory_never_shrinks_with_t_and_never_grows_with_gpus(
 def test_the_cache_is_what_the_budget_leaves() -> None:
     shape, hardware = load_shape("Qwen3-8B"), load_hardware("H100-80G")
     engine = engine_memory(shape, hardware, 2, learner=10 * GIB)
-    assert sum(engine.terms().values()) == pytest.approx(hardware.budget)
-    assert engine_memory(shape, hardware, 2, learner=70 * GIB).cache < 0
+    assert sum(engine.values()) == pytest.approx(hardware.budget)
+    assert engine_memory(shape, hardware, 2, learner=70 * GIB)["cache"] < 0
 
 
 def test_adapters_alone_have_masters_and_moments() -> None:

@@ -94,7 +94,7 @@ def test_the_recipe_decides_the_workload() -> None:
 
 def test_time_is_monotone_in_the_work_and_in_the_updates() -> None:
     plan = make_plan(CONFIG, SEVEN, H800, Options(gpus=32))
-    layout, efficiency = plan.placed.layout, plan.calibration.efficiency
+    layout, efficiency = plan.placed.layout, plan.calibration
     work = work_of(CONFIG, plan.options)
 
     def seconds(**changes: int) -> float:
@@ -111,7 +111,7 @@ def test_time_is_monotone_in_the_work_and_in_the_updates() -> None:
 def test_rejected_groups_take_no_part_in_the_update() -> None:
     layout = place(demand(CONFIG, SEVEN, H800, Options(gpus=8)), 8, 8, 1, 1, colocated=True).layout
     work = work_of(CONFIG, Options(gpus=8))
-    system = System(SEVEN, H800, load_calibration(H800.name, SEVEN.hidden).efficiency)
+    system = System(SEVEN, H800, load_calibration(H800.name, SEVEN.hidden))
     all_kept, half_kept = (step_time(system, replace(work, kept=kept), layout) for kept in (1.0, 0.5))
     assert half_kept.learn == pytest.approx(all_kept.learn / 2, rel=0.2)
     assert (half_kept.rollout, half_kept.other) == (all_kept.rollout, all_kept.other)
@@ -123,7 +123,7 @@ def test_overlap_pays_and_the_schedules_are_ordered() -> None:
     plan = make_plan(CONFIG, SEVEN, H800, replace(options, staleness=1))
     layout = plan.placed.layout
     assert not layout.colocated
-    efficiency = plan.calibration.efficiency
+    efficiency = plan.calibration
     seconds = [timing(System(SEVEN, H800, efficiency), work, layout, staleness)[1] for staleness in (0, 1, 3)]
     assert seconds[0] > seconds[1] > seconds[2]
 
@@ -158,11 +158,12 @@ def test_a_runs_own_lengths_and_survivors_replace_the_assumptions(tmp_path: Path
     first = json.dumps({"step": 1, "stage": 0, "values": other | {"groups/trained": 1}})
     (tmp_path / "metrics.jsonl").write_text(f"{first}\n{line}\n{line}\n")
     measured = read_measured(tmp_path)
-    assert measured.kept == 24 / 64
-    assert measured.lengths.sigma == pytest.approx(0.5, rel=1e-3)
-    assert measured.lengths.median == pytest.approx(900, rel=1e-2)
+    lengths, kept = measured
+    assert kept == 24 / 64
+    assert lengths.sigma == pytest.approx(0.5, rel=1e-3)
+    assert lengths.median == pytest.approx(900, rel=1e-2)
     work = work_of(CONFIG, Options(gpus=8, measured=measured))
-    assert (work.lengths.limit, work.lengths.median) == (16384, measured.lengths.median)
+    assert (work.lengths.limit, work.lengths.median) == (16384, lengths.median)
     assert work.kept == 24 / 64
     with pytest.raises(ValueError, match="use one of them"):
         Options(gpus=8, measured=measured, mean_length=100)
@@ -174,13 +175,13 @@ def test_a_known_time_outside_the_gpus_replaces_the_fitted_one() -> None:
     fitted = make_plan(CONFIG, SEVEN, H800, Options(gpus=32))
     known = make_plan(CONFIG, SEVEN, H800, Options(gpus=32, other=0.0))
     gone = fitted.stages[0].seconds - known.stages[0].seconds
-    assert gone == pytest.approx(1024 * fitted.calibration.efficiency.other)
+    assert gone == pytest.approx(1024 * fitted.calibration.other)
 
 
 def test_the_layout_is_the_fastest_that_fits() -> None:
     options = Options(gpus=16, staleness=3)
     plan, work = make_plan(CONFIG, SEVEN, H800, options), work_of(CONFIG, options)
-    system = System(SEVEN, H800, plan.calibration.efficiency)
+    system = System(SEVEN, H800, plan.calibration)
     fitting = fitting_layouts(demand(CONFIG, SEVEN, H800, options), 16)
     assert plan.stages[0].seconds == min(timing(system, work, placed.layout, 3)[1] for placed in fitting)
     assert {placed.layout.colocated for placed in fitting} == {True, False}

@@ -26,10 +26,9 @@ from magicrl.reporting.charts import (
     Chart,
     IntervalRow,
     LegendEntry,
-    Mark,
+    PlotArea,
     Points,
     Series,
-    area_of,
     bars_view,
     draw,
     file_css,
@@ -236,7 +235,7 @@ CHART = Chart(
     y_low=0.0,
     y_high=1.0,
     target=(0.5, "target"),
-    marks=(Mark(x=5.0, label="stage <2>"),),
+    marks=((5.0, "stage <2>"),),
     series=(
         Series(label="up", points=((1.0, 0.0), (9.0, 1.0)), band=((1.0, 0.0, 0.1), (9.0, 0.9, 1.0))),
         Series(label="raw", points=((1.0, 0.2), (9.0, 0.4)), style="faint"),
@@ -254,7 +253,7 @@ def test_a_chart_is_well_formed_both_in_the_page_and_alone() -> None:
 
 
 def test_points_land_where_the_axes_say() -> None:
-    frame = area_of(CHART)
+    frame = PlotArea(CHART)
     assert (frame.y_ticks[0], frame.y_ticks[-1]) == (0.0, 1.0)
     assert frame.x(1.0) == LEFT
     assert frame.x(9.0) == WIDTH - RIGHT
@@ -271,8 +270,8 @@ def test_points_land_where_the_axes_say() -> None:
 def test_the_axis_holds_the_band_and_the_target() -> None:
     line = Series(label="x", points=((1.0, 0.2), (2.0, 0.4)), band=((1.0, -0.9, 0.3), (2.0, 0.3, 1.9)))
     chart = Chart(key="k", title="t", series=(line,))
-    assert (area_of(chart).y_ticks[0], area_of(chart).y_ticks[-1]) == (-1.0, 2.0)
-    aimed = area_of(replace(chart, target=(3.0, "target")))
+    assert (PlotArea(chart).y_ticks[0], PlotArea(chart).y_ticks[-1]) == (-1.0, 2.0)
+    aimed = PlotArea(replace(chart, target=(3.0, "target")))
     assert aimed.y_ticks[-1] >= 3.0
     assert f'class="target" x1="48.0" x2="440.0" y1="{aimed.y(3.0):.1f}"' in draw(replace(chart, target=(3.0, "t")))
 
@@ -280,7 +279,7 @@ def test_the_axis_holds_the_band_and_the_target() -> None:
 def test_a_band_goes_along_its_upper_end_and_back_along_its_lower_one() -> None:
     shape = re.search(r'class="band f0" d="M([^"]+)Z"', draw(CHART))
     assert shape is not None
-    frame = area_of(CHART)
+    frame = PlotArea(CHART)
     corners = [(1.0, 0.1), (9.0, 1.0), (9.0, 0.9), (1.0, 0.0)]
     assert shape.group(1).split("L") == [f"{frame.x(x):.1f} {frame.y(y):.1f}" for x, y in corners]
 
@@ -306,7 +305,7 @@ def test_stacked_areas_reach_up_to_their_sum() -> None:
         stacked=True,
         series=tuple(Series(label=n, points=((1.0, 2.0), (2.0, 2.0)), color=i) for i, n in enumerate("abc")),
     )
-    frame = area_of(chart)
+    frame = PlotArea(chart)
     assert frame.y_ticks[-1] >= 6.0
     tops = {float(m) for m in re.findall(r'class="area f\d" d="M[\d.]+ ([\d.]+)', draw(chart))}
     assert tops == {round(frame.y(v), 1) for v in (2.0, 4.0, 6.0)}

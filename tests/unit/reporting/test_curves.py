@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from magicrl.reporting.charts import Chart, Mark, Series, chart_view, draw, evenly, legend
+from magicrl.reporting.charts import Chart, Series, chart_view, draw, evenly, legend
 from magicrl.reporting.curves import (
     METRICS,
     MOST_POINTS,
@@ -40,7 +40,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 
 
 def charts(folder: Path) -> dict[str, Chart]:
-    return {c.key: c for group in figure_groups(read_run(folder)) for panel in group.panels for c in panel}
+    return {c.key: c for _, panels, _ in figure_groups(read_run(folder)) for panel in panels for c in panel}
 
 
 def labels(chart: Chart) -> list[str]:
@@ -88,7 +88,7 @@ def test_the_main_test_is_the_recipe_s_first(run_folder: Path) -> None:
 
 def test_every_step_figure_has_the_stage_marks(run_folder: Path) -> None:
     for chart in charts(run_folder).values():
-        assert [mark.x for mark in chart.marks] == [21.0]
+        assert [x for x, _ in chart.marks] == [21.0]
         assert "stage 2: T = 64" in draw(chart)
 
 
@@ -128,12 +128,12 @@ def test_figures_that_say_nothing_are_left_out_and_a_line_says_why(run_folder: P
     on_policy: dict[str, Any] = {f"learner__ratio_{which}": 1.0 for which in ("mean", "min", "max")}
     rewrite(run_folder, **on_policy, learner__clip_ratio=0.0, learner__grad_norm=2.0, entropy__alpha=0.0)
     assert not {"ratio", "clip"} & charts(run_folder).keys()
-    notes = {group.key: group.note for group in figure_groups(read_run(run_folder))}
+    notes = {group.key: note for group, _, note in figure_groups(read_run(run_folder))}
     assert "ρ is exactly 1" in notes["policy"]
     assert "alpha" not in charts(run_folder) or "α, in the loss" not in labels(charts(run_folder)["alpha"])
     rewrite(run_folder, learner__ratio_max=1.5)
     assert "ratio" in charts(run_folder), "one token off is worth a look"
-    assert {group.key: group.note for group in figure_groups(read_run(run_folder))}["policy"] == ""
+    assert {group.key: note for group, _, note in figure_groups(read_run(run_folder))}["policy"] == ""
 
 
 def test_lines_of_a_figure_differ_in_dash_as_well_as_in_colour(run_folder: Path) -> None:
@@ -144,7 +144,7 @@ def test_lines_of_a_figure_differ_in_dash_as_well_as_in_colour(run_folder: Path)
 
 
 def test_labels_of_crowded_marks_give_way() -> None:
-    marks = tuple(Mark(x=float(x), label=f"stage {x}: T = 1024") for x in (2, 20, 24, 28, 90, 99))
+    marks = tuple((float(x), f"stage {x}: T = 1024") for x in (2, 20, 24, 28, 90, 99))
     line = Series(label="x", points=((0.0, 0.0), (100.0, 1.0)))
     drawn = draw(Chart(key="k", title="t", series=(line,), marks=marks, x_range=(0.0, 100.0)))
     told = re.findall(r'<text class="tick" x="([\d.]+)" y="14" text-anchor="(\w+)">([^<]+)<', drawn)
@@ -177,16 +177,16 @@ def compared_chart(variants: Sequence[Variant], figure: Metric) -> ComparedChart
 def test_the_mean_is_over_the_same_runs_at_every_step_and_longer_ones_go_on_alone() -> None:
     short = ((1.0, 0.0), (2.0, 0.2))
     long = ((1.0, 1.0), (2.0, 0.6), (3.0, 0.9), (4.0, 1.0))
-    curve = variant_curve([short, (), long])
-    assert [(p.step, p.mean, p.low, p.high, p.runs) for p in curve.points] == [
+    points, tails = variant_curve([short, (), long])
+    assert points == [
         (1.0, 0.5, 0.0, 1.0, 2),
         (2.0, 0.4, 0.2, 0.6, 2),
     ]
-    assert curve.tails == ((2, ((2.0, 0.6), (3.0, 0.9), (4.0, 1.0))),)
-    lacking = variant_curve([((1.0, 1.0), (3.0, 3.0)), ((1.0, 1.0), (2.0, 5.0), (3.0, 3.0))])
-    assert [p.step for p in lacking.points] == [1.0, 3.0], "a step that a run lacks is not guessed"
-    apart = variant_curve([((1.0, 1.0), (2.0, 2.0)), ((5.0, 5.0), (6.0, 6.0))])
-    assert (apart.points, [run for run, _ in apart.tails]) == ((), [0, 1])
+    assert tails == [(2, ((2.0, 0.6), (3.0, 0.9), (4.0, 1.0)))]
+    lacking, _ = variant_curve([((1.0, 1.0), (3.0, 3.0)), ((1.0, 1.0), (2.0, 5.0), (3.0, 3.0))])
+    assert [step for step, *_ in lacking] == [1.0, 3.0], "a step that a run lacks is not guessed"
+    points, tails = variant_curve([((1.0, 1.0), (2.0, 2.0)), ((5.0, 5.0), (6.0, 6.0))])
+    assert (points, [run for run, _ in tails]) == ([], [0, 1])
 
 
 def test_long_curves_keep_their_ends() -> None:
@@ -238,15 +238,15 @@ def test_a_chart_has_an_variant_a_line_with_its_band_over_every_axis(variant_fol
     variants = group_runs([read_run(folder) for folder in variant_folders])
     compared = compared_chart(variants, FIGURES["truncation"])
     assert compared is not None
-    assert list(compared.charts) == ["steps", "tokens", "wall", "gpu-hours"]
-    assert compared.charts["steps"].note.endswith("Lower is better.")
+    assert list(compared[2]) == ["steps", "tokens", "wall", "gpu-hours"]
+    assert compared[2]["steps"].note.endswith("Lower is better.")
     ratio = compared_chart(variants, FIGURES["ratio_max"])
     assert ratio is not None
-    lines = ratio.charts["tokens"].series
+    lines = ratio[2]["tokens"].series
     assert [line.label for line in lines] == ["loss magic", "loss ppo"]
     assert lines[0].band[0] == pytest.approx((0.32, 1.0, 1.1))
     assert lines[0].points[-1] == pytest.approx((12.8, 1.05))
-    assert ratio.charts["steps"].marks[0].label == "stage 2: T = 64"
+    assert ratio[2]["steps"].marks[0][1] == "stage 2: T = 64"
 
 
 def test_a_compared_curve_jumps_where_a_stage_began(variant_folders: list[Path]) -> None:
@@ -258,7 +258,7 @@ def test_a_compared_curve_jumps_where_a_stage_began(variant_folders: list[Path])
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     compared = compared_chart(group_runs([read_run(folder) for folder in variant_folders]), FIGURES["truncation"])
     assert compared is not None
-    assert [p.mean for p in compared.curves[0].points] == [0.0] * 20 + [1.0] * 20
+    assert [mean for _, mean, *_ in compared[1][0][0]] == [0.0] * 20 + [1.0] * 20
 
 
 def test_metrics_that_only_one_variant_has_are_shown_of_that_variant(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_metrics_that_only_one_variant_has_are_shown_of_that_variant(tmp_path: P
     variants = group_runs([read_run(folder) for folder in folders])
     compared = compared_chart(variants, FIGURES["ratio_max"])
     assert compared is not None
-    assert [len(curve.points) for curve in compared.curves] == [0, 40]
+    assert [len(points) for points, _ in compared[1]] == [0, 40]
     assert compared_chart(variants, FIGURES["kl"]) is None
 
 

@@ -14,7 +14,7 @@ from magicrl.reporting.read_folders import RunFolderError, read_run
 def test_a_whole_run_is_read(run_folder: Path) -> None:
     run = read_run(run_folder)
     assert (run.name, run.status, len(run.metrics), len(run.events)) == ("small", "finished", 40, 2)
-    assert [(s.first_step, s.last_step, s.max_tokens) for s in run.stages] == [(1, 20, 32), (21, 40, 64)]
+    assert [tuple(rest) for _, *rest in run.stages] == [(1, 20, 32), (21, 40, 64)]
     after = run.evaluation("after", "test")
     assert after is not None
     assert after.temperatures[1.0].accuracy.mean == 0.90
@@ -36,7 +36,7 @@ def test_points_leave_out_what_is_missing_and_fall_back(run_folder: Path) -> Non
 def test_a_run_that_has_only_begun_is_read(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"schema_version": 1, "status": "running"}')
     run = read_run(tmp_path)
-    assert (run.metrics, run.events, run.evaluations, run.stages) == ((), (), (), ())
+    assert (run.metrics, run.events, run.evaluations, run.stages) == ((), (), (), [])
     assert run.name == tmp_path.name
 
 

@@ -35,7 +35,7 @@ def test_first_and_last_step_of_each_stage_with_one_response_a_kind(rich_run: Pa
     right = steps[0][0]
     assert right["prompt"] == " 3 + 4"
     assert [right[key] for key in ("group_right", "group_size", "reward", "decided_by")] == [1, 3, 1.0, "string"]
-    assert [(p.text, p.level) for p in right["pieces"]] == [(" 7", 0), ("[end]", 4)]
+    assert [(text, level) for text, level, *_ in right["pieces"]] == [(" 7", 0), ("[end]", 4)]
 
 
 def test_the_response_of_highest_mean_entropy_is_shown_too(rich_run: Path) -> None:
@@ -62,11 +62,16 @@ def test_of_many_stages_the_first_and_the_last_steps_are_shown(rich_run: Path) -
 
 def test_certain_neighbours_share_a_piece_and_others_tell_their_entropy() -> None:
     pieces = coloured_pieces(["a", "b", "", "c", "d"], [0.0, 0.09, 9.0, 0.6, 0.6])
-    assert [(p.text, p.level, p.nats) for p in pieces] == [("ab", 0, None), ("c", 2, 0.6), ("d", 2, 0.6)]
+    assert pieces == [("ab", 0, None, False), ("c", 2, 0.6, False), ("d", 2, 0.6, False)]
     long = coloured_pieces(["x" * 10**6, "y"], [1.0, 1.0])
-    assert sum(len(p.text) for p in long) == MOST_ROLLOUT_CHARACTERS, "no token makes the page long"
+    assert sum(len(text) for text, *_ in long) == MOST_ROLLOUT_CHARACTERS, "no token makes the page long"
     played = coloured_pieces(["a", "b", "c", "d", "e"], [0.0, 0.0, 0.0, 0.0, 0.6], [(1, 2)])
-    assert [(p.text, p.observed) for p in played] == [("a", False), ("bc", True), ("d", False), ("e", False)]
+    assert [(text, observed) for text, _, _, observed in played] == [
+        ("a", False),
+        ("bc", True),
+        ("d", False),
+        ("e", False),
+    ]
 
 
 def test_what_an_environment_answered_is_set_apart(rich_run: Path) -> None:
@@ -79,7 +84,7 @@ def test_what_an_environment_answered_is_set_apart(rich_run: Path) -> None:
     shown = shown_rollouts(read_run(rich_run))[0]
     assert shown
     for rollout in shown:
-        assert any(piece.observed for piece in rollout["pieces"])
+        assert any(observed for *_, observed in rollout["pieces"])
         old = before[rollout["sample"]]
         assert rollout["tokens"] == old["tokens"] - 1
         # The separated token has no entropy.
@@ -92,7 +97,7 @@ def test_without_a_tokenizer_the_recorded_text_is_shown(rich_run: Path) -> None:
     (rich_run / "model" / "tokenizer.json").unlink()
     shown = shown_rollouts(read_run(rich_run))[0][1]
     assert (shown["prompt"], shown["coloured"]) == (None, False)
-    assert "⟨U+202E⟩" in shown["pieces"][0].text
+    assert "⟨U+202E⟩" in shown["pieces"][0][0]
     assert "&lt;/pre&gt;&lt;script&gt;document" in write_run_page(rich_run).read_text()
 
 
@@ -172,14 +177,15 @@ def test_the_page_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_browser, "MOST_CHARACTERS", 250)
     problems = [problem(str(i), "wrong", text="x" * 100) for i in range(9)]
     shown = browser("s", ("m",), problems)
-    assert (len(shown.items), shown.total) == (2, 9)
-    assert shown.counts["wrong"] == 9
+    assert (len(shown["problems"]), shown["total"]) == (2, 9)
+    assert shown["counts"]["wrong"] == 9
 
 
 def test_a_single_column_has_nothing_that_changed() -> None:
     shown = browser("s", ("m",), [problem("a", "wrong", "right")])
-    assert list(shown.kind_words) == ["wrong", "right"]
-    assert browser("s", ("before", "after"), [problem("a", "lost")]).kind_words == {"lost": "right before, wrong after"}
+    assert list(shown["kind_words"]) == ["wrong", "right"]
+    words = browser("s", ("before", "after"), [problem("a", "lost")])["kind_words"]
+    assert words == {"lost": "right before, wrong after"}
 
 
 def test_both_ends_of_a_long_response_are_shown() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from magicrl.config.loader import leaves
 from magicrl.evaluation.statistics import paired_difference, share
 from magicrl.reporting.comparison_page import write_comparison_page
 from magicrl.reporting.read_folders import TemperatureScore, read_run
-from magicrl.reporting.scores import SetScores, mean_per_problem, variant_scores
+from magicrl.reporting.scores import mean_per_problem, variant_scores
 from magicrl.reporting.variants import (
     differing,
     distinguishing_keys,
@@ -124,32 +125,32 @@ def test_paths_are_told_apart_by_their_shortest_end() -> None:
     assert path_labels([Path("/r/a/x"), Path("/r/b/x"), Path("/r/b/y")]) == ["a/x", "b/x", "b/y"]
 
 
-def scores(folders: list[Path]) -> tuple[SetScores, ...]:
+def scores(folders: list[Path]) -> list[dict[str, Any]]:
     return variant_scores(group_runs([read_run(folder) for folder in folders]))
 
 
 def test_an_variant_s_score_is_clustered_by_problem_over_its_runs(variant_folders: list[Path]) -> None:
     first = scores(variant_folders)[0]
-    assert (first.set_name, first.temperature) == ("test", 1.0)
-    magic, ppo = first.variants
-    assert magic.after is not None
+    assert (first["set_name"], first["temperature"]) == ("test", 1.0)
+    magic, ppo = first["variants"]
+    assert magic["after"] is not None
     wanted = share([0.51, 0.51, 1.0, 1.0])
-    assert (magic.after.mean, magic.after.low) == pytest.approx((wanted.mean, wanted.low))
-    assert magic.spread is not None
-    assert (magic.against, magic.unpaired) == (None, "")
-    assert ppo.rise is not None
-    assert ppo.rise.mean == pytest.approx(np.mean([0.65, 0.15, 0.5, 0.0]))
+    assert (magic["after"].mean, magic["after"].low) == pytest.approx((wanted.mean, wanted.low))
+    assert magic["spread"] is not None
+    assert (magic["against"], magic["unpaired"]) == (None, "")
+    assert ppo["rise"] is not None
+    assert ppo["rise"].mean == pytest.approx(np.mean([0.65, 0.15, 0.5, 0.0]))
 
 
 def test_the_difference_to_the_first_variant_is_paired_by_problem(variant_folders: list[Path]) -> None:
-    _, ppo = scores(variant_folders)[0].variants
+    _, ppo = scores(variant_folders)[0]["variants"]
     wanted = paired_difference([0.65, 0.65, 1.0, 1.0], [0.51, 0.51, 1.0, 1.0])
-    assert ppo.against is not None
-    assert (ppo.against.mean, ppo.against.low, ppo.against.high) == pytest.approx(
+    assert ppo["against"] is not None
+    assert (ppo["against"].mean, ppo["against"].low, ppo["against"].high) == pytest.approx(
         (wanted.mean, wanted.low, wanted.high)
     )
-    assert ppo.against_spread is not None
-    assert ppo.against_spread == pytest.approx((0.045, 0.095))
+    assert ppo["against_spread"] is not None
+    assert ppo["against_spread"] == pytest.approx((0.045, 0.095))
 
 
 def test_problems_of_one_template_are_one_observation(variant_folders: list[Path]) -> None:
@@ -158,33 +159,33 @@ def test_problems_of_one_template_are_one_observation(variant_folders: list[Path
             document = json.loads(path.read_text())
             document["temperatures"]["1.0"]["clusters"] = [0, 0, 1, 1]
             path.write_text(json.dumps(document))
-    magic, ppo = scores(variant_folders)[0].variants
+    magic, ppo = scores(variant_folders)[0]["variants"]
     wanted = share([0.51, 0.51, 1.0, 1.0], [0, 0, 1, 1])
-    assert magic.after is not None
-    assert magic.after.low == pytest.approx(wanted.low)
+    assert magic["after"] is not None
+    assert magic["after"].low == pytest.approx(wanted.low)
     assert wanted.low < share([0.51, 0.51, 1.0, 1.0]).low, "two observations say less than four"
     changed = paired_difference([0.65, 0.65, 1.0, 1.0], [0.51, 0.51, 1.0, 1.0], [0, 0, 1, 1])
-    assert ppo.against is not None
-    assert ppo.against.low == pytest.approx(changed.low)
+    assert ppo["against"] is not None
+    assert ppo["against"].low == pytest.approx(changed.low)
 
 
 def test_other_problems_are_not_paired(variant_folders: list[Path]) -> None:
     for folder in variant_folders[2:]:
         path = folder / "run.json"
         path.write_text(path.read_text().replace('"sha256": "a"', '"sha256": "b"'))
-    _, ppo = scores(variant_folders)[0].variants
-    assert ppo.against is None
-    assert ppo.unpaired == "the test sets have different problems (by checksum)"
-    assert ppo.rise is not None, "before and after are of one run's own problems"
+    _, ppo = scores(variant_folders)[0]["variants"]
+    assert ppo["against"] is None
+    assert ppo["unpaired"] == "the test sets have different problems (by checksum)"
+    assert ppo["rise"] is not None, "before and after are of one run's own problems"
 
 
 def test_a_run_that_was_not_tested_yet_is_counted(variant_folders: list[Path]) -> None:
     (variant_folders[3] / "evaluations" / "after.json").unlink()
-    _, ppo = scores(variant_folders)[0].variants
-    assert (ppo.tested, ppo.runs) == (1, 2)
-    assert ppo.spread is None
+    _, ppo = scores(variant_folders)[0]["variants"]
+    assert (ppo["tested"], ppo["runs"]) == (1, 2)
+    assert ppo["spread"] is None
     (variant_folders[2] / "evaluations" / "after.json").unlink()
-    assert scores(variant_folders)[0].variants[1].unpaired == "not tested after training"
+    assert scores(variant_folders)[0]["variants"][1]["unpaired"] == "not tested after training"
 
 
 def test_a_problem_that_no_run_judged_is_left_out() -> None:
@@ -209,12 +210,12 @@ def test_variants_of_graded_runs_are_compared_by_their_mean_rewards(
                 score["reward_per_problem"] = [mean + n % 2 - 0.5 for n in range(len(score["per_problem"]))]
             path.write_text(json.dumps(document))
     (first, *_) = scores(variant_folders)
-    assert first.measure is REWARD
-    means = [variant.after.mean for variant in first.variants if variant.after is not None]
+    assert first["measure"] is REWARD
+    means = [variant["after"].mean for variant in first["variants"] if variant["after"] is not None]
     assert means == sorted(means)
     assert means[0] >= 5
-    assert first.variants[-1].against is not None
-    assert first.variants[-1].against.mean == pytest.approx(means[-1] - means[0])
+    assert first["variants"][-1]["against"] is not None
+    assert first["variants"][-1]["against"].mean == pytest.approx(means[-1] - means[0])
     write_comparison_page(variant_folders, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "Mean reward at temperature" in page

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.reporting.conftest import HOSTILE
+from tests.unit.reporting.test_run_page import asks_for_nothing
 
-from magicrl.reporting.command_pages import preflight_figures, preflight_verdict, write_preflight_page
-
-from .conftest import HOSTILE
-from .test_run_page import asks_for_nothing
+from magicrl.commands.preflight import preflight_figures, preflight_verdict, write_preflight_page
 
 SHARE = {"mean": 0.5, "low": 0.25, "high": 0.75}
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from magicrl.commands.main import app
+from magicrl.commands.plan import cost_chart, gpu_chart, memory_views, plan_blocks
 from magicrl.reporting.charts import bars_view
-from magicrl.reporting.command_pages import cost_chart, gpu_chart, memory_views, plan_blocks
 
 ROOT = Path(__file__).resolve().parents[3]
 PAPER = str(ROOT / "studies/bases/paper-7b.toml")

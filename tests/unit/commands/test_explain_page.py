@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.reporting.conftest import HOSTILE
+from tests.unit.reporting.test_run_page import asks_for_nothing
 
-from magicrl.reporting.command_pages import explain_summary, group_rows, write_explain_page
-
-from .conftest import HOSTILE
-from .test_run_page import asks_for_nothing
+from magicrl.commands.explain import explain_summary, group_rows, write_explain_page
 
 
 def group(problem: str, *, text: str = "7", norm: float = 1.0, learned: bool = True) -> dict[str, Any]:
