@@ -24,6 +24,7 @@ EngineName = Annotated[Reference, reference_to("engine")]
 RewardName = Annotated[Reference, reference_to("reward")]
 TrackerName = Annotated[Reference, reference_to("tracker")]
 FamilyName = Annotated[Reference, reference_to("family")]
+SamplerName = Annotated[Reference, reference_to("sampler")]
 SourceName = Annotated[Reference, reference_to("source")]
 EnvironmentName = Annotated[Reference, reference_to("environment")]
 
@@ -167,8 +168,9 @@ class SourceConfig(Section):
     how the tests call the program."""
     verifier: RewardName | None = None
     """Verifier or reward: ``maths``, ``exact``, ``code``, ``judge``, or a custom one, ``my_reward.py:score``
-    (docs/reference/maths-verifier.md). Default: the family's own; otherwise ``code`` for problems with tests and
-    ``maths`` for all others."""
+    (docs/reference/maths-verifier.md); or several with weights, ``maths + 0.2 * my_reward.py:score``
+    (docs/start/own-reward.md). Default: the family's own; otherwise ``code`` for problems with tests and ``maths`` for
+    all others."""
     environment: EnvironmentName | None = None
     """Environment that answers the model's turns, a class: ``file.py:Game``. Default: the family's own. Most problems
     have none."""
@@ -216,6 +218,12 @@ class DataConfig(Section):
     overlong_prompts: Literal["error", "drop"] = "error"
     """Handling of training and held-out prompts above ``max_prompt_tokens``: stop with an error, or leave them out.
     A too long prompt of another test set is always an error."""
+    sampler: SamplerName = "uniform"
+    """Order of the training problems: ``uniform`` (each once per epoch, shuffled), ``difficulty`` (pools by pass rate),
+    ``short_first`` (short prompts first), or a custom class, ``file.py:Sampler``
+    (docs/start/own-data.md)."""
+    sampler_options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
+    """Keyword arguments of the sampler."""
     difficulty_filter: DifficultyFilterConfig | None = None
     online_filter: bool = True
     """At a stage change, remove prompts whose responses were all correct at their last visit."""
@@ -488,6 +496,11 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _advantage_fits_the_stages(self) -> Self:
         k, buffer, advantage = self.algorithm.advantage_k, self.algorithm.overlong_buffer, self.algorithm.advantage
+        if buffer is not None and advantage == "gdpo":
+            raise ValueError(
+                'algorithm.overlong_buffer with algorithm.advantage = "gdpo": the penalty is added to the sum of the '
+                "rewards, which gdpo does not read; leave one of them out, or add a reward that returns the penalty"
+            )
         if buffer is not None and advantage == "maxrl":
             raise ValueError(
                 'algorithm.overlong_buffer with algorithm.advantage = "maxrl": the penalty makes rewards negative, and '
