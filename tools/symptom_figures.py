@@ -53,7 +53,7 @@ def picture(rule: str) -> str:
         StepMetrics(step=step, stage=stage, values={key: values[i] for key, values in run["metrics"].items()})
         for i, (step, stage) in enumerate(zip(run["step"], run["stage"], strict=True))
     ]
-    spoke = next(finding.step for finding in findings_of(rows) if finding.rule == rule)
+    spoke = next(finding["step"] for finding in findings_of(rows) if finding["rule"] == rule)
     title, unit, lines = FIGURES[rule]
     series = tuple(
         Series(

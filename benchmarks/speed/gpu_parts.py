@@ -28,11 +28,11 @@ from benchmarks.speed.gpu_learner import LearnerCase, make_learner
 from benchmarks.speed.head_speed import Case as HeadCase
 from benchmarks.speed.head_speed import tensors
 from benchmarks.speed.models import long_tailed
+from magicrl.models.attention import capability_of
 from magicrl.models.head import HeadOptions, Tiles, logprobs_and_entropies
 from magicrl.models.loading import resolve_dtype
 from magicrl.models.packing import PackedContext, SharedLayout, SharedPromptContext
 from magicrl.models.scorer import PolicyScorer
-from magicrl.models.varlen import capability_of
 
 LATE = "stopped at the end of the part's time"
 Precision = Literal["bfloat16", "float16"]

@@ -75,7 +75,7 @@ class Ours:
         )
 
     def update(self) -> Mapping[str, float]:
-        return self.learner.update(self.batch, CONTROLS).values
+        return self.learner.update(self.batch, CONTROLS)
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the batch's gradients at the current weights, without changing them."""

@@ -82,7 +82,7 @@ def trajectory() -> list[dict[str, float]]:
         ),
     )
     controls = Controls(alpha=0.02, temperature=0.9, learning_rate=1e-3, kl_coefficient=0.05)
-    rows = [dict(learner.update(batch(step), controls).values) for step in range(5)]
+    rows = [dict(learner.update(batch(step), controls)) for step in range(5)]
     torch.set_num_threads(threads)
     return [{key: row[key] for key in KEYS} for row in rows]
 

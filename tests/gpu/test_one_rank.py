@@ -57,7 +57,7 @@ def test_one_rank_is_the_local_learner(folder: Path, dtype: str) -> None:
     try:
         batch = TrainBatch.of(list(samples()))
         for _ in range(3):
-            expected, found = one.update(batch, CONTROLS).values, many.update(batch, CONTROLS).values
+            expected, found = one.update(batch, CONTROLS), many.update(batch, CONTROLS)
             assert dict(found) == pytest.approx(dict(expected), rel=near, abs=near)
         ours, theirs = many.weights(), one.weights()
         assert list(ours) == list(theirs)

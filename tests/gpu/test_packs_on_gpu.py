@@ -9,10 +9,9 @@ from builders import SIZES, train_sample
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from magicrl.models.attention import PLAIN, ScoreRules, capability_of, supports_varlen
 from magicrl.models.packing import PackedContext, SharedLayout, SharedPromptContext
 from magicrl.models.scorer import PolicyScorer
-from magicrl.models.scores import PLAIN, ScoreRules
-from magicrl.models.varlen import capability_of, supports_varlen
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 LENGTHS = (1, 700, 33, 1500, 64, 257, 128, 5)

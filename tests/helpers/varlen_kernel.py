@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from magicrl.models import packing, varlen
+from magicrl.models import attention, packing
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Call:
 def kernel_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Call], list[Call]]]:
     """The CPU passes for a device of capability 9.0, in any floating-point type: calls of the two passes."""
     monkeypatch.setattr(packing, "capability_of", lambda device: (9, 0))
-    monkeypatch.setattr(varlen, "DTYPES", (*varlen.DTYPES, torch.float32, torch.float64))
+    monkeypatch.setattr(attention, "DTYPES", (*attention.DTYPES, torch.float32, torch.float64))
     forwards: list[Call] = []
     backwards: list[Call] = []
 

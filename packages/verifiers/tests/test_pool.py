@@ -22,7 +22,7 @@ from builders import completion
 
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.records import Episode, Outcome, Problem, Verdict
-from magicrl.rollout.judging import submit_completions, verdicts_of
+from magicrl.rollout.requests import submit_completions, verdicts_of
 from magicrl_verifiers import JudgeOptions, VerifierPool
 from magicrl_verifiers.isolated import IsolatedProtocol
 from magicrl_verifiers.records import make_verdict

@@ -224,7 +224,7 @@ def _are_words(problems: Sequence[Problem]) -> bool:
 def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptEncoder) -> None:
     """Print what was found in the data and in the model."""
     lengths = np.array(sorted(encoder.length(problem) for problem in read.problems))
-    verifier = read.problems[0].verifier
+    verifier = read.problems[0].verifier.removeprefix("live:").partition("@")[0]
     fields = read.found.fields
     if fields and "answer" not in fields and verifier != "code" and read.problems[0].references:
         fields = {**fields, "answer": "the last assistant turn"}
@@ -286,7 +286,9 @@ def _look(
     # Where the model tries many answers, one that is right in hundreds is enough to learn from: look for it.
     others, rounds = [read.problems[i] for i in order[PROBLEMS:]] or chosen, 0
     explores = (best.answers.entropy or 0.0) >= EXPLORES
-    while explores and best.answers.correct == 0 and rounds < ROUNDS and look.seconds < SECONDS:
+    while explores and not best.answers.mixed and not best.answers.correct and rounds < ROUNDS:
+        if look.seconds >= SECONDS:
+            break
         asked = [others[i % len(others)] for i in range(rounds * RARE, (rounds + 1) * RARE)]
         rounds += 1
         limit = best.answers.max_tokens
@@ -360,11 +362,11 @@ def _write(
 ) -> str:
     """Return the text of the recipe; with ``keep`` it is written to ``output``."""
     from magicrl.training.diagnosis import diagnose
-    from magicrl.training.recipe_proposal import Setting, group_size, propose, with_template
+    from magicrl.training.recipe_proposal import Setting, propose, with_template
 
-    hopeless = best.answers.correct < 0.5 and group_size(best.per_problem)[1] < ENOUGH_SIGNAL
+    hopeless = best.answers.correct < 0.5 and best.group[1] < ENOUGH_SIGNAL
     begun = _from_solutions(read, policy, encoder, best, output) if hopeless else None
-    if best.answers.correct in (0.0, 1.0) and begun is None:
+    if best.answers.correct in (0.0, 1.0) and best.answers.mixed == 0 and begun is None:
         found = diagnose(best.answers, forms_tried=True)
         raise NothingToLearn(f"Nothing to learn from: {found.message}. {found.remedy} No recipe was written.")
     best, solved = begun or (best, None)
@@ -394,7 +396,7 @@ def _write(
     if total > 1.2 * 60 * minutes:
         print_prose(
             console,
-            f"note: {minutes:g} minutes are too short: the fewest steps that can show an effect are {proposal.steps}, "
+            f"note: --minutes {minutes:g} is too short: the fewest steps that can show an effect are {proposal.steps}, "
             f"and they take {duration(total)}",
         )
     if not keep and solved is not None:

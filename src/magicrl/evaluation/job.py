@@ -26,8 +26,8 @@ from magicrl.records import (
     ScoredGroup,
     TokenArray,
 )
-from magicrl.rollout.judging import Submitted, submit_completions, verdicts_of
 from magicrl.rollout.protocol import RolloutEngine
+from magicrl.rollout.requests import Submitted, submit_completions, verdicts_of
 from magicrl_verifiers.records import VerifierService
 
 Encode = Callable[[Problem], TokenArray]

@@ -19,9 +19,9 @@ from torch._inductor import list_options
 from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from magicrl.models.attention import PLAIN, ScoreRules
 from magicrl.models.packing import AttentionContext
 from magicrl.models.routing import experts_of
-from magicrl.models.scores import PLAIN, ScoreRules
 
 
 def check_compiler(device: torch.device) -> None:

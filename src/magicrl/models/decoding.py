@@ -28,12 +28,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from magicrl.models.attention import EXACT, PLAIN
 from magicrl.models.cpu_kernels import gated, has_kernels, normalised, rotate
 from magicrl.models.head import Float32Head, float32_product
 from magicrl.models.kv_cache import Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
 from magicrl.models.memory_efficient import rms_norm
 from magicrl.models.packing import AttentionContext
-from magicrl.models.scores import EXACT, PLAIN
 
 # Model classes, and whether the stored norm weight is the factor itself (Gemma stores the factor minus 1).
 _KNOWN = {

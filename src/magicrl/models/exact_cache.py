@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from magicrl.models.attention import PLAIN, ScoreRules
 from magicrl.models.exact import BLOCK, add_block, block_weights, least_rows, rounded_up
 from magicrl.models.kv_cache import BlockStore, Integers, KeyBlock, Sharing, SlotCache
-from magicrl.models.scores import PLAIN, ScoreRules
 
 AHEAD = BLOCK - 1
 """Largest number of prompt tokens before a response in its row."""

@@ -23,10 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from magicrl.models.attention import PLAIN, CpuRow, ScoreRules, attend_rows, supports_row
 from magicrl.models.cpu_kernels import DecodeKernel, has_kernels
-from magicrl.models.cpu_rows import CpuRow, supports_row
 from magicrl.models.recurrent import LayerFunction, RecurrentState
-from magicrl.models.scores import PLAIN, ScoreRules, attend_rows
 
 Integers = NDArray[np.int64]
 

@@ -8,7 +8,7 @@ layers see ``[1, tokens, d]``, and only the context knows the bounds of sequence
 `PackedContext` has whole sequences one after the other, with positions restarting at each. `SharedPromptContext` has
 the row ``[prompt 0, prompt 1, ..., response 0, response 1, ...]``, in which a prompt is computed once for all of its
 responses. Its log-probs and gradients equal those of separately packed samples up to rounding. Both compute a layer in
-one call of a kernel for rows (`magicrl.models.varlen`, `magicrl.models.cpu_rows`) if it supports the layer, else in
+one call of a kernel for rows (`magicrl.models.attention`) if it supports the layer, else in
 buckets.
 """
 
@@ -27,11 +27,19 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from magicrl.models import cpu_rows
-from magicrl.models.cpu_rows import CpuRow
+from magicrl.models.attention import (
+    PLAIN,
+    CpuRow,
+    LocalMask,
+    ScoreRules,
+    VarlenRow,
+    attend_rows,
+    capability_of,
+    rules_of,
+    supports_row,
+    supports_varlen,
+)
 from magicrl.models.recurrent import LayerFunction, RecurrentState, queries_in_place
-from magicrl.models.scores import PLAIN, LocalMask, ScoreRules, attend_rows, rules_of
-from magicrl.models.varlen import VarlenRow, capability_of, supports_varlen
 from magicrl.records import ExpertArray, TrainSample
 
 ATTENTION_NAME = "magicrl"
@@ -80,7 +88,8 @@ def _attention(
         raise ValueError(f"attention dropout must be 0 in magicrl, the model's config says {dropout}")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     layer = cast(int, module.layer_idx)
-    query = queries_in_place(module, query, kwargs.get("row_positions"))
+    if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
+        query = queries_in_place(module, query, kwargs.get("row_positions"))
     rules = rules_of(module, attention_mask, kwargs)
     return context.attend(layer, query, key, value, scale, rules), None
 
@@ -328,7 +337,7 @@ class _Row(ABC):
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
     ) -> Tensor:
-        if cpu_rows.supports_row(query, value, rules, self._longest):
+        if supports_row(query, value, rules, self._longest):
             return self.kernels.attend(query, key, value, scaling)
         widths = query.shape[-1], value.shape[-1]
         if supports_varlen(capability_of(query.device), query.dtype, widths, rules, self._longest):

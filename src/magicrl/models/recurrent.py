@@ -145,8 +145,6 @@ def queries_in_place(module: Any, query: Tensor, positions: Tensor | None) -> Te
     """Rescale the queries ``[1, heads, tokens, dim]`` of a Llama 4 layer from their place in the row to their
     positions.
     """
-    if not getattr(module, "attn_temperature_tuning", False) or module.use_rope:
-        return query
     assert positions is not None, "`keep_sequences_apart` was called"
     row = torch.arange(query.shape[2], device=query.device)
     wanted, applied = (

@@ -23,7 +23,7 @@ from magicrl import registry
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import HeadDType
 from magicrl.config.schema import VllmConfig
-from magicrl.models.adapter_files import adapter_shapes
+from magicrl.models.adapters import adapter_shapes
 from magicrl.models.loading import (
     LoadedModel,
     described_model,

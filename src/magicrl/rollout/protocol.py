@@ -152,7 +152,7 @@ class RolloutEngine:
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Replace the weights (HF parameter names to tensors) and set ``policy_version``.
 
-        With ``capabilities.adapters`` they are LoRA adapters by PEFT's names (`magicrl.models.adapter_files`).
+        With ``capabilities.adapters`` they are LoRA adapters by PEFT's names (`magicrl.models.adapters`).
         """
         raise NotImplementedError(f"{type(self).__name__} takes no weights; declare capabilities.weights = False")
 

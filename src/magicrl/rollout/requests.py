@@ -1,4 +1,4 @@
-"""Requests in flight: checks, seeds, groups with unfinished samples, completions in checkpoints."""
+"""Requests in flight: checks, seeds, groups with unfinished samples, verdicts, completions in checkpoints."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from magicrl.records import (
     ExpertArray,
     FinishedSample,
     FinishReason,
+    Problem,
     RolloutGroup,
     RolloutRequest,
+    Verdict,
     VersionSpans,
     frozen_floats,
     frozen_tokens,
 )
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.sampling import philox4x32
+from magicrl_verifiers.records import VerifierService
 
 EPISODE = TypeAdapter(Episode)
 """JSON form of an episode, in checkpoints and in recordings."""
@@ -376,3 +379,22 @@ def with_begun(snapshot: Mapping[str, Any], requests: Iterable[RolloutRequest]) 
         return tuple((index, begun[key]) for index, key in keys if key in begun)
 
     return [replace(request, begun=known(request)) for request in requests]
+
+
+Submitted: TypeAlias = tuple[tuple[Verdict | None, ...], Any]
+"""Verdicts that environments gave (None: the verifier judges), and the verifier's ticket for the other completions."""
+
+
+def submit_completions(judge: VerifierService, problem: Problem, completions: Sequence[Completion]) -> Submitted:
+    """Submit completions to the verifier: their text, or the last turn of an episode that its environment left open."""
+    own = tuple(None if c.episode is None else c.episode.verdict for c in completions)
+    left = [c for c, given in zip(completions, own, strict=True) if given is None]
+    texts = [c.text if c.episode is None else c.episode.answer for c in left]
+    return own, judge.submit(problem, texts) if texts else None
+
+
+def verdicts_of(judge: VerifierService, submitted: Submitted) -> tuple[Verdict, ...]:
+    """Return one verdict per completion, in order. Waits for the verifier."""
+    own, ticket = submitted
+    judged = iter(() if ticket is None else judge.result(ticket))
+    return tuple(next(judged) if given is None else given for given in own)

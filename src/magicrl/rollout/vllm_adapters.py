@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from magicrl.config.model_schema import LoraConfig
-from magicrl.models.adapter_files import write_adapters
+from magicrl.models.adapters import write_adapters
 from magicrl.rollout.weight_buckets import shared_memory
 
 _NAME, _NUMBER = "policy", 1

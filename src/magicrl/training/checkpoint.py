@@ -32,9 +32,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from magicrl.config.model_schema import LoraConfig
-from magicrl.models.adapter_files import ADAPTER
+from magicrl.models.adapters import ADAPTER, LoraAdapters
 from magicrl.models.loading import load_policy, save_policy
-from magicrl.training.adapters import LoraAdapters
 from magicrl.training.protocols import WritesShards
 
 SHARDS = "learner"

@@ -13,7 +13,7 @@ findings.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -346,22 +346,6 @@ RULES: tuple[HealthRule, ...] = (
 """Every rule, in the order in which findings of one step are reported."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HealthFinding:
-    """Finding of a rule: figures and remedy."""
-
-    rule: str
-    severity: Severity
-    step: int
-    stage: int
-    message: str
-    remedy: str
-
-    def as_event(self) -> dict[str, Any]:
-        """Return its line of ``events.jsonl``."""
-        return {"kind": "health", **asdict(self)}
-
-
 class HealthMonitor:
     """Health rules applied to a run step by step.
 
@@ -376,36 +360,27 @@ class HealthMonitor:
         self._series: list[StepMetrics] = []
         self._quiet: dict[str, int] = {}  # steps since its rule last fired, per current episode
 
-    def observe(self, metrics: StepMetrics) -> list[HealthFinding]:
-        """Observe one training step and return its new findings."""
+    def observe(self, metrics: StepMetrics) -> list[dict[str, Any]]:
+        """Observe one training step and return its new findings, each as a line of ``events.jsonl``."""
         # Sorted, since a set's order differs between processes, but a resumed run must write the same state.
         kept = {k: metrics.values[k] for k in sorted(self._keys) if metrics.values.get(k) is not None}
         self._series.append(StepMetrics(step=metrics.step, stage=metrics.stage, values=kept))
         # After enough quiet steps an episode is over, and its rule may report again.
         self._quiet = {name: steps + 1 for name, steps in self._quiet.items() if steps < REARM_STEPS}
-        findings: list[HealthFinding] = []
+        findings: list[dict[str, Any]] = []
         for rule in RULES:
-            seen = rule.check(self._series)
-            if seen is None:
+            message, remedy = rule.check(self._series), rule.remedy
+            if message is None:
                 continue
             if rule.name not in self._quiet:
-                findings.append(self._finding(rule, seen, metrics))
+                if isinstance(message, SampledAnswers):
+                    found = diagnose(replace(message, judging=self._judging))
+                    message, remedy = found.message, found.remedy
+                place = {"step": metrics.step, "stage": metrics.stage}
+                rest = {"message": message, "remedy": remedy}
+                findings.append({"kind": "health", "rule": rule.name, "severity": rule.severity, **place, **rest})
             self._quiet[rule.name] = 0
         return findings
-
-    def _finding(self, rule: HealthRule, seen: str | SampledAnswers, metrics: StepMetrics) -> HealthFinding:
-        message, remedy = seen, rule.remedy
-        if isinstance(message, SampledAnswers):
-            found = diagnose(replace(message, judging=self._judging))
-            message, remedy = found.message, found.remedy
-        return HealthFinding(
-            rule=rule.name,
-            severity=rule.severity,
-            step=metrics.step,
-            stage=metrics.stage,
-            message=message,
-            remedy=remedy,
-        )
 
     def state(self) -> dict[str, Any]:
         """Return the JSON-able state."""
@@ -420,7 +395,7 @@ class HealthMonitor:
         self._quiet = dict(state["quiet"])
 
 
-def findings_of(series: Series) -> list[HealthFinding]:
+def findings_of(series: Series) -> list[dict[str, Any]]:
     """Return every finding of a recorded run, in order, as a monitor would have reported them."""
     monitor = HealthMonitor()
     return [finding for row in series for finding in monitor.observe(row)]
@@ -445,46 +420,38 @@ class Notable(NamedTuple):
     strength: float
 
 
-class _Sign(NamedTuple):
-    """A metric, the direction that counts (1 up, -1 down, 0 both), its minimum share of the median, its wording."""
-
-    name: str
-    keys: tuple[str, ...]
-    direction: int
-    share: float
-    words: str
-
-
 _SIGNS = (
-    _Sign("loss of entropy", (EXACT, SAMPLED), -1, 0.25, "entropy is {now:.3g} nats per token, {times} the {was:.3g}"),
-    _Sign("jump in length", (LENGTH,), 0, 0.25, "responses have {now:.3g} tokens on average, {times} the {was:.3g}"),
-    _Sign("gradient spike", ("learner/grad_norm",), 1, 1.0, "the gradient's norm is {now:.3g}, {times} the {was:.3g}"),
+    ("loss of entropy", (EXACT, SAMPLED), -1, 0.25, "entropy is {now:.3g} nats per token, {times} the {was:.3g}"),
+    ("jump in length", (LENGTH,), 0, 0.25, "responses have {now:.3g} tokens on average, {times} the {was:.3g}"),
+    ("gradient spike", ("learner/grad_norm",), 1, 1.0, "the gradient's norm is {now:.3g}, {times} the {was:.3g}"),
 )
+"""Name, metrics, the direction that counts (1 up, -1 down, 0 both), minimum share of the median, wording."""
 
 
 def notable_steps(rows: Sequence[StepMetrics]) -> list[Notable]:
     """Return the notable steps, strongest first, at most ``MOST_STEPS``."""
-    found = [one for sign in _SIGNS for one in _apart(_standing_out(rows, sign))]
+    found = [one for sign in _SIGNS for one in _apart(_standing_out(rows, *sign))]
     found += _reward_alone(rows)
     return sorted(found, key=lambda one: (-one.strength, one.step))[:MOST_STEPS]
 
 
-def _standing_out(rows: Sequence[StepMetrics], sign: _Sign) -> list[Notable]:
+def _standing_out(
+    rows: Sequence[StepMetrics], name: str, keys: Sequence[str], direction: int, share: float, words: str
+) -> list[Notable]:
     found: list[Notable] = []
     for at, row in enumerate(rows):
-        now, before = column([row], *sign.keys), column(this_stage(rows[: at + 1])[-BEFORE - 1 : -1], *sign.keys)
+        now, before = column([row], *keys), column(this_stage(rows[: at + 1])[-BEFORE - 1 : -1], *keys)
         if not now or len(before) < LEAST:
             continue
         middle = float(np.median(before))
         # standard deviation of a normal distribution
         typical = 1.4826 * float(np.median(np.abs(np.array(before) - middle)))
         change = now[0] - middle
-        if change * sign.direction < 0 or abs(change) <= max(FAR * typical, sign.share * abs(middle)):
+        if change * direction < 0 or abs(change) <= max(FAR * typical, share * abs(middle)):
             continue
         times = f"{now[0] / middle:.2g} times" if middle else "against"
-        words = sign.words.format(now=now[0], was=middle, times=times)
-        why = f"{words} of the {len(before)} steps before"
-        found.append(Notable(row.step, sign.name, why, abs(change) / max(typical, 0.01 * abs(middle), 1e-12)))
+        why = f"{words.format(now=now[0], was=middle, times=times)} of the {len(before)} steps before"
+        found.append(Notable(row.step, name, why, abs(change) / max(typical, 0.01 * abs(middle), 1e-12)))
     return found
 
 

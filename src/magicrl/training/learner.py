@@ -22,13 +22,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.config.schema import AdamWConfig, ModelConfig
-from magicrl.models.adapter_files import ADAPTER
+from magicrl.models.adapters import ADAPTER, LoraAdapters
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products
 from magicrl.models.scorer import PolicyScorer, scorer_settings
 from magicrl.records import FloatArray, TrainBatch, TrainSample
-from magicrl.training.adapters import LoraAdapters
-from magicrl.training.objective import LearnerSettings, MicroBatch, Objective, not_finite_loss, not_finite_weights
-from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
+from magicrl.training.objective import LearnerSettings, Objective
+from magicrl.training.protocols import Controls, NotFiniteError
 
 
 class LocalLearner:
@@ -90,7 +89,7 @@ class LocalLearner:
         """Return the peak memory of this process so far in MiB, including an engine in it."""
         return peak_mb(self.scorer.device)
 
-    def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
+    def update(self, batch: TrainBatch, controls: Controls) -> dict[str, float]:
         """Make one update from the mini-batch; see ``Learner.update``.
 
         Raises:
@@ -100,33 +99,15 @@ class LocalLearner:
         """
         # From the whole mini-batch: T_k and the group sizes do not depend on micro-batches (D3).
         weights, statistics = self.sample_weights(batch), self.statistics(batch)
-        metrics, norm = self._optimizer.collect(
-            lambda scale: self.accumulate(batch.samples, weights, controls, statistics, loss_scale=scale)
-        )
-        values = metrics.values()
-        # Checked before AdamW's step: a NaN in its moments would stay there.
-        for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
-            if not math.isfinite(value):
-                culprit = self._culprit(batch, controls, statistics)
-                self._optimizer.forget()  # The gradients are unusable, even if the caller catches the error.
-                raise NotFiniteError(not_finite_loss(name, value, self.version + 1), culprit)
-        self._optimizer.step(controls.learning_rate, norm)
-        # A finite gradient can still overflow a weight. The step cannot be undone, so the run stops.
-        if not self._optimizer.weights_are_finite():
-            raise NotFiniteError(not_finite_weights(self.version, controls.learning_rate), None)
-        further = {"grad_norm": norm, "learning_rate": controls.learning_rate, **self._optimizer.loss_scale.metrics()}
-        return UpdateMetrics(values={**values, **further})
 
-    def _culprit(self, batch: TrainBatch, controls: Controls, statistics: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Return (group, sample) of the first sample whose own loss or gradient is not finite. Spoils the gradients."""
-        weights = self.sample_weights(batch)
-        for index, sample in enumerate(batch.samples):
-            self._optimizer.forget()
-            # One sample at a time, with its weight in the mini-batch: a sum does not show which sample has the NaN.
-            loss = self.accumulate([sample], weights[index : index + 1], controls, statistics).values()["loss"]
-            if not (math.isfinite(loss) and math.isfinite(self._optimizer.gradient_norm())):
-                return sample.group_index, sample.sample_index
-        return None
+        def accumulate(chosen: Sequence[int], scale: float) -> LossMetrics:
+            samples = [batch.samples[i] for i in chosen]
+            return self.accumulate(samples, weights[list(chosen)], controls, statistics, loss_scale=scale)
+
+        values, failure, culprit = self._optimizer.update(accumulate, len(batch.samples), controls.learning_rate)
+        if failure is not None:
+            raise NotFiniteError.of(failure, batch.samples, culprit)
+        return values
 
     def sample_weights(self, batch: TrainBatch) -> Tensor:
         """Return the weight of each loss token of each response, ``[samples]`` float64, from the whole mini-batch."""
@@ -158,7 +139,7 @@ class LocalLearner:
             Sums over these samples. Those of other shares add to them.
         """
         jobs = (
-            MicroBatch([samples[i] for i in members], weights[members], packed)
+            ([samples[i] for i in members], weights[members], packed)
             for members, packed in self.scorer.micro_batches(samples)
         )
         head = self.scorer.head.weight
@@ -186,7 +167,7 @@ class LocalLearner:
         return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
 
     def adapters(self) -> Mapping[str, Any]:
-        """Return only the LoRA adapters, by PEFT's names; see `magicrl.models.adapter_files`."""
+        """Return only the LoRA adapters, by PEFT's names; see `magicrl.models.adapters`."""
         assert self._lora is not None, "without LoRA there are no adapters"
         return self._lora.tensors()
 
@@ -315,6 +296,52 @@ class MasterOptimizer:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
         return {name: master.grad for name, master in self._masters.items() if master.grad is not None}
+
+    def update(
+        self, accumulate: Callable[[Sequence[int], float], LossMetrics], count: int, learning_rate: float
+    ) -> tuple[dict[str, float], str | None, int | None]:
+        """Make one AdamW step from a mini-batch of ``count`` samples.
+
+        Args:
+            accumulate: Adds the gradients of the samples with these indices to the masters', times a loss scale.
+            count: Number of samples. Ranks pass that of the whole mini-batch.
+            learning_rate: Learning rate of the step.
+
+        Returns:
+            The metrics. Why the weights are unchanged or unusable, None if they are updated. The first sample whose own
+            loss or gradient is not finite, None if no such sample causes the failure.
+        """
+        metrics, norm = self.collect(lambda scale: accumulate(range(count), scale))
+        values = metrics.values()
+        # Checked before AdamW's step: a NaN in its moments would stay there.
+        for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
+            if not math.isfinite(value):
+                culprit = None
+                for index in range(count):
+                    self.forget()
+                    # One sample at a time, with its weight in the mini-batch: a sum does not show which has the NaN.
+                    loss = accumulate([index], 1.0).values()["loss"]
+                    if not (math.isfinite(loss) and math.isfinite(self.gradient_norm())):
+                        culprit = index
+                        break
+                self.forget()  # The gradients are unusable, even if the caller catches the error.
+                return (
+                    {},
+                    f"the {name} of update {self.steps + 1} is {value}; weights and optimizer are unchanged. "
+                    "Resume from the last checkpoint with a lower optimizer.learning_rate or entropy coefficient. "
+                    'If the first update fails, check the model with model.dtype = "float32"',
+                    culprit,
+                )
+        self.step(learning_rate, norm)
+        failure = None
+        # A finite gradient can still overflow a weight. The step cannot be undone, so the run stops.
+        if not self.weights_are_finite():
+            failure = (
+                f"update {self.steps} gave weights that are not finite, with a learning rate of {learning_rate:g}; "
+                "this step is in no checkpoint. Resume from the last one with a lower optimizer.learning_rate"
+            )
+        further = {"grad_norm": norm, "learning_rate": learning_rate, **self.loss_scale.metrics()}
+        return {**values, **further}, failure, None
 
     def collect(self, accumulate: Callable[[float], LossMetrics]) -> tuple[LossMetrics, float]:
         """Return a mini-batch's metrics and its gradient norm, with the gradients in the masters.

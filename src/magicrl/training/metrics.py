@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,27 +26,29 @@ from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.records import Completion, FloatArray, ScoredGroup, TrainBatch, Verdict, reward_earned
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.diagnosis import Judging, SampledAnswers, unjudged_text
-from magicrl.training.protocols import OnDevices, TrainingStopped, UpdateMetrics, WorkSpan
+from magicrl.training.protocols import OnDevices, TrainingStopped, WorkSpan
 from magicrl_verifiers.records import NO_ANSWER
 
 Part = Literal["rollout", "train", "other"]
 
 
-@dataclass(kw_only=True)
 class StepClock:
     """Times of one step. Everything outside ``rollout`` and ``train`` is ``other``, so that the parts add up to the
     step.
 
     Rewards, old and reference log-probs, weight copies and bookkeeping are t_O, as in the report. Verification that
     overlaps with generation costs nothing and is counted once.
+
+    Attributes:
+        spans: (``part/what``, begin, end) of each measured block.
+        cpu: CPU seconds of all threads of this process by part. Other load on the machine does not change them.
     """
 
-    started: float = field(default_factory=time.perf_counter)
-    ended: float = 0.0
-    """Time of the last call of ``times``."""
-    spans: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
-    cpu: dict[str, float] = field(default_factory=dict[str, float])
-    """CPU seconds of all threads of this process by part. Other load on the machine does not change them."""
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.ended = 0.0  # at the last call of ``times``
+        self.spans: list[tuple[str, float, float]] = []
+        self.cpu: dict[str, float] = {}
 
     @contextmanager
     def measure(self, part: Part, what: str | None = None) -> Generator[None, None, None]:
@@ -100,7 +102,7 @@ Values = dict[str, float | int | str | None]
 def step_metrics(
     groups: Sequence[ScoredGroup],
     rejection: Rejection,
-    updates: Sequence[UpdateMetrics],
+    updates: Sequence[Mapping[str, float]],
     *,
     kept: int,
     refilled: int,
@@ -270,11 +272,11 @@ def custom_metrics(groups: Sequence[ScoredGroup]) -> Values:
     return {name: float(np.mean(values)) for name, values in sorted(found.items())}
 
 
-def merge_updates(updates: Sequence[UpdateMetrics]) -> Values:
+def merge_updates(updates: Sequence[Mapping[str, float]]) -> Values:
     """Merge the step's updates: token-weighted means, extremes of extremes, sums of tokens."""
     if not updates:
         return {"learner/sgd_steps": 0, "tokens/trained": 0}
-    columns = {key: np.array([u.values[key] for u in updates], dtype=np.float64) for key in updates[0].values}
+    columns = {key: np.array([u[key] for u in updates], dtype=np.float64) for key in updates[0]}
     # An update's means are means over its tokens.
     weights = columns.pop("tokens")
     merged: Values = {"learner/sgd_steps": len(updates), "tokens/trained": int(weights.sum())}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -45,12 +45,8 @@ class LearnerSettings(Section):
         return LearnerSettings(algorithm=config.algorithm, optimizer=config.optimizer, model=config.model)
 
 
-class MicroBatch(NamedTuple):
-    """Samples, the weight of each of their loss tokens (``[samples]``), and the packed samples."""
-
-    samples: Sequence[TrainSample]
-    weights: Tensor
-    packed: PackedBatch
+MicroBatch: TypeAlias = tuple[Sequence[TrainSample], Tensor, PackedBatch]
+"""Samples, the weight of each of their loss tokens (``[samples]``), and the packed samples."""
 
 
 class Objective:
@@ -128,7 +124,7 @@ class Objective:
         """
         parts: list[LossMetrics] = []
         for job in micro_batches:
-            logprobs, entropies = scorer.forward(job.packed, controls.temperature, head_gradient=head_gradient())
+            logprobs, entropies = scorer.forward(job[-1], controls.temperature, head_gradient=head_gradient())
             outputs = self.terms(job, logprobs, entropies, controls, statistics)
             # Backward follows at once, so that only one micro-batch's activations are in memory.
             outputs.loss.backward(torch.full_like(outputs.loss, loss_scale))
@@ -146,13 +142,14 @@ class Objective:
         """Return the share of these samples in the mini-batch's loss. Log-probs and entropies are ``[tokens]``."""
         # With alpha 0 the entropy is only a metric, and the head's backward pass skips it.
         with_gradient = controls.alpha or "entropy" in self.needs
+        samples, weights, packed = job
         inputs, rows = loss_inputs(
-            job.samples, job.packed.response_lengths, logprobs, entropies if with_gradient else entropies.detach()
+            samples, packed.response_lengths, logprobs, entropies if with_gradient else entropies.detach()
         )
         return loss_terms(
             self.row,
             inputs,
-            job.weights.to(logprobs.device)[rows],
+            weights.to(logprobs.device)[rows],
             alpha=controls.alpha,
             beta=controls.kl_coefficient,
             clip_low=controls.clip_low,
@@ -187,23 +184,6 @@ def entropy_controller(config: EntropyConfig) -> EntropyController:
     settings = ControllerSettings(config.preset, config.alpha, config.target, config.step, config.maximum)
     return resolve_setting(
         "entropy.controller", lambda reference: make_controller(reference, settings), config.controller
-    )
-
-
-def not_finite_loss(name: str, value: float, update: int) -> str:
-    """Return the error text for an update whose ``name`` (the loss, the gradient norm) is not finite."""
-    return (
-        f"the {name} of update {update} is {value}; weights and optimizer are unchanged. "
-        "Resume from the last checkpoint with a lower optimizer.learning_rate or entropy coefficient. "
-        'If the first update fails, check the model with model.dtype = "float32"'
-    )
-
-
-def not_finite_weights(update: int, learning_rate: float) -> str:
-    """Return the error text for an update that gave weights that are not finite."""
-    return (
-        f"update {update} gave weights that are not finite, with a learning rate of {learning_rate:g}; this step is "
-        "in no checkpoint. Resume from the last one with a lower optimizer.learning_rate"
     )
 
 

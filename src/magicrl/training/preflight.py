@@ -38,7 +38,7 @@ from magicrl.training.metrics import answers_of
 from magicrl.training.objective import entropy_controller
 from magicrl.training.protocols import NotFiniteError, TrainingStopped
 from magicrl.training.reward_probes import RewardFacts, probe_reward
-from magicrl.training.step import Parts, Trainer, buffer_samples
+from magicrl.training.step import Trainer, buffer_samples
 
 Report: TypeAlias = Callable[[str], None]
 """Called with the name of the next measurement."""
@@ -396,16 +396,13 @@ class _Bench:
         learner = self._built.learner
         trainer = Trainer(
             config,
-            Parts(
-                engine=self._built.engine,
-                learner=learner,
-                judge=self._judge,
-                encode=self._built.encoder.encode,
-                sampler=PromptSampler(self._problems, seed=config.run.seed),
-                controller=entropy_controller(config.entropy),
-                reference=self._built.reference,
-            ),
-            lambda _what, _done, _of: None,
+            engine=self._built.engine,
+            learner=learner,
+            judge=self._judge,
+            encode=self._built.encoder.encode,
+            sampler=PromptSampler(self._problems, seed=config.run.seed),
+            controller=entropy_controller(config.entropy),
+            reference=self._built.reference,
         )
         steps: list[StepMetrics] = []
         moved: tuple[float, float] | None = None

@@ -49,18 +49,10 @@ class NotFiniteError(FloatingPointError):
         super().__init__(message)
         self.culprit = culprit
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UpdateMetrics:
-    """Metrics of one update, with the keys of ``metrics.jsonl`` without the ``learner/`` prefix.
-
-    Always present: ``loss``, ``policy_loss``, ``entropy`` (mean nats over the loss tokens), ``grad_norm`` (before
-    clipping), ``clip_ratio`` (share of tokens whose gradient the clip zeroed), ``ratio_mean``, ``ratio_max``,
-    ``ratio_min``, ``sampler_gap_mean``, ``sampler_gap_max`` (absolute difference of old and sampler log-probs),
-    ``tokens``, ``learning_rate``. With a reference model also ``kl``.
-    """
-
-    values: Mapping[str, float]
+    @classmethod
+    def of(cls, message: str, samples: Sequence[TrainSample], culprit: int | None) -> NotFiniteError:
+        """Return the error of a mini-batch of which the sample with index ``culprit`` causes it."""
+        return cls(message, None if culprit is None else (samples[culprit].group_index, samples[culprit].sample_index))
 
 
 @runtime_checkable
@@ -72,8 +64,15 @@ class Learner(Protocol):
         """Version of the weights: the number of updates so far."""
         ...
 
-    def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
+    def update(self, batch: TrainBatch, controls: Controls) -> Mapping[str, float]:
         """Make one update from ``batch`` (Eq. 3.1 or another row of the loss table).
+
+        Returns:
+            Its metrics, with the keys of ``metrics.jsonl`` without the ``learner/`` prefix. Always present: ``loss``,
+            ``policy_loss``, ``entropy`` (mean nats over the loss tokens), ``grad_norm`` (before clipping),
+            ``clip_ratio`` (share of tokens whose gradient the clip zeroed), ``ratio_mean``, ``ratio_max``,
+            ``ratio_min``, ``sampler_gap_mean``, ``sampler_gap_max`` (absolute difference of old and sampler
+            log-probs), ``tokens``, ``learning_rate``. With a reference model also ``kl``.
 
         Raises:
             NotFiniteError: The loss or the gradient norm is not finite. The weights are unchanged.

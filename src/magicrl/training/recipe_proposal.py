@@ -95,6 +95,13 @@ class Look:
         worth = 1.0 if self.way.extract == "box" else BOX_WORTH
         return worth * (self.answers.mixed + 0.1 * self.answers.correct)
 
+    @property
+    def group(self) -> tuple[int, float]:
+        """M and the expected share of groups with an advantage; graded rewards differ although no answer is correct."""
+        if self.answers.correct == 0 and self.answers.mixed > 0:
+            return (8 if self.answers.mixed >= 0.5 else 16), self.answers.mixed
+        return group_size(self.per_problem)
+
     def length(self, quantile: float) -> int:
         """Return a quantile of the lengths; T where no answer is complete."""
         return int(np.quantile(self.lengths, quantile)) if self.lengths else self.answers.max_tokens
@@ -365,7 +372,7 @@ class Numbers(NamedTuple):
 
 def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numbers:
     """Return the sizes that fit the model's answers, its context and the time; ``solved``: after a supervised start."""
-    size, expected = group_size(look.per_problem)
+    size, expected = look.group
     longest = setting.prompt_lengths[-1]
     # The median, since they are ascending.
     prompt = setting.prompt_lengths[len(setting.prompt_lengths) // 2]

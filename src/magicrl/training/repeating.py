@@ -41,12 +41,12 @@ from magicrl.rollout.recording import ReplayEngine
 from magicrl.training.assemble import LocalParts, make_reference
 from magicrl.training.checkpoint import Checkpoint, checkpoint_folders, join_state, load_checkpoint, step_of
 from magicrl.training.learner import LocalLearner
-from magicrl.training.objective import LearnerSettings, MicroBatch, Objective, entropy_controller
-from magicrl.training.protocols import Controls, TrainingStopped, UpdateMetrics
+from magicrl.training.objective import LearnerSettings, Objective, entropy_controller
+from magicrl.training.protocols import Controls, TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import StopRequest, open_session
 from magicrl.training.start_checks import check_run
-from magicrl.training.step import Parts, StepResult, Trainer, buffer_samples
+from magicrl.training.step import StepResult, Trainer, buffer_samples
 
 COPIES = 7
 """Number of float64 copies of the weights that an attribution holds in addition to the learner."""
@@ -187,7 +187,7 @@ class PrecisePolicy:
         """Return the loss's derivatives by each token's log-prob and entropy, ``[tokens]`` each."""
         logprobs, entropies = (t.requires_grad_() for t in self.scores(batch.samples, controls.temperature))
         packed = PackedBatch.of(batch.samples, "cpu")
-        job = MicroBatch(batch.samples, self.objective.sample_weights(batch), packed)
+        job = (batch.samples, self.objective.sample_weights(batch), packed)
         self.objective.terms(job, logprobs, entropies, controls, self.objective.statistics(batch)).loss.backward()
         by_logprob, by_entropy = (torch.zeros_like(t) if t.grad is None else t.grad for t in (logprobs, entropies))
         return by_logprob, by_entropy
@@ -301,9 +301,9 @@ class NotingLearner(LocalLearner):
         super().__init__(policy.model, LearnerSettings.of(config), valid_vocab=policy.valid_vocab)
         self.start, self.tokenizer = policy.folder, policy.tokenizer
 
-    def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
+    def update(self, batch: TrainBatch, controls: Controls) -> dict[str, float]:
         found = super().update(batch, controls)
-        self.noted = (*self.noted, (batch, controls, found.values["grad_norm"]))
+        self.noted = (*self.noted, (batch, controls, found["grad_norm"]))
         return found
 
     def again(self, start: Mapping[str, Any], noted: Sequence[Noted]) -> Iterator[RepeatedUpdate]:
@@ -650,16 +650,13 @@ def vary(repeated: Repeated, config: TrainConfig, words: str) -> Varied:
         engine.sync_weights(learner)
         trainer = Trainer(
             config,
-            Parts(
-                engine=engine,
-                learner=learner,
-                judge=judge,
-                encode=lambda problem: prompts[problem.id],
-                sampler=_Drawn(problems),
-                controller=controller,
-                reference=make_reference(config, start),
-            ),
-            lambda _what, _done, _of: None,
+            engine=engine,
+            learner=learner,
+            judge=judge,
+            encode=lambda problem: prompts[problem.id],
+            sampler=_Drawn(problems),
+            controller=controller,
+            reference=make_reference(config, start),
         )
         trainer.restore(join_state("trainer", repeated.checkpoint.tensors, {**state["trainer"], "again": []}))
         if config.entropy.controller == repeated.config.entropy.controller:

@@ -23,9 +23,8 @@ from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.job import Encode
 from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, ScoredGroup
-from magicrl.rollout.judging import Submitted, submit_completions, verdicts_of
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.rollout.requests import pack_completions, unpack_completions
+from magicrl.rollout.requests import Submitted, pack_completions, submit_completions, unpack_completions, verdicts_of
 from magicrl.training.metrics import StepClock
 from magicrl_verifiers.records import VerifierService
 
@@ -113,36 +112,40 @@ class RolloutQueue:
         """Start a step, before its first ``take``. A new stage drains the queue, since T or tau changes."""
         self.drained = 0
         if stage_index != self._stage:
-            self._drain()
+            if self._pending:
+                # No response in progress can be used.
+                self._engine.interrupt()
+            for item in self._pending.values():
+                if item.ticket is not None:
+                    verdicts_of(self._judge, item.ticket)  # An unread verdict would stay in the verifier service.
+                # Its problem comes first again, unless a filter has removed it.
+                if item.request.problem.id not in self._sampler.removed:
+                    self._again.append(item.request.problem)
+            self.drained = len(self._pending)
+            self._pending.clear()
             self._stage, self._steps_in_stage = stage_index, 0
         self._steps_in_stage += 1
 
-    def _drain(self) -> None:
-        """Drop the requests in flight. Their problems come first again, unless a filter has removed them."""
-        if not self._pending:
-            return
-        # T or tau changes, so no response in progress can be used.
-        self._engine.interrupt()
-        for item in self._pending.values():
-            if item.ticket is not None:
-                verdicts_of(self._judge, item.ticket)  # An unread verdict would stay in the verifier service.
-        gone, problems = self._sampler.removed, [item.request.problem for item in self._pending.values()]
-        self._again.extend(problem for problem in problems if problem.id not in gone)
-        self.drained = len(self._pending)
-        self._pending.clear()
-
     def take(self, stage: StageConfig, prompts: int, clock: StepClock) -> list[ScoredGroup]:
         """Return the next ``prompts`` groups in the order of their requests. Verification overlaps with generation."""
-        # Request what this call and the groups in advance still need.
-        self._issue(stage, prompts + self._ahead(stage) - len(self._pending))
+        # Groups in flight beyond the step's own; none after the stage's last step.
+        steps_ahead = max(0, min(self.max_staleness, stage.max_steps - self._steps_in_stage))
+        self._issue(stage, prompts + stage.rollout_batch * steps_ahead - len(self._pending))
         # A dict keeps the order of insertion, which is that of the requests.
         wanted = list(self._pending.values())[:prompts]
         with clock.measure("rollout"):
             self._generate(wanted)
         for item in wanted:
             del self._pending[item.request.draw]
+        scored: list[ScoredGroup] = []
         with clock.measure("other", "verify"):
-            return [self._judged(item) for item in wanted]
+            for item in wanted:
+                assert item.group is not None, "an engine returns every group that was requested"
+                assert item.ticket is not None, "a group is submitted for verification when it is complete"
+                # In the order of the requests, so that expected lengths do not depend on the order of completion.
+                self._lengths[item.request.problem.key] = item.group.num_tokens / len(item.group.completions)
+                scored.append(score_group(item.group, verdicts_of(self._judge, item.ticket)))
+        return scored
 
     def meanwhile(self, tokens: int, clock: StepClock) -> None:
         """Let an engine in this process generate ``tokens`` tokens, as many as the learner processes in its updates.
@@ -152,11 +155,6 @@ class RolloutQueue:
         if self.max_staleness:
             with clock.measure("rollout", "ahead"):
                 self._file(self._engine.advance(tokens))
-
-    def _ahead(self, stage: StageConfig) -> int:
-        """Return the number of groups to keep in flight beyond the step's own; none after the stage's last step."""
-        steps_left = stage.max_steps - self._steps_in_stage
-        return stage.rollout_batch * max(0, min(self.max_staleness, steps_left))
 
     def _issue(self, stage: StageConfig, prompts: int) -> None:
         if prompts <= 0:
@@ -170,7 +168,11 @@ class RolloutQueue:
         ]
         # A draw seeds its samples, so its number is never used again, not even for the same prompt.
         self._draws += prompts
-        self._engine.submit(self._start_order(requests))
+        # If every response has a row, all start at once and the order does not matter.
+        rollout = self._config.rollout
+        if rollout.start_order != "issued" and sum(r.group_size for r in requests) > rollout.max_rows:
+            requests = [requests[place] for place in longest_first([r.problem.key for r in requests], self._lengths)]
+        self._engine.submit(requests)
 
     def _request(self, draw: int, problem: Problem, group_size: int, max_tokens: int) -> RolloutRequest:
         """Return a new request and add it to the pending ones."""
@@ -184,14 +186,6 @@ class RolloutQueue:
         )
         self._pending[draw] = Pending(request=request)
         return request
-
-    def _start_order(self, requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
-        """Return ``requests`` in the order in which they start."""
-        rollout = self._config.rollout
-        # If every response has a row, all start at once and the order does not matter.
-        if rollout.start_order == "issued" or sum(r.group_size for r in requests) <= rollout.max_rows:
-            return requests
-        return [requests[place] for place in longest_first([r.problem.key for r in requests], self._lengths)]
 
     def _generate(self, wanted: Sequence[Pending]) -> None:
         """Generate until all of ``wanted`` are complete. Other groups that complete meanwhile are kept."""
@@ -217,15 +211,6 @@ class RolloutQueue:
             assert item.group is None, f"draw {group.request.draw} came twice"
             item.group = group
             item.ticket = submit_completions(self._judge, group.request.problem, group.completions)
-
-    def _judged(self, item: Pending) -> ScoredGroup:
-        """Wait for the verdicts of a generated group and return it scored."""
-        group = item.group
-        assert item.ticket is not None, "a group is submitted for verification when it is complete"
-        assert group is not None, "an engine returns every group that was requested"
-        # In the order of the requests, so that expected lengths do not depend on the order of completion.
-        self._lengths[group.request.problem.key] = group.num_tokens / len(group.completions)
-        return score_group(group, verdicts_of(self._judge, item.ticket))
 
     def state(self) -> dict[str, Any]:
         """Return tensors and JSON values: the groups in flight, finished or not, and the number of draws."""

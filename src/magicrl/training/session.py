@@ -64,7 +64,7 @@ from magicrl.training.objective import entropy_controller
 from magicrl.training.protocols import RemoteWorkers, TrainingStopped, WorkSpan, WritesShards
 from magicrl.training.recorder import RunFolder, RunObserver
 from magicrl.training.start_checks import Ready, check_run
-from magicrl.training.step import Parts, StepResult, Trainer
+from magicrl.training.step import StepResult, Trainer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NOTICE = b"\nfinishing this step, then stopping; a second signal stops at once (the last checkpoint stays)\n"
@@ -323,16 +323,14 @@ class Session:
         self._sampler = PromptSampler(problems, seed, curriculum)
         self._trainer = Trainer(
             config,
-            Parts(
-                engine=self._engine,
-                learner=self._learner,
-                judge=judge,
-                encode=self._encode,
-                sampler=self._sampler,
-                controller=entropy_controller(config.entropy),
-                reference=built.reference,
-            ),
-            observer.progress,
+            engine=self._engine,
+            learner=self._learner,
+            judge=judge,
+            encode=self._encode,
+            sampler=self._sampler,
+            controller=entropy_controller(config.entropy),
+            reference=built.reference,
+            progress=observer.progress,
         )
         # Their state is in ``state.json`` of a checkpoint, next to that of learner, engine and trainer.
         self._small_parts: dict[str, Stateful] = {
@@ -480,7 +478,7 @@ class Session:
             write_rollouts(self._folder.rollouts / f"step-{metrics.step:06d}.parquet", metrics.step, result.groups)
         self._observer.step(metrics)
         for finding in self._monitor.observe(metrics):
-            self._emit(finding.as_event())
+            self._emit(finding)
 
     def _filter_solved(self) -> None:
         """Apply the online filter at a stage change."""

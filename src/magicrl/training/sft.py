@@ -20,9 +20,8 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -56,29 +55,12 @@ SUPERVISED = AlgorithmConfig(loss="nll")
 """``algorithm`` section of a supervised learner."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SupervisedStep:
-    """Result of one supervised step.
-
-    Attributes:
-        index: Number of the step in the schedule, from 0.
-        loss: Mean nats per response token, before the update.
-        learning_rate: Learning rate of this update.
-        tokens: Prompt and response tokens of the batch.
-        loss_tokens: Response tokens of the batch.
-    """
-
-    index: int
-    loss: float
-    learning_rate: float
-    tokens: int
-    loss_tokens: int
-
-
 def supervised_steps(
     learner: Learner, batches: Iterable[Sequence[TrainSample]], schedule: Callable[[int], float], *, first: int = 0
-) -> Iterator[SupervisedStep]:
+) -> Iterator[tuple[float, int]]:
     """Make one update per batch, whatever the samples' source (demonstrations, a model's own correct responses).
+
+    Yields the loss before each update in nats per response token, and the prompt and response tokens of its batch.
 
     Args:
         learner: Learner with the loss row ``nll``.
@@ -90,17 +72,9 @@ def supervised_steps(
         FloatingPointError: A loss or gradient is not finite.
     """
     for index, samples in enumerate(batches, start=first):
-        batch = TrainBatch.of(samples)
-        rate = schedule(index)
-        metrics = learner.update(batch, Controls(learning_rate=rate))
+        metrics = learner.update(TrainBatch.of(samples), Controls(learning_rate=schedule(index)))
         release_free_memory()
-        yield SupervisedStep(
-            index=index,
-            loss=float(metrics.values["loss"]),
-            learning_rate=rate,
-            tokens=sum(len(sample) for sample in samples),
-            loss_tokens=batch.num_loss_tokens,
-        )
+        yield float(metrics["loss"]), sum(len(sample) for sample in samples)
 
 
 def phase_schedule(
@@ -156,19 +130,6 @@ class SftResult:
     seconds: float
 
 
-@dataclass(kw_only=True, slots=True)
-class _Journal:
-    """Progress of a run, stored in its checkpoints and at the end in ``sft.json``."""
-
-    losses: list[list[float]] = field(default_factory=list[list[float]])
-    tokens: int = 0
-    seconds: float = 0.0
-
-    @property
-    def steps(self) -> int:
-        return sum(len(phase) for phase in self.losses)
-
-
 def recipe_hash(config: SftConfig) -> str:
     """Return a hash of what decides the weights: everything but the run's name, output, device and threads."""
     phases = tuple(named_by_content(phase) for phase in config.phases)
@@ -193,16 +154,12 @@ def supervised_start(start: StartConfig, models_root: Path) -> tuple[SftConfig, 
     hashed = models_root / f"{recipe.run.name}-{recipe_hash(recipe)}"
     # A recipe that started under its longer name keeps it.
     begun = hashed.exists() or _partial(hashed).exists()
-    return recipe, hashed if begun or _is_of_another(recipe, named) else named
-
-
-def _is_of_another(config: SftConfig, output: Path) -> bool:
-    """Return whether ``output``, or unfinished work for it, comes from something else than this recipe."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        record = output / RECORD
-        return not record.is_file() or json.loads(record.read_text()).get("recipe_hash") != recipe_hash(config)
-    claim = _partial(output) / "recipe_hash"
-    return claim.is_file() and claim.read_text(encoding="utf-8").strip() != recipe_hash(config)
+    if not begun:
+        try:
+            finished_model(recipe, named)
+        except ValueError:  # a model, or unfinished work, of something else than this recipe
+            begun = True
+    return recipe, hashed if begun else named
 
 
 def _partial(output: Path) -> Path:
@@ -251,13 +208,31 @@ def _make(
     checkpoint_seconds: float,
 ) -> SftResult:
     write_atomically(partial / "recipe_hash", recipe_hash(config))  # claims the folder, as `finished_model` allowed
-    with _threads(config.run.threads):
+    former = torch.get_num_threads()
+    torch.set_num_threads(config.run.threads or former)
+    try:
         policy = start_policy(config, output)
         with CheckpointWriter(partial) as writer:
             journal, learner = _train(config, policy, partial, writer, on_step, checkpoint_seconds)
-        record = _record(config, journal, policy)
+        # What is needed to reproduce the model, and how training went.
+        record = {
+            "schema_version": SCHEMA_VERSION,
+            "recipe_hash": recipe_hash(config),
+            "recipe": config.model_dump(mode="json"),
+            "started_from": policy.folder,
+            "losses": journal["losses"],
+            "tokens": journal["tokens"],
+            "seconds": round(journal["seconds"], 1),
+            "threads": torch.get_num_threads(),
+            "versions": {
+                "python": platform.python_version(),
+                **{name: importlib.metadata.version(name) for name in _PACKAGES},
+            },
+        }
         model = partial / "model"
         learner.save_hf(model)
+    finally:
+        torch.set_num_threads(former)
     # Written before the folder gets its name: a model without its record counts as foreign.
     (model / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
     (model / "recipe.toml").write_text(to_toml(config, output.absolute()), encoding="utf-8")
@@ -324,79 +299,49 @@ def _train(
     writer: CheckpointWriter,
     on_step: OnStep | None,
     checkpoint_seconds: float,
-) -> tuple[_Journal, LocalLearner]:
-    """Train all phases, from the last checkpoint if there is one."""
-    journal, restored = _resume(partial)
-    learner = _make_learner(config, policy)
-    if restored is not None:
-        learner.restore(restored)
-    total = sum(phase.steps for phase in config.phases)
-    began = saved = time.monotonic()
-    before = journal.seconds
-    # Start with the last phase in progress, after its recorded losses.
-    for number in range(max(0, len(journal.losses) - 1), len(config.phases)):
-        if number == len(journal.losses):
-            # Reset AdamW but keep the weights: the moments belong to other data and another rate.
-            weights = {name: tensor for name, tensor in learner.state().items() if name.startswith("weights/")}
-            learner.restore({**weights, "meta": {"optimizer_steps": 0}})
-            journal.losses.append([])
-        phase = config.phases[number]
-        first = len(journal.losses[-1])
-        rates = phase_schedule(
-            phase.learning_rate, steps=phase.steps, warmup_steps=phase.warmup_steps, decay=phase.decay
-        )
-        for step in supervised_steps(learner, demonstrations(config, number, policy, first), rates, first=first):
-            writer.check()
-            now = time.monotonic()
-            journal.losses[-1].append(step.loss)
-            journal.tokens += step.tokens
-            # Over all attempts.
-            journal.seconds = before + now - began
-            if on_step is not None:
-                on_step(journal.steps, total)
-            if now - saved >= checkpoint_seconds:
-                tensors, rest = split_state("learner", learner.state())
-                state = {"learner": rest, "journal": asdict(journal)}
-                writer.begin(Checkpoint(step=journal.steps, tensors=tensors, state=state), keep_last=1)
-                saved = time.monotonic()
-    return journal, learner
-
-
-def _make_learner(config: SftConfig, policy: LoadedModel) -> LocalLearner:
-    """Return a learner of ``policy`` with the recipe's optimizer and model settings."""
-    return LocalLearner(
+) -> tuple[dict[str, Any], LocalLearner]:
+    """Train all phases, from the last checkpoint if there is one. Returns losses by phase, tokens and seconds."""
+    learner = LocalLearner(
         policy.model,
         LearnerSettings(algorithm=SUPERVISED, optimizer=config.optimizer, model=config.training),
         tokenizer=policy.tokenizer,
         valid_vocab=policy.valid_vocab,
     )
-
-
-def _resume(partial: Path) -> tuple[_Journal, dict[str, Any] | None]:
-    """Return the progress of an interrupted run and its learner's state, or an empty journal and None."""
+    losses: list[list[float]] = []
+    tokens, before = 0, 0.0  # of all attempts, like the losses
     checkpoint = load_latest(partial)
-    if checkpoint is None:
-        return _Journal(), None
-    learner = join_state("learner", checkpoint.tensors, checkpoint.state["learner"])
-    return _Journal(**checkpoint.state["journal"]), learner
-
-
-def _record(config: SftConfig, journal: _Journal, policy: LoadedModel) -> dict[str, Any]:
-    """Return the content of ``sft.json``: what is needed to reproduce the model, and how training went."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "recipe_hash": recipe_hash(config),
-        "recipe": config.model_dump(mode="json"),
-        "started_from": policy.folder,
-        "losses": journal.losses,
-        "tokens": journal.tokens,
-        "seconds": round(journal.seconds, 1),
-        "threads": torch.get_num_threads(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in _PACKAGES},
-        },
-    }
+    if checkpoint is not None:
+        losses, tokens, before = (checkpoint.state["journal"][key] for key in ("losses", "tokens", "seconds"))
+        learner.restore(join_state("learner", checkpoint.tensors, checkpoint.state["learner"]))
+    seconds, total = before, sum(phase.steps for phase in config.phases)
+    began = saved = time.monotonic()
+    # Start with the last phase in progress, after its recorded losses.
+    for number in range(max(0, len(losses) - 1), len(config.phases)):
+        if number == len(losses):
+            # Reset AdamW but keep the weights: the moments belong to other data and another rate.
+            weights = {name: tensor for name, tensor in learner.state().items() if name.startswith("weights/")}
+            learner.restore({**weights, "meta": {"optimizer_steps": 0}})
+            losses.append([])
+        phase = config.phases[number]
+        first = len(losses[-1])
+        rates = phase_schedule(
+            phase.learning_rate, steps=phase.steps, warmup_steps=phase.warmup_steps, decay=phase.decay
+        )
+        for loss, count in supervised_steps(learner, demonstrations(config, number, policy, first), rates, first=first):
+            writer.check()
+            now = time.monotonic()
+            losses[-1].append(loss)
+            tokens, seconds = tokens + count, before + now - began
+            done = sum(map(len, losses))
+            if on_step is not None:
+                on_step(done, total)
+            if now - saved >= checkpoint_seconds:
+                tensors, rest = split_state("learner", learner.state())
+                journal = {"losses": losses, "tokens": tokens, "seconds": seconds}
+                state = {"learner": rest, "journal": journal}
+                writer.begin(Checkpoint(step=done, tensors=tensors, state=state), keep_last=1)
+                saved = time.monotonic()
+    return {"losses": losses, "tokens": tokens, "seconds": seconds}, learner
 
 
 def _card(config: SftConfig, policy: LoadedModel) -> str:
@@ -418,17 +363,6 @@ def _result(folder: Path, record: dict[str, Any], *, reused: bool) -> SftResult:
         tokens=int(record["tokens"]),
         seconds=float(record["seconds"]),
     )
-
-
-@contextmanager
-def _threads(wanted: int | None) -> Generator[None]:
-    """Use the recipe's number of torch threads during the block, if it sets one."""
-    former = torch.get_num_threads()
-    torch.set_num_threads(wanted or former)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(former)
 
 
 def supervised_sample(

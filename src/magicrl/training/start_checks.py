@@ -23,7 +23,7 @@ from magicrl.data.curricula import make_curriculum
 from magicrl.data.sampler import PromptSampler
 from magicrl.data.sources import held_out_keys, load_parts, load_problems, source_place_of
 from magicrl.environments.base import environment_spec
-from magicrl.models.adapter_files import adapter_shapes, check_adapters, read_adapters
+from magicrl.models.adapters import adapter_shapes, check_adapters, read_adapters
 from magicrl.models.compiled import check_compiled, check_compiler
 from magicrl.models.cpu_kernels import bfloat16_speeds
 from magicrl.models.exact import check_exact

@@ -53,7 +53,7 @@ from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.diagnosis import answers_in, diagnose, judging_of, unjudged_text
 from magicrl.training.metrics import StalenessMeter, StepClock, Values, entropy_metrics, step_metrics
 from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
-from magicrl.training.protocols import Controls, Learner, NotFiniteError, Reference, TrainingStopped, UpdateMetrics
+from magicrl.training.protocols import Controls, Learner, NotFiniteError, Reference, TrainingStopped
 from magicrl.training.rollout_queue import RolloutQueue
 from magicrl_verifiers.records import VerifierService
 
@@ -62,19 +62,6 @@ ESTIMATORS: tuple[EntropyEstimator, ...] = ("sampled", "exact")
 
 Scores: TypeAlias = tuple[Mapping[tuple[int, int], FloatArray], Sequence[FloatArray]]
 """The learner's log-probs of every response, ``[T]`` by (draw, index in the group), and its entropies, ``[T]`` each."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """Engine, learner, verifier and controllers that a `Trainer` drives."""
-
-    engine: RolloutEngine
-    learner: Learner
-    judge: VerifierService
-    encode: Callable[[Problem], TokenArray]
-    sampler: PromptSampler
-    controller: EntropyController
-    reference: Reference | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,16 +78,28 @@ class Trainer:
     """Training steps of a run. Its own state is the step counters and the rollout queue.
 
     Attributes:
-        controller: Entropy controller: the one of ``parts`` until a stage changes the entropy settings.
+        controller: Entropy controller: the given one until a stage changes the entropy settings.
     """
 
-    def __init__(self, config: TrainConfig, parts: Parts, progress: Callable[[str, int, int], None]) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        engine: RolloutEngine,
+        learner: Learner,
+        judge: VerifierService,
+        encode: Callable[[Problem], TokenArray],
+        sampler: PromptSampler,
+        controller: EntropyController,
+        reference: Reference | None = None,
+        progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
+    ) -> None:
         self._recipe = config
         self._config = config  # with the settings of the current stage
-        self._parts = parts
-        self.controller = parts.controller
-        self._progress = progress
-        self._queue = RolloutQueue(config, parts.engine, parts.judge, parts.encode, parts.sampler, progress)
+        self._engine, self._learner, self._reference = engine, learner, reference
+        self._sampler, self._progress = sampler, progress
+        self.controller = controller
+        self._queue = RolloutQueue(config, engine, judge, encode, sampler, progress)
         self._objective = Objective(LearnerSettings.of(config))
         self._advantage = resolve_setting("algorithm.advantage", advantage_of, config.algorithm.advantage)
         # Whether each of several rewards has its own advantage, as in GDPO: then each decides about rejection.
@@ -120,18 +119,18 @@ class Trainer:
             state, self.controller = self.controller.state(), entropy_controller(config.entropy)
             self.controller.restore(state)
         self._config = config
-        parts, mask, clock = self._parts, self._config.algorithm.advantage_mask, StepClock()
+        mask, clock = self._config.algorithm.advantage_mask, StepClock()
         self._queue.begin_step(stage_index)
-        self._staleness.begin_step(parts.engine)
+        self._staleness.begin_step(self._engine)
 
         # Sample and verify: D_R prompts, M responses each, at temperature tau, truncated at T.
         groups, refilled = self._collect(stage, clock)
         # Before the updates: nothing in the text itself shows that stale weights sampled it.
         self._staleness.check(groups)
-        if parts.engine.capabilities.sleep and not self._config.rollout.max_staleness:
+        if self._engine.capabilities.sleep and not self._config.rollout.max_staleness:
             # No request is in flight, so the learner can use the engine's memory.
             with clock.measure("other", "sleep"):
-                parts.engine.sleep()
+                self._engine.sleep()
 
         # Entropy control: e_k is the entropy of the whole buffer. Over the kept groups alone it would be biased, since
         # rejected groups (all correct or all wrong) have another entropy. alpha_k belongs to this step's entropy. c
@@ -160,7 +159,7 @@ class Trainer:
         # Asynchronous: the engine first generates with the old weights for as long as the learner worked.
         self._queue.meanwhile(sum(g.group.num_tokens for g in groups), clock)
         with clock.measure("other", "weights"):
-            parts.engine.sync_weights(parts.learner)
+            self._engine.sync_weights(self._learner)
 
         self.steps_done += 1
         self._empty_steps = 0 if kept else self._empty_steps + 1
@@ -173,7 +172,7 @@ class Trainer:
         if scores is not None:
             asynchronous = {
                 **self._staleness.metrics(groups, scores[0]),
-                **self._staleness.idle(parts.engine, clock),
+                **self._staleness.idle(self._engine, clock),
                 "queue/in_flight": self._queue.in_flight,
                 "queue/finished": self._queue.finished,
                 "queue/drained": self._queue.drained,
@@ -228,7 +227,7 @@ class Trainer:
             return None
         samples = buffer_samples(groups)
         with clock.measure("other", "old_logprobs"):
-            logprobs, entropies = self._parts.learner.logprobs(samples, self._config.rollout.temperature)
+            logprobs, entropies = self._learner.logprobs(samples, self._config.rollout.temperature)
         # Observation tokens were not sampled, so they are not part of the policy's entropy.
         sampled = [e if s.loss_mask is None else e[s.loss_mask] for s, e in zip(samples, entropies, strict=True)]
         return dict(zip(sample_keys(groups, samples), logprobs, strict=True)), sampled
@@ -256,11 +255,11 @@ class Trainer:
             samples = with_old_logprobs(samples, [scores[0][key] for key in sample_keys(kept, samples)])
         elif several or objective.needs_old_logprobs_first:
             with clock.measure("other", "old_logprobs"):
-                samples = with_old_logprobs(samples, self._parts.learner.logprobs(samples, tau)[0])
+                samples = with_old_logprobs(samples, self._learner.logprobs(samples, tau)[0])
         wanted = self._config.reference.mode != "none" or "ref_logprobs" in objective.needs
-        if self._parts.reference is not None and wanted:
+        if self._reference is not None and wanted:
             with clock.measure("other", "ref_logprobs"):
-                samples = with_ref_logprobs(samples, self._parts.reference.logprobs(samples, tau)[0])
+                samples = with_ref_logprobs(samples, self._reference.logprobs(samples, tau)[0])
         return samples
 
     def _batches(self, samples: Sequence[TrainSample], stage: StageConfig) -> list[TrainBatch]:
@@ -288,10 +287,10 @@ class Trainer:
         alpha: float,
         coefficients: Mapping[str, float],
         clock: StepClock,
-    ) -> list[UpdateMetrics]:
-        learner, total = self._parts.learner, stage.num_minibatches * self._config.algorithm.reuse
+    ) -> list[Mapping[str, float]]:
+        learner, total = self._learner, stage.num_minibatches * self._config.algorithm.reuse
         low, high = self._objective.clip(self._config.algorithm)
-        updates: list[UpdateMetrics] = []
+        updates: list[Mapping[str, float]] = []
         optimizer = self._config.optimizer
         for batch in batches:
             # Linear warm-up over updates, then constant. + 1: a first update at rate 0 would change nothing.
@@ -360,7 +359,7 @@ class Trainer:
             )
         limit = self._config.algorithm.stop_after_empty_steps
         if self._empty_steps >= limit:
-            seen = answers_in([metrics], judging_of(self._config.verifier, self._parts.sampler.remaining))
+            seen = answers_in([metrics], judging_of(self._config.verifier, self._sampler.remaining))
             share = metrics.values.get("train/not_judged/ratio")
             # Where most responses have no verdict, the others are truncated and show no cause.
             unjudged = isinstance(share, float) and share > 0.5

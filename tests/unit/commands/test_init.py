@@ -317,6 +317,15 @@ def test_smollm2_without_its_package_names_the_remedy(monkeypatch: pytest.Monkey
     assert model_text("smollm2") == "smollm2", "a folder of that name is meant"
 
 
+def test_a_graded_reward_teaches_although_no_answer_is_right(toy: Path, tmp_path: Path) -> None:
+    def longer(completions: list[str], **columns: object) -> list[float]:
+        return [len(text) / 1000 for text in completions]
+
+    data = problems(tmp_path / "mine.jsonl")
+    recipe = magicrl.init(toy, data, reward=[longer], minutes=1, output=tmp_path / "run.toml", progress=False)
+    assert recipe["stages"][0]["group_size"] == 8, "nearly all groups have different rewards"
+
+
 def test_a_small_model_has_no_entropy_control(toy: Path, tmp_path: Path) -> None:
     status, _ = init(toy, problems(tmp_path / "mine.jsonl"), tmp_path / "run.toml")
     assert status == 0

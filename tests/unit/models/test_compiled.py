@@ -108,7 +108,7 @@ def assert_equal_but_for_rounding(own: LocalLearner, other: LocalLearner, tolera
         assert found.keys() == expected.keys()
         for name, gradient in expected.items():
             assert float((found[name] - gradient).norm()) <= 10 * tolerance * float(gradient.norm()) + 1e-12, name
-    updates = [one.update(TrainBatch.of(mixed_samples(2)), CONTROLS).values for one in (own, other)]
+    updates = [one.update(TrainBatch.of(mixed_samples(2)), CONTROLS) for one in (own, other)]
     assert updates[0]["loss"] == pytest.approx(updates[1]["loss"], rel=10 * tolerance, abs=10 * tolerance)
     assert own.weights().keys() == other.weights().keys()
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from magicrl.models import cpu_kernels
+from magicrl.models.attention import ScoreRules
 from magicrl.models.kv_cache import CacheShape, DecodeAttention, SlotCache
-from magicrl.models.scores import ScoreRules
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16

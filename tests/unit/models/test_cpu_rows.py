@@ -11,11 +11,10 @@ from builders import SIZES, train_sample
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from magicrl.models import cpu_kernels, cpu_rows
-from magicrl.models.cpu_rows import CpuRow, attend_row, supports_row
+from magicrl.models import cpu_kernels
+from magicrl.models.attention import EXACT, PLAIN, CpuRow, ScoreRules, attend_row, supports_row
 from magicrl.models.packing import PackedContext, SharedLayout, SharedPromptContext
 from magicrl.models.scorer import PolicyScorer
-from magicrl.models.scores import EXACT, PLAIN, ScoreRules
 
 BF16 = torch.bfloat16
 served = pytest.mark.skipif(cpu_kernels.missing() is not None, reason=str(cpu_kernels.missing()))
@@ -171,7 +170,7 @@ def test_layers_that_are_computed_anew_keep_attention(monkeypatch: pytest.Monkey
     model = AutoModelForCausalLM.from_config(config, dtype=BF16)
     scorer = PolicyScorer(model, checkpoint_above_tokens=4)
     batch = scorer.pack([train_sample([1, 2, 3], [4, 5, 6, 7])], shared=False)
-    monkeypatch.setattr(cpu_rows.cpu_kernels, "library", Counted)
+    monkeypatch.setattr(cpu_kernels, "library", Counted)
     logprobs, _ = scorer.forward(batch, 1.0)
     logprobs.sum().backward()
     assert len(calls) == config.num_hidden_layers, "once in each layer, and not again for the backward pass"

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from magicrl.models.attention import LocalMask, ScoreRules, attend_rows, rules_of
 from magicrl.models.packing import PackedContext
-from magicrl.models.scores import LocalMask, ScoreRules, attend_rows, rules_of
 
 
 def test_what_a_query_sees() -> None:

@@ -13,10 +13,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
 from varlen_kernel import Call, kernel_on_cpu
 
+from magicrl.models.attention import EXACT, PLAIN, ScoreRules, capability_of, supports_varlen
 from magicrl.models.packing import PackedContext, SharedLayout, SharedPromptContext
 from magicrl.models.scorer import PolicyScorer
-from magicrl.models.scores import EXACT, PLAIN, ScoreRules
-from magicrl.models.varlen import capability_of, supports_varlen
 from magicrl.records import TrainSample
 
 Calls = tuple[list[Call], list[Call]]

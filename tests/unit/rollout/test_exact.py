@@ -17,10 +17,10 @@ from numpy.random import Generator
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from magicrl.models import cpu_kernels, exact
+from magicrl.models.attention import attend_rows
 from magicrl.models.exact import attend_exactly, silu
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.scorer import PolicyScorer
-from magicrl.models.scores import attend_rows
 from magicrl.records import RolloutGroup, TrainSample
 from magicrl.rollout.in_process import InProcessEngine
 

@@ -36,7 +36,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from magicrl.config.model_schema import LoraConfig, ModelConfig
 from magicrl.config.schema import VllmConfig
-from magicrl.models.adapter_files import adapter_shapes
+from magicrl.models.adapters import adapter_shapes
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens
 from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused

@@ -155,7 +155,7 @@ def test_the_loss_leaves_observations_out_and_the_context_has_them(budget: int, 
         assert parameter.grad is not None
         torch.testing.assert_close(ours.gradients()[name], parameter.grad, rtol=1e-9, atol=1e-12)
     ours = learner(budget, share, correction="tis", correction_cap=1.2)
-    metrics = ours.update(batch, CONTROLS).values
+    metrics = ours.update(batch, CONTROLS)
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-9)
     assert metrics["tokens"] == 26
     gaps = [np.abs(s.old_logprobs - s.sampler_logprobs)[p] for s, p in zip(samples, PLACES * 2, strict=True)]  # pyright: ignore[reportOptionalOperand]

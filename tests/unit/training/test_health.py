@@ -111,15 +111,15 @@ def recorded(name: str) -> list[StepMetrics]:
 
 
 def names(rows: list[StepMetrics]) -> list[str]:
-    return [finding.rule for finding in findings_of(rows)]
+    return [finding["rule"] for finding in findings_of(rows)]
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES])
 def test_each_rule_speaks_on_a_run_that_has_its_sign(rule: str) -> None:
-    findings = [finding for finding in findings_of(SICK[rule]) if finding.rule == rule]
+    findings = [finding for finding in findings_of(SICK[rule]) if finding["rule"] == rule]
     assert len(findings) == 1, "once an episode"
-    assert any(character.isdigit() for character in findings[0].message), "the message names numbers"
-    assert findings[0].remedy
+    assert any(character.isdigit() for character in findings[0]["message"]), "the message names numbers"
+    assert findings[0]["remedy"]
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES])
@@ -216,8 +216,8 @@ def test_each_rule_is_quiet_on_a_run_that_looks_alike(rule: str, rows: list[Step
 
 def test_entropy_that_triples_within_ten_steps_and_stays_is_told() -> None:
     findings = findings_of(run(100, entropy__exact__mean=ramp(0.28, 0.9, 10), entropy__target=flat(0.1)))
-    assert [f.rule for f in findings] == ["entropy_growth"]
-    assert findings[0].step <= 12
+    assert [f["rule"] for f in findings] == ["entropy_growth"]
+    assert findings[0]["step"] <= 12
 
 
 def test_a_first_stage_of_forty_flat_steps_is_a_plateau() -> None:
@@ -237,8 +237,8 @@ def test_rejected_groups_say_why_and_what_helps_with_this_verifier() -> None:
             stage__max_tokens=flat(64),
         )
         (finding,) = [finding for row in series for finding in monitor.observe(row)]
-        assert finding.step == 3, "three empty steps are enough"
-        return finding.remedy
+        assert finding["step"] == 3, "three empty steps are enough"
+        return finding["remedy"]
 
     assert "solved already" in remedy(1.0, 0.0, 1.0)
     assert "easier problems" in remedy(0.0, 0.1, 0.9)
@@ -251,7 +251,7 @@ def test_a_finding_comes_back_only_after_a_quiet_spell() -> None:
     def gap(step: int) -> float:
         return 0.5 if step in range(10, 20) or step in range(24, 30) or step in range(60, 70) else 0.0
 
-    steps = [finding.step for finding in findings_of(run(80, learner__sampler_gap_mean=gap))]
+    steps = [finding["step"] for finding in findings_of(run(80, learner__sampler_gap_mean=gap))]
     assert len(steps) == 2, "10-19 and 24-29 are one episode, 60-69 is another"
     assert steps[0] < 20
     assert steps[1] >= 60
@@ -291,6 +291,6 @@ def test_sampled_entropy_stands_in_for_the_exact_one() -> None:
 
 def test_a_finding_is_a_line_of_the_event_log() -> None:
     finding = findings_of(SICK["sampler_gap"])[0]
-    event = json.loads(json.dumps(finding.as_event()))
+    event = json.loads(json.dumps(finding))
     assert event["kind"] == "health"
-    assert (event["rule"], event["severity"], event["step"]) == ("sampler_gap", "warning", finding.step)
+    assert (event["rule"], event["severity"], event["step"]) == ("sampler_gap", "warning", finding["step"])

@@ -151,7 +151,7 @@ def test_an_update_is_eq_3_1_and_adamw(tied: bool) -> None:
     torch.optim.AdamW(plain.parameters(), lr=CONTROLS.learning_rate, weight_decay=0.01).step()
 
     ours = learner(tied=tied, budget=60, chunk=7)
-    metrics = ours.update(TrainBatch.of(samples), WITH_KL).values
+    metrics = ours.update(TrainBatch.of(samples), WITH_KL)
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-9)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-9)
     assert metrics["tokens"] == sum(s.num_loss_tokens for s in samples)
@@ -182,8 +182,8 @@ def test_gradient_does_not_depend_on_packing_order_or_chunks(loss: str, dtype: t
 def test_metrics_do_not_depend_on_the_micro_batches(loss: str) -> None:
     batch = TrainBatch.of(off_policy_samples(), max_response_tokens=32)
     settings: dict[str, Any] = {"loss": loss, "correction": "mis"}
-    whole = learner(**settings).update(batch, WITH_KL).values
-    parts = learner(budget=1, **settings).update(batch, WITH_KL).values
+    whole = learner(**settings).update(batch, WITH_KL)
+    parts = learner(budget=1, **settings).update(batch, WITH_KL)
     assert whole.keys() == parts.keys()
     assert dict(parts) == pytest.approx(dict(whole), rel=1e-9)
 
@@ -217,7 +217,7 @@ def test_rejected_groups_in_memory_change_nothing() -> None:
 
 
 def test_on_policy_the_ratio_is_exactly_one() -> None:
-    values = learner(torch.float32).update(TrainBatch.of(plain_samples()), CONTROLS).values
+    values = learner(torch.float32).update(TrainBatch.of(plain_samples()), CONTROLS)
     assert values["ratio_mean"] == values["ratio_min"] == values["ratio_max"] == 1.0
     assert values["clip_ratio"] == 0.0
     assert values["sampler_gap_mean"] > 0
@@ -272,10 +272,10 @@ def test_supervised_samples_need_no_sampler() -> None:
     ]
     one = learner(loss="nll")
     logprobs, _ = one.logprobs(samples, 1.0)
-    values = one.update(TrainBatch.of(samples), Controls(learning_rate=1e-3)).values
+    values = one.update(TrainBatch.of(samples), Controls(learning_rate=1e-3))
     assert values["loss"] == pytest.approx(-float(np.concatenate(logprobs).mean()), rel=1e-6)
     assert values["sampler_gap_max"] == 0.0
-    assert one.update(TrainBatch.of(samples), Controls(learning_rate=1e-3)).values["loss"] < values["loss"]
+    assert one.update(TrainBatch.of(samples), Controls(learning_rate=1e-3))["loss"] < values["loss"]
 
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:

@@ -77,13 +77,13 @@ def test_a_restored_learner_goes_on_bit_for_bit(kind: str, tmp_path: Path) -> No
     tensors = {k: v for k, v in first.state().items() if isinstance(v, torch.Tensor)}
     save_file(tensors, tmp_path / "state.safetensors")
     meta = json.loads(json.dumps(first.state()["meta"]))
-    expected = [first.update(batch(seed), CONTROLS).values for seed in (2, 3)]
+    expected = [first.update(batch(seed), CONTROLS) for seed in (2, 3)]
 
     second = learner(dtype, **settings)
     second.update(batch(9), CONTROLS)  # what it did before must not matter
     second.restore({**load_file(tmp_path / "state.safetensors"), "meta": meta})
     assert second.version == 2
-    assert [second.update(batch(seed), CONTROLS).values for seed in (2, 3)] == expected
+    assert [second.update(batch(seed), CONTROLS) for seed in (2, 3)] == expected
     assert_same(copied(second), copied(first))
     assert_same(dict(second.weights()), dict(first.weights()))
 
@@ -104,7 +104,7 @@ def test_restoring_the_start_forgets_the_moments() -> None:
     first = one.update(batch(0), CONTROLS)
     one.restore(start)
     assert one.version == 0
-    assert one.update(batch(0), CONTROLS).values == first.values
+    assert one.update(batch(0), CONTROLS) == first
 
 
 def test_a_foreign_state_is_refused_by_name() -> None:
@@ -131,7 +131,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(dtype: str) -> None:
     assert raised.value.culprit == (samples[3].group_index, samples[3].sample_index)
     assert_same(copied(one), before)
     assert one.version == 1
-    assert one.update(batch(2), CONTROLS).values == clean.update(batch(2), CONTROLS).values
+    assert one.update(batch(2), CONTROLS) == clean.update(batch(2), CONTROLS)
     assert_same(copied(one), copied(clean))
 
 
@@ -149,7 +149,7 @@ def test_bfloat16_computes_low_and_learns_high() -> None:
     low, high = learner("bfloat16"), learner("float32")
     assert {p.dtype for p in low._model.parameters()} == {torch.bfloat16}
     assert low._model.model.rotary_emb.inv_freq.dtype == torch.float32, "positions stay precise"
-    values = [one.update(batch(0), CONTROLS).values for one in (low, high)]
+    values = [one.update(batch(0), CONTROLS) for one in (low, high)]
     for key in ("loss", "entropy", "grad_norm"):
         assert values[0][key] == pytest.approx(values[1][key], rel=0.05, abs=0.01)
     grads = [torch.cat([g.flatten() for g in _gradient(one).values()]) for one in (low, high)]
@@ -232,11 +232,11 @@ def test_the_updates_before_an_overflow_do_not_count_towards_the_next_growth() -
 def test_float16_learns_from_small_advantages_as_float32_does() -> None:
     samples = [dataclasses.replace(s, advantage=1e-6 * s.advantage) for s in batch(0).samples]
     quiet = dataclasses.replace(CONTROLS, alpha=0.0)
-    norms = [learner(d).update(TrainBatch.of(samples), quiet).values["grad_norm"] for d in ("float16", "float32")]
+    norms = [learner(d).update(TrainBatch.of(samples), quiet)["grad_norm"] for d in ("float16", "float32")]
     assert norms[0] == pytest.approx(norms[1], rel=0.01)
-    metrics = learner("float16").update(batch(0), CONTROLS).values
+    metrics = learner("float16").update(batch(0), CONTROLS)
     assert metrics["loss_scale"] >= 1.0
-    assert "loss_scale" not in learner("bfloat16").update(batch(0), CONTROLS).values
+    assert "loss_scale" not in learner("bfloat16").update(batch(0), CONTROLS)
 
 
 def test_every_precision_learns_what_float32_learns() -> None:
@@ -273,7 +273,7 @@ def test_a_recipes_clamp_reaches_the_entropies_and_the_bonus() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(logprobs, same, strict=True))
     # of 32 words, then of the 16 likelier ones
     assert np.concatenate(fewer).max() <= np.log(16) < np.concatenate(entropies).mean()
-    norms = [one.update(batch(0), CONTROLS).values["grad_norm"] for one in (usual, clamped)]
+    norms = [one.update(batch(0), CONTROLS)["grad_norm"] for one in (usual, clamped)]
     assert norms[0] != norms[1]
 
 

@@ -34,7 +34,7 @@ from magicrl.training.metrics import (
     sampled_work,
     trained_work,
 )
-from magicrl.training.protocols import TrainingStopped, UpdateMetrics, WorkSpan
+from magicrl.training.protocols import TrainingStopped, WorkSpan
 from magicrl.training.session import Workers
 
 
@@ -155,7 +155,7 @@ def test_the_updates_of_a_step_as_one() -> None:
         {"tokens": 1, "loss": 1.0, "ratio_min": 0.9, "ratio_max": 1.1, "learning_rate": 1e-3},
         {"tokens": 3, "loss": 2.0, "ratio_min": 0.5, "ratio_max": 2.0, "learning_rate": 2e-3},
     ]
-    assert merge_updates([UpdateMetrics(values=values) for values in updates]) == {
+    assert merge_updates(updates) == {
         "learner/sgd_steps": 2,
         "tokens/trained": 4,
         "learner/loss": 1.75,
@@ -235,7 +235,8 @@ class Pool:
 
 
 def test_the_timeline_has_the_work_inside_the_step(tmp_path: Path) -> None:
-    clock = StepClock(started=100.0, spans=[("rollout/rollout", 100.0, 104.0), ("other/weights", 108.5, 109.0)])
+    clock = StepClock()
+    clock.started, clock.spans = 100.0, [("rollout/rollout", 100.0, 104.0), ("other/weights", 108.5, 109.0)]
     clock.ended = 110.0
     work = [
         WorkSpan("replica 0", "rollout", 90.0, 99.0),  # a test before the step

@@ -20,7 +20,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.model_schema import LoraConfig
 from magicrl.config.schema import TrainConfig
-from magicrl.models.adapter_files import write_adapters
+from magicrl.models.adapters import write_adapters
 from magicrl.models.loading import save_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_byte_tokenizer

@@ -26,14 +26,14 @@ from magicrl.distributed.learner.launchers import Launcher, LearnerLost, RankGro
 from magicrl.distributed.learner.rank import RankUpdate, Share
 from magicrl.distributed.learner.sharding import RankSettings, WrittenShard
 from magicrl.distributed.tensors import pack, unpack
-from magicrl.models.adapter_files import ADAPTER, write_adapters
+from magicrl.models.adapters import ADAPTER, write_adapters
 from magicrl.models.loading import LoadedModel, save_policy
 from magicrl.models.packing import check_samples, families
 from magicrl.planning.memory import learner_state, shards_by_default
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
 from magicrl.training.objective import LearnerSettings, Objective
-from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics, WorkSpan
+from magicrl.training.protocols import Controls, NotFiniteError, WorkSpan
 
 State: TypeAlias = "Mapping[str, Any] | tuple[Path, Mapping[str, Any]] | None"
 """Gathered state, or a folder of shards and its metadata, or None for the starting model."""
@@ -244,7 +244,7 @@ class DistributedLearner:
         """Number of shares into which a mini-batch is split."""
         return self._placement.ranks // self._placement.sequence_parallel
 
-    def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
+    def update(self, batch: TrainBatch, controls: Controls) -> Mapping[str, float]:
         """Make one update (SGD step) on a mini-batch; see ``Learner.update``.
 
         Raises:
@@ -502,7 +502,7 @@ class DistributedLearner:
                     batch, controls = self._updates[made]
                     self._update(batch, self._objective.sample_weights(batch), controls)
 
-    def _update(self, batch: TrainBatch, weights: Tensor, controls: Controls) -> UpdateMetrics:
+    def _update(self, batch: TrainBatch, weights: Tensor, controls: Controls) -> Mapping[str, float]:
         given = [(share, controls) for share in self._shares(batch, weights)]
         try:
             answers: list[RankUpdate] = self._call("update", given, f"update {self._version + 1}")
@@ -513,9 +513,8 @@ class DistributedLearner:
         self._version = first.version
         self.last = tuple(answers)
         if first.failure is not None:
-            sample = None if first.culprit is None else batch.samples[first.culprit]
-            raise NotFiniteError(first.failure, None if sample is None else (sample.group_index, sample.sample_index))
-        return UpdateMetrics(values=first.values)
+            raise NotFiniteError.of(first.failure, batch.samples, first.culprit)
+        return first.values
 
     def _set_base(self, state: State) -> None:
         """Make ``state``, which is the current one, the start of any rebuild."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import socket
 import time
@@ -46,7 +45,7 @@ from magicrl.planning.memory import host_memory
 from magicrl.records import FloatArray, TrainSample
 from magicrl.rollout.vllm_weights import WeightGroup
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo, in_buckets
-from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
+from magicrl.training.objective import MicroBatch, Objective
 from magicrl.training.protocols import Controls
 
 _log = logging.getLogger(__name__)
@@ -164,25 +163,17 @@ class LearnerRank:
     def update(self, share: Share, controls: Controls) -> RankUpdate:
         """Compute this rank's part of one update. All ranks decide alike whether the update is kept."""
         began, cpu_began = time.perf_counter(), time.process_time()
+
+        def accumulate(chosen: Sequence[int], scale: float) -> LossMetrics:
+            own = [place for place, index in enumerate(share.indices) if index in chosen]
+            return self._accumulate(share, own, controls, scale)
+
         # Sums over all ranks: if one rank finds a value that is not finite, all do, and all repeat the update.
-        metrics, norm = self._optimizer.collect(
-            lambda scale: self._accumulate(share, range(len(share.samples)), controls, scale)
-        )
-        values = metrics.values()
-        for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
-            if not math.isfinite(value):
-                failure = not_finite_loss(name, value, self._optimizer.steps + 1)
-                culprit = self._culprit(share, controls)
-                self._optimizer.forget()
-                return RankUpdate(values={}, failure=failure, culprit=culprit, version=self._optimizer.steps)
-        self._optimizer.step(controls.learning_rate, norm)
-        failure = None
-        if not self._optimizer.weights_are_finite():
-            failure = not_finite_weights(self._optimizer.steps, controls.learning_rate)
-        further = {"grad_norm": norm, "learning_rate": controls.learning_rate, **self._optimizer.loss_scale.metrics()}
+        values, failure, culprit = self._optimizer.update(accumulate, share.total, controls.learning_rate)
         return RankUpdate(
-            values={**values, **further},
+            values=values,
             failure=failure,
+            culprit=culprit,
             version=self._optimizer.steps,
             tokens=sum(len(sample) for sample in share.samples),
             seconds=time.perf_counter() - began,
@@ -325,15 +316,12 @@ class LearnerRank:
             for members, batch in self._scorer.micro_batches(samples):
                 given = [samples[i] for i in members] or [NOTHING]
                 own = weights[members] if members else torch.zeros(1, dtype=torch.float64)
-                yield MicroBatch(given, own, batch)
+                yield given, own, batch
 
-        own = self._objective.accumulate(
+        metrics = self._objective.accumulate(
             self._scorer, jobs(), controls, statistics=share.statistics, loss_scale=loss_scale
         )
-        return self._over_ranks(own)
-
-    def _over_ranks(self, metrics: LossMetrics) -> LossMetrics:
-        """Reduce sums, maxima and minima over the shares. Ranks that have the same share count once."""
+        # Ranks that have the same share count once.
         group = self._sharded.meshes.sequence
         counts = 1.0 if group is None or group.rank() == 0 else 0.0
 
@@ -349,17 +337,6 @@ class LearnerRank:
             maxima=reduced(metrics.maxima, dist.ReduceOp.MAX),
             minima=reduced(metrics.minima, dist.ReduceOp.MIN),
         )
-
-    def _culprit(self, share: Share, controls: Controls) -> int | None:
-        """Return the first sample of the mini-batch whose own loss or gradient is not finite. Overwrites the
-        gradients."""
-        for index in range(share.total):
-            own = [place for place, i in enumerate(share.indices) if i == index]
-            self._optimizer.forget()
-            metrics = self._accumulate(share, own, controls)
-            if not (math.isfinite(metrics.values()["loss"]) and math.isfinite(self._optimizer.gradient_norm())):
-                return index
-        return None
 
 
 def _device(name: str) -> torch.device:

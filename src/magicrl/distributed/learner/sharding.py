@@ -46,13 +46,13 @@ from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.model_schema import AdamWConfig, LoraConfig
 from magicrl.distributed.learner.ulysses import SequenceSlice, check_degree
 from magicrl.files import sha256_of
+from magicrl.models.adapters import LoraAdapters
 from magicrl.models.loading import load_empty, resolve_dtype
 from magicrl.models.memory_efficient import use_memory_efficient_layers
 from magicrl.models.model_files import WeightFiles, find_model
 from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample, frozen_floats, frozen_tokens
-from magicrl.training.adapters import LoraAdapters
 from magicrl.training.checkpoint import host_copy
 from magicrl.training.learner import LossScale, MasterOptimizer, check_state_shapes, square_sum
 from magicrl.training.objective import LearnerSettings

@@ -21,8 +21,8 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from transformers import PreTrainedConfig
 
 from magicrl.config.errors import RecipeError
+from magicrl.models.attention import PLAIN, ScoreRules
 from magicrl.models.packing import AttentionContext, PackedBatch
-from magicrl.models.scores import PLAIN, ScoreRules
 
 
 def check_degree(config: PreTrainedConfig, degree: int) -> None:

@@ -100,7 +100,7 @@ def compare(one: LocalLearner, many: DistributedLearner, samples: Sequence[Train
     pairs = zip(batches(one, samples, steps), batches(many, samples, steps), strict=True)
     for ours, theirs in pairs:
         assert relative_error(many.gradients(theirs, CONTROLS), gradients(one, ours)) < 1e-5
-        expected, found = one.update(ours, CONTROLS).values, many.update(theirs, CONTROLS).values
+        expected, found = one.update(ours, CONTROLS), many.update(theirs, CONTROLS)
         assert found.keys() == expected.keys()
         assert dict(found) == pytest.approx(dict(expected), rel=1e-4, abs=1e-6)
     assert many.version == one.version == steps
@@ -275,7 +275,7 @@ def test_narrow_models_compute_on_rounded_weights_and_keep_precise_ones(
     one, many = single(loaded, model=model), spread(loaded, ranks, 2, model=model)
     (batch,) = batches(one, recorded, 1)
     assert relative_error(many.gradients(batch, CONTROLS), gradients(one, batch)) < 0.02
-    theirs, ours = many.update(batch, CONTROLS).values, one.update(batch, CONTROLS).values
+    theirs, ours = many.update(batch, CONTROLS), one.update(batch, CONTROLS)
     assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=0.01), "no loss scale is left in it"
     weights, masters = many.weights(), many.state()
     for name, value in weights.items():
@@ -302,7 +302,7 @@ def test_a_state_goes_on_with_another_number_of_ranks(
     meta = shards(four, tmp_path / "shards")
     gathered = four.state()
     assert len(meta["files"]) == 4
-    after = four.update(second, CONTROLS).values
+    after = four.update(second, CONTROLS)
     for count in (1, 2):
         other = spread(loaded, ranks, count)
         other.read_shards(tmp_path / "shards", meta)
@@ -310,10 +310,10 @@ def test_a_state_goes_on_with_another_number_of_ranks(
         assert state.keys() == gathered.keys()
         assert state["meta"] == gathered["meta"] == {"optimizer_steps": 1}
         assert all(torch.equal(state[k], gathered[k]) for k in gathered if k != "meta")
-        assert dict(other.update(second, CONTROLS).values) == pytest.approx(dict(after), rel=1e-4, abs=1e-6)
+        assert dict(other.update(second, CONTROLS)) == pytest.approx(dict(after), rel=1e-4, abs=1e-6)
     one = single(loaded)
     one.restore(gathered)
-    assert dict(one.update(second, CONTROLS).values) == pytest.approx(dict(after), rel=1e-4, abs=1e-6)
+    assert dict(one.update(second, CONTROLS)) == pytest.approx(dict(after), rel=1e-4, abs=1e-6)
     # as a checkpoint: written by ranks, read by one process under the single learner's names
     kept = Checkpoint(step=1, tensors={}, state={"learner": {}})
     with CheckpointWriter(tmp_path / "checkpoints", other) as writer:

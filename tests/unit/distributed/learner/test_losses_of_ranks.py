@@ -31,7 +31,7 @@ from magicrl.distributed.learner.launchers import (
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.records import TrainBatch, TrainSample
 from magicrl.training.objective import LearnerSettings
-from magicrl.training.protocols import Controls, UpdateMetrics
+from magicrl.training.protocols import Controls
 
 CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3)
 DIED = Fault(died=True, kind="", text="was killed by signal 9")
@@ -173,7 +173,7 @@ def test_the_driver_never_gathers_the_state_by_itself(
     many = DistributedLearner.__new__(DistributedLearner)
     called: list[str] = []
     monkeypatch.setattr(DistributedLearner, "_running", lambda self: None)
-    monkeypatch.setattr(DistributedLearner, "_update", lambda self, *_: UpdateMetrics(values={}))
+    monkeypatch.setattr(DistributedLearner, "_update", lambda self, *_: {})
     monkeypatch.setattr(DistributedLearner, "_call", lambda self, method, *_: called.append(method))
     many.__init__(loaded(), launcher=None, placement=LearnerPlacement(ranks=2))  # type: ignore[arg-type, misc]
     batch = TrainBatch.of(recorded[:1])
@@ -242,7 +242,7 @@ def test_two_ranks_write_the_state_of_the_copy_while_updates_go_on(
     many.finish_shards()
     with pytest.raises(OSError, match=r"learner rank 1: .*directory"):
         begun.result()
-    assert many.update(TrainBatch.of(recorded), CONTROLS).values
+    assert many.update(TrainBatch.of(recorded), CONTROLS)
     many.close()
 
 

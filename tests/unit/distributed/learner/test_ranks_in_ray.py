@@ -42,8 +42,8 @@ def test_actors_are_one_learner_and_a_dead_one_is_mended(
         on_loss=lost.append,
     )
     for batch in (TrainBatch.of(recorded[:9]), TrainBatch.of(recorded)):
-        expected = one.update(batch, CONTROLS).values
-        assert dict(many.update(batch, CONTROLS).values) == pytest.approx(dict(expected), rel=1e-4, abs=1e-6)
+        expected = one.update(batch, CONTROLS)
+        assert dict(many.update(batch, CONTROLS)) == pytest.approx(dict(expected), rel=1e-4, abs=1e-6)
         if not lost:
             ray.kill(many._ranks.actors[1])  # type: ignore[union-attr]
     assert list(many.weights()) == list(one.weights())

@@ -22,8 +22,8 @@ from magicrl.config.model_schema import LoraConfig, ModelConfig
 from magicrl.distributed.learner.launchers import LocalLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
+from magicrl.models.adapters import LoraAdapters
 from magicrl.models.loading import load_empty, load_policy, load_shell
-from magicrl.training.adapters import LoraAdapters
 from magicrl.training.objective import LearnerSettings
 
 LORA = LoraConfig(rank=3, alpha=6.0, target_modules=("q_proj", "down_proj"))

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import LoraConfig, ModelConfig, TinyModelConfig
-from magicrl.models.adapter_files import adapter_shapes, check_adapters, read_adapters
+from magicrl.models.adapters import adapter_shapes, check_adapters, read_adapters
 from magicrl.models.packing import register_attention
 from magicrl.models.small_models import make_tiny
 from magicrl.records import TrainBatch
