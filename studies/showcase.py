@@ -1,7 +1,8 @@
 """Results of the showcase (docs/evidence/showcase.md): ``python -m studies.showcase collect RUN`` and ``... page``.
 
-``collect`` writes what the page needs of a finished run of the recipe ``family`` to
-``studies/results/showcase/NAME.json``. ``page`` writes the results of all these files into the page, and its figure.
+``collect`` writes what the page needs of a run to ``studies/results/showcase/NAME.json``. The folder's name says what
+it is: ``family-SEED``, ``own-SEED`` (the supervised baseline) or ``TASK-SEED``; seed 90 is a short run. ``page`` writes
+the results of all these files, and of the screening, into the page, and its figure.
 """
 
 from __future__ import annotations
@@ -9,22 +10,24 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import tomllib
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
 from magicrl.records import Problem
 from magicrl.reporting.charts import Chart, Series, draw
+from magicrl.training.start_checks import check_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "results" / "showcase"
 PAGE = ROOT / "docs" / "evidence" / "showcase.md"
 FIGURE = ROOT / "docs" / "figures" / "showcase.svg"
-BEGIN, END = "<!-- begin results -->\n", "<!-- end results -->"
 CURVES = (
     "train/accuracy/mean",
     "groups/rejected/ratio",
@@ -34,25 +37,32 @@ CURVES = (
     "learner/grad_norm",
 )
 RULE, MARGIN, PREMISE = 0.293, 0.15, 0.05
+LEAST_MIXED = 0.15
+"""Share of mixed groups from which a screened task has a row."""
 
 
 def collect(run: Path) -> dict[str, Any]:
     """Return the part of a run folder that the page needs."""
-    config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+    config = load_train_recipe(run / "config.toml")
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    tests = {}
-    for moment in ("before", "after"):
-        document = json.loads((run / "evaluations" / f"{moment}-held_out.json").read_text(encoding="utf-8"))
+    tests: dict[str, dict[str, Any]] = {}
+    for file in sorted((run / "evaluations").glob("*-*.json")):
+        document = json.loads(file.read_text(encoding="utf-8"))
         keep = ("accuracy", "pass_at", "length_mean", "truncation", "entropy", "per_problem")
-        tests[moment] = {tau: {key: found[key] for key in keep} for tau, found in document["temperatures"].items()}
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        found = {tau: {key: found[key] for key in keep} for tau, found in document["temperatures"].items()}
+        tests[file.name.partition("-")[0]] = found
+    steps = [json.loads(line)["values"] for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    data = check_run(config, run.with_name(f".{run.name}-collect"), resume=False).data
+    test = next(iter(data.test.values()), ())
+    sources = (*config.data.train, *config.data.test.values())
     return {
         "name": run.name,
-        "seed": config["run"].get("seed", 0),
-        "train": config["data"]["train"],
-        "test": config["data"]["test"]["held_out"],
+        "seed": config.run.seed,
+        "sources": [one.model_dump(exclude_defaults=True, exclude={"path"}, mode="json") for one in sources],
         "status": record["status"],
-        "curves": {key: [step["values"].get(key) for step in steps] for key in CURVES},
+        "curves": {key: [step.get(key) for step in steps] for key in CURVES},
+        "cpu_seconds": round(sum(step["time/rollout_cpu"] + step["time/train_cpu"] for step in steps)),
+        "baselines": without_model(data.train, test),
         "tests": tests,
         "environment": record["environments"][-1],
     }
@@ -61,6 +71,30 @@ def collect(run: Path) -> dict[str, Any]:
 def problems_of(source: Mapping[str, Any]) -> list[Problem]:
     """Return the problems of a recipe's source."""
     return load_problems(SourceConfig.model_validate(dict(source)))
+
+
+def without_model(train: Sequence[Problem], test: Sequence[Problem]) -> dict[str, float]:
+    """Return the accuracy on ``test`` of the commonest answer, and of the best operation on the first two numbers.
+
+    Both are chosen on ``train``. Problems with fewer numbers have no such operation.
+    """
+    commonest = Counter(p.references[0] for p in train).most_common(1)[0][0]
+    operations: dict[str, Callable[[float, float], float]] = {
+        "sum": lambda a, b: a + b,
+        "difference": lambda a, b: abs(a - b),
+        "product": lambda a, b: a * b,
+        "quotient": lambda a, b: max(a, b) / (min(a, b) or 1),
+    }
+
+    def share(name: str, problems: Sequence[Problem]) -> float:
+        """Return the share of problems whose answer is this operation of their first two numbers."""
+        pairs = [([float(n) for n in re.findall(r"\d+(?:\.\d+)?", p.prompt)[:2]], p.references[0]) for p in problems]
+        right = [f"{operations[name](*numbers):g}" == answer for numbers, answer in pairs if len(numbers) == 2]
+        return sum(right) / max(1, len(problems))
+
+    best = max(operations, key=lambda name: share(name, train))
+    constant = sum(p.references[0] == commonest for p in test) / max(1, len(test))
+    return {f"always {commonest!r}": constant, f"{best} of the first two numbers": share(best, test)}
 
 
 def first_person(problem: Problem) -> str:
@@ -150,6 +184,68 @@ def figure(runs: Sequence[Mapping[str, Any]]) -> str:
     return str(draw(chart, alone=True))
 
 
+def supervised(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the table of the supervised baseline next to the RL run of its seed."""
+    lines = [
+        "| seed | method | greedy after | at 1 after | sampled tokens | tokens of kept groups |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, own in runs.items():
+        if not name.startswith("own-"):
+            continue
+        for label, run in (("RL", runs[f"family-{own['seed']}"]), ("SFT on own correct responses", own)):
+            after = run["tests"]["after"]
+            lengths, rejected = run["curves"]["length/mean"], run["curves"]["groups/rejected/ratio"]
+            sampled = sum(256 * length for length in lengths)
+            kept = sum(256 * length * (1 - share) for length, share in zip(lengths, rejected, strict=True))
+            cells = [with_interval(after[tau]["accuracy"]) for tau in ("0.0", "1.0")]
+            lines.append(f"| {own['seed']} | {label} | {' | '.join(cells)} | {sampled:,.0f} | {kept:,.0f} |")
+    return lines
+
+
+def other_tasks(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the tables of the other tasks: finished runs, short runs, and the screening."""
+    others = {name: run for name, run in runs.items() if name.partition("-")[0] not in ("family", "own", "part")}
+    lines = [
+        "| run | greedy before | greedy after | at 1 before | at 1 after | without a model | CPU s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, run in others.items():
+        if "after" in run["tests"]:
+            tests = run["tests"]
+            cells = [with_interval(tests[at][tau]["accuracy"]) for tau in ("0.0", "1.0") for at in ("before", "after")]
+            rule = max(run["baselines"], key=run["baselines"].__getitem__)
+            cells += [f"{percent(run['baselines'][rule])} ({rule})", str(run["cpu_seconds"])]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    screening = json.loads((RESULTS / "screening.json").read_text(encoding="utf-8"))
+    rows = screening["rows"]
+    sampled = {name: row for name, row in rows.items() if "left_out" not in row}
+    lines += [
+        "",
+        f"The screening sampled {len(sampled)} tasks in {screening['cpu_seconds']} CPU seconds. Percent; a short run's "
+        "gain is the share of right\nanswers in its steps 9 and 10 less that in steps 1 and 2.\n",
+        "| task | pass@1 | pass@8 | mixed groups | tokens | truncated | gain of a short run, CPU s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in sorted(sampled.items(), key=lambda item: -item[1]["mixed"]):
+        short = runs.get(f"{name}-90")
+        if row["mixed"] < LEAST_MIXED and short is None:
+            continue
+        gain = "not run"
+        if short is not None:
+            right = short["curves"]["train/accuracy/mean"]
+            gain = f"{percent((sum(right[8:10]) - sum(right[:2])) / 2)}, {short['cpu_seconds']} s"
+        cells = [percent(row[key]) for key in ("accuracy", "found", "mixed")]
+        cells += [f"{row['length']:.0f}", percent(row["truncated"]), gain]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    fewer = sorted(name for name, row in sampled.items() if row["mixed"] < LEAST_MIXED)
+    text = (
+        f"Fewer than {percent(LEAST_MIXED)} % mixed groups: {', '.join(fewer)}. Left out for the length of prompts or "
+    )
+    text += f"answers, or for want of a reference answer: {len(rows) - len(sampled)} tasks."
+    return [*lines, "", *textwrap.wrap(text, 119, break_on_hyphens=False)]
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -162,10 +258,17 @@ def main() -> None:
         found = collect(given.run)
         (RESULTS / f"{found['name']}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
         return
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("family-?.json"))]
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n{results(runs)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-    FIGURE.write_text(figure(runs), encoding="utf-8")
+    files = sorted(RESULTS.glob("*-*.json"))
+    runs: dict[str, Any] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
+    family = [run for name, run in runs.items() if name.startswith("family-")]
+    tables = {"baseline": supervised(runs), "tasks": other_tasks(runs)}
+    text = PAGE.read_text(encoding="utf-8")
+    for name, content in {"results": results(family), **{n: "\n".join(ls) + "\n" for n, ls in tables.items()}}.items():
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        head, _, rest = text.partition(begin)
+        text = f"{head}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
+    PAGE.write_text(text, encoding="utf-8")
+    FIGURE.write_text(figure(family), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from magicrl_verifiers import references
+from magicrl_verifiers.several import reward_names, reward_terms
 from magicrl_verifiers.table import VERIFIERS
 
 BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -43,6 +44,7 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "maxrl": "magicrl.algorithms.advantages:max_likelihood",
             "pass_at_k": "magicrl.algorithms.advantages:pass_at_k_gradient",
             "batch_std": "magicrl.algorithms.advantages:batch_deviation",
+            "gdpo": "magicrl.algorithms.advantages:gdpo",
             "reinforce_pp": "magicrl.algorithms.advantages:reinforce_pp",
             "reinforce_pp_baseline": "magicrl.algorithms.advantages:reinforce_pp_baseline",
         },
@@ -122,7 +124,8 @@ def check(kind: str, reference: str) -> str:
     Raises:
         ValueError: The name is unknown (names the nearest known one), or the file or module does not exist.
     """
-    references.check_reference(kind, _collection(kind, reference)[0], BUILTINS[kind])
+    for name, _ in reward_terms(reference) if kind == "reward" else ((reference, 1.0),):
+        references.check_reference(kind, _collection(kind, name)[0], BUILTINS[kind])
     return reference
 
 
@@ -144,5 +147,6 @@ def _collection(kind: str, reference: str) -> tuple[str, str]:
 
 
 def is_builtin(kind: str, reference: str) -> bool:
-    """Return whether ``reference`` is a built-in name."""
-    return reference in BUILTINS[kind]
+    """Return whether ``reference`` is a built-in name; of several rewards, whether one is."""
+    names = reward_names(reference) if kind == "reward" else [reference]
+    return not BUILTINS[kind].keys().isdisjoint(names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from sphinx.addnodes import download_reference
@@ -86,7 +87,20 @@ def toctree(pages: list[str], *options: str) -> str:
     return "\n".join(["\n\n```{toctree}", ":hidden:", *options, "", *pages, "```\n"])
 
 
+def breakable(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
+    """Let inline code break after the separators of long names only, so that a phone shows whole words."""
+
+    def marked(found: re.Match[str]) -> str:
+        word = found[1]
+        if len(word) > 16 and (parts := re.sub(r"([._/=,])(?=\w)", r"\1<wbr>", word)) != word:
+            return f'<span class="pre">{parts}</span>'
+        return f'<span class="pre whole">{word}</span>' if len(word) < 30 else found[0]
+
+    context["body"] = re.sub(r'<span class="pre">([^<>]+)</span>', marked, context.get("body", ""))
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", filled)
     app.connect("doctree-resolved", pages_of_ours)
+    app.connect("html-page-context", breakable)
     return {"parallel_read_safe": True}

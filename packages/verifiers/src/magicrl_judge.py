@@ -24,7 +24,7 @@ class MathsJudgeConfig(vf.JudgeConfig):
     answer_field: str = "answer"
     """Field of the task with the reference answer: a string or a list of them."""
     reasoning: Reasoning = "auto"
-    """What an unfinished ``<think>`` means."""
+    """Meaning of an unfinished ``<think>``."""
     extract: Extract = "box"
     """``box``: only a boxed answer counts; ``lenient``: an answer without a box counts, too."""
     time_limit: float = 10.0
@@ -32,7 +32,7 @@ class MathsJudgeConfig(vf.JudgeConfig):
 
 
 class MathsJudge(vf.Judge[bool, MathsJudgeConfig]):
-    """Compares the last reply with the task's reference answer. No model is asked."""
+    """Compares the last reply with the task's reference answer. It requests no model."""
 
     async def score(self, task: vf.TaskData, trace: Any) -> float:
         """Return 1 for a correct reply, 0 for a wrong one.

@@ -63,7 +63,7 @@ def pool() -> Iterator[VerifierPool]:
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[VerifierPool]:
-    """An integral takes Math-Verify half a CPU second on a slow core."""
+    """Yield a pool with long limits: an integral takes Math-Verify half a CPU second on a slow core."""
     with VerifierPool(time_limit=4.0, workers=1) as shared:
         shared.warm_up()
         yield shared

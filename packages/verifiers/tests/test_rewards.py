@@ -189,7 +189,7 @@ def test_an_isolated_call_is_killed_at_its_limits_and_judges_nothing(
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("raises", "KeyError: 'a'"),
+        ("raises", "KeyError: 'a' (mine.py, line "),
         ("forgets", "must be a number, got None"),
         ("infinite", "must be finite"),
         ("short_list", "must return 2 scores, got 1"),
@@ -228,7 +228,7 @@ def test_what_is_no_reward_is_refused(file: Path) -> None:
 
 
 def group(*given: float | None, right_from: float = 1.0, cut: tuple[int, ...] = ()) -> ScoredGroup:
-    """A group whose responses were given these scores; None: it failed."""
+    """Return a group whose responses have these scores; None is a failed reward."""
     completions = tuple(
         Completion(
             tokens=frozen_tokens([1]),

@@ -39,7 +39,7 @@ def chat(text: str) -> Reply:
 
 
 def graded_response(asked: Asked) -> str:
-    """What stands between the marks."""
+    """Return the text between the marks."""
     text = asked.body["messages"][0]["content"]
     match = re.search(r"<(response-[0-9a-f]{12})>\n(.*)\n</\1>", text, re.DOTALL)
     assert match is not None, text
@@ -47,7 +47,7 @@ def graded_response(asked: Asked) -> str:
 
 
 def honest(asked: Asked) -> Reply:
-    """A judge that finds 5 and nothing else right, and quotes what it read."""
+    """Return a judge that finds 5 and nothing else right, and quotes what it read."""
     said = graded_response(asked)
     return chat(f"It says: {said}\nScore: {float(said == '5')}")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,7 +56,8 @@ def test_its_own_error_is_reported() -> None:
 
     (verdict,) = RewardFunction("own", broken).judge(PROBLEM, ["x"])
     assert verdict.outcome is Outcome.NOT_JUDGED
-    assert verdict.reason == "KeyError: 'no such table'"
+    place = f"test_trl_rewards.py, line {broken.__code__.co_firstlineno + 1}"
+    assert verdict.reason == f"KeyError: 'no such table' ({place})"
 
 
 def test_a_list_is_summed_and_none_is_no_opinion() -> None:
@@ -68,6 +71,23 @@ def test_a_list_is_summed_and_none_is_no_opinion() -> None:
     assert found == [(3.0, {"short": 1.0, "right": 2.0}), (1.0, {"short": 1.0}), (0.0, {"short": 0.0})]
     verdicts = RewardFunction("own", [right]).judge(PROBLEM, ["3"])
     assert verdicts[0].outcome is Outcome.NOT_JUDGED, "no function had an opinion"
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (1.0, "must return a list of 1 scores, got 1.0"),
+        ("1", "must return a list of 1 scores, got '1'"),
+        ([0.5, 1.0], "must return 1 scores, got 2"),
+        ([(1.0, 2.0)], r"score must be a number, got \(1.0, 2.0\)"),
+    ],
+)
+def test_what_is_no_list_of_numbers_is_named(returned: Any, message: str) -> None:
+    def scores(completions: list[str], **columns: Any) -> Any:
+        return returned
+
+    (verdict,) = RewardFunction("own", scores).judge(PROBLEM, ["x"])
+    assert re.search(message, verdict.reason), verdict.reason
 
 
 @pytest.mark.parametrize("exit_", [sys.exit, lambda code: (_ for _ in ()).throw(SystemExit(code))])
@@ -100,6 +120,12 @@ def test_a_missing_column_is_named() -> None:
 
     with pytest.raises(ValueError, match="reward needs requires the column 'rubric', and the data has kind, solution"):
         RewardFunction("own", [needs]).check(PROBLEM)
+
+    def all_columns(completions: list[str], rubric: list[str], **columns: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    with pytest.raises(ValueError, match="and the data has no columns but prompt and answer: rename"):
+        RewardFunction("own", all_columns).check(replace(PROBLEM, extra={}))
     RewardFunction("own", lambda problem, response: 1.0).check(PROBLEM)
 
 

@@ -98,7 +98,7 @@ class Protocol(WorkerProtocol):
 
 @pytest.fixture(scope="module", autouse=True)
 def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The scripted module, which workers find; the current folder holds a file that no worker may import."""
+    """Write the scripted module, which workers find, and a file in the current folder that no worker may import."""
     folder, current = tmp_path_factory.mktemp("scripted"), tmp_path_factory.mktemp("current")
     (folder / "scripted_worker.py").write_text(SCRIPTED)
     (current / "json.py").write_text("raise SystemExit('a file of the current folder was imported')\n")

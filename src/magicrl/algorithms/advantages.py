@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from magicrl.records import FinishReason, Outcome, RolloutGroup, ScoredGroup, Verdict, frozen_floats
+from magicrl.records import FinishReason, Outcome, RolloutGroup, ScoredGroup, Verdict, frozen_floats, reward_earned
 from magicrl.registry import resolve
 
 
@@ -52,9 +52,46 @@ def score_group(group: RolloutGroup, verdicts: Sequence[Verdict]) -> ScoredGroup
     )
     # Read-only like all arrays of records, since metrics, filters and samples share it.
     counted.flags.writeable = False
-    earned = [verdict.earned(truncated=completion.truncated) for completion, verdict in pairs]
+    earned = np.array([verdict.earned(truncated=completion.truncated) for completion, verdict in pairs])
+    parts = part_scores(group, verdicts)
+    if parts:
+        several = [bool(verdict.parts) for verdict in verdicts]
+        earned = np.where(several, weighted_mean(list(parts.values()), counted), earned)
     rewards = frozen_floats(np.where(counted, earned, 0.0))
     return ScoredGroup(group=group, verdicts=tuple(verdicts), rewards=rewards, counted=counted)
+
+
+Part: TypeAlias = tuple[float, NDArray[np.float64]]
+"""Weight of one of several rewards, and its scores ``[G]``, NaN where it did not judge the response."""
+
+
+def part_scores(group: RolloutGroup, verdicts: Sequence[Verdict]) -> dict[str, Part]:
+    """Return the scores of each of several rewards by name; {} for a single reward. Truncation earns at most 0."""
+    weights = {name: weight for verdict in verdicts for name, (weight, _) in verdict.parts.items()}
+    found: dict[str, Part] = {}
+    for name, weight in weights.items():
+        scores = [verdict.parts.get(name, (weight, None))[1] for verdict in verdicts]
+        earned = [
+            math.nan if score is None else reward_earned(score, truncated=completion.truncated)
+            for score, completion in zip(scores, group.completions, strict=True)
+        ]
+        found[name] = (weight, np.array(earned))
+    return found
+
+
+def weighted_mean(parts: Sequence[Part], counted: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the weighted mean ``[G]`` of several rewards.
+
+    Where a reward did not judge a response, its part is the mean of that reward over the group, so that it moves the
+    response neither up nor down. A reward that judged none of the group is left out with its weight.
+    """
+    total, weights = np.zeros(len(counted)), 0.0
+    for weight, scores in parts:
+        known = counted & ~np.isnan(scores)
+        if known.any():
+            total += weight * np.where(np.isnan(scores), scores[known].mean(), scores)
+            weights += weight
+    return total / weights if weights else total
 
 
 AdvantageMask: TypeAlias = Literal["none", "before", "after"]
@@ -228,6 +265,31 @@ def over_tokens(a: AdvantageInputs, values_N: Tensor) -> Tensor:
     return apart / (spread + STD_EPSILON)
 
 
+def gdpo(a: AdvantageInputs) -> Tensor:
+    """Return the weighted sum of each reward's group-relative advantages, normalised over the batch: GDPO (Liu et al.
+    2026, arXiv 2601.05242).
+
+    Each reward's scores are normalised within the group, A_k = (r_k - mean) / (std + 1e-6), over the responses that it
+    judged; A = sum of w_k A_k; then (A - mean) / (std + 1e-6) over the batch. Different combinations of scores keep
+    different advantages, also where their sums are equal. A group with a single reward has one part of weight 1.
+    """
+    columns = [part_scores(g.group, g.verdicts) or {"": (1.0, g.rewards.astype(np.float64))} for g in a.groups]
+    total = torch.zeros(len(a.rewards_N), dtype=torch.float64)
+    for name in dict.fromkeys(name for parts in columns for name in parts):
+        absent = [(0.0, np.full(len(group.rewards), math.nan)) for group in a.groups]
+        parts = [of.get(name, none) for of, none in zip(columns, absent, strict=True)]
+        scores = torch.from_numpy(np.concatenate([scores for _, scores in parts]))
+        weights = torch.tensor([weight for weight, scores in parts for _ in scores], dtype=torch.float64)
+        known = a._replace(rewards_N=scores, counted_N=a.counted_N & ~scores.isnan(), normalise_std=True)
+        total += weights * group_relative(known)
+    members = total[a.members_N]
+    spread = members.std() if len(members) > 1 else members.new_zeros(())
+    return (total - members.mean()) / (spread + STD_EPSILON)
+
+
+gdpo.by_parts = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
 def reinforce_pp(a: AdvantageInputs) -> Tensor:
     """Return rewards minus their batch mean, divided by their standard deviation: REINFORCE++ (Hu et al. 2025, arXiv
     2501.03262 v9).
@@ -343,19 +405,20 @@ class Signal(StrEnum):
     TOO_FEW = "too_few"
 
 
-def group_signal(group: ScoredGroup, mask: AdvantageMask = "none") -> Signal:
+def group_signal(group: ScoredGroup, mask: AdvantageMask = "none", *, by_parts: bool = False) -> Signal:
     """Return whether a group has a non-zero advantage, and if not, why.
 
     The test is max > min over the rewards that enter the group's mean. Float advantages are never compared. Under the
-    mask ``before`` these are the rewards of the responses that were not truncated.
+    mask ``before`` these are the rewards of the responses that were not truncated. With ``by_parts`` a group of several
+    rewards is tested for each of them, because their sum may be equal where they are not.
     """
     members = group.counted & ~group.truncated if mask == "before" else group.counted
-    rewards = group.rewards[members]
     # A single member equals its mean: A = 0, and the unbiased standard deviation is 0/0.
-    if len(rewards) < 2:
+    if members.sum() < 2:
         return Signal.TOO_FEW
-    low, high = float(rewards.min()), float(rewards.max())
-    if high > low:
+    parts = part_scores(group.group, group.verdicts) if by_parts else {}
+    columns = [scores[members & ~np.isnan(scores)] for weight, scores in parts.values() if weight]
+    if any(len(np.unique(values)) > 1 for values in columns or [group.rewards[members]]):
         return Signal.MIXED
     # Decided by verdict, because equal graded rewards need not mean correct.
     return Signal.ALL_CORRECT if group.correct[members].all() else Signal.ALL_WRONG
@@ -383,9 +446,11 @@ class Rejection:
         return self.all_correct + self.all_wrong + self.too_few
 
 
-def reject_zero_advantage(groups: Sequence[ScoredGroup], mask: AdvantageMask = "none") -> Rejection:
+def reject_zero_advantage(
+    groups: Sequence[ScoredGroup], mask: AdvantageMask = "none", *, by_parts: bool = False
+) -> Rejection:
     """Drop zero-advantage groups, which would still contribute through the entropy and KL terms."""
-    signals = [group_signal(group, mask) for group in groups]
+    signals = [group_signal(group, mask, by_parts=by_parts) for group in groups]
     return Rejection(
         kept=tuple(i for i, signal in enumerate(signals) if signal is Signal.MIXED),
         all_correct=signals.count(Signal.ALL_CORRECT),
@@ -394,7 +459,9 @@ def reject_zero_advantage(groups: Sequence[ScoredGroup], mask: AdvantageMask = "
     )
 
 
-def select_refill(groups: Sequence[ScoredGroup], wanted: int, mask: AdvantageMask = "none") -> list[int]:
+def select_refill(
+    groups: Sequence[ScoredGroup], wanted: int, mask: AdvantageMask = "none", *, by_parts: bool = False
+) -> list[int]:
     """Return the indices of the first ``wanted`` groups with non-zero advantages, in the order in which they were
     issued.
 
@@ -404,7 +471,7 @@ def select_refill(groups: Sequence[ScoredGroup], wanted: int, mask: AdvantageMas
     if wanted < 0:
         raise ValueError(f"cannot select {wanted} groups")
     in_issue_order = sorted(range(len(groups)), key=lambda i: groups[i].group.request.draw)
-    good = [i for i in in_issue_order if group_signal(groups[i], mask) is Signal.MIXED]
+    good = [i for i in in_issue_order if group_signal(groups[i], mask, by_parts=by_parts) is Signal.MIXED]
     return good[:wanted]
 
 

@@ -58,9 +58,8 @@ def dry_run(recipe: Path | Mapping[str, Any], overrides: Overrides) -> int:
             run_training(shrunk, folder / "run", NullObserver(), resume=False, parts=parts)
         write_run_page(folder / "run")
         steps = len((folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    console.print(
-        f"dry run: {steps} steps in {len(config.stages)} stages, checkpoints, tests, a model and its report: it builds"
-    )
+    number = "a step" if steps == 1 else f"{steps} steps, one per stage"
+    console.print(f"dry run: {number}, checkpoints, tests, a model and its report: it builds", soft_wrap=True)
     return 0
 
 

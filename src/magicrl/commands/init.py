@@ -29,6 +29,7 @@ from magicrl.registry import check
 from magicrl.reporting.wording import print_prose
 from magicrl.training.diagnosis import EXPLORES, NOTHING_LEARNED
 from magicrl_verifiers.progress import duration
+from magicrl_verifiers.several import each_name
 
 if TYPE_CHECKING:
     from magicrl.models.loading import LoadedModel
@@ -108,6 +109,10 @@ def init(
         raise RecipeError(f"--minutes must be positive, got {minutes:g}")
     began = time.perf_counter()
     verifier = None if reward is None else check("reward", _absolute(reward_reference(reward)))
+    if verifier is not None:
+        from magicrl_verifiers.table import verifier_spec
+
+        verifier_spec(verifier)  # an error in the reward's file has no place in the data
     read = _read(data_file(data), prompt, answer, verifier)
     # torch takes seconds to import, so the data is read first
     from magicrl.models.loading import load_policy, resolve_device
@@ -121,6 +126,7 @@ def init(
         policy = load_policy(name, device=resolve_device("auto"))
     check_isolation(policy.model, valid_vocab=policy.valid_vocab)
     encoder = PromptEncoder(policy.tokenizer, policy.max_context)
+    encoder.encode(read.problems[0])  # a conversation without a chat template is refused before it is counted
     _report(console, read, policy, encoder)
     best, speed, settings = _look(name, read, policy, encoder, console)
     text = _write(name, read, policy, encoder, best, speed, settings, place, minutes, console, keep=output is not None)
@@ -130,8 +136,12 @@ def init(
 
 def _absolute(reference: str) -> str:
     """Return a reward's reference with the whole path of its file: the recipe may be in another folder."""
-    where, separator, name = reference.rpartition(":")
-    return f"{Path(where).expanduser().absolute()}{separator}{name}" if where.endswith(".py") else reference
+
+    def absolute(name: str) -> str:
+        where, separator, attribute = name.rpartition(":")
+        return f"{Path(where).expanduser().absolute()}{separator}{attribute}" if where.endswith(".py") else name
+
+    return each_name(reference, absolute)
 
 
 def _present(work: functools.partial[dict[str, Any]]) -> int:
@@ -161,7 +171,10 @@ def _read(data: str, prompt: str | None, answer: str | None, verifier: str | Non
         return _read_task(data, verifier)
     place = Place.of(data)
     fields = FieldMapping(prompt=prompt, answer=answer)
-    found = recognise(place, fields, offer="--{field} {column}", verifier=verifier)
+    try:
+        found = recognise(place, fields, offer="--{field} {column}", verifier=verifier)
+    except RecipeError as error:
+        raise RecipeError(error.problem) from None  # the recipe's key of the path is none of this command's options
     if not found.problems:
         reason = found.rejected[0] if found.rejected else None
         why = f"{data} has no records" if reason is None else reason.reason
@@ -212,7 +225,10 @@ def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptE
     """Print what was found in the data and in the model."""
     lengths = np.array(sorted(encoder.length(problem) for problem in read.problems))
     verifier = read.problems[0].verifier
-    columns = ", ".join(f"{name} = {_column(column)}" for name, column in read.found.fields.items())
+    fields = read.found.fields
+    if fields and "answer" not in fields and verifier != "code" and read.problems[0].references:
+        fields = {**fields, "answer": "the last assistant turn"}
+    columns = ", ".join(f"{name} = {_column(column)}" for name, column in fields.items())
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("problems", f"{len(read.problems)} ({columns or read.found.schema}; judged as {verifier})")
     if read.found.rejected:
@@ -225,7 +241,7 @@ def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptE
     chat = "chat template" if policy.tokenizer.chat_template else "no chat template (prompts are plain text)"
     end = policy.tokenizer.convert_ids_to_tokens(encoder.end_token)
     parameters = sum(p.numel() for p in policy.model.parameters())
-    table.add_row("model", f"{parameters / 1e6:.4g} million parameters, {chat}, end token {end!r}")
+    table.add_row("model", f"{parameters / 1e6:.3g} million parameters, {chat}, end token {end!r}")
     table.add_row("context", f"{policy.max_context} tokens")
     console.print(table, soft_wrap=not console.is_terminal, markup=False)
 
@@ -257,6 +273,7 @@ def _look(
     longest = max(encoder.length(with_template(problem, way)) for problem in chosen for way in ways)
     limit = max(8, min(look.affordable_limit(chosen[0]), policy.max_context - longest))
     looks: list[Look] = []
+    print_prose(console, f"sampling {len(chosen)} problems with up to {len(ways)} templates ...", style="dim")
     for template in ways:
         looks += look.ask(chosen, template, max_tokens=limit)
         if max(item.answers.mixed for item in looks) >= 0.5:
@@ -449,7 +466,7 @@ def beside(place: str, output: Path) -> str:
 
 
 def _print_looks(console: Console, looks: Sequence[Look]) -> None:
-    """Print a row for each template and extraction; in a narrow terminal the template has a separate line."""
+    """Print a row for each template and extraction; where a row is too long, the template has a separate line."""
     columns = ("extract", "correct", "mixed groups", "readable", "truncated", "tokens")
     table = Table("template", *columns, box=None, pad_edge=False)
     rows: list[tuple[str, ...]] = []
@@ -461,8 +478,8 @@ def _print_looks(console: Console, looks: Sequence[Look]) -> None:
         rows.append((repr(look.way.template), *cells))
         table.add_row(*rows[-1])
     needed = console.measure(table, options=console.options.update(max_width=10_000)).maximum
-    if not console.is_terminal or needed <= console.width:
-        console.print(table, markup=False, soft_wrap=True)
+    if needed <= console.width:
+        console.print(table, markup=False)
         return
     for template, *cells in rows:
         print_prose(console, f"template {template}", style="bold")

@@ -23,7 +23,7 @@ _AS_TYPED: Mapping[str, Any] = {
     "Recipe": str,
     "Settings": Annotated[list[str], Parameter(name="--set"), _REPEATED],
     "Data": str,
-    "Reward": str,
+    "Reward": Annotated[str, Parameter(name=("--reward", "--verifier"))],
     "PathText": str,
     "Sequence[str]": Annotated[list[str], _REPEATED],
     "bool": Flag,

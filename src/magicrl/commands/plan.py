@@ -162,7 +162,14 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
         facts["price"] = price
         facts["cost"] = round(made.hours * made.options.gpus * price, 2)
     if hours is not None:
-        facts |= {"budget_hours": hours, "steps_in_budget": _steps_within(made, hours)}
+        left, within = hours * 3600, 0
+        for stage in made.stages:
+            fitting = min(stage.steps, int(left / stage.seconds))
+            within += fitting
+            left -= fitting * stage.seconds
+            if fitting < stage.steps:
+                break
+        facts |= {"budget_hours": hours, "steps_in_budget": within}
     return facts
 
 
@@ -211,18 +218,6 @@ def _stage_facts(made: Plan, stage: StagePlan) -> dict[str, Any]:
         "hours_per_1000_steps": round(stage.hours_per_1000, 3),
         "hours": round(stage.hours, 3),
     }
-
-
-def _steps_within(made: Plan, hours: float) -> int:
-    """Return the number of the recipe's steps that end within ``hours``."""
-    left, steps = hours * 3600, 0
-    for stage in made.stages:
-        fitting = min(stage.steps, int(left / stage.seconds))
-        steps += fitting
-        left -= fitting * stage.seconds
-        if fitting < stage.steps:
-            break
-    return steps
 
 
 def neighbours(config: TrainConfig, made: Plan) -> dict[str, Any]:

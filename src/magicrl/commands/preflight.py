@@ -166,11 +166,14 @@ def write_preflight_page(found: Mapping[str, Any], output: Path, command: str = 
         (f"truncated at T = {answers['max_tokens']}", answers["truncated"]),
     ]
     bars = [(name, value, percent(value)) for name, value in shares]
-    paid = [(kind, max(0.0, value), f"{value:.2g}") for kind, value in found["reward"]["earned"].items()]
+    earned = found["reward"]["earned"].items()
+    # the names must fit into the space left of the bars
+    names = {kind: kind.removeprefix("the ").replace("problem's reference", "problem's") for kind, _ in earned}
+    paid = [(names[kind], max(0.0, value), f"{value:.2g}") for kind, value in earned]
     views = [bars_view("answers", "Responses of the initial model", "share", bars, "", unit="percent", left=220)]
     if paid:
         note = "Mean reward of constructed responses."
-        views.append(bars_view("reward", "Reward by kind of response", "reward", paid, note, color=1, left=220))
+        views.append(bars_view("reward", "Reward by kind of response", "reward", paid, note, color=1, left=240))
     data = {"findings": found["findings"], "figures": preflight_figures(found), "verdict": preflight_verdict(found)}
     blocks = [
         block("preflight", "Before the run", data),
@@ -213,6 +216,10 @@ def preflight_figures(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("truncated", f"{percent(answers['truncated'])} at T = {answers['max_tokens']}"),
         ("tokens of ended responses", ", ".join(map(str, lengths)) + " (median, 95 %, longest)" if lengths else "–"),
     ]
+    for name, part in learnable["rewards"].items():
+        failed = f", {percent(part['not_judged'])} not judged" if part["not_judged"] else ""
+        text = f"mean {part['mean']:.3g}, unequal in {percent(part['signal'])} of the groups{failed}"
+        shown.append((f"reward {name}, weight {part['weight']:g}", text))
     if found["longer"]:
         longer = found["longer"]
         shown.append((f"with T = {longer['max_tokens']}", f"{percent(longer['truncated'])} truncated"))

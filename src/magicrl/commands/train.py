@@ -131,7 +131,9 @@ def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overri
     except ValueError:
         return ""
     steps = sum(stage.max_steps for stage in config.stages)
-    training = f"about {duration(plan.hours * 3600)} for at most {steps} training steps"
+    # the planner counts products, which are not what takes the time of a very small model
+    time_needed = f"about {duration(plan.hours * 3600)}" if plan.hours >= 1 / 60 else "a minute or less"
+    training = f"{time_needed} for at most {steps} training steps"
     return f"{training} as planned on two CPU cores, without evaluations; "
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -53,7 +54,11 @@ def watch(
     for event in events[-LATEST_EVENTS:]:
         print_prose(console, event_text(event))
     if once or seen.status != "running":
-        _show_state(console, seen)
+        if console.is_terminal:
+            console.print(seen.panel)
+        elif seen.panel.metrics is not None:
+            print_prose(console, Text(seen.panel.step_line()))
+        print_prose(console, Text(seen.state()))
         return 0
     live = start_panel(console, lambda: seen.panel)
     try:
@@ -98,7 +103,8 @@ class WatchedRun:
         Raises:
             RunFolderError: a corrupt line.
         """
-        self._run = _read_status(self._folder, self._run)
+        with contextlib.suppress(OSError, ValueError):  # a network file system may show nothing for a moment
+            self._run = cast("dict[str, Any]", json.loads((self._folder / "run.json").read_text(encoding="utf-8")))
         found = self._metrics.stat() if self._metrics.exists() else None
         present = found and (found.st_ino, found.st_size, found.st_mtime_ns)
         steps: Sequence[StepMetrics] = ()
@@ -124,9 +130,10 @@ class WatchedRun:
             return f"{words}{f' ({error})' if error else ''}; continue with --resume"
         if self._metrics.exists():
             words += f", last step {duration(max(0.0, time.time() - self._metrics.stat().st_mtime))} ago"
-        writer = _writer(self._folder)
-        if writer is not None and not Path(f"/proc/{writer}").exists():
-            words += f"; its process {writer} is not on this machine (killed? continue with --resume)"
+        with contextlib.suppress(OSError, ValueError):
+            writer = int((self._folder / ".lock").read_text())  # the process that holds the folder
+            if not Path(f"/proc/{writer}").exists():
+                words += f"; its process {writer} is not on this machine (killed? continue with --resume)"
         return words
 
     def _elapsed(self) -> float | None:
@@ -151,29 +158,6 @@ def _follow(console: Console, run: WatchedRun, live: Live | None, interval: floa
             print_prose(console, event_text(event))
         if live is None and steps:
             print_prose(console, Text(run.panel.step_line()))
-
-
-def _show_state(console: Console, run: WatchedRun) -> None:
-    if console.is_terminal:
-        console.print(run.panel)
-    elif run.panel.metrics is not None:
-        print_prose(console, Text(run.panel.step_line()))
-    print_prose(console, Text(run.state()))
-
-
-def _read_status(folder: Path, known: Mapping[str, Any]) -> Mapping[str, Any]:
-    try:
-        return cast("dict[str, Any]", json.loads((folder / "run.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return known  # a network file system may show nothing for a moment
-
-
-def _writer(folder: Path) -> int | None:
-    """Return the id of the process that holds the folder, from its lock file."""
-    try:
-        return int((folder / ".lock").read_text().strip())
-    except (OSError, ValueError):
-        return None
 
 
 def _moment(iso: object) -> datetime | None:

@@ -26,8 +26,8 @@ class AlgorithmConfig(Section):
     (docs/guides/custom-parts.md)."""
     advantage: AdvantageName = "group"
     """Advantage estimator: `group` (reward minus the group's mean, divided by its standard deviation), `rloo`, `maxrl`,
-    `pass_at_k`, `batch_std`, `reinforce_pp`, `reinforce_pp_baseline` (docs/reference/losses.md), or a custom function,
-    `file.py:function`."""
+    `pass_at_k`, `batch_std`, `gdpo` (for several rewards), `reinforce_pp`, `reinforce_pp_baseline`
+    (docs/reference/losses.md), or a custom function, `file.py:function`."""
     advantage_k: int = Field(default=4, ge=2)
     """k of ``advantage = "pass_at_k"``, at most ``group_size``."""
     overlong_buffer: int | None = Field(default=None, ge=1)
@@ -46,7 +46,8 @@ class AlgorithmConfig(Section):
     """eps_high, the upper clip range. Its meaning depends on the loss. Default: the loss's own value (0.2 for magic,
     ppo, grpo; 0.28 for dapo)."""
     reject_zero_advantage: bool = True
-    """Leave out groups whose rewards are all equal. Their advantages are 0."""
+    """Leave out groups whose rewards are all equal. Their advantages are 0. With several rewards their weighted mean
+    counts; with ``advantage = "gdpo"`` each reward of them must be equal."""
     stop_after_empty_steps: int = Field(default=20, ge=1)
     """Number of consecutive training steps without any usable group after which the run stops with an error."""
     refill: Literal["none", "until_full"] = "none"

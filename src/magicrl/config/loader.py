@@ -24,6 +24,7 @@ from magicrl.config.paths import counted_from, find_recipe, mark_typed, shipped_
 from magicrl.config.schema import SftConfig, TrainConfig
 from magicrl_verifiers.references import LIVE, file_fingerprint
 from magicrl_verifiers.secrets import without_secrets
+from magicrl_verifiers.several import live_names, reward_names
 
 Config = TypeVar("Config", bound=BaseModel)
 T = TypeVar("T")
@@ -113,6 +114,8 @@ def custom_files(config: BaseModel) -> dict[str, str]:
     found: dict[str, str] = {}
     # No default refers to a file.
     for key, value in leaves(config.model_dump(mode="json", exclude_defaults=True)).items():
+        if isinstance(value, str) and " + " in value:  # several rewards
+            value = reward_names(value)
         for place, text in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if isinstance(text, str) and re.search(r"\.py:\w+$", text) and Path(text.rpartition(":")[0]).is_file():
                 found[key if place is None else f"{key}.{place}"] = file_fingerprint(text) or ""
@@ -128,9 +131,9 @@ def config_hash(config: BaseModel) -> str:
 
 
 def live_parts(config: BaseModel) -> dict[str, str]:
-    """Return the references to objects that were passed in Python, by the settings' dotted keys."""
+    """Return the settings that refer to objects passed in Python, by their dotted keys."""
     found = leaves(config.model_dump(mode="json", exclude_defaults=True))
-    return {key: value for key, value in found.items() if isinstance(value, str) and value.startswith(LIVE)}
+    return {key: value for key, value in found.items() if isinstance(value, str) and live_names(value)}
 
 
 @contextmanager

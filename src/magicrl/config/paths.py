@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, FieldSerializationInfo, Pl
 from magicrl.config.errors import RecipeError
 from magicrl.config.overrides import Overrides, Recipe, override_of
 from magicrl.registry import check
+from magicrl_verifiers.several import each_name
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 
@@ -172,16 +173,26 @@ def located_recipe(value: Any, info: ValidationInfo) -> Any:
 
 
 def located_reference(value: Any, info: ValidationInfo) -> Any:
-    """Return ``file.py:name`` with an absolute file. Any other reference of `magicrl.registry` is unchanged."""
-    file, _, attribute = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    path = _absolute(value, info, file) if file.endswith(".py") else None
-    return value if path is None else f"{path}:{attribute}"
+    """Return ``file.py:name`` with an absolute file, also in several rewards. Any other reference is unchanged."""
+    if not isinstance(value, str):
+        return value
+
+    def absolute(name: str) -> str:
+        file, _, attribute = name.rpartition(":")
+        path = _absolute(type(value)(name), info, file) if file.endswith(".py") else None
+        return name if path is None else f"{path}:{attribute}"
+
+    return each_name(value, absolute)
 
 
 def _written(value: str | None, info: FieldSerializationInfo) -> str | None:
     # A relative path was never located: it is a name, or a path of a configuration made in Python.
     folder = (info.context or {}).get("folder")
     return value if folder is None or value is None or not os.path.isabs(value) else os.path.relpath(value, folder)
+
+
+def _written_reference(value: str | None, info: FieldSerializationInfo) -> str | None:
+    return value and each_name(value, lambda name: str(_written(name, info)))
 
 
 def _written_folder(value: str | None, info: FieldSerializationInfo) -> str | None:
@@ -196,7 +207,7 @@ FilePaths = Annotated[str | tuple[str, ...], BeforeValidator(located)]
 """One or several files, with ``*`` for any name."""
 FolderOrName = Annotated[str, BeforeValidator(located_folder), PlainSerializer(_written_folder)]
 """Folder or name. The name of a model that was made here becomes its folder; a hub name stays."""
-Reference = Annotated[str, BeforeValidator(located_reference), PlainSerializer(_written)]
+Reference = Annotated[str, BeforeValidator(located_reference), PlainSerializer(_written_reference)]
 """Reference that `magicrl.registry` resolves: a name, ``module:name`` or ``file.py:name``."""
 RecipeName = Annotated[str, BeforeValidator(located_recipe), PlainSerializer(_written)]
 """File of a recipe, or the name of a shipped one."""

@@ -167,8 +167,9 @@ class SourceConfig(Section):
     how the tests call the program."""
     verifier: RewardName | None = None
     """Verifier or reward: ``maths``, ``exact``, ``code``, ``judge``, or a custom one, ``my_reward.py:score``
-    (docs/reference/maths-verifier.md). Default: the family's own; otherwise ``code`` for problems with tests and
-    ``maths`` for all others."""
+    (docs/reference/maths-verifier.md); or several with weights, ``maths + 0.2 * my_reward.py:score``
+    (docs/start/own-reward.md). Default: the family's own; otherwise ``code`` for problems with tests and ``maths`` for
+    all others."""
     environment: EnvironmentName | None = None
     """Environment that answers the model's turns, a class: ``file.py:Game``. Default: the family's own. Most problems
     have none."""
@@ -488,6 +489,11 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _advantage_fits_the_stages(self) -> Self:
         k, buffer, advantage = self.algorithm.advantage_k, self.algorithm.overlong_buffer, self.algorithm.advantage
+        if buffer is not None and advantage == "gdpo":
+            raise ValueError(
+                'algorithm.overlong_buffer with algorithm.advantage = "gdpo": the penalty is added to the sum of the '
+                "rewards, which gdpo does not read; leave one of them out, or add a reward that returns the penalty"
+            )
         if buffer is not None and advantage == "maxrl":
             raise ValueError(
                 'algorithm.overlong_buffer with algorithm.advantage = "maxrl": the penalty makes rewards negative, and '

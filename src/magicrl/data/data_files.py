@@ -230,10 +230,10 @@ def _read_json(path: Path) -> Iterator[Row | BadRow]:
 
 def _read_csv(path: Path) -> Iterator[Row | BadRow]:
     with path.open(encoding="utf-8-sig", newline="") as text:
-        # spreadsheets of some languages separate cells by semicolons
-        head = text.readline()
+        # spreadsheets of some languages separate cells by semicolons, and a name may contain a comma
+        head = re.sub('"[^"]*"', "", text.readline())
         text.seek(0)
-        separator = ";" if ";" in head and "," not in head else "\t" if "\t" in head and "," not in head else ","
+        separator = max(",;\t", key=head.count)
         table = csv.DictReader(text, strict=True, delimiter=separator)
         try:
             for index, record in enumerate(table):

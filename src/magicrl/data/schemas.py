@@ -20,6 +20,7 @@ from magicrl.records import Message, Problem, prompt_key
 from magicrl.registry import is_builtin
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
 from magicrl_verifiers.extraction import last_box
+from magicrl_verifiers.several import reward_names
 
 _ROLES = {
     "system": "system",
@@ -284,7 +285,7 @@ class RecordReader:
         prompt = (own.prompt,) if isinstance(own.prompt, str) else own.prompt
         if prompt is None:
             prompt = (self._column(row, present, "prompt", known.columns.prompt),)
-        if self.verifier == "code" and own.answer is not None:
+        if reward_names(self.verifier)[0] == "code" and own.answer is not None:
             schema = Schema(prompt=prompt, answer=own.answer, code="given")
             return f"{', '.join(prompt)}, {own.answer}", self._completed(schema, present)
         worked = False
@@ -331,6 +332,12 @@ class RecordReader:
                 f"Remedy: {self.named(what, found[0])}, or another of them"
             )
         guess = self._guess(row, what, used)
+        if what == "answer" and guess is None:
+            raise Unrecognised(
+                f"{row.where}: no column of the answer is known. It has: {columns}. Remedy: name it, "
+                f"{self.named('answer')}, with the name of the column for COLUMN; else add a column 'answer', or use a "
+                "reward function, which needs none"
+            )
         remedy = self.named(what, guess or "COLUMN")
         known = catalogue().columns
         if what == "prompt" and self.fields.answer is None and not _one_of(row.record, (*known.answer, *known.worked)):
@@ -529,8 +536,9 @@ class _RowReader:
         if len(self.schema.prompt) != 1:
             return None
         name = self.schema.prompt[0]
+        value = self._value(name, "prompt")
         try:
-            return read_turns(self._value(name, "prompt"))
+            return read_turns(value)
         except ValueError as error:
             raise self._error(name, str(error), "correct the row") from None
 

@@ -29,6 +29,7 @@ from magicrl_verifiers import references
 from magicrl_verifiers.records import Extract, JudgeOptions, Reasoning
 from magicrl_verifiers.secrets import without_secrets
 from magicrl_verifiers.service import VerifierPool
+from magicrl_verifiers.several import reward_names
 from magicrl_verifiers.table import verifier_spec
 
 PILOT_SAMPLES = 32
@@ -325,7 +326,7 @@ def decides_of(
         },
         "judging": {"reasoning": judging.reasoning, "extract": judging.extract, "time_limit": settings.time_limit},
     }
-    if settings.judge is not None and any(problem.verifier == "judge" for problem in benchmark.problems):
+    if settings.judge is not None and any("judge" in reward_names(problem.verifier) for problem in benchmark.problems):
         # the address and speed of the judge decide no score
         decides["judging"]["judge"] = decisive(settings.judge, _NOT_DECISIVE)
     # other code or limits of environments may give other samples

@@ -32,6 +32,7 @@ Integers = NDArray[np.int64]
 _PROMPT_BLOCK, _RESPONSE_BLOCK = 128, 64  # smallest numbers of tokens of a block
 _BLOCKS = 32  # largest number of blocks of a store, unless blocks would exceed _WIDEST
 _WIDEST = 512  # tokens
+_MOVED = 2**23  # bytes of moving sequences that are held twice, about
 _ALIGNED = 64  # bytes of a cache line, the alignment for vector units
 
 
@@ -123,6 +124,7 @@ class BlockStore:
         few = -(-capacity // (_BLOCKS * least)) * least
         self.width = min(max(few, least), _WIDEST, capacity)
         self.capacity = capacity
+        self._device = device
         blocks = range(0, capacity, self.width)
         tokens = len(blocks) * self.width if whole else self.width
         self.layers = [layers for _, layers in shape.groups]
@@ -175,13 +177,30 @@ class BlockStore:
         """Return ``(block, tokens in it)`` of a sequence's first ``tokens`` tokens."""
         return [(block, min(self.width, tokens - start)) for block, start in enumerate(range(0, tokens, self.width))]
 
-    def move(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first ``tokens`` tokens at ``source`` to ``target``, and the state."""
-        for block, used in self.spans(tokens):
-            for store in (part for pair in self._stores[block] for part in pair):
-                store[:, target, :, :used] = store[:, source, :, :used]
-        for part in (part for state in self.states.values() for part in state):
-            part[target] = part[source]
+    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Move sequences to other places at once: a source may be the target of another move.
+
+        Args:
+            moves: ``(source, target, tokens)`` of each sequence; no target occurs twice.
+        """
+        for block, tensors in enumerate(self._stores):
+            here = [move for move in moves if move[2] > block * self.width]
+            if not here:
+                break
+            used = min(self.width, max(tokens for *_, tokens in here) - block * self.width)
+            sources, targets = self._places(here)
+            for store in (part[..., :used, :] for pair in tensors for part in pair):
+                # few layers at a time, because the rows are copied twice
+                size = len(here) * store[0, 0].numel() * store.element_size()
+                for layers in store.split(max(1, _MOVED // size)):
+                    layers.index_copy_(1, targets, layers.index_select(1, sources))
+        if moves and self.states:
+            sources, targets = self._places(moves)
+            for part in (part for state in self.states.values() for part in state):
+                part.index_copy_(0, targets, part.index_select(0, sources))
+
+    def _places(self, moves: Sequence[tuple[int, int, int]]) -> list[Tensor]:
+        return [torch.tensor(column, device=self._device) for column in list(zip(*moves, strict=True))[:2]]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -130,14 +130,10 @@ def write_comparison_page(
     facts += [("samples", f"{samples:,}")] if samples else []
     facts += [("left out", str(len(left_out)))] if left_out else []
     names = [run.name for run in runs] or [name for evaluation in evaluations for name in evaluation.benchmarks]
-    page = render_page(_title(names), facts, blocks, command, "comparison" if runs else "evaluation")
-    write_page(page, output)
-    return left_out
-
-
-def _title(names: Sequence[str]) -> str:
     distinct = list(dict.fromkeys(names))
-    return " · ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
+    title = " · ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
+    write_page(render_page(title, facts, blocks, command, "comparison" if runs else "evaluation"), output)
+    return left_out
 
 
 def comparison_blocks(variants: Sequence[Variant], axis: Axis) -> list[PageBlock | None]:
@@ -146,10 +142,15 @@ def comparison_blocks(variants: Sequence[Variant], axis: Axis) -> list[PageBlock
     runs = [run for variant in variants for run in variant.runs]
     labels = dict(zip((run.path for run in runs), path_labels([run.path for run in runs]), strict=True))
     browsers = variant_browsers(variants)
+    # a column per variant with all values of its runs
+    settings = iter(run_settings(runs))
+    rows = setting_rows([[next(settings) for _ in variant.runs] for variant in variants], decides)
+    without = [labels[run.path] for run in runs if not run.config]
+    differ = {"variants": [variant.name for variant in variants], "rows": rows, "without": without}
     return [
         block("variants", "Variants", {"rows": _variant_rows(variants), "notes": _notes(variants, axes, labels)}),
         _score_block(variants),
-        _settings(variants, labels),
+        block("settings", "Settings that differ", differ if rows or without else None),
         *_figures(variants, axes, axis),
         block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None),
         _runs(variants, labels),
@@ -229,16 +230,6 @@ def _score_block(variants: Sequence[Variant]) -> PageBlock | None:
     return block("variant_scores", "Test scores", {"sets": sets, "signs": signs} if sets else None)
 
 
-def _settings(variants: Sequence[Variant], labels: Mapping[Path, str]) -> PageBlock | None:
-    """Return the settings that differ between runs, a column per variant with all values of its runs."""
-    runs = [run for variant in variants for run in variant.runs]
-    settings = iter(run_settings(runs))
-    rows = setting_rows([[next(settings) for _ in variant.runs] for variant in variants], decides)
-    without = [labels[run.path] for run in runs if not run.config]
-    data = {"variants": [variant.name for variant in variants], "rows": rows, "without": without}
-    return block("settings", "Settings that differ", data if rows or without else None)
-
-
 def _figures(variants: Sequence[Variant], axes: VariantAxes, axis: Axis) -> list[PageBlock]:
     if not axes.names:
         return []
@@ -262,6 +253,14 @@ def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> PageBlock 
     sets = list(dict.fromkeys(name for variant in variants for run in variant.runs for name in run.sets))
     measure = measure_of([row for variant in variants for run in variant.runs for row in run.metrics])
     rows: list[dict[str, Any]] = []
+
+    def final_test(run: RecordedRun, set_name: str) -> str:
+        evaluation = run.evaluation("after", set_name)
+        if evaluation is None or not (scores := evaluation.temperatures):
+            return "–"
+        last = scores[max(scores)]
+        return REWARD.value(last.reward.mean) if last.reward else ACCURACY.value(last.accuracy.mean)
+
     for slot, variant in enumerate(variants):
         for run in variant.runs:
             tokens, wall, hours = (max(positions(run, axis).values(), default=None) for axis in AXES[1:])
@@ -282,7 +281,7 @@ def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> PageBlock 
                     "entropy": run.last_mean("entropy/exact/mean", "entropy/sampled/mean"),
                     "truncation": run.last_mean("train/truncation/ratio"),
                     "length": run.last_mean("length/mean"),
-                    "tests": [_final_test(run, name) for name in sets],
+                    "tests": [final_test(run, name) for name in sets],
                     "commit": commit[:10] + plus + rest,
                     "path": str(run.path),
                 }
@@ -290,14 +289,6 @@ def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> PageBlock 
     commits = len({row["commit"] for row in rows})
     data = {"rows": rows, "measure": measure, "sets": sets, "last": LAST_STEPS, "commits": commits}
     return block("runs", "Runs", data)
-
-
-def _final_test(run: RecordedRun, set_name: str) -> str:
-    evaluation = run.evaluation("after", set_name)
-    if evaluation is None or not (scores := evaluation.temperatures):
-        return "–"
-    last = scores[max(scores)]
-    return REWARD.value(last.reward.mean) if last.reward else ACCURACY.value(last.accuracy.mean)
 
 
 def compared_view(compared: ComparedChart, axis: Axis) -> FigureView:
@@ -379,33 +370,27 @@ def evaluation_names(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
     """Return a name for each evaluation: its model, and the differing settings where a model occurs several times."""
     models = [e.model for e in evaluations]
     distinct = list(dict.fromkeys(models))
-    short = dict(zip(distinct, path_labels([_named(model) for model in distinct]), strict=True))
+    paths = [Path(model) for model in distinct]
+    for i, path in enumerate(paths):  # the model of a run is named by the run folder
+        while path.name in ("model", "run") and path.parent.name:
+            path = path.parent
+        paths[i] = path
+    short = dict(zip(distinct, path_labels(paths), strict=True))
     names = [short[model] for model in models]
     for model in distinct:
         members = [i for i, other in enumerate(models) if other == model]
         if len(members) > 1:
-            tables = [_settings_of(evaluations[i]) for i in members]
+            tables: list[dict[str, Any]] = []
+            for i in members:  # the settings that determined the samples, without problems, seed and checksums
+                first = next(iter(evaluations[i].benchmarks.values()), None)
+                flat = {} if first is None else leaves({**first.settings, "samples": first.samples})
+                other = ("problems.", "benchmark", "sampling.seed", "engine.model")
+                tables.append({k: v for k, v in flat.items() if not (k.startswith(other) or k.endswith("sha256"))})
             folders = path_labels([evaluations[i].path for i in members])
             suffixes = setting_names(tables) if differing(tables) else folders
             for i, suffix in zip(members, suffixes, strict=True):
                 names[i] = f"{short[model]}, {suffix}"
     return names
-
-
-def _named(model: str) -> Path:
-    """Return a model's path; for the model of a run, the run folder."""
-    path = Path(model)
-    while path.name in ("model", "run") and path.parent.name:
-        path = path.parent
-    return path
-
-
-def _settings_of(evaluation: RecordedEvaluation) -> dict[str, Any]:
-    """Return the settings that determined the samples, except problems, seed and the checksums of the weights."""
-    first = next(iter(evaluation.benchmarks.values()), None)
-    flat = {} if first is None else leaves({**first.settings, "samples": first.samples})
-    left_out = ("problems.", "benchmark", "sampling.seed", "engine.model")
-    return {k: v for k, v in flat.items() if not k.startswith(left_out) and not k.endswith("sha256")}
 
 
 def _scores(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> PageBlock | None:

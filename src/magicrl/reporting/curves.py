@@ -41,7 +41,7 @@ Low = Annotated[float | None, BeforeValidator(lambda value: None if value == "da
 
 
 class Metric(Section):
-    """A metric of a training step. ``key`` is its key in ``metrics.jsonl``."""
+    """A metric of a training step. ``key`` is its key in ``metrics.jsonl``; ``*`` stands for any name."""
 
     key: str
     label: str = ""  # in the legend and the CSV of a figure
@@ -127,14 +127,14 @@ def steps_range(run: RecordedRun) -> tuple[float, float] | None:
 
 
 def _chart(run: RecordedRun, figure: Figure, metrics: Sequence[Metric]) -> Chart:
-    drawn = [metric for metric in metrics if metric.figure == figure.key]
+    drawn = [one for metric in metrics if metric.figure == figure.key for one in _expanded(run, metric)]
     lines = tuple(series for metric in drawn for series in _series(run, metric))
     target = run.points(figure.target) if figure.target and lines else ()
     return Chart(
         key=figure.key,
         title=figure.title or drawn[0].title,
         note=figure.note or drawn[0].note,
-        unit=drawn[0].unit,
+        unit=drawn[0].unit if drawn else "number",
         y_low=figure.y_low,
         y_high=figure.y_high,
         stacked=figure.stacked,
@@ -145,6 +145,20 @@ def _chart(run: RecordedRun, figure: Figure, metrics: Sequence[Metric]) -> Chart
         marks=stage_marks(run),
         x_range=steps_range(run),
     )
+
+
+def _expanded(run: RecordedRun, metric: Metric) -> list[Metric]:
+    """Return the metrics that a key with ``*`` stands for, each with another color; a key without is itself."""
+    if "*" not in metric.key:
+        return [metric]
+    before, _, after = metric.key.partition("*")
+    keys = dict.fromkeys(key for row in run.metrics for key in row.values if key.startswith(before))
+    found = [key.removeprefix(before).removesuffix(after) for key in keys if key.endswith(after)]
+    labels = [metric.label.replace("*", name) for name in found]
+    return [
+        metric.model_copy(update={"key": f"{before}{name}{after}", "label": label, "color": color})
+        for color, (name, label) in enumerate(zip(found, labels, strict=True))
+    ]
 
 
 def _values(run: RecordedRun, metric: Metric, *others: str) -> Points:
@@ -165,20 +179,16 @@ def _series(run: RecordedRun, metric: Metric) -> tuple[Series, ...]:
         return ()
     if metric.look == "smooth":
         return with_running_mean(metric.label, points, metric.color, [x for x, _ in stage_marks(run)])
-    band, dots = _band(run, metric, points), metric.look == "dots"
-    style = "steps" if metric.look == "steps" else "line"
-    return (Series(label=metric.label, points=points, color=metric.color, style=style, dots=dots, band=band),)
-
-
-def _band(run: RecordedRun, metric: Metric, points: Points) -> Band:
+    band: Band = ()
     if metric.error is not None:
         error = dict(run.points(metric.error))
         low, high = (0.0, 1.0) if metric.unit == "percent" else (-math.inf, math.inf)
-        return tuple((x, max(low, y - Z95 * error[x]), min(high, y + Z95 * error[x])) for x, y in points if x in error)
-    if metric.ends is not None:
-        low, high = (dict(run.points(key)) for key in metric.ends)
-        return tuple((x, low[x], high[x]) for x, _ in points if x in low and x in high)
-    return ()
+        band = tuple((x, max(low, y - Z95 * error[x]), min(high, y + Z95 * error[x])) for x, y in points if x in error)
+    elif metric.ends is not None:
+        lows, highs = (dict(run.points(key)) for key in metric.ends)
+        band = tuple((x, lows[x], highs[x]) for x, _ in points if x in lows and x in highs)
+    dots, style = metric.look == "dots", "steps" if metric.look == "steps" else "line"
+    return (Series(label=metric.label, points=points, color=metric.color, style=style, dots=dots, band=band),)
 
 
 def _tests(run: RecordedRun, measure: Measure) -> tuple[Series, ...]:

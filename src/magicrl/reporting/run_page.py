@@ -7,7 +7,7 @@ the idle time of all steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -88,6 +88,11 @@ def run_blocks(run: RecordedRun) -> tuple[PageBlock, ...]:
     browsers = run_browsers(run)
     rollouts = [step for step in shown_rollouts(run) if step]
     findings = [event for event in run.events if event.get("kind") == "health"]
+    known = ("kind", "step", "stage", "message", "time", "remedy")
+    events: list[dict[str, Any]] = []
+    for event in run.events:
+        rest = {k: v for k, v in event.items() if k not in known}
+        events.append({k: event.get(k) for k in known} | {"rest": json.dumps(rest, ensure_ascii=False) if rest else ""})
     blocks = (
         block("verdict", "Did it learn?", run_verdict(run)),
         block("headline", "Result", headline(run)),
@@ -96,7 +101,7 @@ def run_blocks(run: RecordedRun) -> tuple[PageBlock, ...]:
         _stages(run),
         block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None),
         block("rollouts", "Rollouts", {"steps": rollouts, "levels": LEVELS} if rollouts else None),
-        _events(run),
+        block("events", "Events", {"rows": events} if events else None),
         block("configuration", "Configuration", {"text": run.config_text} if run.config_text else None),
         block("provenance", "Provenance", provenance(run)),
     )
@@ -144,59 +149,39 @@ def _numbers(steps: Sequence[StepMetrics], key: str) -> list[float]:
     return [float(value) for row in steps if isinstance(value := row.values.get(key), (int, float))]
 
 
-def _events(run: RecordedRun) -> PageBlock | None:
-    rows: list[dict[str, Any]] = []
-    for event in run.events:
-        known = ("kind", "step", "stage", "message", "time", "remedy")
-        rest = {k: v for k, v in event.items() if k not in known}
-        rows.append({**{k: event.get(k) for k in known}, "rest": json.dumps(rest, ensure_ascii=False) if rest else ""})
-    return block("events", "Events", {"rows": rows} if rows else None)
-
-
 def provenance(run: RecordedRun) -> dict[str, Any]:
     """Return the data of the provenance's template."""
     separate = ("environments", "data", "schema_version")
     rest = leaves({key: value for key, value in run.run.items() if key not in separate})
     facts = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in rest.items()}
-    return {
-        "sessions": [_session(environment) for environment in run.environments],
-        "software": _software(run.environments),
-        "sets": _sets(run.run.get("data")),
-        "facts": [(key.replace("_", " "), value) for key, value in facts.items() if value not in (None, "")],
-        "folder": str(run.path),
-    }
-
-
-def _session(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return time, machine and commit of a session."""
-    machine = [str(environment["machine"])] if environment.get("machine") else []
-    machine += [f"{environment['threads']} threads"] if environment.get("threads") else []
-    started, git = moment(str(environment.get("started", ""))), str(environment.get("git") or "")
-    return {"started": started, "git": git, "machine": ", ".join(machine)}
-
-
-def _software(environments: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return the versions by package. Where a later session had another one, an arrow joins them in order."""
-    seen: dict[str, list[str]] = {}
-    for environment in environments:
+    sessions: list[dict[str, str]] = []
+    versions: dict[str, list[str]] = {}
+    for environment in run.environments:
+        machine = [str(environment["machine"])] if environment.get("machine") else []
+        machine += [f"{environment['threads']} threads"] if environment.get("threads") else []
+        started, git = moment(str(environment.get("started", ""))), str(environment.get("git") or "")
+        sessions.append({"started": started, "git": git, "machine": ", ".join(machine)})
         for name, version in {"python": environment.get("python"), **(environment.get("versions") or {})}.items():
-            history = seen.setdefault(name, [])
+            history = versions.setdefault(name, [])
             if version is not None and (not history or history[-1] != str(version)):
                 history.append(str(version))
-    return [(name, " → ".join(history)) for name, history in seen.items() if history]
-
-
-def _sets(data: object) -> list[dict[str, str]]:
-    """Return the problem sets with their checksums."""
-    rows: list[dict[str, str]] = []
-    for name, facts in cast("dict[str, Any]", data if isinstance(data, dict) else {}).items():
-        known = leaves(facts if isinstance(facts, dict) else {"sha256": facts})
+    sets: list[dict[str, str]] = []
+    data = run.run.get("data")
+    for name, of_set in cast("dict[str, Any]", data if isinstance(data, dict) else {}).items():
+        known = leaves(of_set if isinstance(of_set, dict) else {"sha256": of_set})
         problems, sha256 = known.pop("problems", None), str(known.pop("sha256", ""))
         if problems != 0:
             count = f"{problems:,}" if isinstance(problems, int) else "–"
-            rest = ", ".join(f"{key} {value}" for key, value in known.items())
-            rows.append({"name": name.replace("/", ", "), "problems": count, "sha256": sha256, "rest": rest})
-    return rows
+            others = ", ".join(f"{key} {value}" for key, value in known.items())
+            sets.append({"name": name.replace("/", ", "), "problems": count, "sha256": sha256, "rest": others})
+    return {
+        "sessions": sessions,
+        # an arrow joins the versions of a package that a later session had in another one
+        "software": [(name, " → ".join(history)) for name, history in versions.items() if history],
+        "sets": sets,
+        "facts": [(key.replace("_", " "), value) for key, value in facts.items() if value not in (None, "")],
+        "folder": str(run.path),
+    }
 
 
 # The timeline inside the training steps.
@@ -283,19 +268,18 @@ def _extremes(spans: Sequence[TimelineSpan]) -> tuple[list[TimelineSpan], int]:
 def _lanes(spans: Sequence[TimelineSpan]) -> Lanes:
     """Return each worker's spans in one lane, or in several where they overlap."""
     lanes: list[list[TimelineSpan]] = []
-    for span in sorted(spans, key=lambda s: (_natural(s.worker), s.start)):
+
+    def order(span: TimelineSpan) -> tuple[str, int, float]:
+        name, _, number = span.worker.rpartition(" ")  # ``replica 2`` comes before ``replica 10``
+        return (name, int(number), span.start) if number.isdecimal() else (span.worker, 0, span.start)
+
+    for span in sorted(spans, key=order):
         free = next((lane for lane in lanes if lane[-1].worker == span.worker and lane[-1].end <= span.start), None)
         if free is None:
             lanes.append([span])
         else:
             free.append(span)
     return tuple(tuple(lane) for lane in lanes)
-
-
-def _natural(worker: str) -> tuple[str, int]:
-    """Return a sort key that puts ``replica 2`` before ``replica 10``."""
-    name, _, number = worker.rpartition(" ")
-    return (name, int(number)) if number.isdecimal() else (worker, 0)
 
 
 def timeline_view(rows: Sequence[tuple[str, Lanes]]) -> FigureView:
@@ -329,21 +313,20 @@ def timeline_view(rows: Sequence[tuple[str, Lanes]]) -> FigureView:
     ticks = [(left + tick * scale, number_text(tick)) for tick in nice_ticks(0.0, longest, 5) if tick <= longest]
     parts = [*x_grid(ticks, top, bottom), *bars, text((left + WIDTH - right) / 2, bottom + 32, "seconds of the step")]
     names = dict.fromkeys(span.what for span in spans)
+    described: list[str] = []
+    for label, lanes in rows:
+        first = [span for lane in lanes for span in lane][:6]
+        described.append(f"{label}: " + ", ".join(f"{s.what} {duration(s.end - s.start)}" for s in first))
     return figure_view(
         "timeline",
         "Inside a step",
         (bottom + 38, parts),
-        described=[_description(label, lanes) for label, lanes in rows],
+        described=described,
         legend=[LegendEntry(name.replace("_", " "), "area", _COLORS.get(name, 4)) for name in names],
         rows=[["step", "worker", "what", "start", "end"], *([s.step, s.worker, s.what, s.start, s.end] for s in spans)],
         note="The step of median length and the slowest one of each stage. Judging during generation has no bar of "
         "its own. Time without a bar is bookkeeping.",
     )
-
-
-def _description(label: str, lanes: Lanes) -> str:
-    spans = [span for lane in lanes for span in lane]
-    return f"{label}: " + ", ".join(f"{s.what} {duration(s.end - s.start)}" for s in spans[:6])
 
 
 def busy_seconds(spans: Iterable[TimelineSpan], end: float) -> float:
@@ -458,15 +441,7 @@ def report_server(folder: Path, port: int) -> ThreadingHTTPServer:
         ValueError: the port is taken.
     """
     report = LiveReport(folder)
-    try:
-        return ThreadingHTTPServer((HOST, port), _handler(report))
-    except OSError as error:
-        raise ValueError(
-            f"port {port} of {HOST} cannot be opened: {error.strerror}; --port 0 takes a free one"
-        ) from None
 
-
-def _handler(report: LiveReport) -> Callable[..., BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             # a foreign page may send a browser here under another host name (DNS rebinding)
@@ -475,23 +450,25 @@ def _handler(report: LiveReport) -> Callable[..., BaseHTTPRequestHandler]:
             elif self.path != "/":
                 self.send_error(HTTPStatus.NOT_FOUND)
             else:
-                self._page()
-
-        def _page(self) -> None:
-            try:
-                page = report.refresh().encode("utf-8", "replace")
-            except RunFolderError:  # a file is being written at this moment: the previous page
-                page = report.page.encode("utf-8", "replace")
-            self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(page)))
-            self.send_header("Cache-Control", "no-store")
-            if report.running:
-                self.send_header("Refresh", str(REFRESH_SECONDS))
-            self.end_headers()
-            self.wfile.write(page)
+                try:
+                    page = report.refresh().encode("utf-8", "replace")
+                except RunFolderError:  # a file is being written at this moment: the previous page
+                    page = report.page.encode("utf-8", "replace")
+                self.send_response(HTTPStatus.OK)
+                self.send_header("Content-Type", "text/html; charset=utf-8")
+                self.send_header("Content-Length", str(len(page)))
+                self.send_header("Cache-Control", "no-store")
+                if report.running:
+                    self.send_header("Refresh", str(REFRESH_SECONDS))
+                self.end_headers()
+                self.wfile.write(page)
 
         def log_message(self, format: str, *args: object) -> None:
             """Do not log requests."""
 
-    return Handler
+    try:
+        return ThreadingHTTPServer((HOST, port), Handler)
+    except OSError as error:
+        raise ValueError(
+            f"port {port} of {HOST} cannot be opened: {error.strerror}; --port 0 takes a free one"
+        ) from None

@@ -7,7 +7,7 @@ limited number of them, selected so that every kind of outcome is included, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from pathlib import Path
@@ -103,7 +103,8 @@ def outcome_kinds(columns: Sequence[Column]) -> frozenset[Kind]:
     one is not. ``won``: the opposite.
     """
     every = [response for column in columns for response in column]
-    verdicts = [_right(column) for column in columns] or [None]
+    judged = [[r.correct for r in column if r.outcome in ("correct", "wrong")] for column in columns]
+    verdicts = [2 * sum(right) >= len(right) if right else None for right in judged] or [None]
     first, others = verdicts[0], verdicts[1:]
     present: dict[Kind, bool] = {
         "wrong": any(response.outcome == "wrong" and not response.truncated for response in every),
@@ -114,11 +115,6 @@ def outcome_kinds(columns: Sequence[Column]) -> frozenset[Kind]:
         "won": first is False and True in others,
     }
     return frozenset(kind for kind, found in present.items() if found)
-
-
-def _right(responses: Column) -> bool | None:
-    judged = [response.correct for response in responses if response.outcome in ("correct", "wrong")]
-    return 2 * sum(judged) >= len(judged) if judged else None
 
 
 def chosen(problems: Sequence[BrowsedProblem]) -> list[BrowsedProblem]:
@@ -153,27 +149,20 @@ def run_browsers(run: RecordedRun) -> list[dict[str, Any]]:
     """Return a browser per test set with the responses before and after training."""
     browsers: list[dict[str, Any]] = []
     for comparison in comparisons(run):
-        old, new = _by_id(comparison.before), _by_id(comparison.after)
-        problems = [
-            _before_and_after(
-                new.get(key) or old[key], *(side[key].responses if key in side else {} for side in (old, new))
-            )
-            for key in dict.fromkeys([*old, *new])
-        ]
+        sides = _by_id(comparison.before), _by_id(comparison.after)
+        problems: list[BrowsedProblem] = []
+        for key in dict.fromkeys([*sides[0], *sides[1]]):
+            old, new = (side[key].responses if key in side else {} for side in sides)
+            pairs = [(t, *pair) for t in sorted({*old, *new}) for pair in zip_longest(old.get(t, ()), new.get(t, ()))]
+            # each temperature has its own kinds
+            kinds = (outcome_kinds([[a] if a else [], [b] if b else []]) for _, a, b in pairs)
+            columns = [[a for _, a, _ in pairs if a is not None], [b for _, _, b in pairs if b is not None]]
+            rows = [(f"Temperature {temperature_text(t)}", (a, b)) for t, a, b in pairs]
+            problem = sides[1].get(key) or sides[0][key]
+            problems.append(_browsed(problem, columns, rows, frozenset[Kind]().union(*kinds)))
         if problems:
             browsers.append(browser(comparison.set_name, ("before", "after"), problems))
     return browsers
-
-
-def _before_and_after(
-    problem: EvaluatedProblem, old: Mapping[float, Column], new: Mapping[float, Column]
-) -> BrowsedProblem:
-    """Return one test problem with its responses by temperature. Each temperature has its own kinds."""
-    pairs = [(t, *pair) for t in sorted({*old, *new}) for pair in zip_longest(old.get(t, ()), new.get(t, ()))]
-    kinds = (outcome_kinds([[a] if a else [], [b] if b else []]) for _, a, b in pairs)
-    columns = [[a for _, a, _ in pairs if a is not None], [b for _, _, b in pairs if b is not None]]
-    rows = [(f"Temperature {temperature_text(t)}", (a, b)) for t, a, b in pairs]
-    return _browsed(problem, columns, rows, frozenset[Kind]().union(*kinds))
 
 
 def variant_browsers(variants: Sequence[Variant]) -> list[dict[str, Any]]:
@@ -316,7 +305,20 @@ def shown_rollouts(run: RecordedRun) -> list[list[Rollout]]:
     files = {path.stem.removeprefix("step-"): path for path in (run.path / "rollouts").glob("step-*.parquet")}
     paths = {int(digits): path for digits, path in files.items() if digits.isdigit()}
     tokenizer = run_tokenizer(run)
-    return [_step_rollouts(step, paths[step], tokenizer) for step in rollout_steps(run, sorted(paths))]
+    found: list[list[Rollout]] = []
+    for step in rollout_steps(run, sorted(paths)):
+        path = paths[step]
+        try:
+            available = pq.read_schema(path).names  # older recordings have no episodes
+            columns = [name for name in _COLUMNS if name in available or name != "episode"]
+            rows = cast("list[dict[str, Any]]", pq.read_table(path, columns=columns).to_pylist())
+        except (pa.ArrowException, OSError) as error:
+            raise RunFolderError(f"{path}: no recording of rollouts: {error}; remove the file") from None
+        groups = {draw: list(group) for draw, group in groupby(rows, key=lambda row: row["draw"])}
+        found.append(
+            [_rollout(step, why, row, groups[row["draw"]], tokenizer) for why, row in _selected_rollouts(rows)]
+        )
+    return found
 
 
 def rollout_steps(run: RecordedRun, recorded: Sequence[int]) -> list[int]:
@@ -345,17 +347,6 @@ def run_tokenizer(run: RecordedRun) -> Tokenizer | None:
     return None
 
 
-def _step_rollouts(step: int, path: Path, tokenizer: Tokenizer | None) -> list[Rollout]:
-    try:
-        available = pq.read_schema(path).names  # older recordings have no episodes
-        columns = [name for name in _COLUMNS if name in available or name != "episode"]
-        rows = cast("list[dict[str, Any]]", pq.read_table(path, columns=columns).to_pylist())
-    except (pa.ArrowException, OSError) as error:
-        raise RunFolderError(f"{path}: no recording of rollouts: {error}; remove the file") from None
-    groups = {draw: list(group) for draw, group in groupby(rows, key=lambda row: row["draw"])}
-    return [_rollout(step, why, row, groups[row["draw"]], tokenizer) for why, row in _selected_rollouts(rows)]
-
-
 def _selected_rollouts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
     """Select the first right, wrong and truncated rollout and the one of highest mean entropy, each only once."""
     wanted: list[tuple[str, list[Mapping[str, Any]]]] = [
@@ -377,7 +368,11 @@ def _rollout(
     tokens = cast("list[int]", row["tokens"])
     entropies = cast("list[float] | None", row["sampler_entropies"])
     observed = observed_spans(row.get("episode"))
-    shown = _token_texts(tokenizer, tokens[:MOST_TOKENS]) if tokenizer is not None else None
+    shown: list[str] | None = None
+    if tokenizer is not None:
+        # a token that ends inside a character is empty, and the next one has the character
+        stream = DecodeStream(skip_special_tokens=False)
+        shown = [str(stream.step(tokenizer, token) or "") for token in tokens[:MOST_TOKENS]]
     if shown is not None and (entropies is not None or observed):
         pieces = coloured_pieces(shown, entropies or [0.0] * len(tokens), observed)
         words = f"{len(tokens) - MOST_TOKENS} more tokens" if len(tokens) > MOST_TOKENS else ""
@@ -401,12 +396,6 @@ def _rollout(
         "tokens": len(tokens) - sum(count for _, count in observed),
         "entropy": _mean_entropy(row),
     }
-
-
-def _token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
-    """Return a text per token. A token that ends inside a character is empty, and the next one has the character."""
-    stream = DecodeStream(skip_special_tokens=False)
-    return [str(stream.step(tokenizer, token) or "") for token in ids]
 
 
 def observed_spans(episode: str | None) -> list[tuple[int, int]]:

@@ -65,15 +65,14 @@ def run_settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
     for key in {key for table in tables for key in table}:
         values = [table.get(key) for table in tables]
         seeds = [table.get("run.seed", run.run.get("seed")) for table, run in zip(tables, runs, strict=True)]
-        starred = [_without_seed(value, seed) for value, seed in zip(values, seeds, strict=True)]
+        starred = [
+            re.sub(rf"(seed[-_=]?){re.escape(str(seed))}(?!\d)", r"\g<1>*", value) if isinstance(value, str) else value
+            for value, seed in zip(values, seeds, strict=True)
+        ]
         if len({repr(value) for value in starred}) < len({repr(value) for value in values}):
             for table, value in zip(tables, starred, strict=True):
                 table.update({key: value} if key in table else {})
     return tables
-
-
-def _without_seed(value: object, seed: object) -> object:
-    return re.sub(rf"(seed[-_=]?){re.escape(str(seed))}(?!\d)", r"\g<1>*", value) if isinstance(value, str) else value
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

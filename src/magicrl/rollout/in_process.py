@@ -474,9 +474,8 @@ class InProcessEngine(SchedulingEngine):
             reason = FinishReason.STOP if ended[index] else FinishReason.LENGTH
             done.append(table.output(rows.start + int(index), reason, self._decode))
         assert self._work.cache is not None
-        # in order, since the source of a move may be the target of an earlier one
-        for source, target, tokens in table.remove([rows.start + int(index) for index in over]):
-            self._work.cache.responses.move(source, target, tokens + self._before)
+        moves = table.remove([rows.start + int(index) for index in over])
+        self._work.cache.responses.move([(*places, tokens + self._before) for *places, tokens in moves])
         # a group is complete once nothing of it waits and no row reads its prompt
         read = set(table.column("owner").tolist())
         unread = {group.place for group, *_ in done if not group.waiting and group.place not in read}
@@ -484,7 +483,7 @@ class InProcessEngine(SchedulingEngine):
         for place in sorted(unread, reverse=True):
             moved = self._work.prompts.pop()
             if place != len(self._work.prompts):
-                self._work.cache.prompts.move(moved.place, place, len(moved.request.prompt_tokens))
+                self._work.cache.prompts.move([(moved.place, place, len(moved.request.prompt_tokens))])
                 self._work.rows.moved_prompt(moved.place, place)
                 self._work.prompts[place], moved.place = moved, place
         return done

@@ -251,9 +251,9 @@ class RowTable:
         and so on. Few rows move, and rows stay by descending ``count``.
 
         Returns:
-            ``(source, target, tokens in the cache)`` of each row that moves, in order.
+            ``(source, target, tokens in the cache)`` of each row that moves, by its row before this call and after it.
         """
-        moves: list[tuple[int, int, int]] = []
+        before = list(range(self.active))
         for row in sorted(rows, reverse=True):  # from the back, so that no row that moves is one to be dropped
             slot = int(self._rows["slot"][row])
             self._groups[slot] = None
@@ -264,10 +264,11 @@ class RowTable:
             while gap < self.active - 1:
                 source = int(np.searchsorted(falling, falling[gap + 1], side="right")) - 1
                 self._rows[gap] = self._rows[source]
-                moves.append((source, gap, int(self._rows["count"][source]) - 1))
+                before[gap] = before[source]
                 gap = source
             self.active -= 1
-        return moves
+        counts = self.column("count")
+        return [(before[row], row, int(counts[row]) - 1) for row in range(self.active) if before[row] != row]
 
 
 def _spans(starts: Sequence[tuple[int, int]], count: int) -> VersionSpans:

@@ -18,6 +18,7 @@ from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.statistics import Difference, paired_scores
 from magicrl.records import Problem, StepMetrics
 from magicrl_verifiers.records import Extract, Reasoning
+from magicrl_verifiers.several import reward_names
 
 Cause: TypeAlias = Literal["enough", "truncated", "no_answer", "all_wrong", "all_right", "same_reward"]
 
@@ -120,7 +121,7 @@ ANY_JUDGING = Judging()
 
 def judging_of(verifier: VerifierConfig, problems: Iterable[Problem]) -> Judging:
     """Return the settings that apply to these problems. Code and custom rewards have none."""
-    read = any(problem.verifier in ("maths", "exact") for problem in problems)
+    read = any(reward_names(problem.verifier)[0] in ("maths", "exact") for problem in problems)
     return Judging(verifier.extract, verifier.reasoning) if read else ANY_JUDGING
 
 
@@ -271,8 +272,8 @@ def _advice_if_rare(answers: SampledAnswers) -> str:
             "[entropy] decide that)"
         )
     return (
-        f"Groups with an advantage are rare and may teach nevertheless: {100 * found:.0f} % of the steps have "
-        f"one{tries}. "
+        f"Groups with an advantage are rare and may teach nevertheless: {100 * found:.0f} % of the steps should "
+        f"have one{tries}. "
         "Check optimizer.learning_rate first, then use more responses per step (rollout_batch, group_size)."
     )
 

@@ -23,7 +23,7 @@ from magicrl.config.schema import TrainConfig
 from magicrl.planning.costs import SequenceWork, generation_flops, sequence_work, update_flops
 from magicrl.planning.hardware import peak_flops
 from magicrl.planning.shapes import ModelShape, shape_from_config
-from magicrl.records import Completion, FloatArray, ScoredGroup, TrainBatch, Verdict
+from magicrl.records import Completion, FloatArray, ScoredGroup, TrainBatch, Verdict, reward_earned
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.diagnosis import Judging, SampledAnswers, unjudged_text
 from magicrl.training.protocols import OnDevices, TrainingStopped, WorkSpan
@@ -246,7 +246,10 @@ def _clustered_error(values_N: NDArray[np.float64], keys: Sequence[str]) -> floa
 
 
 def custom_metrics(groups: Sequence[ScoredGroup]) -> Values:
-    """Return the means over counted responses of the numbers that custom rewards and environments report."""
+    """Return the means over counted responses of the numbers that custom rewards and environments report.
+
+    Each of several rewards has the mean score it pays, and the share of responses that it did not judge.
+    """
     found: dict[str, list[float]] = {}
     for group in groups:
         for verdict, completion, counted in zip(group.verdicts, group.group.completions, group.counted, strict=True):
@@ -258,6 +261,10 @@ def custom_metrics(groups: Sequence[ScoredGroup]) -> Values:
                 given["environment/turns"] = len(episode.observed) + 1
                 given["environment/observed_tokens"] = len(completion) - completion.num_sampled
                 given["environment/observations_cut"] = episode.cut
+            for name, (_, score) in verdict.parts.items():
+                given[f"reward/{name}/not_judged/ratio"] = float(score is None)
+                if score is not None:
+                    given[f"reward/{name}/mean"] = reward_earned(score, truncated=completion.truncated)
             for name, value in given.items():
                 found.setdefault(name, []).append(value)
     return {name: float(np.mean(values)) for name, values in sorted(found.items())}

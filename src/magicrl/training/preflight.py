@@ -16,7 +16,9 @@ from typing import TypeAlias, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from magicrl.algorithms.advantages import Signal, advantage_of, group_signal, part_scores
 from magicrl.config.schema import SourceConfig, StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.data.sources import load_parts
@@ -85,6 +87,9 @@ class Learnable:
     """Outcome and status of its verdict; for a graded reward with the score."""
     constant: bool
     """Whether all complete answers with a verdict have the same reward."""
+    rewards: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict[str, Mapping[str, float]])
+    """Several rewards by name: ``weight``, ``mean`` of the scores (before the weight), share of groups with unequal
+    ones (``signal``) and of responses ``not_judged``. Empty for a single reward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -480,6 +485,7 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
     rewards = [float(group.rewards[group.counted].mean()) for group in judged]
     verdict = groups[0].verdicts[0]
     shown = f"{verdict.outcome.value} ({verdict.status})".replace("_", " ")
+    by_parts = bool(getattr(advantage_of(config.algorithm.advantage), "by_parts", False))
     return Learnable(
         answers=dataclasses.replace(
             answers, reward=float(np.mean(rewards)) if graded else None, groups_per_step=prompts
@@ -487,7 +493,7 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
         group_size=max(n for _, n in right),
         pass_1=share([count / n for count, n in right], clusters),
         pass_all=share([unbiased_pass_at_k(count, n, n) for count, n in right], clusters),
-        signal=share([float(len(np.unique(g.rewards[g.counted])) > 1) for g in judged], clusters),
+        signal=share([float(group_signal(g, by_parts=by_parts) is Signal.MIXED) for g in judged], clusters),
         entropy=answers.entropy,
         uniform_entropy=float(np.log(vocabulary)),
         lengths=tuple(int(np.quantile(ended, q)) for q in (0.5, 0.95, 1.0)) if ended else (),
@@ -496,7 +502,27 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
         example_references=problems[0].references,
         example_verdict=shown if verdict.score is None else f"{shown}, score {verdict.score:.3g}",
         constant=len(values) == 1,
+        rewards=_each_reward(judged),
     )
+
+
+def _each_reward(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, float]]:
+    """Return the facts of each of several rewards, see `Learnable.rewards`."""
+    columns: dict[str, tuple[float, list[NDArray[np.float64]]]] = {}
+    for group in groups:
+        for name, (weight, scores) in part_scores(group.group, group.verdicts).items():
+            columns.setdefault(name, (weight, []))[1].append(scores[group.counted])
+    found: dict[str, dict[str, float]] = {}
+    for name, (weight, scores) in columns.items():
+        known = [values[~np.isnan(values)] for values in scores]
+        judged = np.concatenate(known)
+        found[name] = {
+            "weight": weight,
+            "mean": float(judged.mean()) if len(judged) else 0.0,
+            "signal": float(np.mean([len(np.unique(values)) > 1 for values in known])),
+            "not_judged": 1.0 - len(judged) / sum(map(len, scores)),
+        }
+    return found
 
 
 def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | None) -> TemplateFacts:
@@ -532,8 +558,9 @@ def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | No
 def _system(rendered: str) -> str:
     """Return the text before the user's message ``?``, if it is more than control tokens and roles."""
     before = re.sub(r"<[^<>]*>|\[[A-Z_]+\]", " ", rendered.partition("?")[0])
-    words = [word for word in before.split() if word.lower() not in ("system", "user", "assistant", "human")]
-    return " ".join(words) if len(words) > 2 else ""
+    # roles are at both ends; inside, "assistant" is a word of the text
+    text = re.sub(r"(?i)^(system\s+)+|(\b(user|human)\W*)+$", "", " ".join(before.split())).strip()
+    return text if len(text.split()) > 2 else ""
 
 
 def _other_ends(built: Built, groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -127,6 +127,24 @@ _HARDER = (
 )
 
 
+def each_reward(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+    """One of several rewards that judges nothing, or that never distinguishes the responses to a problem."""
+    for name, seen in facts.learnable.rewards.items():
+        if seen["not_judged"] == 1:
+            yield _stop(
+                "reward_never_judges",
+                f"the reward {name} (weight {seen['weight']:g}) judged none of the responses",
+                "Correct it (magicrl verify reward shows its error), or take it out of data.train.N.verifier.",
+            )
+        elif seen["weight"] and not seen["signal"]:
+            yield _warning(
+                "reward_without_signal",
+                f"the reward {name} (weight {seen['weight']:g}) is equal for all responses to each problem, "
+                f"{seen['mean']:.3g} on average, so that it has no effect",
+                "Correct it, or take it out of data.train.N.verifier; for a log line only, give it weight 0.",
+            )
+
+
 def shifted_references(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
     """Answers that fit the reference answers of other rows better than their own."""
     seen = facts.reward.neighbour
@@ -386,6 +404,7 @@ RULES: tuple[Rule, ...] = (
     label_noise,
     entropy_bonus,
     kl_coefficient,
+    each_reward,
     signal,
     second_reading,
     update_size,

@@ -452,7 +452,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
             'refill = "until_full"  # samples further problems in place of those without an advantage',
             "refill_rounds = 2",
         ],
-        ["[entropy]", 'preset = "small"', "step = 0.001", "maximum = 0.01"]
+        ["[entropy]", 'controller = "none"  # control of entropy has shown no gain below 1B parameters']
         if setting.parameters < LARGE
         else ["[entropy]", 'preset = "report"'],
         [

@@ -20,8 +20,9 @@ from magicrl.evaluation.provenance import environment_facts, now
 from magicrl.evaluation.samples import differences
 from magicrl.files import write_atomically
 from magicrl.records import StepMetrics
-from magicrl_verifiers.references import LIVE, live_text
+from magicrl_verifiers.references import live_text
 from magicrl_verifiers.secrets import without_secrets
+from magicrl_verifiers.several import live_names
 
 
 @runtime_checkable
@@ -121,7 +122,8 @@ class RunFolder:
         custom = custom_files(config)
         if custom:
             environment["custom"] = custom
-        given = {reference: live_text(reference) for reference in live_parts(config).values()}
+        live = [name for reference in live_parts(config).values() for name in live_names(reference)]
+        given = {name: live_text(name) for name in live}
         if given:
             environment["live"] = {key: text and without_secrets(text) for key, text in given.items()}
         if self.resumed:
@@ -295,7 +297,7 @@ def _check_same_objects(path: Path, config: TrainConfig) -> None:
         return  # reported where the recipe is compared
     now = live_parts(config)
     for key, reference in written.items():
-        if isinstance(reference, str) and reference.startswith(LIVE) and now.get(key) != reference:
+        if isinstance(reference, str) and live_names(reference) and now.get(key) != reference:
             raise ValueError(
                 f"{path} was started in Python with {key} = {reference}, but this call passes {now.get(key, 'none')}: "
                 "resume it from Python with the same object (its text, where it has one, is in run.json), or "

@@ -17,6 +17,7 @@ from magicrl.evaluation.statistics import Difference, paired_difference
 from magicrl.records import Problem, ScoredGroup, Verdict
 from magicrl_verifiers.extraction import CLOSE_TAG
 from magicrl_verifiers.records import VerifierService
+from magicrl_verifiers.several import reward_names
 
 REFERENCES, MADE_UP, MADE_UP_SERVED = 200, 24, 4
 """Problems whose reference answer is verified, and those with made-up answers; the last with a served judge."""
@@ -104,7 +105,9 @@ def probe_reward(
 
 
 def _has_answer(problem: Problem) -> bool:
-    return problem.verifier in ("maths", "exact") and bool(problem.references) and problem.environment is None
+    # With several rewards, the first one decides and the others may pay for other things.
+    judged = reward_names(problem.verifier)[0] in ("maths", "exact")
+    return judged and bool(problem.references) and problem.environment is None
 
 
 def _boxed(verifier: VerifierConfig, *answers: str) -> str:
@@ -126,7 +129,7 @@ def _unread(judge: VerifierService, verifier: VerifierConfig, train: Sequence[Pr
 
 def _made_up(judge: VerifierService, verifier: VerifierConfig, problems: Sequence[Problem]) -> dict[str, float]:
     """Return the mean reward of each kind of made-up answer; {} where environments judge."""
-    served = any(p.verifier == "judge" for p in problems)
+    served = any("judge" in reward_names(p.verifier) for p in problems)
     asked = [p for p in problems if p.environment is None][: MADE_UP_SERVED if served else MADE_UP]
     rewards: dict[str, list[float]] = {}
     for place, problem in enumerate(asked):
@@ -138,7 +141,7 @@ def _made_up(judge: VerifierService, verifier: VerifierConfig, problems: Sequenc
 
 
 def _answers_to(problem: Problem, others: Sequence[Problem], verifier: VerifierConfig) -> dict[str, str]:
-    if problem.verifier == "code":
+    if reward_names(problem.verifier)[0] == "code":
         return {NOTHING: "", NO_PROGRAM: "```python\npass\n```"}
     if not problem.references:
         return {NOTHING: ""}
@@ -189,7 +192,7 @@ def _judged_again(verifier: VerifierConfig, groups: Sequence[ScoredGroup], other
     """Return the shares of equal verdicts and of correct answers by another extraction or verifier; None for the
     recipe's."""
     reading = other in ("box", "lenient")
-    mine = verifier.extract if reading else groups[0].group.request.problem.verifier
+    mine = verifier.extract if reading else reward_names(groups[0].group.request.problem.verifier)[0]
     if other == mine:
         return None
     # One worker is enough, and starts faster than several.

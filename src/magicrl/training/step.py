@@ -102,6 +102,8 @@ class Trainer:
         self._queue = RolloutQueue(config, engine, judge, encode, sampler, progress)
         self._objective = Objective(LearnerSettings.of(config))
         self._advantage = resolve_setting("algorithm.advantage", advantage_of, config.algorithm.advantage)
+        # Whether each of several rewards has its own advantage, as in GDPO: then each decides about rejection.
+        self._by_parts = bool(getattr(self._advantage, "by_parts", False))
         self._staleness = StalenessMeter(config.rollout.max_staleness)
         self.steps_done = 0
         # Consecutive steps. The checkpoint holds both counts, so that a restart continues them.
@@ -142,7 +144,7 @@ class Trainer:
 
         # Reject: a group whose rewards are all equal has zero advantage, but would still count in the entropy and KL
         # terms and in the number of tokens that divides the loss.
-        rejection = reject_zero_advantage(groups, mask)
+        rejection = reject_zero_advantage(groups, mask, by_parts=self._by_parts)
         kept = self._surviving(groups, rejection, stage)
 
         # Advantages (Eq. 2.5), old and reference log-probs, then N_SGD = D_R / D_T * N_reuse mini-batches.
@@ -196,7 +198,8 @@ class Trainer:
         # Each round waits for all groups it requested, so that short responses are not favoured (D4). Some of these are
         # rejected too, hence several rounds. `refill_rounds` bounds them where nearly every group is rejected.
         for _ in range(algorithm.refill_rounds if algorithm.refill == "until_full" else 0):
-            missing = stage.rollout_batch - len(reject_zero_advantage(groups, algorithm.advantage_mask).kept)
+            kept = reject_zero_advantage(groups, algorithm.advantage_mask, by_parts=self._by_parts).kept
+            missing = stage.rollout_batch - len(kept)
             if missing <= 0:
                 break
             groups += self._queue.take(stage, missing, clock)
@@ -209,7 +212,8 @@ class Trainer:
             # A group without any verdict has no sample.
             return [g for g in groups if g.counted.any()][: stage.rollout_batch]
         if algorithm.refill == "until_full":
-            return [groups[i] for i in select_refill(groups, stage.rollout_batch, algorithm.advantage_mask)]
+            mask, wanted = algorithm.advantage_mask, stage.rollout_batch
+            return [groups[i] for i in select_refill(groups, wanted, mask, by_parts=self._by_parts)]
         return [groups[i] for i in rejection.kept]
 
     def _scored(self, groups: Sequence[ScoredGroup], clock: StepClock) -> Scores | None:

@@ -2,58 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-import torch
-from safetensors.torch import load_file
+from killed_runs import rollouts, run, same_weights
 
-from magicrl.config.loader import load_train_recipe
-from magicrl.records import StepMetrics
 from magicrl.training.checkpoint import load_latest
-from magicrl.training.recorder import NullObserver
-from magicrl.training.session import run_training
 
-QUIET = ("data.test={}", "evaluation.every=0")
 ONE_STAGE = ("stages.0.max_steps=6", "stages.0.max_tokens=24", "stages.1.max_steps=1")
-TIMES = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing of the run gets to say a word."""
-
-
-class KillAfter(NullObserver):
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def step(self, metrics: StepMetrics) -> None:
-        if metrics.step == self._step:
-            raise Killed
-
-
-def run(
-    recipe: Path, output: Path, *overrides: str, kill_after: int | None = None, resume: bool = False
-) -> list[dict[str, Any]]:
-    observer = NullObserver() if kill_after is None else KillAfter(kill_after)
-    config = load_train_recipe(recipe, [*QUIET, *overrides])
-    with contextlib.suppress(Killed):
-        run_training(config, output, observer, resume=resume)
-    rows = [json.loads(line)["values"] for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in rows]
-
-
-def rollouts(output: Path) -> list[dict[str, Any]]:
-    """A row a response, in the order of steps, draws and samples, without its seconds."""
-    files = sorted((output / "rollouts").glob("*.parquet"))
-    return [
-        {k: v for k, v in row.items() if k != "seconds"} for path in files for row in pq.read_table(path).to_pylist()
-    ]
 
 
 def draws_by_step(output: Path) -> list[list[int]]:
@@ -62,14 +18,6 @@ def draws_by_step(output: Path) -> list[list[int]]:
         if row["sample"] == 0:
             steps.setdefault(row["step"], []).append(row["draw"])
     return [steps[step] for step in sorted(steps)]
-
-
-def weights(output: Path) -> Mapping[str, torch.Tensor]:
-    return load_file(output / "model" / "model.safetensors")
-
-
-def same_weights(one: Path, other: Path) -> bool:
-    return all(torch.equal(value, weights(other)[name]) for name, value in weights(one).items())
 
 
 @pytest.mark.parametrize(("staleness", "rows"), [(4, 160), (2, 6)])
@@ -164,7 +112,7 @@ def test_a_stage_change_drains_the_queue(toy_recipe: Path, tmp_path: Path) -> No
     assert {row["max_tokens"] for row in rows if row["step"] > first} == {24}
     draws = [row["draw"] for row in rows]
     assert draws == [*range(8 * first), *range(8 * first + 16, 8 * first + 16 + 8 * 3)]
-    plain = run(toy_recipe, tmp_path / "plain", *QUIET, f"stages.0.max_steps={first + 3}", "data.online_filter=false")
+    plain = run(toy_recipe, tmp_path / "plain", f"stages.0.max_steps={first + 3}", "data.online_filter=false")
     assert len(plain) > first
     expected = [row["problem_id"] for row in rollouts(tmp_path / "plain") if row["sample"] == 0]
     assert [row["problem_id"] for row in rows] == expected[: len(rows)], "no prompt is skipped"

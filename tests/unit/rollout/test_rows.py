@@ -45,9 +45,12 @@ def test_rows_stay_by_descending_length_and_moves_are_complete(data: Any, cohort
     counts = {key(row): int(table.column("count")[row]) for row in range(table.active)}
     ended = data.draw(st.sets(st.integers(0, table.active - 1), min_size=1))
     left = {held[row] for row in range(table.active) if row not in ended}
-    for source, target, tokens in table.remove(sorted(ended)):
-        assert tokens == counts[held[source]] - 1
-        held[target] = held[source]
+    before = held.copy()
+    moves = table.remove(sorted(ended))
+    assert len({target for _, target, _ in moves}) == len(moves)
+    for source, target, tokens in moves:
+        assert tokens == counts[before[source]] - 1
+        held[target] = before[source]
     assert table.active == len(left)
     assert held[: table.active] == [key(row) for row in range(table.active)]
     assert set(held[: table.active]) == left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from magicrl.training.preflight import (
     OtherForm,
     TemplateFacts,
     Update,
+    _system,
     divergence,
 )
 from magicrl.training.preflight_rules import preflight_findings
@@ -100,6 +101,12 @@ def answers(signal: list[float], **changed: Any) -> Facts:
     return replace(SOUND, learnable=learnable)
 
 
+def several(**parts: Mapping[str, float]) -> Facts:
+    """The sound facts with several rewards."""
+    return replace(SOUND, learnable=replace(SOUND.learnable, rewards=parts))
+
+
+PART = {"weight": 1.0, "mean": 0.5, "signal": 0.4, "not_judged": 0.0}
 NONE, RARE = [0.0] * 32, [1.0, *[0.0] * 47]
 STEP: dict[str, Any] = {"groups_per_step": 16}
 CHANCE = replace(NEIGHBOUR, own=0.1, skill=replace(RISE, mean=0.01, low=-0.02, high=0.04))
@@ -139,6 +146,11 @@ EARNED = SOUND.reward.earned
             ),
             {"never_ends": "stop"},
         ),
+        # each of several rewards has to judge and to distinguish responses, unless it is only logged
+        (several(maths=PART, brief=PART | {"weight": 0.2, "not_judged": 0.9}), {}),
+        (several(maths=PART, brief=PART | {"signal": 0.0}), {"reward_without_signal": "warning"}),
+        (several(maths=PART, brief=PART | {"signal": 0.0, "weight": 0.0}), {}),
+        (several(maths=PART, brief=PART | {"signal": 0.0, "not_judged": 1.0}), {"reward_never_judges": "stop"}),
         # enough groups teach, but most answers are cut and a larger T gives twice as many right ones
         (
             replace(
@@ -326,3 +338,10 @@ def test_another_accepted_answer_is_not_tried_as_a_wrong_one() -> None:
     with boxed.pool() as pool:
         earned = _made_up(pool, boxed, [first, problem("p1", "1?", "one"), problem("p2", "2?", "2")])
     assert (earned[REFERENCE], earned[WRONG], earned[NOTHING]) == (1.0, 0.0, 0.0)
+
+
+def test_the_system_prompt_of_a_template_keeps_its_words() -> None:
+    told = "You are a helpful AI assistant named SmolLM"
+    assert _system(f"<|im_start|>system\n{told}<|im_end|>\n<|im_start|>user\n?<|im_end|>\n") == told
+    for rendered in ("<s>[INST] ? [/INST]", "<|user|>\n?<|end|>", "\n\nHuman: ?\n\nAssistant:"):
+        assert _system(rendered) == ""

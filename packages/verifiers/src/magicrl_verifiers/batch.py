@@ -10,7 +10,6 @@ import atexit
 import functools
 import json
 import os
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,8 +43,6 @@ class BatchSummary:
         lost twice.
         score: mean of the graded rewards; None without any.
         broken: what is wrong with the lines that cannot be read, each with its file, line and field.
-        statuses: answers by the verifier's own word.
-        seconds: wall-clock seconds of the whole batch.
     """
 
     total: int
@@ -54,21 +51,12 @@ class BatchSummary:
     not_judged: int
     score: float | None
     broken: tuple[str, ...]
-    statuses: Mapping[str, int]
-    seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A problem of the input and the text to judge; ``bare``: the text is the answer itself."""
-
-    problem: Problem
-    text: str
-    bare: bool = False
-
-
+Line = tuple[Problem, str, bool]
+"""Problem of an input line, the text to judge, and whether the text is the answer itself."""
 Parse = Callable[[dict[str, Any], Any, str], Line]
-"""An input line from (object, its id, place for messages); raises ValueError."""
+"""Reader of an input line from (object, its id, place for messages); it raises ValueError."""
 
 
 Tell = Callable[[int, int], None]
@@ -95,8 +83,6 @@ def judge_file(
     Until then ``<output>.part`` grows. Blank lines are skipped. `check_file` comes first. ``row`` gives the fields of
     an output line after its id, also for the plain verdict on a line that cannot be read.
     """
-    start = time.perf_counter()
-    statuses: Counter[str] = Counter()
     outcomes: Counter[Outcome] = Counter()
     broken: list[str] = []
     scores: list[float] = []
@@ -115,7 +101,6 @@ def judge_file(
             told = {"id": name, **row(verdict)}
         file.write(json.dumps(told) + "\n")
         file.flush()
-        statuses[verdict.status] += 1
         outcomes[verdict.outcome] += 1
         scores.extend([] if verdict.score is None else [verdict.score])
         tell(outcomes.total(), lines)
@@ -141,13 +126,11 @@ def judge_file(
         not_judged=outcomes[Outcome.NOT_JUDGED],
         score=sum(scores) / len(scores) if scores else None,
         broken=tuple(broken),
-        statuses=dict(statuses.most_common()),
-        seconds=time.perf_counter() - start,
     )
 
 
 def count_lines(path: Path) -> int:
-    """Lines that are not blank."""
+    """Return the number of lines that are not blank."""
     with path.open("rb") as file:
         return sum(bool(raw.strip()) for raw in file)
 
@@ -191,7 +174,7 @@ def verify_file(
         verifier: a built-in one, or a reward of the user's as `magicrl.registry` finds it.
         workers: worker processes; default: the cores this process may use.
         judge: settings of the verifier ``judge``.
-        tell: called with the lines that are judged, and all.
+        tell: receives the number of judged lines and of all lines.
 
     Raises:
         ValueError: an unknown verifier, an empty input, or input and output are the same file.
@@ -210,7 +193,7 @@ def verify_file(
             pool,
             parse=partial(_parse, spec),
             row=_row,
-            submit=lambda line: pool.submit(line.problem, [line.text]),
+            submit=lambda line: pool.submit(line[0], [line[1]]),
             workers=count,
             tell=tell,
         )
@@ -225,7 +208,7 @@ def verify_rows(
     time_limit: float,
     memory_limit_mb: int,
 ) -> list[Verdict]:
-    """The verdicts of rows as `verify_file` has them on its lines, in their order.
+    """Return the verdicts of rows as `verify_file` has them on its lines, in their order.
 
     Raises:
         ValueError: an unknown verifier, or a row that cannot be read; nothing was judged.
@@ -234,17 +217,17 @@ def verify_rows(
     spec = verifier_spec(verifier)
     lines = [_parse(spec, dict(row), row.get("id", n), f"record {n}") for n, row in enumerate(rows)]
     with VerifierPool(options=options, workers=workers, time_limit=time_limit, memory_limit_mb=memory_limit_mb) as pool:
-        tickets = [pool.submit(line.problem, [line.text]) for line in lines]
+        tickets = [pool.submit(problem, [text]) for problem, text, _ in lines]
         return [pool.result(ticket)[0] for ticket in tickets]
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _objects(path: Path) -> Iterator[tuple[Any, str, dict[str, Any] | ValueError]]:
-    """Id (else number), place and object of every line that is not blank; what is wrong with one that is no object."""
+    """Yield id (else number), place and object of every line that is not blank; for no object the error."""
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if not raw.strip():
@@ -264,7 +247,7 @@ def _objects(path: Path) -> Iterator[tuple[Any, str, dict[str, Any] | ValueError
 
 
 def objects(path: Path) -> Iterator[tuple[dict[str, Any], Any, str]]:
-    """The objects of a JSON Lines file, each with its id (its line's number if it has none) and its place.
+    """Yield the objects of a JSON Lines file, each with its id (its line's number if it has none) and its place.
 
     Blank lines are skipped.
 
@@ -302,7 +285,7 @@ def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any, where: str) -> Li
     problem = Problem(
         id=str(name), prompt=prompt, references=tuple(references), verifier=spec.name, source="file", extra=extra
     )
-    return Line(problem, response)
+    return problem, response, False
 
 
 def _row(verdict: Verdict) -> dict[str, Any]:
@@ -314,6 +297,7 @@ def _row(verdict: Verdict) -> dict[str, Any]:
         "decided_by": verdict.decided_by,
         "seconds": round(verdict.seconds, 4),
         **graded,
+        **({"rewards": {name: score for name, (_, score) in verdict.parts.items()}} if verdict.parts else {}),
         **({"reason": verdict.reason} if verdict.status == "reward_failed" else {}),
     }
 
@@ -341,7 +325,7 @@ def verify_code_file(
 
     Args:
         explain: add ``reason``, a sentence for a person.
-        tell: called with the lines that are judged, and all.
+        tell: receives the number of judged lines and of all lines.
 
     Raises:
         ValueError: an empty input, or input and output are the same file.
@@ -357,7 +341,7 @@ def verify_code_file(
             pool,
             parse=_parse_code,
             row=partial(_code_row, explain),
-            submit=lambda line: pool.submit(line.problem, [line.text], bare=line.bare),
+            submit=lambda line: pool.submit(line[0], [line[1]], bare=line[2]),
             workers=workers,
             tell=tell,
         )
@@ -393,33 +377,15 @@ def _parse_code(row: dict[str, Any], name: Any, where: str) -> Line:
     beside = {field: row[field] for field in BESIDE if row.get(field) is not None}
     references = (json.dumps({**beside, **tests}),)
     problem = Problem(id=str(name), prompt="", references=references, verifier="code", source="file")
-    return Line(problem, text, bare=given[0] == "program")
+    return problem, text, given[0] == "program"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Admission:
-    """Result of a checker on known programs.
-
-    Attributes:
-        rejected_right: indices of right programs that it rejected, with the verdict's words.
-        accepted_wrong: indices of wrong programs that it accepted.
-        judged_right, judged_wrong: how many programs of each kind were given.
-    """
-
-    rejected_right: tuple[tuple[int, str], ...]
-    accepted_wrong: tuple[int, ...]
-    judged_right: int
-    judged_wrong: int
-
-    @property
-    def admitted(self) -> bool:
-        """It made no mistake, and was shown at least one program of each kind."""
-        clean = not self.rejected_right and not self.accepted_wrong
-        return clean and self.judged_right > 0 and self.judged_wrong > 0
-
-
-def examine_checker(judge: CodeJudge, suite: Suite, *, right: Sequence[str], wrong: Sequence[str]) -> Admission:
+def examine_checker(judge: CodeJudge, suite: Suite, *, right: Sequence[str], wrong: Sequence[str]) -> dict[str, Any]:
     """Judge known programs by the suite's checker.
+
+    Returns:
+        ``admitted``: whether it made no mistake, and was shown at least one program of each kind; ``rejected_right``
+        and ``accepted_wrong``: indices of the programs that it misjudged.
 
     Args:
         right: programs known to be right.
@@ -429,11 +395,12 @@ def examine_checker(judge: CodeJudge, suite: Suite, *, right: Sequence[str], wro
         ValueError: the suite has no checker.
     """
     if suite.checker is None:
-        raise ValueError("the tests name no checker; set field 'checker' in 'tests' or beside it")
+        raise ValueError("the tests name no checker; set field 'checker' in 'tests' or next to it")
     verdicts = [judge.judge_program(source, suite) for source in right]
-    rejected = tuple((i, f"{v.status}: {v.reason}") for i, v in enumerate(verdicts) if not v.correct)
-    accepted = tuple(i for i, source in enumerate(wrong) if judge.judge_program(source, suite).correct)
-    return Admission(rejected_right=rejected, accepted_wrong=accepted, judged_right=len(right), judged_wrong=len(wrong))
+    rejected = [at for at, verdict in enumerate(verdicts) if not verdict.correct]
+    accepted = [at for at, source in enumerate(wrong) if judge.judge_program(source, suite).correct]
+    admitted = not rejected and not accepted and bool(right) and bool(wrong)
+    return {"admitted": admitted, "rejected_right": rejected, "accepted_wrong": accepted}
 
 
 def disagreements(judge: CodeJudge, suite: Suite, solutions: Sequence[str]) -> list[int]:
@@ -488,9 +455,7 @@ def admission_file(input: Path, output: Path, options: CodeOptions | None = None
     """
 
     def look(judge: CodeJudge, suite: Suite, row: dict[str, Any]) -> dict[str, Any]:
-        found = examine_checker(judge, suite, right=_programs(row, "right", 1), wrong=_programs(row, "wrong", 1))
-        rejected = [index for index, _ in found.rejected_right]
-        return {"admitted": found.admitted, "rejected_right": rejected, "accepted_wrong": list(found.accepted_wrong)}
+        return examine_checker(judge, suite, right=_programs(row, "right", 1), wrong=_programs(row, "wrong", 1))
 
     return sum(row["admitted"] for row in _each_problem(input, output, options, look, tell))
 

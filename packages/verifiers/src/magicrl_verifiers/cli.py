@@ -165,7 +165,7 @@ def code(
 
 
 def all_read(summary: BatchSummary) -> int:
-    """0 where every line could be read."""
+    """Return 0 if every line could be read, else raise ValueError."""
     if summary.broken:
         count = f"{len(summary.broken)} of {summary.total} lines could not be read"
         raise ValueError(f"{count} (their verdict is broken_line, the others are judged); {summary.broken[0]}")

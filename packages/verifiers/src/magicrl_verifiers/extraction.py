@@ -22,7 +22,7 @@ _TOKEN = re.compile(_BOX + r"(?P<box>\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOT
 
 
 def answer_part(response: str, reasoning: Reasoning) -> str | None:
-    """The text after the reasoning, or None when the reasoning never ended (RECIPE section 8, step 1).
+    """Return the text after the reasoning, or None when the reasoning never ended (RECIPE section 8, step 1).
 
     The text after the *last* ``</think>`` is the answer. A ``<think>`` that stays open means that no answer
     was given, even if there is a box inside it.
@@ -91,7 +91,7 @@ def last_box(text: str) -> str | None:
 
 
 def joint_boxes(text: str) -> tuple[str, ...] | None:
-    r"""The last boxes of a text when nothing but ``and``, ``or`` or commas is between them; None if it is one.
+    r"""Return the last boxes of a text when nothing but ``and``, ``or`` or commas is between them; None if it is one.
 
     Example:
         >>> joint_boxes(r"$\boxed{1}$ and $\boxed{2}$")
@@ -114,7 +114,7 @@ _INTEGER = re.compile(r"([+-]?)0*(\d+)", re.ASCII)
 
 
 def normalise(text: str) -> str:
-    """One space between tokens, case folded, integers without sign ``+`` and leading zeros.
+    """Return one space between tokens, case folded, integers without sign ``+`` and leading zeros.
 
     Example:
         >>> normalise("  Left  007 -0 ")

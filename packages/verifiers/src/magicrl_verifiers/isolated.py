@@ -161,7 +161,7 @@ def _lower(kind: int, value: int) -> None:
 
 
 def limit_cpu(seconds: float) -> None:
-    """A second net under the pool's own limit: an orphan of a killed run ends by itself."""
+    """Limit the CPU time of this process too: an orphan of a killed run then ends by itself."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(time.process_time() + 2 * seconds) + _CPU_SLACK_SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

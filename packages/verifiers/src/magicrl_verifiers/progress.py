@@ -13,7 +13,7 @@ FIRST, NEXT = 2.0, 5.0
 
 
 def duration(seconds: float | None) -> str:
-    """``3725`` as ``1 h 2 min``, ``75`` as ``1 min 15 s``, ``2.4`` as ``2.4 s``."""
+    """Return 3725 as ``1 h 2 min``, 75 as ``1 min 15 s``, 2.4 as ``2.4 s``."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 10:
@@ -35,11 +35,11 @@ class TimeLeft:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._began: dict[str, tuple[float, int]] = {}  # when each was first told of, and how much was done then
+        self._began: dict[str, tuple[float, int]] = {}  # when each was first reported, and how much was done then
         self._last: dict[str, int] = {}
 
     def words(self, name: str, done: int, total: int) -> str:
-        """``, left 12 s``; empty at the first call for this work, when it begins again, and at its end."""
+        """Return ``, left 12 s``; empty at the first call for this work, when it begins again, and at its end."""
         if name not in self._began or done < self._last[name]:
             self._began[name] = (self._clock(), done)
         self._last[name] = done
@@ -63,12 +63,12 @@ class ProgressLines:
         self._due = clock() + FIRST
 
     def __call__(self, name: str, done: int, total: int, unit: str) -> None:
-        """So many of ``total`` units of this work are done."""
+        """Report that ``done`` of ``total`` units of this work are done."""
         left = self._left.words(name, done, total)  # also where no line is due: it learns when the work began
         if self._clock() >= self._due and done < total:
             self._due = self._clock() + NEXT
             self._console.print(f"  {name}: {done} of {total} {unit}{left}", markup=False, highlight=False)
 
     def lines(self, name: str) -> Callable[[int, int], None]:
-        """The same for a file's lines that are judged."""
+        """Return a callback with the number of judged lines of a file and of all its lines."""
         return lambda done, total: self(name, done, total, "lines")

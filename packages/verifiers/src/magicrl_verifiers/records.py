@@ -34,7 +34,7 @@ _TYPED = str.maketrans("‘’‚‛′“”„‟″‐‑‒–−", "'" * 5 
 
 
 def plain_typography(text: str) -> str:
-    """``text`` in the characters that a keyboard would give, case and whitespace as they are.
+    """Return ``text`` in the characters that a keyboard would give, case and whitespace as they are.
 
     Unicode's NFKC, but raised and lowered characters and fractions stay what they are (it would make 23 of ``2³``);
     typographic quotes, hyphens and the minus sign become ASCII; what cannot be seen (zero-width characters, soft
@@ -53,7 +53,7 @@ def plain_typography(text: str) -> str:
 
 
 def prompt_key(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """The identity of a prompt: 16 hexadecimal digits, equal for prompts that ask the same in the same words.
+    """Return the identity of a prompt: 16 hexadecimal digits, equal for prompts that ask the same in the same words.
 
     Whitespace counts as one space, case and typography (see ``plain_typography``) do not count; words, numbers,
     punctuation and LaTeX do. Two prompts that differ only by case are rarely two problems. Taking them for one costs a
@@ -173,7 +173,7 @@ def renamed_argument(old: str, new: str) -> Callable[[Function], Function]:
 Problem.__init__ = renamed_argument("golds", "references")(Problem.__init__)
 
 
-def check_references(problem: Problem) -> None:
+def require_references(problem: Problem) -> None:
     """Raise ValueError for a problem without a reference answer (for code, without tests)."""
     if not problem.references:
         raise ValueError(f"problem {problem.id!r} has no reference answer (a code problem: no tests); give it one")
@@ -192,6 +192,7 @@ class Verdict:
         seconds: wall-clock seconds the judgement took.
         score: what a graded reward gives the response; None: 1 for a correct one, else 0.
         metrics: further numbers of a graded reward, averaged over a step.
+        parts: weight and score of each reward, if there are several (`several`); a score of None is not judged.
     """
 
     outcome: Outcome
@@ -202,6 +203,7 @@ class Verdict:
     seconds: float = 0.0
     score: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    parts: Mapping[str, tuple[float, float | None]] = field(default_factory=dict[str, tuple[float, float | None]])
 
     @property
     def correct(self) -> bool:
@@ -213,7 +215,7 @@ class Verdict:
         return float(self.correct) if self.score is None else self.score
 
     def earned(self, *, truncated: bool) -> float:
-        """The reward in training; see `reward_earned`."""
+        """Return the reward in training; see `reward_earned`."""
         return reward_earned(self.reward, truncated=truncated)
 
 
@@ -246,7 +248,7 @@ MAX_EXTRACTED = 1000
 def make_verdict(
     status: str, *, reason: str = "", decided_by: str = "", extracted: str | None = None, seconds: float = 0.0
 ) -> Verdict:
-    """The verdict of this status, its outcome taken from `OUTCOME_OF_STATUS`."""
+    """Return the verdict of this status, its outcome taken from `OUTCOME_OF_STATUS`."""
     if extracted is not None and len(extracted) > MAX_EXTRACTED:
         extracted = extracted[:MAX_EXTRACTED] + "..."
     return Verdict(

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 Builtins = Mapping[str, str]
 """Built-in names of a kind, each with its reference ``module:attribute``."""
@@ -28,14 +28,8 @@ LIVE = "live:"
 """How a reference begins that means an object of this process."""
 
 
-class Live(NamedTuple):
-    """Object that was given in Python, and a text that distinguishes it from others; None if there is none."""
-
-    thing: Any
-    text: str | None
-
-
-_live: dict[str, Live] = {}
+_live: dict[str, tuple[Any, str | None]] = {}
+"""Objects that were given in Python, and a text that distinguishes each from others, or None."""
 _resolved: dict[str, str] = {}
 
 
@@ -54,13 +48,13 @@ def live(thing: Any, name: str | None = None, text: str | None = None) -> str:
     word = re.sub(r"\W+", "_", found).strip("_") or "given"
     mark = "unknown" if text is None else hashlib.sha256(text.encode()).hexdigest()[:8]
     reference = f"{LIVE}{word}@{mark}"
-    _live[reference] = Live(thing, text)
+    _live[reference] = (thing, text)
     return reference
 
 
 def live_text(reference: str) -> str | None:
     """Return the text that distinguishes this live object from others; None if there is none."""
-    return _live[reference].text if reference in _live else None
+    return _live[reference][1] if reference in _live else None
 
 
 def source_text(thing: Any) -> str | None:
@@ -89,7 +83,7 @@ def check_reference(kind: str, reference: str, builtins: Builtins = _NONE) -> st
 
 
 def _checked(kind: str, reference: str, builtins: Builtins) -> tuple[str, str]:
-    """`check_reference`, and the module or file and the attribute that it found."""
+    """Run `check_reference`; return the module or file and the attribute that it found."""
     if reference.startswith(LIVE):
         if reference not in _live:
             raise ValueError(
@@ -118,7 +112,7 @@ def resolve_reference(kind: str, reference: str, builtins: Builtins = _NONE) -> 
     """
     where, attribute = _checked(kind, reference, builtins)
     if where == LIVE:
-        return _live[reference].thing
+        return _live[reference][0]
     try:
         module = _module_of_file(Path(where).expanduser()) if where.endswith(".py") else importlib.import_module(where)
     except Exception as error:  # a user's module may raise anything while it is imported

@@ -12,7 +12,7 @@ SHORTEST_SECRET = 8
 
 
 def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """``text`` with the credentials of URLs, and the values of secret environment variables, replaced.
+    """Return ``text`` with the credentials of URLs, and the values of secret environment variables, replaced.
 
     A variable is secret when its name ends in one of ``SECRET_NAMES``, as ``HF_TOKEN`` and ``WANDB_API_KEY`` do.
 

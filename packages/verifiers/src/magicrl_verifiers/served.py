@@ -69,7 +69,7 @@ class ServerSettings:
             raise ValueError(f"max_context must be at least 2, got {self.max_context}")
 
     def endpoint(self, path: str) -> httpx2.URL:
-        """The URL of ``path`` (``/models``) below ``base_url``, its query kept."""
+        """Return the URL of ``path`` (``/models``) below ``base_url``, its query kept."""
         shown = without_secrets(self.base_url)
         try:
             url = httpx2.URL(self.base_url)
@@ -83,7 +83,7 @@ class ServerSettings:
         return url.copy_with(path=(base or "/v1") + path)
 
     def shown(self, path: str) -> str:
-        """The URL as a message may show it: without credentials and query."""
+        """Return the URL as a message may show it: without credentials and query."""
         url = self.endpoint(path)
         port = f":{url.port}" if url.port is not None else ""
         return f"{url.scheme}://{url.host}{port}{url.path}"
@@ -155,7 +155,7 @@ class Transport:
         attempts: int | None = None,
         stopped: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
-        """The answer's JSON object; once ``stopped`` says True, nothing is tried again.
+        """Return the answer's JSON object; once ``stopped`` says True, nothing is tried again.
 
         Raises:
             ServerError: refused for good, or not answered within the attempts and the time.
@@ -191,7 +191,7 @@ class Transport:
             self._client = None
 
     def clean(self, text: str) -> str:
-        """``text`` without the key and other secrets: servers quote what they refuse."""
+        """Return ``text`` without the key and other secrets: servers quote what they refuse."""
         if self._key:
             text = text.replace(self._key, f"***{self._settings.key_variable}***")
         return without_secrets(text)
@@ -205,8 +205,9 @@ class Transport:
                 headers["Authorization"] = f"Bearer {self._key}"
             limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self._settings.concurrency)
             timeout = httpx2.Timeout(self._settings.attempt_seconds, connect=_CONNECT_SECONDS, pool=None)
-            # with a custom transport httpx reads no proxy from the environment
-            direct = None if _proxied() else httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEP_ALIVE)
+            # with a custom transport httpx would not read a proxy, and its exceptions, from the environment
+            proxied = any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ)
+            direct = None if proxied else httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEP_ALIVE)
             self._client = httpx2.AsyncClient(headers=headers, timeout=timeout, limits=limits, transport=direct)
         return self._client
 
@@ -282,11 +283,6 @@ class Transport:
         return "see the server's log"
 
 
-def _proxied() -> bool:
-    """Whether the environment names a proxy, which httpx then reads with its exceptions."""
-    return any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ)
-
-
 def _error_of(response: httpx2.Response) -> tuple[str, str]:
     """Code and message of an error answer; servers write it in four ways."""
     try:
@@ -340,7 +336,7 @@ class UnreadableAnswer(ValueError):
 
 
 def content_of(answer: Any) -> str:
-    """The text of a chat answer's first choice.
+    """Return the text of a chat answer's first choice.
 
     Raises:
         UnreadableAnswer: there is none.
@@ -367,7 +363,7 @@ def after_reasoning(text: str) -> str:
 
 
 def json_objects(text: str) -> list[dict[str, Any]]:
-    """Every JSON object in a text that is not within another one."""
+    """Return every JSON object in a text that is not within another one."""
     decoder, found, end = json.JSONDecoder(strict=False), list[dict[str, Any]](), 0
     for brace in islice(re.finditer("{", text), _MOST_BRACES):
         if brace.start() >= end:
@@ -383,7 +379,7 @@ def json_objects(text: str) -> list[dict[str, Any]]:
 
 
 def key_of(decides: Any) -> bytes:
-    """12 bytes that identify what decides an answer, anything that JSON has a form for."""
+    """Return 12 bytes that identify what decides an answer, anything that JSON has a form for."""
     text = json.dumps(decides, sort_keys=True).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=12).digest()
 
@@ -416,7 +412,7 @@ class AnswerFile:
         return key in self._places
 
     def get(self, key: bytes) -> dict[str, Any]:
-        """The row of a key that is there."""
+        """Return the row of a key that is there."""
         self._file.seek(self._places[key])
         row: dict[str, Any] = json.loads(self._file.readline())
         del row["key"]

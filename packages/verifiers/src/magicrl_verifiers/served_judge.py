@@ -74,7 +74,7 @@ class BudgetSpent(ValueError):
 
 
 def read_score(text: str, config: JudgeSettings) -> float:
-    """The reward that a reply says: 0 at ``lowest``, 1 at ``highest``.
+    """Return the reward that a reply says: 0 at ``lowest``, 1 at ``highest``.
 
     Raises:
         UnreadableAnswer: no score at the required place, or one out of range.
@@ -109,7 +109,7 @@ def read_score(text: str, config: JudgeSettings) -> float:
 
 
 def model_score(answer: dict[str, Any]) -> float:
-    """The number of a reward model's answer: the last of ``probs`` (``classify``) or of ``data`` (``pooling``).
+    """Return the number of a reward model's answer: the last of ``probs`` (``classify``) or of ``data`` (``pooling``).
 
     Raises:
         UnreadableAnswer: there is none.
@@ -188,11 +188,11 @@ class ServedJudge(Closing):
         self._turns = asyncio.Semaphore(config.concurrency)
 
     def judge(self, problem: Problem, responses: Sequence[str]) -> Future[list[Verdict]]:
-        """The verdicts, in a while."""
+        """Return a future of the verdicts."""
         return asyncio.run_coroutine_threadsafe(self._reward.awaited(problem, responses, self._turns), event_loop())
 
     async def __call__(self, problem: Problem, response: str) -> Verdict:
-        """One verdict; raises where there is no score."""
+        """Return one verdict; raise an error if there is no score."""
         answer = answer_part(response, self._options.reasoning)
         if answer is None or not answer.strip():
             return make_verdict("no_answer", decided_by="extraction")
@@ -224,7 +224,7 @@ class ServedJudge(Closing):
         return {f"judge/{name}": value for name, value in counts.items()}
 
     def since(self) -> dict[str, float]:
-        """The same since the last call."""
+        """Return the requests since the last call as metrics."""
         before, self._told = self._told, self.totals()
         return {key: value - before.get(key, 0) for key, value in self._told.items()}
 
@@ -240,7 +240,7 @@ class ServedJudge(Closing):
         self._answers.close()
 
     async def _row(self, problem: Problem, answer: str) -> dict[str, Any]:
-        """The score, from the file or from the server; the same request is sent once."""
+        """Return the score, from the file or from the server; the same request is sent once."""
         body = self._body(problem, answer)
         config = self._config
         key = key_of([_VERSION, config.endpoint, config.read, config.lowest, config.highest, body])

@@ -5,16 +5,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from magicrl_verifiers.judge_settings import NO_JUDGE, JudgeSettings
 from magicrl_verifiers.records import Judge, JudgeOptions, Problem, Verdict
+from magicrl_verifiers.several import joined
 from magicrl_verifiers.table import VerifierSpec, verifier_spec
 from magicrl_verifiers.workers import Closing, JudgingPool, Ticket, WorkerPool
 
 if TYPE_CHECKING:
     from magicrl_verifiers.served_judge import ServedJudge
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedTicket(Ticket):
+    """Ticket of a problem with several rewards; ``tickets`` has one per reward."""
+
+    tickets: Sequence[Ticket] = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return all(ticket.done for ticket in self.tickets)
+
+    def wait(self) -> tuple[Verdict, ...]:
+        """The joined verdicts, in the order of the responses."""
+        return tuple(joined(self.problem.verifier, [ticket.wait() for ticket in self.tickets]))
 
 
 class VerifierPool(JudgingPool):
@@ -73,6 +91,9 @@ class VerifierPool(JudgingPool):
         """
         spec = self._spec(problem.verifier)
         spec.check_references(problem)
+        if spec.parts:
+            tickets = [self.submit(replace(problem, verifier=part.name), responses) for part in spec.parts]
+            return JoinedTicket(problem, (), tickets)
         if spec.protocol is not None:
             return self._pool(spec).submit(problem, responses)
         found = self._here(spec)(problem, responses)
@@ -90,7 +111,7 @@ class VerifierPool(JudgingPool):
         return Ticket(problem, [judged])
 
     def judge(self, problem: Problem, responses: Sequence[str]) -> tuple[Verdict, ...]:
-        """`submit` and `result` in one."""
+        """Submit the responses and wait for their verdicts."""
         return self.result(self.submit(problem, responses))
 
     def warm_up(self, verifiers: Iterable[str] = ("maths",)) -> None:
@@ -100,7 +121,8 @@ class VerifierPool(JudgingPool):
             RuntimeError: a worker could not be started (with what it wrote on standard error).
             ValueError: a judge's server does not answer as it should.
         """
-        for spec in map(self._spec, verifiers):
+        found = [self._spec(name) for name in verifiers]
+        for spec in dict.fromkeys(part for whole in found for part in whole.parts or (whole,)):
             if spec.protocol is not None:
                 self._pool(spec).warm()
             else:
@@ -130,11 +152,11 @@ class VerifierPool(JudgingPool):
         return {key: value for served in self._served.values() for key, value in served.totals().items()}
 
     def observations(self) -> dict[str, float]:
-        """The same since the last call, as metrics."""
+        """Return the requests since the last call as metrics."""
         return {key: value for served in self._served.values() for key, value in served.since().items()}
 
     def spans(self) -> list[Any]:
-        """Nothing: waiting for verdicts is in the step's own timeline."""
+        """Return nothing: waiting for verdicts is in the step's own timeline."""
         return []
 
     def _check_open(self) -> None:

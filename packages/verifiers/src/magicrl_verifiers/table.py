@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from magicrl_verifiers.records import Judge, JudgeOptions, Problem, check_references
+from magicrl_verifiers.records import Judge, JudgeOptions, Problem, require_references
 from magicrl_verifiers.references import LIVE, resolve_reference
+from magicrl_verifiers.several import reward_terms
 
 if TYPE_CHECKING:
     from magicrl_verifiers.judge_settings import JudgeSettings
@@ -23,9 +24,10 @@ class VerifierSpec:
 
     Attributes:
         name: what ``Problem.verifier`` says.
+        parts: the verifiers of several rewards, in order; empty for one.
         in_process: makes a judge for the calling process, or None.
         protocol: how it is judged in worker processes, from (options, seconds, MiB), or None.
-        served: makes what asks a server, or None. Exactly one of the three is given.
+        served: makes what asks a server, or None. Exactly one of the three is given, or ``parts``.
         needs_reference: whether it can judge nothing without a reference answer.
         check_problem: raises ValueError for a problem that a reward function cannot be called for.
     """
@@ -36,16 +38,20 @@ class VerifierSpec:
     served: Callable[[JudgeSettings, JudgeOptions], ServedJudge] | None = None
     needs_reference: bool = True
     check_problem: Callable[[Problem], None] | None = None
+    parts: tuple[VerifierSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        assert [self.in_process, self.protocol, self.served].count(None) == 2, self.name
+        given = [self.in_process, self.protocol, self.served, self.parts or None]
+        assert given.count(None) == 3, self.name
 
     def check_references(self, problem: Problem) -> None:
         """Raise ValueError for a problem without the reference answer that this verifier needs."""
         if self.needs_reference:
-            check_references(problem)
+            require_references(problem)
         if self.check_problem is not None:
             self.check_problem(problem)
+        for part in self.parts:
+            part.check_references(problem)
 
 
 def _exact(options: JudgeOptions) -> Judge:
@@ -110,9 +116,15 @@ VERIFIERS: Mapping[str, str] = MappingProxyType(
 def verifier_spec(name: str) -> VerifierSpec:
     """Return the built-in verifier of this name, or the reward function that it names (`references`).
 
+    A name of several rewards (`several`) has their verifiers as parts.
+
     Raises:
-        ValueError: unknown name (says the nearest known one), or what it names is no reward.
+        ValueError: unknown name (says the nearest known one), what it names is no reward, or a wrong weight.
     """
+    names = [part for part, _ in reward_terms(name)]
+    if len(names) > 1:
+        return VerifierSpec(name=name, parts=tuple(map(verifier_spec, names)), needs_reference=False)
+    (name,) = names
     found = resolve_reference("reward", name, VERIFIERS)
     return found if isinstance(found, VerifierSpec) else function_spec(name, found)
 

@@ -219,7 +219,7 @@ class WorkerProcess:
                 view = view[os.write(fd, view) :]
 
     def _receive(self, seconds: float) -> dict[str, Any] | None:
-        """The next message, or None when none came in time. Raises EOFError at the end of the stream."""
+        """Return the next message, or None when none came in time. Raises EOFError at the end of the stream."""
         assert self._child.stdout is not None
         fd, end = self._child.stdout.fileno(), time.monotonic() + seconds
         while b"\n" not in self._unread:
@@ -255,7 +255,7 @@ class WorkerSlot:
         self.worker: WorkerProcess | None = None
 
     def ready(self) -> WorkerProcess:
-        """The worker, a new one where the last is used up.
+        """Return the worker, a new one where the last is used up.
 
         Raises:
             WorkerStartError: as of `WorkerProcess`, after three tries.
@@ -290,7 +290,7 @@ def _ready(fd: int, event: int, seconds: float) -> bool:
 
 
 def _spawn(handler: str, errors: int) -> subprocess.Popen[bytes]:
-    """A fresh interpreter (never a fork: the parent may hold torch's threads) in its own session."""
+    """Start a fresh interpreter in its own session; never fork, since the parent may hold torch's threads."""
     # the folders from which this process has the package and the handler's own, installed or not
     packages = [magicrl_verifiers, sys.modules.get(handler.partition(".")[0])]
     roots = [str(Path(one.__file__).resolve().parents[1]) for one in packages if one is not None and one.__file__]
@@ -332,10 +332,10 @@ class RequestHandler(ABC):
 
     @abstractmethod
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply; ``retire`` in it makes the pool replace this worker."""
+        """Return the reply; ``retire`` in it makes the pool replace this worker."""
 
     def close(self) -> None:  # noqa: B027 - most kinds hold nothing open
-        """The last request was served."""
+        """Release what the handler holds, after the last request."""
 
 
 class Refused(Exception):
@@ -413,7 +413,7 @@ class Ticket:
         return all(part.done() for part in self.parts)
 
     def wait(self) -> tuple[Verdict, ...]:
-        """Every verdict, in the order of the responses."""
+        """Wait for every verdict, in the order of the responses."""
         try:
             return tuple(verdict for part in self.parts for verdict in part.result())
         except CancelledError as error:
@@ -446,7 +446,7 @@ class WorkerProtocol(ABC):
 
     @abstractmethod
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
-        """The item as its worker reads it. ``repeat``: the last request of the worker had the same problem."""
+        """Return the item as its worker reads it. ``repeat``: the last request of the worker had the same problem."""
 
     def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
         """Return the verdict of a reply; a malformed reply counts as a lost worker."""
@@ -464,18 +464,18 @@ class WorkerProtocol(ABC):
 
     @abstractmethod
     def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> Verdict:
-        """The verdict on an item that used up its worker."""
+        """Return the verdict on an item that used up its worker."""
 
     def lost(self, reason: str, seconds: float = 0.0) -> Verdict:
-        """The verdict on an item whose worker ended through no fault of the item's."""
+        """Return the verdict on an item whose worker ended through no fault of the item's."""
         return make_verdict("worker_lost", reason=reason, seconds=seconds)
 
     def final(self, item: Item, verdict: Verdict) -> bool:
-        """Whether a verdict that judges nothing would be the same in a fresh worker."""
+        """Return whether a verdict that judges nothing would be the same in a fresh worker."""
         return False
 
     def give_up(self, item: Item, verdict: Verdict) -> None:  # noqa: B027 - most kinds remember nothing
-        """Every attempt came to nothing, ``verdict`` last."""
+        """Note that every attempt failed, the last one with ``verdict``."""
 
 
 class WorkerThread:
@@ -547,7 +547,7 @@ class JudgingPool(Closing):
     """Base of pools that hand out tickets."""
 
     def result(self, ticket: Ticket) -> tuple[Verdict, ...]:
-        """The verdicts of ``ticket`` in the order of its responses. Waits until all are there.
+        """Return the verdicts of ``ticket`` in the order of its responses. Waits until all are there.
 
         Raises:
             RuntimeError: the pool was closed before they were judged.
@@ -556,7 +556,7 @@ class JudgingPool(Closing):
         return ticket.wait()
 
     def ready(self, ticket: Ticket) -> bool:
-        """Whether `result` would return at once."""
+        """Return whether `result` would return at once."""
         return ticket.done
 
 

@@ -19,7 +19,7 @@ def judge_of(
     limits: Limits = LIMITS,
     total_seconds: float | None = None,
 ) -> CodeJudge:
-    """A judge whose sandbox has started, or a skip where the kernel cannot do it."""
+    """Return a judge whose sandbox has started; skip the test if the kernel cannot do it."""
     options = CodeOptions(
         limits=limits,
         total_seconds=total_seconds,
@@ -42,6 +42,6 @@ def judge() -> Iterator[CodeJudge]:
 
 @pytest.fixture(scope="module", params=["A", "B"])
 def tiered(request: pytest.FixtureRequest) -> Iterator[CodeJudge]:
-    """The same tests with and without namespaces."""
+    """Run the tests with and without namespaces."""
     with judge_of(request.param) as made:
         yield made

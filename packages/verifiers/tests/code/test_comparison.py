@@ -177,12 +177,12 @@ def test_admission_and_disagreement(judge: CodeJudge) -> None:
     assert disagreements(judge, parse_suite(tests), rough) == [0, 1]
     assert disagreements(judge, parse_suite({**tests, "float_tolerance": 0.1}), rough) == []
     good = parse_suite({**tests, "checker": "permutation"})
-    assert examine_checker(judge, good, right=[up, down], wrong=["print(1)"]).admitted
+    assert examine_checker(judge, good, right=[up, down], wrong=["print(1)"])["admitted"]
     blind = parse_suite({**tests, "checker": "def check(i, o, a): return True"})
-    assert examine_checker(judge, blind, right=[up], wrong=["print(1)"]).accepted_wrong == (0,)
+    assert examine_checker(judge, blind, right=[up], wrong=["print(1)"])["accepted_wrong"] == [0]
     strict = parse_suite({**tests, "checker": "tokens"})
-    assert [index for index, _ in examine_checker(judge, strict, right=[up, down], wrong=["x"]).rejected_right] == [1]
-    assert not examine_checker(judge, good, right=[up], wrong=[]).admitted
+    assert examine_checker(judge, strict, right=[up, down], wrong=["x"])["rejected_right"] == [1]
+    assert not examine_checker(judge, good, right=[up], wrong=[])["admitted"]
 
 
 def test_the_search_for_problems_that_need_a_checker(judge: CodeJudge, tmp_path: Path) -> None:

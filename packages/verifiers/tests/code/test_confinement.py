@@ -25,7 +25,7 @@ from .conftest import judge_of
 
 
 def holes(judge: CodeJudge, attempts: dict[str, str]) -> set[str]:
-    """The names of the attempts that did not raise."""
+    """Return the names of the attempts that did not raise."""
     body = ["import os, sys, socket, ctypes, signal", "libc = ctypes.CDLL(None, use_errno=True)", "open_holes = []"]
     for name, code in attempts.items():
         body += ["try:", textwrap.indent(textwrap.dedent(code), "    "), f"    open_holes.append({name!r})"]
@@ -241,7 +241,7 @@ ECHO = {"inputs": ["1"] * 3, "outputs": ["1"] * 3, "time_limit": 0.4}
 
 
 def status_of(judge: CodeJudge, program: str) -> str:
-    """Of a hostile program; an honest one passes right after it, in the same sandbox, which is not replaced."""
+    """Judge a hostile program; an honest one passes right after it, in the same sandbox, which is not replaced."""
     judge.judge_program(RIGHT, parse_suite(ECHO))
     before = judge.sandbox.pids
     status = judge.judge_program(textwrap.dedent(program), parse_suite(ECHO)).status
@@ -364,7 +364,7 @@ def test_what_one_test_does_to_its_interpreter_does_not_reach_the_next(tiered: C
     assert outputs[0] is not None
     assert outputs == [outputs[0]] * 4
     suite = parse_suite({"inputs": [""] * 12, "outputs": [outputs[0].decode()] * 12})
-    assert tiered.judge_program(textwrap.dedent(program), suite).passed == 12  # one alone, then in a batch
+    assert tiered.judge_program(textwrap.dedent(program), suite).passed == 12  # a single one, then in a batch
 
 
 KILL, EPERM = 0x80000000, 0x00050001
@@ -383,7 +383,7 @@ ARGUMENTS = [
 
 
 def answer(ops: Sequence[tuple[int, int, int, int]], number: int, arguments: Sequence[int], arch: int) -> int:
-    """What the kernel's interpreter makes of these operations."""
+    """Return what the kernel's interpreter makes of these operations."""
     data = struct.pack("<IIQ6Q", number, arch, 0, *arguments)
     place, register = 0, 0
     while True:

@@ -33,7 +33,7 @@ class Probe:
 
 
 def _probes(file: str) -> list[Probe]:
-    """The rows of a file of probes; the head of ``contract_probes.txt`` describes their form."""
+    """Return the rows of a file of probes; the head of ``contract_probes.txt`` describes their form."""
     text = Path(__file__).with_name(file).read_text()
     head, *blocks = re.split(r"^=== ", text, flags=re.MULTILINE)
     shared = dict(re.findall(r"^@ (\w+)\n(.*?)\n(?=@ [A-Z]|\Z)", head, re.MULTILINE | re.DOTALL))

@@ -96,7 +96,7 @@ def test_what_goes_wrong_is_named(judge: CodeJudge, program: str, expected: str)
 
 
 def test_tests_do_not_share_anything(judge: CodeJudge) -> None:
-    """A counter kept in a file, a module or a global starts anew with every test."""
+    """A counter kept in a file, a module or a global starts again with every test."""
     counting = """
         import os, sys
         path = "/tmp/count"

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from magicrl.records import Problem, Verdict
 from magicrl_verifiers import VerifierPool
-from magicrl_verifiers.maths.lexer import lex
 from magicrl_verifiers.maths.maths_verifier import MathsVerifier, readings, same_structure
-from magicrl_verifiers.maths.notation import canonical_notation
+from magicrl_verifiers.maths.notation import canonical_notation, lex
 from magicrl_verifiers.maths.prose import final_answer
 from magicrl_verifiers.records import JudgeOptions
 

@@ -1,4 +1,4 @@
-"""The final answer in running text: one candidate, by rules that depend on the text alone."""
+"""The final answer in running text: one candidate, by rules that depend only on the text."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ MOST_MISSED = 3
 
 
 def test_the_probes_of_clauses() -> None:
-    """Of responses that give no or another answer none is accepted."""
+    """No response that gives no answer or another one is accepted."""
     verifier = MathsVerifier(JudgeOptions())
     tables = tomllib.loads(Path(__file__).with_name("clause_probes.toml").read_text(encoding="utf-8"))["probes"]
     said = {

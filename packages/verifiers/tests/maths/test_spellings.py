@@ -24,7 +24,7 @@ VERIFIER.judge([r"\int_0^1 2x \, dx"], r"\boxed{\int_0^1 2y \, dy}")
 
 @pytest.fixture(scope="module", autouse=True)
 def as_small_as_a_worker() -> Iterator[None]:
-    """What other tests have left is not walked by the garbage collector, on an answer's CPU time."""
+    """Keep the garbage collector from walking what other tests left, on an answer's CPU time."""
     gc.collect()
     gc.freeze()
     yield

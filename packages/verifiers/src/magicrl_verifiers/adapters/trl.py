@@ -50,7 +50,11 @@ def reward_function(
             )
         given: Sequence[Any] = columns[reference]
         tickets = [
-            pool.submit(_problem(verifier, one), [_text(completion)])
+            # of a conversation the last message
+            pool.submit(
+                _problem(verifier, one),
+                [completion if isinstance(completion, str) else str(completion[-1]["content"])],
+            )
             for one, completion in zip(given, completions, strict=True)
         ]
         verdicts = [pool.result(ticket)[0] for ticket in tickets]
@@ -64,8 +68,3 @@ def _problem(verifier: str, given: Any) -> Problem:
     many = isinstance(given, Sequence) and not isinstance(given, str)
     references = [one if isinstance(one, str) else json.dumps(one) for one in (given if many else [given])]
     return Problem(id="trl", prompt="", references=tuple(references), verifier=verifier, source="trl")
-
-
-def _text(completion: Any) -> str:
-    """A completion's text: of a conversation the last message."""
-    return completion if isinstance(completion, str) else str(completion[-1]["content"])

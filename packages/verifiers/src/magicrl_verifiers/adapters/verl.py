@@ -62,7 +62,7 @@ def compute_score(
 
 
 def _tests(ground_truth: Any) -> dict[str, Any] | None:
-    """The tests of a program; None where the text is an answer."""
+    """Return the tests of a program; None where the text is an answer."""
     if isinstance(ground_truth, str) and ground_truth.lstrip().startswith("{"):
         try:
             ground_truth = json.loads(ground_truth)

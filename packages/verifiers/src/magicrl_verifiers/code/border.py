@@ -1,17 +1,26 @@
-"""The tests' side of the border: calls of the program, its objects and its module, as test code sees them."""
+"""The tests' side of the border: calls of the program, its objects and its module, as test code sees them.
+
+The last part makes two processes look like one to test code, or refuses to judge where that is not possible.
+"""
 
 from __future__ import annotations
 
+import ast
 import collections
 import contextlib
 import copy
+import dataclasses
+import functools
+import importlib
 import inspect
 import io
+import random
 import sys
 import types
 import unittest
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
+from unittest import mock
 
 from magicrl_verifiers.code import values
 from magicrl_verifiers.code.remote import (
@@ -22,8 +31,10 @@ from magicrl_verifiers.code.remote import (
     Unsupported,
     kinds_of,
     made_error,
+    unpickled,
     update_in_place,
 )
+from magicrl_verifiers.code.suite import is_plain
 
 PROGRAM_MODULES = ("solution", "main", "submission", "program", "candidate", "your_module", "__main__")
 """Names under which test code imports the program."""
@@ -35,6 +46,7 @@ _NO_ERRORS_OF = ("unittest", "magicrl", "pytest")
 _REMEMBERED = 8
 """Results of the program that are kept to decide whether the program caused an error."""
 _STAND_INS = (io.StringIO, io.BytesIO, types.GeneratorType)
+caller: Callable[[int], types.FrameType] = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 
 def blamed_on_program(error: BaseException) -> BaseException:
@@ -44,7 +56,7 @@ def blamed_on_program(error: BaseException) -> BaseException:
 
 
 def of_program(error: BaseException) -> bool:
-    """Whether the program raised or caused this exception."""
+    """Return whether the program raised or caused this exception."""
     return getattr(error, "_of_program", False) is True
 
 
@@ -120,7 +132,7 @@ class Client(Peer):
         return self._last[0]
 
     def is_new(self, found: Any, other: Any) -> bool:
-        """Whether ``found`` is the last result and ``other`` an argument of that call, and they are two values."""
+        """Return whether ``found`` is the last result, ``other`` an argument of that call, and they are two values."""
         result, given = self._last
         return found is result and any(other is one for one in given)
 
@@ -137,15 +149,15 @@ class Client(Peer):
                 waiting += found
 
     def has_lent(self, value: Any) -> bool:
-        """Whether the program has been given this object, so that it may have returned it."""
+        """Return whether the program has been given this object, so that it may have returned it."""
         return any(value is one for one in self._lent)
 
     def operate(self, name: str, *operands: Any) -> Any:
-        """A function of `operator` or a built-in one, applied in the program's process."""
+        """Apply a function of `operator` or a built-in one in the program's process."""
         return self.call({"operator": name}, operands, {})
 
     def ask(self, op: str, target: Mapping[str, Any], *given: Any, **fields: Any) -> Any:
-        """Any other request: ``get``, ``set``, ``delete``, ``wait``."""
+        """Send any other request: ``get``, ``set``, ``delete``, ``wait``."""
         return self._received(self._exchange(op, of=target, a=[self._encode(item) for item in given], **fields))
 
     def _received(self, reply: Mapping[str, Any]) -> Any:
@@ -216,7 +228,7 @@ class Client(Peer):
             return reply
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The program uses what was lent to it: a function by calling it, a stand-in by its public attributes."""
+        """Answer the program, which calls a function that was lent to it or reads a public attribute of a stand-in."""
         before = Unsupported.first
         try:
             lent = self._lent[request["lent"]]
@@ -307,7 +319,7 @@ class Client(Peer):
         return self._nodes.hook(tagged)
 
     def _error_class(self, kinds: list[tuple[str, str]]) -> type[BaseException]:
-        """The class for an exception of these kinds, nearest first: a common one, or one for the program's own."""
+        """Return the class for an exception of these kinds, nearest first: a common one, or one of the program's."""
         module, name = kinds[0]
         common = vars(sys.modules.get(module, types)).get(name)  # the program's modules hold no names here
         steers = getattr(common, "__module__", "").startswith(_NO_ERRORS_OF)
@@ -321,7 +333,7 @@ class Client(Peer):
         return self._errors[name]
 
     def _raise(self, error: Any) -> NoReturn:
-        """The program's exception, marked as such."""
+        """Raise the program's exception, marked as such."""
         try:
             raised = made_error(error, self._decode, self._error_class)
         except Exception as trouble:  # as in `_decode`
@@ -335,7 +347,7 @@ def _is_mock(value: Any) -> bool:
 
 
 def _may_use(lent: Any, name: str) -> bool:
-    """Whether a program may read or set an attribute: never one that steers a mock, nor one that leads elsewhere."""
+    """Return whether a program may read or set an attribute, which must not steer a mock or lead elsewhere."""
     if _is_mock(lent):  # its children only: its own interface is the tests'
         interface = dir(sys.modules["unittest.mock"].NonCallableMock)
         return name in SPECIAL or not (name.startswith(("_", "assert")) or name in interface)
@@ -456,12 +468,12 @@ class ProgramObject:
 
 
 def is_named(remote: ProgramObject) -> bool:
-    """Whether tests got this by a name of the program's, or made it of a class; else it is what a call returned."""
+    """Return whether tests got this by a name of the program's, or made it of a class; else a call returned it."""
     return bool(remote._name) or remote._own  # pyright: ignore[reportPrivateUsage]
 
 
 def _operator(function: str, *, shows: bool, turned: bool = False) -> Callable[..., Any]:
-    """An operator that is left to the program; ``shows``: it would show its other operand to the program."""
+    """Return an operator that is left to the program; ``shows``: it would show its other operand to the program."""
 
     def operate(self: ProgramObject, *given: Any) -> Any:
         if shows and not isinstance(given[0], ProgramObject) and not self._own:  # pyright: ignore[reportPrivateUsage]
@@ -519,3 +531,151 @@ class ProgramModule(types.ModuleType):
 
     def __delattr__(self, name: str) -> None:
         self._client.replace("", [], name)
+
+
+# --- what a border between two processes would change -----------------------------------------------------------------
+
+
+class Guard:
+    """Keeps test code from executing what the program wrote: text that it evaluates, objects that it unpickles."""
+
+    def __init__(self, namespace: dict[str, Any], client: Client) -> None:
+        self._namespace = namespace
+        self._client = client
+
+    def __call__(self, event: str, given: tuple[Any, ...]) -> None:
+        if event == "pickle.find_class" and given[1] not in _UNPICKLED.get(given[0], ()):
+            what = f"the test code unpickles {given[0]}.{given[1]}"
+            own = given[0] == "__main__" and dict.__contains__(self._namespace, given[1])
+            own = own or given == (unpickled.__module__, unpickled.__name__)  # the program pickled an own object
+            raise Unsupported(what) if own or not self._client.called else blamed_on_program(ValueError(what))
+        # only from the test code's own frame: the standard library compiles too (namedtuple)
+        if event == "compile" and self._client.called and caller(1).f_globals is self._namespace:
+            source = given[0]
+            text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
+            if not isinstance(text, str) or not is_plain(text):
+                if isinstance(text, str) and self._is_programs(text, caller(1)):
+                    raise blamed_on_program(ValueError("the program returned text that is no plain value"))
+                raise Unsupported("the test code executes text that the program may have written")
+
+    def _is_programs(self, text: str, frame: types.FrameType) -> bool:
+        """Return whether ``text`` is no plain value because of the program, and uses no number of the tests."""
+        sent = [one for one in self._client.sent() if isinstance(one, str) and one.strip() and one in text]
+        if not any(is_plain(text.replace(one, " 0 ")) for one in sent):
+            return False
+        try:
+            used = {node.id for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Name)}
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return True
+        known = {**self._namespace, **frame.f_locals}
+        return not any(isinstance(known.get(name), int | float | complex) for name in used)
+
+
+_UNPICKLED: dict[str, tuple[str, ...]] = {
+    "builtins": ("set", "frozenset", "bytearray", "complex", "range", "slice", "list", "dict", "tuple"),
+    "collections": ("OrderedDict", "defaultdict", "Counter", "deque"),
+    "datetime": ("date", "datetime", "time", "timedelta", "timezone"),
+    "decimal": ("Decimal",),
+    "fractions": ("Fraction",),
+    "numpy": ("ndarray", "dtype"),
+    "numpy.core.multiarray": ("_reconstruct", "scalar"),
+    "numpy._core.multiarray": ("_reconstruct", "scalar"),
+    "_codecs": ("encode",),
+}
+
+
+def same_object(client: Client, one: Any, other: Any) -> bool:
+    """``one is other``, as if the tests and the program were one process; `Unsupported` where that is not known."""
+    if one is other or isinstance(one, ProgramObject) != isinstance(other, ProgramObject):
+        return one is other
+    if isinstance(one, ProgramObject):
+        return client.operate("is_", one, other) is True
+    if client.is_new(one, other) or client.is_new(other, one):
+        return False
+    # equal copies of one value, or of two: what was a single value in the program may have crossed twice
+    if isinstance(one, MUTABLE) and isinstance(other, MUTABLE):
+        raise Unsupported("whether two mutable values are identical, since values cross as copies")
+    if isinstance(one, _COPIED) and type(one) is type(other) and one == other:
+        raise Unsupported("whether two equal values are identical, since values cross as copies")
+    return False
+
+
+_COPIED = (str, int, float, complex, tuple, frozenset, bytes)
+
+
+_INTROSPECTION = {
+    inspect: [name for name in vars(inspect) if name.startswith(("is", "get", "sig", "unwrap"))],
+    dataclasses: ["asdict", "astuple", "fields", "replace", "is_dataclass"],
+    copy: ["copy", "deepcopy"],
+}
+
+
+def refuse_introspection(namespace: dict[str, Any]) -> None:
+    """Make functions that look into an object refuse the program's: they would see the stand-in instead."""
+
+    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+        # a result could be made an object in order not to be judged; but what a decorator returns is one, too
+        always = function.__name__ == "signature"
+
+        @functools.wraps(function)
+        def call(*given: Any, **named: Any) -> Any:
+            stand_ins = [one for one in given if type(one) is ProgramObject]
+            # the standard library's own calls are not meant
+            if stand_ins and caller(1).f_globals is namespace and (always or is_named(stand_ins[0])):
+                raise Unsupported(f"{function.__name__}() of something of the program's")
+            return function(*given, **named)
+
+        return call
+
+    for module, names in _INTROSPECTION.items():
+        for name in names:
+            if isinstance(found := getattr(module, name), types.FunctionType):
+                setattr(module, name, guarded(found))
+
+
+# --- what tests replace is replaced in the program's process too ----------------------------------------------------
+
+
+def mirror(client: Client) -> None:
+    """Pass on to the program a ``patch`` of a module that both processes have, and a seed of ``random``."""
+    attributes: Any = mock._patch  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    _around(
+        attributes,
+        lambda patcher: _replay(client, patcher, getattr(patcher.target, patcher.attribute)),
+        lambda patcher: _replay(client, patcher),
+    )
+    seed = random.seed
+
+    def seeded(*given: Any, **named: Any) -> None:
+        seed(*given, **named)
+        client.seed(*given, **named)
+
+    random.seed = seeded
+
+
+def _around(kind: Any, entered: Callable[[Any], None], left: Callable[[Any], None]) -> None:
+    enter, leave = kind.__enter__, kind.__exit__
+
+    def do_enter(patcher: Any) -> Any:
+        found = enter(patcher)
+        entered(patcher)
+        return found
+
+    def do_leave(patcher: Any, *error: Any) -> Any:
+        left(patcher)
+        return leave(patcher, *error)
+
+    kind.__enter__, kind.__exit__ = do_enter, do_leave
+
+
+def _replay(client: Client, patcher: Any, *value: Any) -> None:
+    target = patcher.target
+    shared = isinstance(target, types.ModuleType | type) and not isinstance(target, ProgramModule)
+    if not shared or (target.__name__, patcher.attribute) in NOT_MIRRORED:
+        return
+    is_module = isinstance(target, types.ModuleType)
+    module, path = (target.__name__, []) if is_module else (target.__module__, [target.__qualname__])
+    # patches of the program's own module go through `ProgramModule.__setattr__`
+    if module in PROGRAM_MODULES or (path and not hasattr(importlib.import_module(module), path[0])):
+        return
+    client.replace(module, path, patcher.attribute, *value)

@@ -53,7 +53,7 @@ def same_text(output: bytes, expected: bytes, tolerance: float | None = None) ->
 
 
 def close_tokens(found: bytes, wanted: bytes, tolerance: float | None) -> bool:
-    """Whether two tokens are numbers that differ by no more than the tolerance."""
+    """Return whether two tokens are numbers that differ by no more than the tolerance."""
     # no number of a test has so many digits, and a flood of them is not worth converting
     if len(found) > MAX_NUMBER_CHARS or len(wanted) > MAX_NUMBER_CHARS:
         return False
@@ -82,7 +82,7 @@ def same_lines(output: bytes, expected: bytes) -> bool:
 
 
 def same_result(found: Any, wanted: Any, tolerance: float | None, *, strict: bool) -> bool:
-    """Whether two plain values are equal.
+    """Return whether two plain values are equal.
 
     Args:
         tolerance: of floats; None: the default where ``wanted`` is a float, and none at all with ``strict``.
@@ -136,7 +136,7 @@ Edge = tuple[int, int]
 
 
 def integers(text: str) -> list[int] | None:
-    """The whole text as integers in ASCII digits, or None."""
+    """Return the whole text as integers in ASCII digits, or None."""
     tokens = text.split()
     # str.isdigit also takes digits of other scripts, and superscripts
     if any(not token.lstrip("+-").isascii() or not token.lstrip("+-").isdigit() for token in tokens):
@@ -145,12 +145,12 @@ def integers(text: str) -> list[int] | None:
 
 
 def is_permutation(items: Sequence[int], count: int, first: int = 1) -> bool:
-    """``items`` are ``first`` to ``first + count - 1`` in any order."""
+    """Return whether ``items`` are ``first`` to ``first + count - 1`` in any order."""
     return len(items) == count and set(items) == set(range(first, first + count))
 
 
 def same_items(items: Iterable[Any], others: Iterable[Any]) -> bool:
-    """The same items in any order, each as often."""
+    """Return whether both hold the same items in any order, each as often."""
     # by their text: items of different types have no order
     return sorted(items, key=repr) == sorted(others, key=repr)
 
@@ -166,7 +166,7 @@ def _neighbours(edges: Iterable[Edge], directed: bool) -> dict[int, set[int]]:
 
 
 def is_connected(nodes: Sequence[int], edges: Iterable[Edge]) -> bool:
-    """Every node is reached from the first over undirected edges."""
+    """Return whether every node is reached from the first over undirected edges."""
     near = _neighbours(edges, directed=False)
     if not nodes:
         return True
@@ -180,7 +180,7 @@ def is_connected(nodes: Sequence[int], edges: Iterable[Edge]) -> bool:
 
 
 def is_tree(nodes: Sequence[int], edges: Sequence[Edge]) -> bool:
-    """The edges join exactly these nodes, without a cycle."""
+    """Return whether the edges join exactly these nodes, without a cycle."""
     known = set(nodes)
     ends_known = all(one in known and other in known for one, other in edges)
     # n - 1 edges that join n nodes hold no cycle
@@ -188,7 +188,7 @@ def is_tree(nodes: Sequence[int], edges: Sequence[Edge]) -> bool:
 
 
 def is_spanning_tree(nodes: Sequence[int], edges: Iterable[Edge], chosen: Sequence[Edge]) -> bool:
-    """``chosen`` is a tree over all nodes, made of given edges."""
+    """Return whether ``chosen`` is a tree over all nodes, made of given edges."""
     given = {frozenset(edge) for edge in edges}
     return all(frozenset(edge) in given for edge in chosen) and is_tree(nodes, chosen)
 
@@ -196,7 +196,7 @@ def is_spanning_tree(nodes: Sequence[int], edges: Iterable[Edge], chosen: Sequen
 def is_path(
     edges: Iterable[Edge], path: Sequence[int], start: int, end: int, *, directed: bool = False, simple: bool = False
 ) -> bool:
-    """``path`` leads from start to end over given edges; ``simple``: no node twice."""
+    """Return whether ``path`` leads from start to end over given edges; ``simple``: no node twice."""
     if not path or path[0] != start or path[-1] != end or (simple and len(set(path)) != len(path)):
         return False
     near = _neighbours(edges, directed)
@@ -204,7 +204,7 @@ def is_path(
 
 
 def is_topological_order(nodes: Sequence[int], edges: Iterable[Edge], order: Sequence[int]) -> bool:
-    """``order`` holds every node once, each edge leading forward."""
+    """Return whether ``order`` holds every node once, each edge leading forward."""
     if len(order) != len(nodes) or set(order) != set(nodes):
         return False
     place = {node: index for index, node in enumerate(order)}
@@ -242,7 +242,7 @@ class Checker:
 
 
 def load_checker(text: str) -> Checker:
-    """The checker that a problem names.
+    """Return the checker that a problem names.
 
     Raises:
         SuiteError: no known name, no such file, or source that does not parse.
@@ -322,7 +322,7 @@ def accepts_text(name: str, output: bytes, answer: bytes, tolerance: float | Non
 
 
 def _unordered(found: Any, wanted: Any, tolerance: float | None) -> bool:
-    """The same items in any order; each is taken once. Quadratic only among items that JSON cannot order."""
+    """Compare items in any order, each taken once. It is quadratic only among items that JSON cannot order."""
     if not isinstance(found, list | tuple | set | frozenset) or not isinstance(wanted, list | tuple | set | frozenset):
         return same_result(found, wanted, tolerance, strict=False)
     if len(found) != len(wanted):
@@ -340,7 +340,7 @@ def _distinct(value: Any) -> Any:
 
 
 def _sort_key(value: Any) -> tuple[str, float, str]:
-    """An order for plain data in which equal values meet: by kind, number, text."""
+    """Return an order for plain data in which equal values meet: by kind, number, text."""
     if isinstance(value, int | float):
         try:
             return ("number", float(value), "")

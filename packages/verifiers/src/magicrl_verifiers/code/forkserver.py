@@ -120,7 +120,7 @@ def prepare() -> None:
 
 
 def run(request: dict[str, Any], places: Iterable[tuple[int, int]], guards: Guards, cpu: float) -> NoReturn:
-    """The role that ``request`` names, with descriptors put at their places, under every guard."""
+    """Run the role that ``request`` names, with descriptors put at their places, under every guard."""
     status = 1
     try:
         for fd, number in places:
@@ -135,7 +135,7 @@ def run(request: dict[str, Any], places: Iterable[tuple[int, int]], guards: Guar
 
 
 def _read(name: str) -> bytes:
-    """All of an input channel, which is then closed."""
+    """Read all of an input channel and close it."""
     data = values.read_all(SLOTS[name])
     os.close(SLOTS[name])
     return data
@@ -170,7 +170,7 @@ def _say_compiled() -> None:
 
 
 def _module(name: str, *, helpful: bool) -> dict[str, Any]:
-    """A fresh module's namespace. ``helpful``: names that LeetCode imports are found after the builtins."""
+    """Return a fresh module's namespace. ``helpful``: names that LeetCode imports are found after the builtins."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     namespace = vars(module)
@@ -220,7 +220,7 @@ def _last_line(error: BaseException) -> types.TracebackType | None:
 
 
 def _own_mistake(error: BaseException) -> bool:
-    """Whether a checker's own lines name or import what is not there; text that it evaluates has another file name."""
+    """Return whether a checker's own lines, not text that it evaluates, name or import what does not exist."""
     where = _last_line(error)
     in_source = where is not None and where.tb_frame.f_code.co_filename == "main.py"
     return in_source and type(error) in (NameError, ImportError, ModuleNotFoundError)
@@ -536,7 +536,7 @@ class _ForkServer:
         return pid
 
     def _renew_scratch(self) -> None:
-        """An empty scratch folder, if a program changed it; Landlock's rule for the old one does not reach it."""
+        """Make an empty scratch folder if a program changed it; Landlock's rule for the old one does not reach it."""
         if self._scratch is None or self._scratch == _state(kernel.SCRATCH_FOLDER):
             return
         kernel.fresh_scratch()
@@ -568,7 +568,7 @@ def _told(fd: int) -> str:
 
 
 def _taken(fd: int) -> str:
-    """The end of what was written to a memory file, which is then empty again."""
+    """Return the end of what was written to a memory file, and empty the file."""
     size = os.lseek(fd, 0, os.SEEK_END)
     if size == 0:
         return ""

@@ -37,7 +37,7 @@ from magicrl_verifiers.code.sandbox import (
 from magicrl_verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError, parse_suite
 from magicrl_verifiers.code.values import present_cpu
 from magicrl_verifiers.extraction import answer_part
-from magicrl_verifiers.records import OUTCOME_OF_STATUS, JudgeOptions, Problem, Reasoning, Verdict, check_references
+from magicrl_verifiers.records import OUTCOME_OF_STATUS, JudgeOptions, Problem, Reasoning, Verdict, require_references
 from magicrl_verifiers.workers import (
     Closing,
     Exhausted,
@@ -56,7 +56,7 @@ _PYTHON = {"python", "python3", "py", "py3", "python2"}
 
 
 def program_in(response: str, reasoning: Reasoning) -> str | None:
-    """The text of the last closed fenced block after the reasoning; one that is marked as Python goes first.
+    """Return the text of the last closed fenced block after the reasoning; one that is marked as Python goes first.
 
     A block that stays open is no block: the response was cut. Blocks of output or of shell commands that follow the
     program do not hide it, since they are not marked as Python. None if there is no block or the reasoning never ended.
@@ -287,11 +287,11 @@ class _Trial:
             self._referee.program.close()
 
     def seconds(self) -> float:
-        """CPU seconds of the program, of test code and of the checker."""
+        """Return the CPU seconds of the program, of test code and of the checker."""
         return self._total - self._left + (self._referee.seconds if self._referee else 0.0)
 
     def run(self) -> tuple[str, str]:
-        """The status of the first failure and its reason, or ``passed``."""
+        """Return the status of the first failure and its reason, or ``passed``."""
         cases = self._suite.cases
         first: tuple[str, str] | None = None
         at = 0
@@ -374,7 +374,7 @@ class _Trial:
             yield seen, failure(seen, limits)
 
     def output(self, case: Case) -> bytes | None:
-        """The bare output of one test. Raises SandboxLost if the sandbox fails."""
+        """Return the bare output of one test. Raises SandboxLost if the sandbox fails."""
         if isinstance(case, AssertCase):
             return None
         ((seen, failed),) = self._observe([case])
@@ -558,11 +558,11 @@ class CodePool(WorkerPool):
             ValueError: the problem has no tests.
             RuntimeError: the pool is closed.
         """
-        check_references(problem)
+        require_references(problem)
         return super().submit(problem, responses, bare=bare)
 
     def result(self, ticket: Ticket) -> tuple[CodeVerdict, ...]:
-        """The verdicts of ``ticket`` in the order of its texts. Waits until all are there.
+        """Return the verdicts of ``ticket`` in the order of its texts. Waits until all are there.
 
         Raises:
             RuntimeError: the pool was closed before they were judged.

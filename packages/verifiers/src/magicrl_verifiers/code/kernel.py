@@ -48,7 +48,7 @@ def prctl(option: int, first: int, second: Any = None) -> None:
 
 
 def _syscall(number: int, *arguments: Any) -> int:
-    """A system call that glibc does not wrap; arguments are ints, bytes or ctypes references."""
+    """Make a system call that glibc does not wrap; arguments are ints, bytes or ctypes references."""
     return _check(_libc.syscall(ctypes.c_long(number), *arguments), f"syscall {number}")
 
 
@@ -61,7 +61,7 @@ def setns(fd: int, kind: int) -> None:
 
 
 def fork() -> int:
-    """The C library's fork, without Python's handlers for it: they touch many pages, and seed `random` again.
+    """Call the C library's fork, without Python's handlers for it: they touch many pages, and seed `random` again.
 
     Only for a process of one thread that holds no lock: what those handlers repair is then whole.
     """
@@ -70,7 +70,7 @@ def fork() -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU seconds (all threads, user and system) of a child that has not been waited for."""
+    """Return the CPU seconds (all threads, user and system) of a child that has not been waited for."""
     return time.clock_gettime((~pid << 3) | 2)  # the kernel's clock id of another process: CPUCLOCK_SCHED
 
 
@@ -114,7 +114,7 @@ def landlock_abi() -> int:
 
 
 def landlock_rules(paths: Iterable[tuple[str, int]]) -> int:
-    """A descriptor of the rules: nothing but ``paths``, each with its rights and all beneath it.
+    """Return a descriptor of the rules: nothing but ``paths``, each with its rights and all beneath it.
 
     Paths that do not exist are left out. Executing is not restricted here (the system-call filter does that).
 
@@ -246,7 +246,7 @@ def _inherited(path: str) -> int:
 
 
 def fresh_scratch() -> None:
-    """An empty scratch folder over the old one."""
+    """Mount an empty scratch folder over the old one."""
     with contextlib.suppress(OSError):
         _umount(SCRATCH_FOLDER)
     _mount("tmpfs", SCRATCH_FOLDER, "tmpfs", _LOCKED, _SCRATCH_OPTIONS)

@@ -324,7 +324,7 @@ class _Test:
         }
 
     def value(self, name: str, hidden: int = 0) -> Any:
-        """The value of a fixture or parameter; ``hidden``: how many fixtures of the name are passed over."""
+        """Return the value of a fixture or parameter; ``hidden``: how many fixtures of the name are passed over."""
         if name in self.values:
             return self.values[name]
         chain = self.fixtures.get(name, ())
@@ -508,7 +508,7 @@ def run_collected(names: Mapping[str, Any], ledger: Any) -> None:
 
 
 def _is_test(name: str, found: Any) -> bool:
-    """Whether pytest collects this as a test function."""
+    """Return whether pytest collects this as a test function."""
     found = getattr(found, "__func__", found)
     if isinstance(found, type) or not callable(found) or hasattr(found, _FIXTURE):
         return False
@@ -520,14 +520,14 @@ def _is_test(name: str, found: Any) -> bool:
 
 
 def _is_test_class(name: str, found: Any) -> bool:
-    """Whether pytest collects this as a class of tests; those of unittest are run by unittest."""
+    """Return whether pytest collects this as a class of tests; those of unittest are run by unittest."""
     if not isinstance(found, type) or issubclass(found, unittest.TestCase):
         return False
     return _is_chosen(found, name.startswith("Test"))
 
 
 def _is_chosen(found: Any, named: bool) -> bool:
-    """Whether ``__test__`` makes something a test, or its name does and ``__test__`` does not deny it."""
+    """Return whether ``__test__`` makes something a test, or its name does and ``__test__`` does not deny it."""
     return getattr(found, "__test__", None) is True or (named and getattr(found, "__test__", True))
 
 
@@ -572,7 +572,7 @@ def refuse_marks(kind: type[unittest.TestCase], names: Mapping[str, Any]) -> Non
 def _parameters(
     argnames: Any, argvalues: Any, indirect: Any = False, **_: Any
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any], list[Any]]]:
-    """Values, parameters of fixtures, and marks of each parameter set."""
+    """Yield values, parameters of fixtures, and marks of each parameter set."""
     listed = [name.strip() for name in argnames.split(",") if name.strip()] if isinstance(argnames, str) else argnames
     through = listed if indirect is True else indirect or ()
     for one in argvalues:
@@ -584,7 +584,7 @@ def _parameters(
 
 
 def _used(function: Any, fixtures: _Fixtures, marks: list[Any]) -> list[str]:
-    """Fixtures that a test needs: its own, the automatic ones, and what they need."""
+    """Return the fixtures that a test needs: its own, the automatic ones, and what they need."""
     waiting = [name for name, made in fixtures.items() if getattr(made[-1], _FIXTURE).get("autouse")]
     waiting += [name for mark, given, _ in marks if mark == "usefixtures" for name in given]
     waiting += list(inspect.signature(function).parameters)
@@ -598,7 +598,7 @@ def _used(function: Any, fixtures: _Fixtures, marks: list[Any]) -> list[str]:
 
 
 def _holds(given: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Whether the condition of a mark holds; without one it does."""
+    """Return whether the condition of a mark holds; without one it does."""
     conditions = [*given, *([named["condition"]] if "condition" in named else [])]
     if any(isinstance(one, str) for one in conditions):
         raise Unsupported("the condition of a mark is a text")

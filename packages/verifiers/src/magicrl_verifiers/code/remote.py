@@ -74,7 +74,8 @@ class Files:
         # a file where a folder is wanted, a name too long, no room: the other side sees it missing
         for path in filter(_below, reversed(gone if isinstance(gone, list) else [])):
             with contextlib.suppress(OSError, ValueError):
-                self._remove(f"{self._folder}/{path}")
+                gone_path = f"{self._folder}/{path}"
+                (rmdir if stat.S_ISDIR(lstat(gone_path).st_mode) else remove)(gone_path)
         for path, content in (new if isinstance(new, dict) else {}).items():
             if _below(path) and (content is None or isinstance(content, str)):
                 with contextlib.suppress(OSError, ValueError):
@@ -109,9 +110,6 @@ class Files:
             values.write_all(fd, content.encode("latin-1"))
         finally:
             close(fd)
-
-    def _remove(self, path: str) -> None:
-        (rmdir if stat.S_ISDIR(lstat(path).st_mode) else remove)(path)
 
 
 def _below(path: Any) -> bool:
@@ -149,7 +147,7 @@ def as_list(tagged: Mapping[str, Any]) -> Any:
 
 
 def program_function(namespace: Mapping[str, Any], entry: str) -> Callable[..., Any]:
-    """The function that tests call: a method of ``Solution`` if it has one of this name, else the module's own."""
+    """Return the function that tests call: a method of ``Solution`` with this name, else the module's own."""
     if not entry.isidentifier():
         # a path such as `Solution().f`; evaluated where the program runs, so it can do no more than that
         return eval(entry, dict(namespace))
@@ -178,7 +176,7 @@ def arguments_for(
 
 
 def encode_result(function: Callable[..., Any], result: Any) -> Any:
-    """A result as plain data; None from a function that returns nodes is the empty list of them."""
+    """Return a result as plain data; None from a function that returns nodes is the empty list of them."""
     note = (getattr(function, "__annotations__", None) or {}).get("return", "")
     if result is None and ("ListNode" in str(note) or "TreeNode" in str(note)):
         return {"linked": []}
@@ -193,7 +191,7 @@ class Nodes:
         self._tree_node: Callable[..., Any] = namespace.get("TreeNode", values.TreeNode)
 
     def shaped(self, value: Any, note: Any) -> Any:
-        """``value`` as the annotation says (``Optional[ListNode]``, ``List[TreeNode]``)."""
+        """Return ``value`` as the annotation says (``Optional[ListNode]``, ``List[TreeNode]``)."""
         text = note if isinstance(note, str) else getattr(note, "__name__", "") + " " + str(note)
         make = values.linked if "ListNode" in text else values.tree if "TreeNode" in text else None
         if make is None or not isinstance(value, list):
@@ -289,7 +287,7 @@ class Peer:
         values.write_all(self._outgoing, dumps(message).encode("ascii") + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message, None at the end. Raises ValueError, RecursionError or OSError for what is none."""
+        """Return the next message, None at the end. Raises ValueError, RecursionError or OSError for what is none."""
         line = self._incoming.readline(_MAX_LINE)
         if not line.endswith(b"\n"):
             return None
@@ -351,7 +349,7 @@ def _working_folder() -> str | None:
 
 
 def taken(stream: io.StringIO) -> str:
-    """The text of a stream, which is empty afterwards."""
+    """Return the text of a stream, and empty the stream."""
     text = stream.getvalue()
     stream.seek(0)
     stream.truncate()
@@ -533,7 +531,7 @@ class Server(Peer):
         return self._nodes.hook(tagged)
 
     def _function(self, number: int, name: str, qualname: str, doc: str | None, parameters: list[Any]) -> Any:
-        """A function that calls the tests' and looks like it, for ``functools.wraps`` and ``inspect.signature``."""
+        """Return a function that calls the tests' and looks like it, for ``wraps`` and ``inspect.signature``."""
         import inspect  # the fork server has loaded it
 
         def call(*positional: Any, **named: Any) -> Any:
@@ -634,7 +632,7 @@ def kinds_of(error: type) -> list[list[str]]:
 
 
 def made_error(error: Any, decode: Callable[[Any], Any], kind_of: Any = None) -> BaseException:
-    """An exception from its description: kinds, arguments, attributes."""
+    """Return an exception from its description: kinds, arguments, attributes."""
     kinds = [(str(module), str(name)) for module, name in error["kinds"]]
     if kind_of is None:
         found = (getattr(builtins, name, None) for module, name in kinds if module == "builtins")

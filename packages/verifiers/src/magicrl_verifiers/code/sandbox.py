@@ -483,7 +483,7 @@ class Sandbox:
         return self._forkservers[kind]
 
     def _fresh(self, modules: Sequence[str]) -> ForkServer:
-        """A new fork server; one that is killed from outside while it warms up is started again."""
+        """Start a fork server; one that is killed from outside while it warms up is started again."""
         for attempt in range(_STARTS):
             try:
                 return ForkServer(self._options, modules)

@@ -116,7 +116,7 @@ class _NotSimple(Exception):
 
 
 def parse_trusted(source: str) -> ast.Module:
-    """The tree of test code or of a checker. Unlike a program's text it may hold integers of any length.
+    """Return the tree of test code or of a checker. Unlike a program's text it may hold integers of any length.
 
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: it does not parse.
@@ -164,7 +164,7 @@ def wanted_names(tree: ast.Module, entry: str | None) -> list[str]:
 
 
 def _parse_calls(tree: ast.Module, entries: Iterable[str], check: str | None) -> list[CallCase] | None:
-    """Every assertion of the test code as a call, or None if any part of it is more than that."""
+    """Return every assertion of the test code as a call, or None if any part of it is more than that."""
     try:
         return list(_calls(tree, set(entries), check))
     except _NotSimple:
@@ -209,7 +209,7 @@ def _check_call(statement: ast.stmt) -> str | None:
 
 
 def _harmless(statement: ast.stmt) -> bool:
-    """Imports that the safe names cover, docstrings, constants such as HumanEval's METADATA."""
+    """Return whether a statement is an import that the safe names cover, a docstring or a constant such as METADATA."""
     if isinstance(statement, ast.Import):
         return all(alias.name == "math" and alias.asname is None for alias in statement.names)
     if isinstance(statement, ast.Expr):
@@ -253,7 +253,7 @@ def _assertion(statement: ast.Assert, entries: dict[str, str]) -> Iterable[CallC
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of an expression of literals and safe functions."""
+    """Return the value of an expression of literals and safe functions."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -271,7 +271,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def is_plain(source: str) -> bool:
-    """Whether an expression holds nothing but literals, operators and calls of harmless built-ins."""
+    """Return whether an expression holds nothing but literals, operators and calls of harmless built-ins."""
     try:
         _check_safe(ast.parse(source.strip(), mode="eval"))
     except (_NotSimple, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -298,7 +298,7 @@ _INTERACTIVE = ("interactive", "interactor", "is_interactive")
 
 
 def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
-    """The typed tests of a problem.
+    """Return the typed tests of a problem.
 
     Args:
         tests: the ``tests`` object, or its JSON text.
@@ -333,7 +333,7 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
 
 
 def tests_object(tests: Any) -> Mapping[str, Any]:
-    """The ``tests`` of a problem as an object: from its text, or from a list of assertions.
+    """Return the ``tests`` of a problem as an object: from its text, or from a list of assertions.
 
     Raises:
         SuiteError: it is neither.
@@ -373,7 +373,7 @@ def _stdin_cases(tests: Mapping[str, Any]) -> list[Case]:
 
 
 def _joined(value: Any, field: str) -> str:
-    """Text; a list of lines (APPS) is joined."""
+    """Return text; a list of lines (APPS) is joined."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if not isinstance(value, str):
@@ -450,7 +450,7 @@ def _code_cases(code: str, entry: str | None) -> Sequence[Case]:
 
 
 def _comparison(tests: Mapping[str, Any]) -> tuple[float | None, int | None]:
-    """``float_tolerance`` and ``in_place``, also in the form ``compare: {kind, ...}``."""
+    """Return ``float_tolerance`` and ``in_place``, also from the form ``compare: {kind, ...}``."""
     fields = {name: tests.get(name) for name in ("float_tolerance", "in_place")}
     compare = tests.get("compare")
     if isinstance(compare, Mapping):
@@ -459,11 +459,11 @@ def _comparison(tests: Mapping[str, Any]) -> tuple[float | None, int | None]:
         if compare.get("kind") == "inplace" and fields["in_place"] is None:
             fields["in_place"] = compare.get("arg", 0)
     tolerance = _given(fields, "float_tolerance", lambda v: _is_number(v) and v >= 0, "a number of at least 0")
-    return tolerance, _given(fields, "in_place", _is_index, "the index of an argument")
+    return tolerance, _given(fields, "in_place", lambda v: type(v) is int and v >= 0, "the index of an argument")
 
 
 def _given(tests: Mapping[str, Any], name: str, fits: Callable[[Any], bool], what: str) -> Any:
-    """A field, None where it is missing or blank."""
+    """Return a field, None where it is missing or blank."""
     value = tests.get(name)
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
@@ -489,7 +489,3 @@ def _list(tests: Mapping[str, Any], name: str) -> list[Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_index(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -12,37 +12,33 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
-import dataclasses
 import dis
 import errno
 import functools
-import importlib
 import inspect
 import operator
-import random
 import sys
 import threading
 import types
 import unittest
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
-from unittest import mock
 
-from magicrl_verifiers.code import pytest_forms, remote
+from magicrl_verifiers.code import pytest_forms
 from magicrl_verifiers.code.border import (
-    NOT_MIRRORED,
     PROGRAM_MODULES,
     Client,
+    Guard,
     ProgramModule,
     ProgramObject,
-    blamed_on_program,
-    is_named,
+    caller,
+    mirror,
     of_program,
+    refuse_introspection,
+    same_object,
 )
 from magicrl_verifiers.code.pytest_forms import Failed
 from magicrl_verifiers.code.remote import MUTABLE, Unsupported
-from magicrl_verifiers.code.suite import is_plain
 from magicrl_verifiers.code.values import PLAIN_TYPES
 
 _COUNT, _DEFINED, _STARTED, _REFUSED = "__counted__", "__defined__", "__started__", "__refused__"
@@ -100,7 +96,7 @@ class Counting(ast.NodeTransformer):
         return node
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
-        """``try: f(-1); assert False`` expects to come to its handler."""
+        """Count handlers, since ``try: f(-1); assert False`` expects to come to its handler."""
         self.generic_visit(node)
         if any(isinstance(statement, ast.Assert | ast.Raise) for statement in (*node.body, *node.orelse)):
             if any(isinstance(one, ast.Return | ast.Break | ast.Continue) for one in node.finalbody):
@@ -188,9 +184,6 @@ def _statement(where: ast.stmt, name: str, *given: ast.expr) -> ast.stmt:
     return ast.copy_location(ast.Expr(ast.Call(ast.Name(name, ast.Load()), list(given), [])), where)
 
 
-_caller: Callable[[int], types.FrameType] = sys._getframe  # pyright: ignore[reportPrivateUsage]
-
-
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a function without those of functions inside it."""
     for node in ast.iter_child_nodes(function):
@@ -240,7 +233,7 @@ class Ledger:
         self._last_failed = False
 
     def names(self) -> dict[str, Any]:
-        """The functions that compiled test code calls."""
+        """Return the functions that compiled test code calls."""
         return {
             _COUNT: self._count,
             _ASSERTED: self._assert,
@@ -275,7 +268,7 @@ class Ledger:
         return function
 
     def _start(self) -> None:
-        self._settled.add(_caller(1).f_code)
+        self._settled.add(caller(1).f_code)
         self._last_failed = False
 
     def loaded(self) -> None:
@@ -394,7 +387,7 @@ def _run_unittest(names: Mapping[str, Any], ledger: Ledger) -> None:
 
 
 def _cases(found: list[Any], ledger: Ledger) -> Iterator[type[unittest.TestCase]]:
-    """Test cases of a module, and those in its classes, which pytest finds."""
+    """Yield the test cases of a module, and those in its classes, which pytest finds."""
     for kind in found:
         if not isinstance(kind, type):
             continue
@@ -527,12 +520,12 @@ def run_tests(
     sys.modules["pytest"] = pytest_forms.module()
     # the tests run when their module has run
     unittest.main = lambda *_, **__: types.SimpleNamespace(result=unittest.TestResult())  # pyright: ignore
-    watch_unittest(namespace.ledger, functools.partial(_same, client))
-    _refuse_introspection(namespace)
-    _mirror(client)
+    watch_unittest(namespace.ledger, functools.partial(same_object, client))
+    refuse_introspection(namespace)
+    mirror(client)
     threading.excepthook = namespace.ledger.note_thread
     # it cannot be taken off again, so test code that is misled cannot either
-    sys.addaudithook(_Guard(namespace, client))
+    sys.addaudithook(Guard(namespace, client))
     error: BaseException | None = None
     try:
         for code in codes[:-1]:
@@ -547,7 +540,9 @@ def run_tests(
                 raise
         namespace.ledger.ended()
         namespace.ledger.loaded()
-        _check(namespace, details["check"])
+        if (check := details["check"]) is not None:  # the test code leaves this call to its harness
+            candidate = namespace[check] if check.isidentifier() else ProgramObject(client, {"name": check})
+            namespace["check"](candidate)
         own = {name: one for name, one in namespace.items() if type(one) is not ProgramObject}
         error = _collect(own, namespace.ledger, codes[-1])
     except BaseException as raised:  # noqa: BLE001 - the report says what it was
@@ -558,15 +553,8 @@ def run_tests(
     return {"said": said, "reason": reason[:400]}
 
 
-def _check(namespace: TestNamespace, check: str | None) -> None:
-    """Call ``check`` with the program's function, where the test code leaves that to its harness."""
-    if check is not None:
-        candidate = namespace[check] if check.isidentifier() else ProgramObject(namespace.client, {"name": check})
-        namespace["check"](candidate)
-
-
 def _judged(error: BaseException | None, client: Client) -> tuple[str, str]:
-    """Whose fault an error is, and its words."""
+    """Return whose fault an error is, and its words."""
     # first: whatever test code raised afterwards is a consequence
     if client.gone is not None:
         return "program", client.gone
@@ -589,7 +577,7 @@ def _judged(error: BaseException | None, client: Client) -> tuple[str, str]:
 
 
 def _own_fault(error: BaseException, client: Client) -> bool:
-    """Whether test code raised this by its own mistake, and nothing that the program sent can have caused it."""
+    """Return whether test code raised this by its own mistake, and nothing that the program sent can have caused it."""
     if isinstance(error, NameError | ImportError | Unsupported):
         return True
     if isinstance(error, AttributeError):
@@ -601,73 +589,7 @@ def _own_fault(error: BaseException, client: Client) -> bool:
     return isinstance(error, OSError) and error.errno in _FORBIDDEN and error.filename not in client.sent()
 
 
-class _Guard:
-    """Keeps test code from executing what the program wrote: text that it evaluates, objects that it unpickles."""
-
-    def __init__(self, namespace: TestNamespace, client: Client) -> None:
-        self._namespace = namespace
-        self._client = client
-
-    def __call__(self, event: str, given: tuple[Any, ...]) -> None:
-        if event == "pickle.find_class" and given[1] not in _UNPICKLED.get(given[0], ()):
-            what = f"the test code unpickles {given[0]}.{given[1]}"
-            own = given[0] == "__main__" and dict.__contains__(self._namespace, given[1])
-            own = own or given == (remote.__name__, remote.unpickled.__name__)  # the program pickled an own object
-            raise Unsupported(what) if own or not self._client.called else blamed_on_program(ValueError(what))
-        # only from the test code's own frame: the standard library compiles too (namedtuple)
-        if event == "compile" and self._client.called and _caller(1).f_globals is self._namespace:
-            source = given[0]
-            text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
-            if not isinstance(text, str) or not is_plain(text):
-                if isinstance(text, str) and self._is_programs(text, _caller(1)):
-                    raise blamed_on_program(ValueError("the program returned text that is no plain value"))
-                raise Unsupported("the test code executes text that the program may have written")
-
-    def _is_programs(self, text: str, frame: types.FrameType) -> bool:
-        """Whether ``text`` is no plain value because of the program, and uses no number that the tests define."""
-        sent = [one for one in self._client.sent() if isinstance(one, str) and one.strip() and one in text]
-        if not any(is_plain(text.replace(one, " 0 ")) for one in sent):
-            return False
-        try:
-            used = {node.id for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Name)}
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return True
-        known = {**self._namespace, **frame.f_locals}
-        return not any(isinstance(known.get(name), int | float | complex) for name in used)
-
-
-_UNPICKLED: dict[str, tuple[str, ...]] = {
-    "builtins": ("set", "frozenset", "bytearray", "complex", "range", "slice", "list", "dict", "tuple"),
-    "collections": ("OrderedDict", "defaultdict", "Counter", "deque"),
-    "datetime": ("date", "datetime", "time", "timedelta", "timezone"),
-    "decimal": ("Decimal",),
-    "fractions": ("Fraction",),
-    "numpy": ("ndarray", "dtype"),
-    "numpy.core.multiarray": ("_reconstruct", "scalar"),
-    "numpy._core.multiarray": ("_reconstruct", "scalar"),
-    "_codecs": ("encode",),
-}
-
 # --- what a border between two processes would change ---
-
-
-def _same(client: Client, one: Any, other: Any) -> bool:
-    """``one is other``, as if the tests and the program were one process; `Unsupported` where that is not known."""
-    if one is other or isinstance(one, ProgramObject) != isinstance(other, ProgramObject):
-        return one is other
-    if isinstance(one, ProgramObject):
-        return client.operate("is_", one, other) is True
-    if client.is_new(one, other) or client.is_new(other, one):
-        return False
-    # equal copies of one value, or of two: what was a single value in the program may have crossed twice
-    if isinstance(one, MUTABLE) and isinstance(other, MUTABLE):
-        raise Unsupported("whether two mutable values are identical, since values cross as copies")
-    if isinstance(one, _COPIED) and type(one) is type(other) and one == other:
-        raise Unsupported("whether two equal values are identical, since values cross as copies")
-    return False
-
-
-_COPIED = (str, int, float, complex, tuple, frozenset, bytes)
 
 
 def _replacements(client: Client) -> dict[str, Any]:
@@ -688,84 +610,6 @@ def _replacements(client: Client) -> dict[str, Any]:
     return {
         "id": identity,
         _CLASS: class_of,
-        _SAME: functools.partial(_same, client),
+        _SAME: functools.partial(same_object, client),
         _ASSIGN: client.assign,
     }
-
-
-_INTROSPECTION = {
-    inspect: [name for name in vars(inspect) if name.startswith(("is", "get", "sig", "unwrap"))],
-    dataclasses: ["asdict", "astuple", "fields", "replace", "is_dataclass"],
-    copy: ["copy", "deepcopy"],
-}
-
-
-def _refuse_introspection(namespace: TestNamespace) -> None:
-    """Make functions that look into an object refuse the program's: they would see the stand-in instead."""
-
-    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-        # a result could be made an object in order not to be judged; but what a decorator returns is one, too
-        always = function.__name__ == "signature"
-
-        @functools.wraps(function)
-        def call(*given: Any, **named: Any) -> Any:
-            stand_ins = [one for one in given if type(one) is ProgramObject]
-            # the standard library's own calls are not meant
-            if stand_ins and _caller(1).f_globals is namespace and (always or is_named(stand_ins[0])):
-                raise Unsupported(f"{function.__name__}() of something of the program's")
-            return function(*given, **named)
-
-        return call
-
-    for module, names in _INTROSPECTION.items():
-        for name in names:
-            if isinstance(found := getattr(module, name), types.FunctionType):
-                setattr(module, name, guarded(found))
-
-
-# --- what tests replace is replaced in the program's process too ----------------------------------------------------
-
-
-def _mirror(client: Client) -> None:
-    """``patch`` of a module that both processes have, and a seed of ``random``, reach the program."""
-    attributes: Any = mock._patch  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-    _around(
-        attributes,
-        lambda patcher: _tell(client, patcher, getattr(patcher.target, patcher.attribute)),
-        lambda patcher: _tell(client, patcher),
-    )
-    seed = random.seed
-
-    def seeded(*given: Any, **named: Any) -> None:
-        seed(*given, **named)
-        client.seed(*given, **named)
-
-    random.seed = seeded
-
-
-def _around(kind: Any, entered: Callable[[Any], None], left: Callable[[Any], None]) -> None:
-    enter, leave = kind.__enter__, kind.__exit__
-
-    def do_enter(patcher: Any) -> Any:
-        found = enter(patcher)
-        entered(patcher)
-        return found
-
-    def do_leave(patcher: Any, *error: Any) -> Any:
-        left(patcher)
-        return leave(patcher, *error)
-
-    kind.__enter__, kind.__exit__ = do_enter, do_leave
-
-
-def _tell(client: Client, patcher: Any, *value: Any) -> None:
-    target = patcher.target
-    shared = isinstance(target, types.ModuleType | type) and not isinstance(target, ProgramModule)
-    if not shared or (target.__name__, patcher.attribute) in NOT_MIRRORED:
-        return
-    is_module = isinstance(target, types.ModuleType)
-    module, path = (target.__name__, []) if is_module else (target.__module__, [target.__qualname__])
-    # patches of the program's own module go through `ProgramModule.__setattr__`
-    if module in PROGRAM_MODULES or (path and not hasattr(importlib.import_module(module), path[0])):
-        return
-    client.replace(module, path, patcher.attribute, *value)

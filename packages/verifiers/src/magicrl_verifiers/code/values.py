@@ -33,7 +33,7 @@ class NotPlainError(TypeError):
 
 
 def encode(value: Any, other: Hook | None = None) -> Any:
-    """The JSON form of a plain value. ``other`` may encode what is not plain (as another tagged dict).
+    """Return the JSON form of a plain value. ``other`` may encode what is not plain (as another tagged dict).
 
     Raises:
         NotPlainError: not plain data.
@@ -134,7 +134,7 @@ def _encode_odd(value: Any, other: Hook | None) -> Any:
 
 
 def refuse_rich(value: Any) -> NoReturn:
-    """A hook for `encode` that lets nothing pass but plain data."""
+    """Raise `NotPlainError`: the hook for `encode` that lets nothing pass but plain data."""
     raise NotPlainError(f"a value of type {type(value).__name__} is no plain data")
 
 
@@ -149,7 +149,7 @@ class Opaque:
 
 
 def _nodes(value: Any) -> tuple[str, list[Any]] | None:
-    """A LeetCode list (``val``, ``next``) or tree (``val``, ``left``, ``right``) as its usual list of values."""
+    """Return a LeetCode list (``val``, ``next``) or tree (``val``, ``left``, ``right``) as its usual list of values."""
     is_tree = all(hasattr(value, name) for name in ("val", "left", "right"))
     if not is_tree and not (hasattr(value, "val") and hasattr(value, "next")):
         return None
@@ -171,7 +171,7 @@ def _nodes(value: Any) -> tuple[str, list[Any]] | None:
 
 
 def decode(value: Any, other: Hook | None = None) -> Any:
-    """The plain value of a JSON form. ``other`` decodes tags that are not known here.
+    """Return the plain value of a JSON form. ``other`` decodes tags that are not known here.
 
     Raises:
         ValueError: no form that `encode` makes. (TypeError: a set or dict key that is not hashable.)
@@ -218,7 +218,7 @@ def _all(items: Any, other: Hook | None) -> list[Any]:
 
 
 def _late(module: str, name: str, *given: Any) -> Any:
-    """Made by a class of a module that would slow every fork."""
+    """Make a value by a class of a module that would slow every fork."""
     return getattr(importlib.import_module(module), name)(*given)
 
 
@@ -270,7 +270,7 @@ class TreeNode:
 
 
 def linked(items: Iterable[Any], node: Callable[..., Any] = ListNode) -> Any:
-    """The linked list that holds ``items``; None for none."""
+    """Return the linked list that holds ``items``; None for none."""
     head: Any = None
     for item in reversed(list(items)):
         made = node(item)
@@ -280,7 +280,7 @@ def linked(items: Iterable[Any], node: Callable[..., Any] = ListNode) -> Any:
 
 
 def tree(items: Iterable[Any], node: Callable[..., Any] = TreeNode) -> Any:
-    """The binary tree whose levels, left to right, are ``items``; None where a child is missing."""
+    """Return the binary tree whose levels, left to right, are ``items``; None where a child is missing."""
     source = iter(items)
     first = next(source, None)
     if first is None:
@@ -318,7 +318,7 @@ def read_all(fd: int) -> bytes:
 
 
 def present_cpu(each: float, left: float) -> float:
-    """CPU seconds of the next test when ``left`` remain for all together. Both sides of the sandbox reckon so."""
+    """Return the CPU seconds of the next test if all tests have ``left``. Both sides of the sandbox use it."""
     # a test that starts gets a moment, since the start itself takes time
     return max(0.05, min(each, left))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -43,8 +44,8 @@ from magicrl_verifiers.maths.answers import (
     unitless,
     without_degrees,
 )
-from magicrl_verifiers.maths.equality import approximates, constant_ratio, linear, number_value, quadratic, same_value
-from magicrl_verifiers.maths.literals import DENIALS, endless, same_words, word_number
+from magicrl_verifiers.maths.equality import constant_ratio, linear, number_value, quadratic, rational_value, same_value
+from magicrl_verifiers.maths.literals import DENIALS, endless, rounds, same_words, word_number
 from magicrl_verifiers.maths.quantities import in_base_units, singular
 from magicrl_verifiers.maths.relations import (
     MINUS_INFINITY,
@@ -58,6 +59,7 @@ from magicrl_verifiers.maths.relations import (
 from magicrl_verifiers.maths.sequences import counting, same_family
 
 _HALF_TURN = symbol("pi") / numeral(180)
+_FLOAT_ERROR = 2**-52
 
 
 def same_quantity(reference: Quantity, answer: Quantity) -> bool | None:
@@ -125,9 +127,25 @@ def degrees_left_out(reference: Expr, answer: Expr) -> bool:
 def same_number(reference: Expr, answer: Expr) -> bool | None:
     """Compare two formulas; a decimal may be the value of the other one to six or more significant digits."""
     verdict = same_value(reference, answer)
-    if verdict is False and (approximates(answer, reference) or approximates(reference, answer)):
+    if verdict is False and (_approximates(answer, reference) or _approximates(reference, answer)):
         return True
     return verdict
+
+
+def _approximates(decimal: Expr, exact: Expr) -> bool:
+    """Return whether a decimal is an irrational number, rounded or truncated to six or more significant digits."""
+    negative = decimal.op == "neg"
+    literal = decimal.args[0] if negative else decimal
+    # `literals.approximates_fraction` compares with fractions
+    if literal.op != "num" or not literal.decimals or rational_value(exact) is not None:
+        return False
+    value = number_value(exact)
+    if value is None:
+        return False
+    said = -literal.value if negative else literal.value
+    # all digits of a double are enough
+    double = literal.value * 10**literal.decimals >= 10**14 and abs(said - value) <= abs(value) * Fraction(_FLOAT_ERROR)
+    return double or rounds(said, literal.decimals, value)
 
 
 def same_ratio(reference: Shape, answer: Shape) -> bool | None:
@@ -169,11 +187,6 @@ def numbered_names(plain: Sequence[Shape], items: Sequence[Shape]) -> bool:
     numbered = {item.name for item in items if isinstance(item, Named)}
     stems = {re.sub(r"_\d+$", "", name) for name in numbered}
     return len(names) == 1 and names == stems and len(numbered) == len(items)
-
-
-def counted_words(items: Sequence[Shape]) -> list[tuple[str, ...]]:
-    """Return the words with each count: ``("red", "apple")``."""
-    return [tuple(map(singular, item.unit.words)) if isinstance(item, Quantity) and item.unit else () for item in items]
 
 
 def ordered_names(items: Sequence[Shape]) -> bool:
@@ -317,10 +330,6 @@ def _closed(reference: Shape, answer: Shape) -> bool | None:
         # conditions that are not about the size of a letter are not compared
         left, right = _formula(reference), _formula(answer)
         return same_value(left, right) if left is not None and right is not None else False
-    if isinstance(reference, Sentence) and isinstance(answer, Sentence) and len(reference.parts) == len(answer.parts):
-        pairs = zip(reference.parts, answer.parts, strict=True)
-        return all(one == two or (not isinstance(one, str) and not isinstance(two, str) and same(one, two) is True)
-                   for one, two in pairs)  # fmt: skip
     return False
 
 
@@ -516,14 +525,11 @@ def _both_several(reference: Several, answer: Several) -> bool | None:
         return False  # "x = 1 and y = 2" is not "x = 1 or y = 2"
     if not named or numbered_names(left, right) or numbered_names(right, left):
         left, right = values_of(left), values_of(right)
-    ours, theirs = counted_words(reference.items), counted_words(answer.items)
-    nouns = [words[-1] for words in ours if words]
+    units = [item.unit for item in reference.items if isinstance(item, Quantity) and item.unit is not None]
+    nouns = [singular(unit.words[-1]) for unit in units if unit.words]
     # without repeated nouns the order of a list has no meaning
     if len(set(nouns)) == len(nouns):
         return matched(left, right)
-    if sorted(ours) == sorted(theirs):  # 3 red and 2 green apples: pair them by their adjectives
-        left = [item for _, item in sorted(zip(ours, left, strict=True), key=lambda pair: pair[0])]
-        right = [item for _, item in sorted(zip(theirs, right, strict=True), key=lambda pair: pair[0])]
     return in_order(left, right)
 
 

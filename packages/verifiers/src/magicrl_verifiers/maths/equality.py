@@ -24,9 +24,7 @@ from operator import add, mul
 
 from flint import acb, arb, ctx, fmpq, fmpq_poly, fmpz
 
-from magicrl_verifiers.maths.answers import Expr, complete, function, numeral, substitute
-from magicrl_verifiers.maths.literals import rounds
-from magicrl_verifiers.maths.steps import has_steps, proven
+from magicrl_verifiers.maths.answers import Expr, complete, function, mapped, numeral, substitute, symbol
 from magicrl_verifiers.maths.values import MOST_BITS, Enclosure, Point, Residues, UnclearError, UndefinedError, Value
 
 _COUNTERS = frozenset("nkmpqrljNMK")
@@ -90,8 +88,6 @@ def _whole_names(tree: Expr) -> frozenset[str]:
     found = frozenset[str]().union(*(_whole_names(part) for part in tree.args))
     if tree.op == "series":
         found = (found | tree.args[0].symbols | tree.args[1].symbols) - {tree.name.split()[1]}
-    if tree.op == "fn" and tree.name == "factorial2":
-        found |= tree.symbols
     if tree.op == "pow" and tree.args[1].symbols and tree.args[0].holds("neg") and not tree.args[0].symbols:
         found |= tree.args[1].symbols
     return found
@@ -242,7 +238,6 @@ _PRIMES = 4
 _VALUE_BITS = 1200
 _KEPT_BITS = 1000
 _MOST_SIZE = 10**5
-_FLOAT_ERROR = 2**-52
 
 
 def same_value(reference: Expr, answer: Expr) -> bool | None:
@@ -306,8 +301,10 @@ def _same_function(reference: Expr, answer: Expr, base: int) -> bool | None:
     for points, real in domains(reference, answer):
         if not real and agreed >= _NEEDED:
             break  # complex values only matter if there are no real ones
-        if not real and not agreed and _real_somewhere(reference, answer):
-            return None  # the two are nowhere real together
+        if not real and not agreed:
+            at = [point for some, exact in domains(reference, answer) if exact for point in some]
+            if any(_at(tree, point) is not None for point in at for tree in (reference, answer)):
+                return None  # the two are nowhere real together
         for point in points:
             # a function has many points, so each gets fewer bits than a number
             verdict = _agree_at(reference, answer, point, real, base, MOST_BITS // 8)
@@ -318,13 +315,8 @@ def _same_function(reference: Expr, answer: Expr, base: int) -> bool | None:
         return None
     if has_steps(reference) or has_steps(answer):
         counted = _COUNTERS.issuperset(reference.symbols | answer.symbols)
-        return True if proven(reference, answer, same_value, counted=counted) else None
+        return True if proven(reference, answer, counted=counted) else None
     return True
-
-
-def _real_somewhere(reference: Expr, answer: Expr) -> bool:
-    points, real = next(domains(reference, answer))
-    return real and any(_at(tree, point) is not None for point in points for tree in (reference, answer))
 
 
 def _agree_at(reference: Expr, answer: Expr, point: Point, real: bool, base: int, most: int) -> bool | None:
@@ -435,7 +427,7 @@ def quadratic(tree: Expr) -> tuple[str, Fraction, Expr, Expr, Fraction] | None:
 def rational_value(tree: Expr) -> Fraction | None:
     """Return the value of a formula that is computed as a rational number; None for other formulas."""
     value = _value(tree)
-    return Fraction(int(value.numerator), int(value.denominator)) if isinstance(value, fmpq) else None
+    return _fraction(value) if isinstance(value, fmpq) else None
 
 
 @lru_cache(maxsize=1024)
@@ -444,7 +436,7 @@ def number_value(tree: Expr) -> Fraction | None:
     for bits in (_VALUE_BITS, 4 * _VALUE_BITS):
         value = _value(tree, bits)
         if isinstance(value, fmpq):
-            return Fraction(int(value.numerator), int(value.denominator))
+            return _fraction(value)
         if not isinstance(value, arb):
             return None
         if value.abs_upper() < arb(2) ** -_KEPT_BITS:
@@ -468,22 +460,6 @@ def _value(tree: Expr, bits: int = _VALUE_BITS) -> Value | None:
         except UnclearError:
             return None
     return None
-
-
-def approximates(decimal: Expr, exact: Expr) -> bool:
-    """Return whether a decimal is an irrational number, rounded or truncated to six or more significant digits."""
-    negative = decimal.op == "neg"
-    literal = decimal.args[0] if negative else decimal
-    # `literals.approximates_fraction` compares with fractions
-    if literal.op != "num" or not literal.decimals or rational_value(exact) is not None:
-        return False
-    value = number_value(exact)
-    if value is None:
-        return False
-    said = -literal.value if negative else literal.value
-    # all digits of a double are enough
-    double = literal.value * 10**literal.decimals >= 10**14 and abs(said - value) <= abs(value) * Fraction(_FLOAT_ERROR)
-    return double or rounds(said, literal.decimals, value)
 
 
 def constant_ratio(one: Expr, other: Expr) -> Fraction | None:
@@ -517,3 +493,190 @@ def constant_ratio(one: Expr, other: Expr) -> Fraction | None:
     if first is None or met < _NEEDED:
         return None
     return Fraction(1 if first > 0 else -1)
+
+
+# --- step functions ---
+#
+# Floors, ceilings, remainders, gcds and lcms may differ at one number in a thousand, so random points prove nothing.
+# Two proofs are tried. The formulas are equal if they are equal with every step function replaced by a letter, the same
+# letter for the same function of equal arguments. Otherwise, for one letter, each step function of a linear argument is
+# periodic, up to a polynomial: agreement at enough points of every piece of enough periods is a proof.
+
+_STEPS = frozenset(("floor", "ceil", "mod", "gcd", "lcm"))
+_DIVISORS = frozenset(("gcd", "lcm"))
+_MOST_ATOMS = 12
+_MOST_STEP_DEGREE = 4
+_MOST_POINTS = 3000
+
+
+def has_steps(tree: Expr) -> bool:
+    """Return whether a formula has a step function of a letter."""
+    return _is_step(tree) or any(map(has_steps, tree.args))
+
+
+def proven(reference: Expr, answer: Expr, *, counted: bool) -> bool:
+    """Return whether two formulas are proven equal, for whole numbers if ``counted``, else for real ones."""
+    return _same_atoms(reference, answer) or _same_pieces(reference, answer, counted=counted)
+
+
+def _is_step(tree: Expr) -> bool:
+    return tree.op == "fn" and tree.name in _STEPS and bool(tree.symbols)
+
+
+def _same_atoms(reference: Expr, answer: Expr) -> bool:
+    known: list[tuple[Expr, Expr]] = []
+
+    def lettered(tree: Expr) -> Expr:
+        if not _is_step(tree):
+            return mapped(tree, lettered)
+        for atom, letter in known:
+            if (atom.name, len(atom.args)) != (tree.name, len(tree.args)):
+                continue
+            if all(same_value(one, two) is True for one, two in zip(atom.args, tree.args, strict=True)):
+                return letter
+        known.append((tree, symbol(f"#{len(known)}")))
+        return known[-1][1]
+
+    left, right = lettered(reference), lettered(answer)
+    return len(known) <= _MOST_ATOMS and same_value(left, right) is True
+
+
+def _same_pieces(reference: Expr, answer: Expr, *, counted: bool) -> bool:
+    names = reference.symbols | answer.symbols
+    if len(names) != 1:
+        return False
+    (name,) = names
+    counted = counted or any(tree.holds("fn", step) for tree in (reference, answer) for step in _DIVISORS)
+    try:
+        degree = max(_degree(tree, name, counted) for tree in (reference, answer))
+        if degree > _MOST_STEP_DEGREE:
+            return False
+        atoms = [atom for tree in (reference, answer) for atom in _atoms(tree)]
+        points = _whole(atoms, name, degree) if counted else _real(atoms, name, degree)
+        return all(_exact_at(reference, name, at) == _exact_at(answer, name, at) for at in points)
+    except UnclearError:
+        return False
+
+
+def _exact_at(tree: Expr, name: str, place: Fraction) -> fmpq:
+    value = _at(tree, {name: fmpq(place.numerator, place.denominator)})
+    if not isinstance(value, fmpq):
+        raise UnclearError
+    return value
+
+
+def _atoms(tree: Expr) -> Iterator[Expr]:
+    if _is_step(tree) or _alternates(tree):
+        yield tree
+    else:
+        for part in tree.args:
+            yield from _atoms(part)
+
+
+def _alternates(tree: Expr) -> bool:
+    return tree.op == "pow" and bool(tree.args[1].symbols) and tree.args[0] == -numeral(1)
+
+
+def _degree(tree: Expr, name: str, counted: bool) -> int:
+    """Return the degree of the polynomial that a formula is on each piece."""
+    if not tree.symbols:
+        _exact_at(tree, name, Fraction(0))  # a rational number
+        return 0
+    if tree.op == "sym":
+        return 1
+    if _is_step(tree):
+        return 0 if tree.name == "gcd" else 1
+    if _alternates(tree) and counted:
+        return 0
+    degrees = [_degree(part, name, counted) for part in tree.args]
+    if tree.op in ("add", "neg"):
+        return max(degrees)
+    if tree.op == "mul":
+        return sum(degrees)
+    if tree.op == "div" and degrees[1] == 0 and not tree.args[1].symbols:
+        return degrees[0]
+    if tree.op == "pow" and not tree.args[1].symbols:
+        exponent = _exact_at(tree.args[1], name, Fraction(0))
+        if exponent.denominator == 1 and 0 <= exponent <= _MOST_STEP_DEGREE:
+            return degrees[0] * int(exponent.numerator)
+    raise UnclearError
+
+
+def _line(tree: Expr, name: str) -> tuple[Fraction, Fraction]:
+    """Return step and start of a linear formula."""
+    if _degree(tree, name, False) > 1 or has_steps(tree):
+        raise UnclearError
+    start, after = (_fraction(_exact_at(tree, name, Fraction(place))) for place in (0, 1))
+    return after - start, start
+
+
+def _fraction(value: fmpq) -> Fraction:
+    return Fraction(int(value.numerator), int(value.denominator))
+
+
+def _inner(atom: Expr, name: str) -> tuple[Fraction, Fraction]:
+    """Return the linear formula inside a floor, a ceiling or a remainder."""
+    step, start = _line(atom.args[0], name)
+    if atom.name != "mod":
+        return step, start
+    if atom.args[1].symbols:
+        raise UnclearError
+    modulus = _fraction(_exact_at(atom.args[1], name, Fraction(0)))
+    if not modulus:
+        raise UnclearError
+    return step / modulus, start / modulus
+
+
+def _whole(atoms: list[Expr], name: str, degree: int) -> Iterator[Fraction]:
+    """Return the whole numbers of enough periods."""
+    period = 1
+    for atom in atoms:
+        if atom.op == "pow":
+            period = math.lcm(period, 2)
+        elif atom.name in _DIVISORS:
+            period = math.lcm(period, _divisor(atom, name))
+        else:
+            period = math.lcm(period, _inner(atom, name)[0].denominator)
+        if period * (degree + 1) > _MOST_POINTS:
+            raise UnclearError
+    return map(Fraction, range(1, period * (degree + 1) + 1))
+
+
+def _divisor(atom: Expr, name: str) -> int:
+    """Return a multiple of every common divisor of two linear formulas, by Euclid's algorithm."""
+    lines = [_line(part, name) for part in atom.args]
+    if any(number.denominator != 1 for line in lines for number in line) or len(lines) != 2:
+        raise UnclearError
+    (a, b), (c, d) = lines
+    if atom.name == "lcm" and a and c:
+        raise UnclearError
+    while a and c:
+        if abs(a) < abs(c):
+            (a, b), (c, d) = (c, d), (a, b)
+        times = a // c
+        a, b = a - times * c, b - times * d
+    constant = b if not a else d
+    if not constant:
+        raise UnclearError
+    return abs(int(constant))
+
+
+def _real(atoms: list[Expr], name: str, degree: int) -> Iterator[Fraction]:
+    """Yield every break, and enough points between two breaks, of enough periods."""
+    inner = [line for atom in atoms for line in [_inner(atom, name)] if line[0]]
+    if not inner:
+        raise UnclearError
+    periods = [1 / abs(step) for step, _ in inner]
+    whole = Fraction(math.lcm(*(one.numerator for one in periods)), math.gcd(*(one.denominator for one in periods)))
+    if sum(int(whole / one) + 1 for one in periods) * (degree + 2) ** 2 > _MOST_POINTS:
+        raise UnclearError
+    breaks = {
+        (offset - start) / step % whole
+        for (step, start), one in zip(inner, periods, strict=True)
+        for offset in range(int(whole / one))
+    }
+    ordered = sorted(breaks)
+    within = [low + (high - low) * Fraction(part, degree + 2) for low, high in pairwise([*ordered, ordered[0] + whole])
+              for part in range(1, degree + 2)]  # fmt: skip
+    for turn in range(degree + 1):
+        yield from (place + turn * whole for place in (*ordered, *within))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from magicrl_verifiers.maths.answers import Expr, function, numeral, put, symbol
-from magicrl_verifiers.maths.lexer import ELLIPSES, Token
 from magicrl_verifiers.maths.literals import word_set
+from magicrl_verifiers.maths.notation import ELLIPSES, Token
 from magicrl_verifiers.maths.sequences import indexed, series
 
 _MAX_DEPTH = 40

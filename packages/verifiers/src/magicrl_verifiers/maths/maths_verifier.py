@@ -28,7 +28,6 @@ from magicrl_verifiers.extraction import answer_part, joint_boxes, last_box
 from magicrl_verifiers.isolated import Progress
 from magicrl_verifiers.maths.answers import Brackets, Family, Quantity, Several, Shape, any_of
 from magicrl_verifiers.maths.comparison import same
-from magicrl_verifiers.maths.lexer import ELLIPSES, Token, lex
 from magicrl_verifiers.maths.literals import (
     approximates_fraction,
     choice,
@@ -37,7 +36,15 @@ from magicrl_verifiers.maths.literals import (
     plain_number,
     polar,
 )
-from magicrl_verifiers.maths.notation import canonical_notation, close_braces, congruence, letters_of
+from magicrl_verifiers.maths.notation import (
+    ELLIPSES,
+    Token,
+    canonical_notation,
+    close_braces,
+    congruence,
+    letters_of,
+    lex,
+)
 from magicrl_verifiers.maths.prose import final_answer
 from magicrl_verifiers.maths.quantities import singular
 from magicrl_verifiers.maths.reading import read
@@ -141,10 +148,6 @@ def _joined(match: re.Match[str]) -> str:
     return re.sub(r"[ .]", "", match[0])
 
 
-def _going_on(match: re.Match[str]) -> str:
-    return rf"{match['head']}\overline{{{match['again'] or match['twice']}}}"
-
-
 def _repeating(match: re.Match[str]) -> str:
     """Write a repeating decimal as a fraction."""
     whole, fixed = match["whole"] or "0", match["fixed"]
@@ -173,7 +176,7 @@ _NUMERALS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (
             r"(?<![\d.])(?P<head>\d{0,20}\.\d{0,6}?)(?:(?P<again>\d{1,3})(?P=again){2,9}|(?P<twice>\d{2,6})(?P=twice))"
             r"(?:\\[lc]?dots|\.\.\.)(?!\w)",
-            _going_on,
+            lambda match: rf"{match['head']}\overline{{{match['again'] or match['twice']}}}",
         ),
         (
             r"(?<![\d.])(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20})"

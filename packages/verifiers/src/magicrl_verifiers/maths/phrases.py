@@ -22,8 +22,8 @@ from magicrl_verifiers.maths.answers import (
     Text,
     numeral,
 )
-from magicrl_verifiers.maths.lexer import ELLIPSES, Token
 from magicrl_verifiers.maths.literals import counts_one, word_number, word_set
+from magicrl_verifiers.maths.notation import ELLIPSES, Token
 
 _ARTICLES = frozenset(("a", "an", "the"))
 _CLAUSE_STARTS = frozenset(("for", "where", "with", "when", "here"))
@@ -427,17 +427,15 @@ def in_symbols(tokens: Sequence[Token]) -> list[Token]:
                 found = [Token("sym", "x")]
             found.append(Token("rel", relation, True))
             at += len(words)
-        elif low[:1] in (("negative",), ("minus",)) and at + 1 < len(tokens) and _signed(tokens[at + 1]):
+        elif low[:1] in (("negative",), ("minus",)) and (
+            [token.kind for token in tokens[at + 1 : at + 2]] == ["num"] or low[1:2] in (("inf",), ("infinity",))
+        ):
             found.append(Token("op", "-", True))
             at += 1
         else:
             found.append(tokens[at])
             at += 1
     return found
-
-
-def _signed(token: Token) -> bool:
-    return token.kind == "num" or token.text.casefold() in ("inf", "infinity")
 
 
 _THINGS = (

@@ -31,8 +31,8 @@ from magicrl_verifiers.maths.answers import (
     substitute,
 )
 from magicrl_verifiers.maths.formulas import parse
-from magicrl_verifiers.maths.lexer import Token
 from magicrl_verifiers.maths.literals import SCALES, amount, leading_number, part_of_one, word_number, word_set
+from magicrl_verifiers.maths.notation import Token
 from magicrl_verifiers.maths.phrases import depths, said
 
 

@@ -37,8 +37,8 @@ from magicrl_verifiers.maths.answers import (
 )
 from magicrl_verifiers.maths.equality import same_value
 from magicrl_verifiers.maths.formulas import parse
-from magicrl_verifiers.maths.lexer import ELLIPSES, Token, lex
 from magicrl_verifiers.maths.literals import plain_word, word_set
+from magicrl_verifiers.maths.notation import ELLIPSES, Token, lex
 from magicrl_verifiers.maths.phrases import (
     NOTHING,
     Declared,
@@ -60,7 +60,15 @@ from magicrl_verifiers.maths.phrases import (
     words_of,
 )
 from magicrl_verifiers.maths.quantities import counted_in_words, free_signs, quantity, singular
-from magicrl_verifiers.maths.relations import congruent, joined, name_of, point_label, related, united, whole_numbers
+from magicrl_verifiers.maths.relations import (
+    congruent,
+    join_items,
+    name_of,
+    point_label,
+    related,
+    united,
+    whole_numbers,
+)
 from magicrl_verifiers.maths.sequences import continued, expanded
 
 
@@ -457,7 +465,7 @@ class _Reader:
             items.append(item)
             kept.append(separators[position] if position < len(separators) else "")
         items = _given_names(items)
-        return (joined(items, kept[:-1], trusted=self._trusted) if items else None), (names, domain)
+        return (join_items(items, kept[:-1], trusted=self._trusted) if items else None), (names, domain)
 
     def item(self, tokens: Sequence[Token], depth: int) -> Shape | None:
         """Read one item: a relation, a set, a group, a ratio, words, or a quantity."""

@@ -32,8 +32,8 @@ from magicrl_verifiers.maths.answers import (
 )
 from magicrl_verifiers.maths.equality import linear, number_value, quadratic, same_value
 from magicrl_verifiers.maths.formulas import parse
-from magicrl_verifiers.maths.lexer import Token
 from magicrl_verifiers.maths.literals import word_set
+from magicrl_verifiers.maths.notation import Token
 from magicrl_verifiers.maths.phrases import depths, split_at
 from magicrl_verifiers.maths.quantities import added
 
@@ -567,7 +567,7 @@ def _unequal(parts: Sequence[Expr]) -> RealSet | None:
     return None
 
 
-def joined(items: Sequence[Shape], separators: Sequence[str], *, trusted: bool) -> Shape | None:
+def join_items(items: Sequence[Shape], separators: Sequence[str], *, trusted: bool) -> Shape | None:
     """Join the items of a list: a union of sets of numbers, several answers, or one name with several values."""
     if len(items) > 1 and (apart := unequal(items[0], items[1:])) is not None:
         return apart
